@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import re
 import shutil
 import subprocess
@@ -11,11 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 from edge_server.cli.main import main
-from tests.e2e.conftest import Repository, add_sub_model, clean_environment
-from tests.e2e.yolo_exports import ULTRALYTICS, detect, export, names
+from tests.e2e.conftest import COMMAND, Repository, add_sub_model, clean_environment, finish
+from tests.e2e.yolo_exports import SIDE, ULTRALYTICS, detect, export, names
 
 pytest.importorskip("cv2")
 
@@ -79,6 +84,86 @@ def test_the_printed_request_to_a_tabular_model_works_as_printed(
     assert eventually(lambda: server.get("/v2/models/table/ready")[0] == 200)
     done = subprocess.run(["bash", "-c", command], capture_output=True, env=clean_environment(), timeout=60, check=True)
     assert {output["name"] for output in json.loads(done.stdout)["outputs"]} == {"OUTPUT0", "OUTPUT1"}
+
+
+def export_of_unknown_training() -> onnx.ModelProto:
+    """Return a detector without metadata that sees its boxes in smooth pictures from 0 to 1, and nothing in noise."""
+    answer = detect()[None].astype(np.float32)
+    is_score = np.zeros((1, answer.shape[1], 1), np.float32)
+    is_score[:, 4:] = 1
+    constants = {
+        "answer": answer, "is_score": is_score, "is_box": 1 - is_score, "eight": np.float32(8), "one": np.float32(1),
+        "zero": np.float32(0), "start": np.array([1], np.int64), "end": np.array([SIDE], np.int64),
+        "from": np.array([0], np.int64), "to": np.array([SIDE - 1], np.int64), "axis": np.array([3], np.int64),
+    }  # fmt: skip
+    make = helper.make_node
+    graph = helper.make_graph(
+        [
+            make("Slice", ["images", "start", "end", "axis"], ["right"]),
+            make("Slice", ["images", "from", "to", "axis"], ["left"]),
+            make("Sub", ["right", "left"], ["step"]),
+            make("Abs", ["step"], ["size"]),
+            make("ReduceMean", ["size"], ["mean"], axes=[1, 2, 3], keepdims=0),
+            make("Mul", ["mean", "eight"], ["roughness"]),
+            make("Sub", ["one", "roughness"], ["open"]),
+            make("Clip", ["open", "zero", "one"], ["smoothness"]),
+            make("Mul", ["is_score", "smoothness"], ["scaled"]),
+            make("Add", ["scaled", "is_box"], ["factor"]),
+            make("Mul", ["answer", "factor"], ["output0"]),
+        ],
+        "detector",
+        [helper.make_tensor_value_info("images", TensorProto.FLOAT, [1, 3, SIDE, SIDE])],
+        [helper.make_tensor_value_info("output0", TensorProto.FLOAT, answer.shape)],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
+    )
+    return finish(graph)
+
+
+def test_a_layout_that_alone_sees_something_is_chosen_and_the_doubts_are_written(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(folder / "bare.onnx", export_of_unknown_training())
+    assert main(["add", "bare.onnx"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"kind    yolov8 detect, 3 classes; rgb, scale 1/255\nchosen  the file does not say it", said), (
+        said
+    )
+    assert re.search(r"picture 0 0\.[67]\d at .*\nnoise   0 detections", said)
+    config = (folder / "model_repository/bare/config.pbtxt").read_text()
+    assert '\nparameters { key: "image_scale" value { string_value: "1/255" } }' in config
+    assert "# Not proven: the class names are unknown." in config
+    assert "# Not chosen:" in config
+    assert "bgr, scale 1/255: it sees 0 0." in config
+
+
+def test_what_is_not_decided_is_written_as_comments(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save(folder / "bare.onnx", export(detect(), {}))  # It sees its boxes in noise, too.
+    assert main(["add", "bare.onnx"]) == 0
+    said = capsys.readouterr().out
+    assert "kind    not certain" in said
+    assert "Not decided: config.pbtxt has them as comments" in said
+    config = (folder / "model_repository/bare/config.pbtxt").read_text()
+    assert '\n# parameters { key: "detection_head" value { string_value: "yolov8" } }' in config
+    assert '# output { name: "output0" label_filename: "labels.txt" }' in config
+    assert "parameters" not in {line.partition(" ")[0] for line in config.splitlines()}
+
+
+def test_on_a_terminal_the_user_chooses(folder: Path) -> None:
+    save(folder / "bare.onnx", export(detect(), {}))
+    terminal, end = pty.openpty()
+    with subprocess.Popen([COMMAND, "add", "bare.onnx"], stdin=end, stdout=end, stderr=end, cwd=folder) as process:
+        os.close(end)
+        said = b""
+        with contextlib.suppress(OSError):  # Linux reports the end of a terminal as an error.
+            while chunk := os.read(terminal, 4096):
+                said += chunk
+                if said.endswith(b"0 for none: "):
+                    os.write(terminal, b"7\n" if said.count(b"Which one") == 1 else b"1\n")
+    os.close(terminal)
+    assert process.returncode == 0, said.decode()
+    assert said.count(b"Which one is it? 1, 0 for none: ") == 2
+    config = (folder / "model_repository/bare/config.pbtxt").read_text()
+    assert '\nparameters { key: "detection_head" value { string_value: "yolov8" } }' in config
 
 
 def test_without_options_the_repository_is_made_in_the_current_folder(folder: Path) -> None:

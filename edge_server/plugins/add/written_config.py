@@ -4,12 +4,12 @@ comments."""
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.errors import ServingFault
-from edge_server.plugins.add.proposal import Proposal
+from edge_server.plugins.add.picture_trial import Reading
 from edge_server.plugins.vision import image_parameters
 from edge_server.plugins.vision.outputs import output_parameters
 from edge_server.repository.pbtxt import parse_text
@@ -25,34 +25,41 @@ def write_config(
     folder: Path,
     spec: ModelSpec,
     backend: str,
-    chosen: Proposal | None,
-    others: Sequence[tuple[Proposal, str]],
+    chosen: Reading | None,
+    readings: Sequence[Reading],
     remarks: Sequence[str],
 ) -> None:
-    """Write config.pbtxt, and the labels of the chosen proposal, into the folder of a new model.
+    """Write config.pbtxt, and the labels of the chosen layout, into the folder of a new model.
 
-    `backend` is empty if the files decide it. `others` are proposals that were not chosen, each with what speaks for or
-    against it. `remarks` come first. Raises OSError.
+    `backend` is empty if the files decide it. The other `readings` are written as comments. `remarks` come first.
+    Raises OSError.
     """
-    lines = [*_comments(remarks), *_comments(_tensors(spec)), ""]
-    if backend:
-        lines += [f"backend: {_quoted(backend)}"]
+    parameters = chosen.match.parameters if chosen is not None else {}
+    lines = [*_comments(remarks), *_comments(_tensors(spec))]
+    lines += ["", f"backend: {_quoted(backend)}"] if backend else []
     if chosen is not None:
-        lines += [*_comments([f"{chosen.title}: {chosen.evidence}."]), *_parameters(chosen.parameters)]
-        lines += _labels(folder, spec, chosen)
-        if "detection_head" in chosen.parameters:
-            lines += ["", *_comments(["Often changed:"])]
-            more = {key: text for key, text in _OFTEN_CHANGED.items() if key not in chosen.parameters}
-            lines += [f"# {line}" for line in _parameters(more)]
-    if others:
-        rest = "Not chosen" if chosen is not None else "Not decided: remove the '# ' before the parameters of one"
-        lines += ["", *_comments([f"{rest}."])]
-    for number, (proposal, verdict) in enumerate(others, 1):
-        lines += ["#", *_comments([f"{number}. {proposal.title}: {verdict}"])]
-        lines += [f"# {_parameter(key, text)}" for key, text in proposal.parameters.items()]
+        lines += ["", *_comments([f"{chosen.title}: {chosen.match.evidence}."])]
+        if not chosen.match.is_certain:
+            lines += _comments([f"Tried: {chosen.describe()}."])
+        lines += _comments(f"Not proven: {doubt}." for doubt in chosen.match.doubts)
+        lines += [*_parameters(parameters), *_labels(folder, spec, chosen)]
+        if "detection_head" in parameters:
+            more = {key: text for key, text in _OFTEN_CHANGED.items() if key not in parameters}
+            lines += ["", "# Often changed:", *_as_comments(_parameters(more))]
+    others = [reading for reading in readings if reading is not chosen and reading.is_shown]
+    if others and chosen is None:
+        lines += ["", *_comments(["NOT DECIDED. Remove the '# ' before the parameters of one of these:"])]
+    elif others:
+        lines += ["", *_comments(["Not chosen:"])]
+    for number, reading in enumerate(others, 1):
+        lines += ["#", *_comments([f"{number}. {reading.title}: {reading.describe()}"])]
+        lines += [f"# {_parameter(key, text)}" for key, text in reading.match.parameters.items()]
+    if chosen is None and others:
+        lines += ["#", *_comments(["Names of the classes come from a file beside this one, one a line:"])]
+        lines += [f'# output {{ name: {_quoted(item.name)} label_filename: "{LABELS}" }}' for item in spec.outputs]
     text = "\n".join(lines) + "\n"
     given = {key: value.string_value for key, value in parse_text(text.encode(), spec.name).parameters.items()}
-    if given != dict(chosen.parameters if chosen is not None else {}):
+    if given != dict(parameters):
         raise ServingFault(f"model '{spec.name}': the configuration does not survive being written as text")
     (folder / "config.pbtxt").write_text(text, "utf-8")
 
@@ -82,10 +89,15 @@ def _parameter(key: str, text: str) -> str:
     return f"parameters {{ key: {_quoted(key)} value {{ string_value: {_quoted(text)} }} }}"
 
 
-def _labels(folder: Path, spec: ModelSpec, chosen: Proposal) -> Iterator[str]:
+def _as_comments(lines: Iterable[str]) -> Iterator[str]:
+    for line in lines:
+        yield line if line.startswith("#") else f"# {line}"
+
+
+def _labels(folder: Path, spec: ModelSpec, chosen: Reading) -> Iterator[str]:
     """Write the label files, and yield the lines that name them."""
     files: dict[str, str] = {}
-    for number, (output, labels) in enumerate((item for item in chosen.labels.items() if item[1]), 1):
+    for number, (output, labels) in enumerate((item for item in chosen.match.labels.items() if item[1]), 1):
         files[output] = LABELS if number == 1 else f"labels_{number}.txt"
         (folder / files[output]).write_text("".join(f"{label}\n" for label in labels), "utf-8")
     if not files:
@@ -97,7 +109,7 @@ def _labels(folder: Path, spec: ModelSpec, chosen: Proposal) -> Iterator[str]:
         yield f"output {{ name: {_quoted(item.name)}{label} }}"
 
 
-def _comments(texts: Sequence[str] | Iterator[str]) -> Iterator[str]:
+def _comments(texts: Iterable[str]) -> Iterator[str]:
     for text in texts:
         clean = "".join(char if char.isprintable() else " " for char in text)
         indent = " " * (len(clean) - len(clean.lstrip()))

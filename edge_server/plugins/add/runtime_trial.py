@@ -5,6 +5,7 @@ The processes are those of `edge-server optimize`, which also tries other precis
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +26,7 @@ _LIMITS = ChildLimits(answer_s=120.0, open_s=120.0, floor_bytes=128 << 20)
 class RuntimeTrial(NamedTuple):
     """Result of one runtime. `times_ms` are empty if it failed, for the `reason`.
 
-    `outputs` are those for the samples, empty for samples that were made up.
+    `outputs` are those for the samples, empty for samples that were made up. The first one that works has them all.
     """
 
     backend: str
@@ -36,6 +37,10 @@ class RuntimeTrial(NamedTuple):
     times_ms: Sequence[float]
     outputs: Sequence[Tensors]
     reason: str
+
+    @property
+    def median_ms(self) -> float:
+        return statistics.median(self.times_ms)
 
 
 def try_runtimes(
@@ -59,11 +64,11 @@ def try_runtimes(
         if _is_natural(trial.candidate):
             chosen.setdefault(trial.candidate.runtime, trial)
     path = scratch / "samples.npz"
-    if samples:
-        save_tensors(path, samples)
     ordered = sorted(chosen.values(), key=lambda trial: trial.candidate.runtime != first)
-    found = []
+    found: list[RuntimeTrial] = []
     for number, trial in enumerate(ordered):
+        if samples:  # the outputs of one runtime are enough
+            save_tensors(path, samples[:1] if any(item.outputs for item in found) else samples)
         try:
             tried = _run(trial, path, scratch / f"outputs-{number}.npz", has_samples=bool(samples))
         finally:

@@ -1,0 +1,112 @@
+"""Addition of a model to a repository: copies it, looks into it, tries it, writes its configuration, moves it into
+place."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from edge_server.core.model_spec import ModelSpec
+from edge_server.errors import InvalidRequest, LoadError
+from edge_server.plugins.add.new_model import NewModelFiles, copy_files, move_into_place, staging_folder
+from edge_server.plugins.add.picture_trial import PictureTrial, Reading
+from edge_server.plugins.add.runtime_trial import RuntimeTrial, try_runtimes
+from edge_server.plugins.add.written_config import write_config
+from edge_server.repository.resolve_version import ResolveOptions, resolve
+from edge_server.repository.scan import Scanner
+
+_MUCH_FASTER = 0.8
+"""Ratio of times below which a runtime is named as the faster one."""
+_MIN_TIME_MS = 1.0
+"""Time below which other work of a request takes longer than the model, so that runtimes are not compared."""
+
+
+class TriedModel(NamedTuple):
+    """A new model, the layouts that it may have with what each sees, and the times of each runtime.
+
+    `notes` say why something was not recognised or not tried.
+    """
+
+    files: NewModelFiles
+    spec: ModelSpec
+    readings: Sequence[Reading]
+    trials: Sequence[RuntimeTrial]
+    notes: Sequence[str]
+
+    @property
+    def faster_backend(self) -> str:
+        """The backend that was faster than the default one by a fifth or more, or ""."""
+        measured = [item for item in self.trials if item.times_ms]
+        fastest = min(measured, key=lambda item: item.median_ms, default=None)
+        default_ms = next((item.median_ms for item in measured if item.backend == self.spec.backend), 0.0)
+        is_faster = fastest is not None and fastest.median_ms < default_ms * _MUCH_FASTER and default_ms > _MIN_TIME_MS
+        return fastest.backend if fastest is not None and is_faster else ""
+
+
+def add_model(
+    files: NewModelFiles,
+    name: str,
+    repository: Path,
+    picture: Path,
+    settings: Mapping[str, Mapping[str, str]],
+    choose: Callable[[TriedModel], Reading | None],
+) -> tuple[TriedModel, Reading | None, Path]:
+    """Add a model to a repository. Return what was found, the chosen layout, and the model's folder. *Blocking* for
+    seconds.
+
+    `settings` are the server's for each backend. `choose` returns the layout to configure, None for none. Raises
+    AlreadyExists for a name in use, LoadError if no runtime opens the model, and InvalidRequest for a picture or a
+    repository that cannot be used. Then nothing is left behind.
+    """
+    with staging_folder(repository) as staging, tempfile.TemporaryDirectory(prefix="edge-add-") as scratch:
+        folder = copy_files(files, staging / name)
+        tried = _try_model(files, folder, picture, settings, Path(scratch))
+        chosen = choose(tried)
+        write_config(folder, tried.spec, files.backend, chosen, tried.readings, _remarks(tried))
+        _resolve(folder)  # what was written must load
+        return tried, chosen, move_into_place(folder, repository)
+
+
+def _try_model(
+    files: NewModelFiles, folder: Path, picture: Path, settings: Mapping[str, Mapping[str, str]], scratch: Path
+) -> TriedModel:
+    spec, metadata = _resolve(folder)
+    if spec.is_decoupled:  # a language model: no request tells how fast it is
+        return TriedModel(files, spec, (), (), ())
+    trial = PictureTrial(spec, metadata, picture)
+    notes = [trial.note] if trial.note else []
+    trials: Sequence[RuntimeTrial] = ()
+    try:
+        trials = try_runtimes(folder.parent, folder.name, spec.backend, trial.samples, settings, scratch)
+    except InvalidRequest as error:  # a Python model
+        notes.append(f"not tried: {error.message}")
+    outputs = next((item.outputs for item in trials if item.outputs), ())
+    return TriedModel(files, spec, trial.evaluate(outputs), trials, notes)
+
+
+def _resolve(folder: Path) -> tuple[ModelSpec, Mapping[str, str]]:
+    """Return the specification of the model in a folder, and the metadata of its file. Raises LoadError."""
+    found: dict[str, str] = {}
+
+    def keep_metadata(spec: ModelSpec, metadata: Mapping[str, str]) -> None:
+        found.update(metadata)
+
+    model = Scanner([folder.parent]).find(folder.name)
+    if model is None:
+        raise LoadError(f"'{folder}' was removed while it was read")
+    return resolve(model, 1, ResolveOptions(recognisers=(keep_metadata,))).spec, found
+
+
+def _remarks(tried: TriedModel) -> list[str]:
+    lines = [
+        f"Written by `edge-server add {tried.files.path.name}` on {time.strftime('%Y-%m-%d')}. Change it as you like: "
+        "a server that watches the repository loads it again."
+    ]
+    measured = sorted((item for item in tried.trials if item.times_ms), key=lambda item: item.median_ms)
+    lines += [f"  {item.runtime}, {item.precision}: {item.median_ms:.3g} ms for one run here" for item in measured]
+    if tried.faster_backend:
+        lines.append(f'backend: "{tried.faster_backend}" would choose it; {tried.spec.backend} is the default.')
+    return lines

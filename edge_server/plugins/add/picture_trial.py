@@ -1,0 +1,243 @@
+"""Test of the layouts that a new model may have: what each of them sees in a picture and in noise.
+
+A model whose layout is not certain is also tried with other scales and orders of the colours, which no file states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from edge_server.core.model_spec import ModelSpec, Recognised
+from edge_server.errors import EdgeServerError
+from edge_server.plugins.tuning.trial.tensor_files import Tensors
+from edge_server.plugins.vision.detector_sample_check import check_layout
+from edge_server.plugins.vision.exporters.exported_metadata import UnfitMetadataError
+from edge_server.plugins.vision.image_plan import ImagePlan, make_image_plan
+from edge_server.plugins.vision.layouts import LayoutMatch, candidates, find_stated_layout
+from edge_server.plugins.vision.outputs.box_candidates import NetworkSize
+from edge_server.plugins.vision.perception import Perception, PerceptionDecoder, make_perception_decoder
+from edge_server.plugins.vision.resize import Color, FittedPicture
+from edge_server.protocol.frame_messages import Returns
+
+NOISE_SIZE = (480, 640)
+MAX_SEEN = 5
+"""Maximum number of detections and classes in a text."""
+_SCALES: Sequence[Mapping[str, str]] = (
+    {"image_scale": "1/255"},
+    {"image_scale": "1"},
+    {"image_scale": "1/255", "image_mean": "0.485,0.456,0.406", "image_stddev": "0.229,0.224,0.225"},
+    {"image_scale": "1", "image_mean": "127.5", "image_stddev": "127.5"},
+)
+"""Usual scales: 0 to 1, 0 to 255, by the mean and deviation of ImageNet's pictures, and -1 to 1."""
+_COLORS = ("rgb", "bgr")
+MIN_SCORE = 0.4
+"""Least score of something in the picture that speaks for a layout."""
+MIN_RATIO = 2.0
+"""Least ratio of that score to the best one of other layouts."""
+MAX_RATIO = 1.25
+"""Greatest ratio of the score with another scale to that with the usual one. Networks see much at a wrong scale."""
+
+
+class TrialFinding(NamedTuple):
+    """What a model sees in a picture and in noise if it has a layout. None: not tried.
+
+    `problems` are reasons why the layout may be wrong. It `is_possible` unless one of them is certain.
+    """
+
+    picture: Perception | None = None
+    noise: Perception | None = None
+    problems: tuple[str, ...] = ()
+    is_possible: bool = True
+
+
+class Reading(NamedTuple):
+    """A layout with one scale and colour order. `is_usual`: with those that models of the layout usually have."""
+
+    match: LayoutMatch
+    is_usual: bool
+    finding: TrialFinding
+
+    @property
+    def title(self) -> str:
+        parameters = self.match.parameters
+        if self.match.is_certain or "image_color" not in parameters:
+            return self.match.title
+        mean, stddev = (
+            f", {key.removeprefix('image_')} {parameters[key]}" if key in parameters else ""
+            for key in ("image_mean", "image_stddev")
+        )
+        scale = parameters.get("image_scale", "1")
+        return f"{self.match.title}; {parameters['image_color']}, scale {scale}{mean}{stddev}"
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether it may be the right one, and not only a variant that saw nothing."""
+        is_classifier = self.class_score > 0 and self.match.parameters.get("image_color") == _COLORS[0]
+        return self.finding.is_possible and (self.is_usual or self.score > 0 or is_classifier)
+
+    def describe(self) -> str:
+        """Return what speaks for or against it."""
+        if self.finding.picture is None:
+            return "; ".join(self.finding.problems) or "not tried"
+        return "; ".join((f"it sees {describe_seen(self.finding.picture)}", *self.finding.problems))
+
+    @property
+    def class_score(self) -> float:
+        """The score of the best class of the picture, 0 if there is none or it is no probability."""
+        seen = self.finding.picture
+        best = max((item.score for item in seen.classes), default=0.0) if seen is not None else 0.0
+        return best if 0 <= best <= 1 else 0.0
+
+    @property
+    def score(self) -> float:
+        """The best score in the picture, 0 if that is no evidence: if the layout may be wrong, or sees as much in
+        noise."""
+        seen, noise = self.finding.picture, self.finding.noise
+        if seen is None or noise is None or self.finding.problems or len(noise.detections) >= len(seen.detections):
+            return 0.0
+        return max((item.score for item in seen.detections), default=0.0)
+
+
+class PictureTrial:
+    """Trial of all layouts that fit a model. `note` says why metadata of a known exporter do not fit, or is empty.
+
+    `samples` are the inputs on which to run the model; `evaluate` takes its outputs.
+    """
+
+    def __init__(self, spec: ModelSpec, metadata: Mapping[str, str], picture: Path) -> None:
+        """Raises InvalidRequest for a picture that cannot be read, and Unsupported without OpenCV."""
+        self.note = ""
+        try:
+            find_stated_layout(spec, metadata)
+        except UnfitMetadataError as error:
+            self.note = str(error)
+        self._spec = spec
+        self._readings = [reading for match in candidates(spec, metadata) for reading in _variants(match)]
+        self._inputs: dict[tuple[tuple[str, str], ...], _FittedSamples] = {}
+        for reading in self._readings:
+            key = _image_parameters(reading.match)
+            if key not in self._inputs:
+                images = make_image_plan(_with_match(spec, reading.match))
+                if images is not None and images.color is not Color.DEPTH:
+                    self._inputs[key] = _FittedSamples.make(spec.name, images, picture)
+
+    @property
+    def samples(self) -> list[Tensors]:
+        return [sample for fitted in self._inputs.values() for sample in fitted.samples]
+
+    def evaluate(self, outputs: Sequence[Tensors]) -> list[Reading]:
+        """Return the layouts with what they make of the outputs for `samples`, the likeliest first.
+
+        Without outputs they are not tried."""
+        pairs = dict(zip(self._inputs, zip(outputs[::2], outputs[1::2], strict=True), strict=False))
+        found = []
+        for reading in self._readings:
+            key = _image_parameters(reading.match)
+            if key in pairs:
+                reading = reading._replace(finding=self._find(reading.match, self._inputs[key], pairs[key]))
+            found.append(reading)
+        return sorted(found, key=lambda reading: (reading.score, reading.class_score), reverse=True)
+
+    def _find(self, match: LayoutMatch, fitted: _FittedSamples, outputs: tuple[Tensors, Tensors]) -> TrialFinding:
+        spec = _with_match(self._spec, match)
+        decoder = make_perception_decoder(spec)
+        if decoder is None:
+            return TrialFinding()
+        item = 0 if spec.max_batch_size > 0 else None
+        try:
+            picture, noise = (
+                decoder.decode(given, item, fit, _wanted(decoder), model=spec.name)
+                for given, fit in zip(outputs, fitted.fits, strict=True)
+            )
+            impossible, doubtful = _problems(spec, fitted.images, decoder, outputs[0], item)
+        except EdgeServerError as error:
+            return TrialFinding(problems=(error.message,), is_possible=False)
+        return TrialFinding(picture, noise, (*impossible, *doubtful), is_possible=not impossible)
+
+
+class _FittedSamples(NamedTuple):
+    """A picture and noise as inputs of a model."""
+
+    images: ImagePlan
+    samples: tuple[Tensors, Tensors]
+    fits: tuple[FittedPicture, FittedPicture]
+
+    @classmethod
+    def make(cls, model: str, images: ImagePlan, picture: Path) -> _FittedSamples:
+        noise = np.random.default_rng(2026).integers(0, 256, (*NOISE_SIZE, 3), np.uint8)
+        seen, picture_fit = images.fit_file(picture.read_bytes(), model=model)
+        unseen, noise_fit = images.fit(noise, Color.BGR, model=model)
+        return cls(images, ({seen.name: seen.array}, {unseen.name: unseen.array}), (picture_fit, noise_fit))
+
+
+def describe_seen(seen: Perception) -> str:
+    """Return the best of what was seen, with scores and places, or "nothing"."""
+    found = [
+        f"{item.label or item.class_index} {item.score:.2f} at {item.x_min:.0f},{item.y_min:.0f} to "
+        f"{item.x_max:.0f},{item.y_max:.0f}"
+        for item in seen.detections
+    ]
+    found += [f"{item.label or item.index} {item.score:.2f}" for item in seen.classes]
+    if seen.mask is not None:
+        found.append(f"a mask of {seen.mask.width}x{seen.mask.height}")
+    rest = f" and {len(found) - MAX_SEEN} more" if len(found) > MAX_SEEN else ""
+    return "; ".join(found[:MAX_SEEN]) + rest if found else "nothing"
+
+
+def decide(readings: Sequence[Reading]) -> Reading | None:
+    """Return the layout that is certain, or the usual reading of the one that alone sees something in the picture; None
+    if there is none."""
+    certain = [reading for reading in readings if reading.match.is_certain]
+    if certain:
+        return certain[0] if len(certain) == 1 else None
+    best = max(readings, key=lambda reading: reading.score, default=None)
+    if best is None or best.score < MIN_SCORE:
+        return None
+    if any(reading.score * MIN_RATIO > best.score for reading in readings if reading.match.layout != best.match.layout):
+        return None
+    usual = next(reading for reading in readings if reading.is_usual and reading.match.layout == best.match.layout)
+    return usual if best.score <= usual.score * MAX_RATIO else None
+
+
+def _variants(match: LayoutMatch) -> Iterator[Reading]:
+    yield Reading(match, True, TrialFinding())
+    parameters = match.parameters
+    if match.is_certain or parameters.get("image_color") not in _COLORS:
+        return
+    keys = ("image_scale", "image_mean", "image_stddev", "image_color")
+    others = {key: text for key, text in parameters.items() if key not in keys}
+    for scale in _SCALES:
+        for color in _COLORS:
+            changed = {**scale, "image_color": color, **others}
+            if changed != parameters:
+                yield Reading(match._replace(parameters=changed), False, TrialFinding())
+
+
+def _image_parameters(match: LayoutMatch) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(item for item in match.parameters.items() if "image_" in item[0]))
+
+
+def _with_match(spec: ModelSpec, match: LayoutMatch) -> ModelSpec:
+    return replace(spec, recognised=Recognised(match.parameters, match.labels, ""))
+
+
+def _wanted(decoder: PerceptionDecoder) -> Returns:
+    what = decoder.what
+    return what if decoder.detections is None else replace(what, top_k=0)
+
+
+def _problems(
+    spec: ModelSpec, images: ImagePlan, decoder: PerceptionDecoder, outputs: Tensors, item: int | None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what is impossible, and what is doubtful, about the answer of a detector."""
+    if decoder.detections is None:
+        return (), ()
+    arrays = decoder.detections.select(outputs, item, model=spec.name)
+    size = NetworkSize(images.rule.width, images.rule.height)
+    findings = check_layout(decoder.detections.declaration, size, arrays)
+    return findings.impossible, findings.doubtful

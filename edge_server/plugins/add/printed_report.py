@@ -1,0 +1,137 @@
+"""Report of `edge-server add` in the terminal: what a new model is, what it sees, how fast it is, and what to do
+next."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+from edge_server.cli.console import clean, render
+from edge_server.core.model_spec import InputSpec, ModelSpec
+from edge_server.core.tensor import DType
+from edge_server.plugins.add.add_model import TriedModel
+from edge_server.plugins.add.picture_trial import MAX_SEEN, Reading, describe_seen
+from edge_server.plugins.add.runtime_trial import RuntimeTrial
+from edge_server.plugins.add.written_config import describe_tensor
+
+_WIDTH = 80
+_MAX_INLINE_ELEMENTS = 16
+"""Maximum number of elements of an input that are written out in a curl command."""
+_URL = "http://127.0.0.1:8000"
+
+
+def say(text: str, title: str = "") -> None:
+    """Print a text, wrapped to 80 columns, behind a title."""
+    lines = textwrap.wrap(clean(text), _WIDTH - 8 * bool(title), break_on_hyphens=False)
+    for number, line in enumerate(lines):
+        print(f"{title if number == 0 else '':8}{line}" if title else line)
+
+
+def print_report(tried: TriedModel, shown: Sequence[Reading], chosen: Reading | None) -> None:
+    """Print what was found. `shown` are the layouts to choose from if `chosen` is None."""
+    spec = tried.spec
+    say(f"{tried.files.path.name}: {tried.files.size_bytes / 1e6:.1f} MB, opened by {spec.backend}")
+    if spec.is_decoupled:
+        say("a language model", "kind")
+    else:
+        for title, tensors in (("input", spec.inputs), ("output", spec.outputs)):
+            for tensor in tensors:
+                say(describe_tensor(tensor, spec.max_batch_size), title)
+    for note in tried.notes:
+        say(note, "note")
+    if chosen is not None:
+        say(chosen.title, "kind")
+        if not chosen.match.is_certain:
+            say("the file does not say it, but this layout alone sees something in the picture", "chosen")
+        _print_evidence(chosen)
+        _print_finding(chosen)
+    elif shown:
+        say("not certain, as the file does not say it; it may be one of these", "kind")
+    explained: set[str] = set()
+    for number, reading in enumerate(shown, 1) if chosen is None else ():
+        print()
+        say(reading.title, f"{number}")
+        if reading.match.layout not in explained:
+            _print_evidence(reading)
+        explained.add(reading.match.layout)
+        _print_finding(reading)
+    _print_trials(tried.trials)
+    if tried.faster_backend:
+        say(f'{tried.faster_backend} was faster here: backend: "{tried.faster_backend}" in config.pbtxt chooses it')
+
+
+def _print_evidence(reading: Reading) -> None:
+    say(reading.match.evidence, "because")
+    for doubt in reading.match.doubts:
+        say(doubt, "unsure")
+    for labels in reading.match.labels.values():
+        rest = f" ... {len(labels)} in all" if len(labels) > MAX_SEEN else ""
+        say(f"{', '.join(labels[:MAX_SEEN])}{rest}", "labels")
+
+
+def _print_finding(reading: Reading) -> None:
+    picture, noise = reading.finding.picture, reading.finding.noise
+    if picture is not None and noise is not None:
+        say(describe_seen(picture), "picture")
+        if picture.detections or noise.detections:
+            scores = [item.score for item in noise.detections]
+            say(f"{len(scores)} detections" + (f", the best {max(scores):.2f}" if scores else ""), "noise")
+    for problem in reading.finding.problems:
+        say(problem, "problem")
+
+
+def _print_trials(trials: Sequence[RuntimeTrial]) -> None:
+    rows = [
+        (item.runtime, item.device, item.precision, f"{item.load_ms:.0f}", f"{item.median_ms:.3g}")
+        for item in trials
+        if item.times_ms
+    ]
+    if rows:
+        print()
+        print(render(("RUNTIME", "DEVICE", "PRECISION", "LOAD MS", "RUN MS"), rows, sys.stdout))
+        print()
+    for item in trials:
+        if item.reason:
+            say(f"{item.backend}: {item.reason}")
+
+
+def print_next_steps(spec: ModelSpec, chosen: Reading | None, folder: Path) -> None:
+    """Print how to serve and to ask a model that is in its place."""
+    say(f"wrote {folder}")
+    print(f"\nServe it:\n  edge-server serve --model-repository={shlex.quote(str(folder.parent))}")
+    name = shlex.quote(spec.name)
+    if chosen is not None:
+        print(f"Ask it:\n  curl --data-binary @picture.jpg {_URL}/edge/v1/models/{name}/perception")
+    elif spec.is_decoupled:
+        print(f"Talk to it:\n  edge-server chat {name}")
+    else:
+        print(f"Ask it:\n  {_curl(spec, f'{_URL}/v2/models/{name}/infer')}")
+
+
+def _curl(spec: ModelSpec, url: str) -> str:
+    """Return a command that sends zeros, or empty texts, with free dimensions of 1."""
+    given = [item for item in spec.inputs if not item.is_optional]
+    shapes = [[*((1,) if spec.max_batch_size > 0 else ()), *map(abs, item.dims)] for item in given]
+    heads = [
+        {"name": item.name, "datatype": item.dtype.value, "shape": shape}
+        for item, shape in zip(given, shapes, strict=True)
+    ]
+    counts = list(map(math.prod, shapes))
+    if max(counts, default=0) <= _MAX_INLINE_ELEMENTS:
+        inputs = [{**head, "data": [_zero(item)] * n} for head, item, n in zip(heads, given, counts, strict=True)]
+        return f"curl {url} --data {shlex.quote(json.dumps({'inputs': inputs}))}"
+    texts = [
+        f'{{**{json.dumps(head)}, "data": [{_zero(item)!r}] * {n}}}'
+        for head, item, n in zip(heads, given, counts, strict=True)
+    ]
+    program = f'import json; print(json.dumps({{"inputs": [{", ".join(texts)}]}}))'
+    return f"python3 -c {shlex.quote(program)} |\n  curl {url} --data @-"
+
+
+def _zero(item: InputSpec) -> object:
+    return {DType.BYTES: "", DType.BOOL: False}.get(item.dtype, 0)
