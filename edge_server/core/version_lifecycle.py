@@ -15,8 +15,8 @@ from edge_server.errors import LoadError
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-SampleRun: TypeAlias = Callable[[Tensor], "Mapping[str, npt.NDArray[Any]]"]
-"""Runs a model once with one input of one row, and returns its outputs. Raises EdgeServerError."""
+SampleRun: TypeAlias = Callable[[Mapping[str, Tensor]], "Mapping[str, npt.NDArray[Any]]"]
+"""Runs a model once with inputs of one row, and returns its outputs. Raises EdgeServerError."""
 
 OutputCheck: TypeAlias = Callable[[SampleRun | None], tuple[str, ...]]
 """Checks what a model answers before it serves. Returns warnings; raises LoadError for a model that must not serve.

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from threading import get_ident
 
@@ -58,8 +58,8 @@ class LoopDispatch:
             receiver(response)
 
 
-async def run_model(handle: Handle, dispatch: LoopDispatch, tensor: Tensor) -> Response:
-    """Run a model, and no variant of it, on one input tensor. Return its first response; raise its error."""
+async def run_model(handle: Handle, dispatch: LoopDispatch, inputs: Mapping[str, Tensor]) -> Response:
+    """Run a model, and no variant of it, on these inputs. Return its first response; raise its error."""
     done: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
 
     def receive(response: Response) -> None:
@@ -70,7 +70,7 @@ async def run_model(handle: Handle, dispatch: LoopDispatch, tensor: Tensor) -> R
         elif response.is_final:
             done.set_exception(ServingFault(f"model '{handle.spec.name}' sent no response"))
 
-    request = Request(model=handle.spec.name, inputs={tensor.name: tensor})
+    request = Request(model=handle.spec.name, inputs=dict(inputs))
     ticket = handle.submit(request, partial(dispatch.deliver, receive), may_stand_in=False)
     try:
         response = await done

@@ -43,6 +43,7 @@ from tests.e2e.yolo_exports import (
 
 EXPORTS: dict[str, tuple[np.ndarray, dict[str, str]]] = {
     "detect": (detect(), {}),
+    "transposed": (detect().T, {"head": "Detect"}),
     "end2end": (final_rows(), {"end2end": "True"}),
     "end2end_unstated": (final_rows(), {"version": "8.2.46", "end2end": ""}),
     "rtdetr": (rtdetr(), {"version": "8.3.0", "end2end": ""}),
@@ -81,6 +82,7 @@ def server(serve: Any, module_repository: Repository) -> Iterator[Any]:
     add("dynamic", model=export(detect(), ULTRALYTICS, is_dynamic=True))
     persons = ULTRALYTICS | {"task": "pose", "names": names(NAMES[:1]), "kpt_shape": "[2, 3]"}
     add("pose", model=export(pose(), persons))
+    add("pose_xy", model=export(pose(values=2), persons | {"kpt_shape": "[2, 2]"}))
     add("pose_end2end", model=export(final_pose_rows(), persons | {"end2end": "True"}))
     add("obb", TRACKED, model=export(obb(), ULTRALYTICS | {"task": "obb"}))
     add("obb_end2end", model=export(final_obb_rows(), ULTRALYTICS | {"task": "obb", "end2end": "True"}))
@@ -131,12 +133,13 @@ def test_boxes_and_labels_of_an_export_without_configuration(server: Any, pictur
     assert "recognised by its metadata: yolo detect, 3 classes" in notes(server, model)
 
 
-@pytest.mark.parametrize("model", ["pose", "pose_end2end"])
+@pytest.mark.parametrize("model", ["pose", "pose_xy", "pose_end2end"])
 def test_keypoints_of_a_pose_export(server: Any, picture: bytes, model: str) -> None:
     detections = perceive(server, model, picture)["detections"]
     check_boxes(detections, NAMES[:1])
     for seen, point in zip(detections[0]["keypoints"], POINTS, strict=True):
-        assert seen == [pytest.approx(point[0], abs=1), pytest.approx(point[1], abs=1), pytest.approx(point[2])]
+        score = 1.0 if model == "pose_xy" else point[2]
+        assert seen == [pytest.approx(point[0], abs=1), pytest.approx(point[1], abs=1), pytest.approx(score)]
     assert "recognised by its metadata: yolo pose, 1 class, 2 keypoints" in notes(server, model)
 
 

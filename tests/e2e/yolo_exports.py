@@ -56,10 +56,11 @@ def detect() -> np.ndarray:
     return spread(np.concatenate((centred(), scores()), axis=1), CELLS, 4 + len(NAMES)).T
 
 
-def pose() -> np.ndarray:
-    points = np.array([[(x * RATIO + LEFT, y * RATIO + TOP, score) for x, y, score in POINTS]] * 2).reshape(2, -1)
-    found = np.concatenate((centred(), [[score] for _, _, score in FOUND], points), axis=1)
-    return spread(found, CELLS, 4 + 1 + 6).T
+def pose(values: int = 3) -> np.ndarray:
+    """Return keypoints of x, y and score, or of x and y."""
+    points = np.array([(x * RATIO + LEFT, y * RATIO + TOP, score) for x, y, score in POINTS])[:, :values]
+    found = np.concatenate((centred(), [[score] for _, _, score in FOUND], [points.ravel()] * 2), axis=1)
+    return spread(found, CELLS, 4 + 1 + 2 * values).T
 
 
 def final_rows() -> np.ndarray:

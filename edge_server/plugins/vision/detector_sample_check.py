@@ -30,17 +30,21 @@ from edge_server.core.model_spec import ModelSpec
 from edge_server.core.version_lifecycle import OutputCheck, SampleRun
 from edge_server.errors import BadModelConfig, EdgeServerError
 from edge_server.plugins.vision.image_plan import ImagePlan, make_image_plan
+from edge_server.plugins.vision.layouts import LAYOUTS, match_shapes
 from edge_server.plugins.vision.outputs.box_candidates import Candidates, NetworkSize, count_cells
 from edge_server.plugins.vision.outputs.detections import DetectionDecoder, make_head
 from edge_server.plugins.vision.outputs.output_parameters import (
     TRAITS,
+    USUAL_COLUMNS,
     Activation,
     BoxFormat,
     BoxUnit,
     DetectionDeclaration,
     HeadKind,
+    read_declaration,
 )
 from edge_server.plugins.vision.outputs.output_tensors import FloatArray, drop_batch_dim
+from edge_server.plugins.vision.outputs.reordered import ReorderedColumns, Transposed
 from edge_server.plugins.vision.perception import make_perception_decoder
 from edge_server.plugins.vision.resize import Color
 
@@ -58,12 +62,6 @@ MIN_SIDE = 16
 MAX_LOGIT = 100.0
 _ANGLES = (-0.8, 2.4)
 """Angles of rotated boxes are -pi/4 to 3 pi/4."""
-_COLUMN_ORDERS = {
-    (2, 3, 4, 5, 1, 0): "class, score, box",
-    (2, 3, 4, 5, 0, 1): "score, class, box",
-    (0, 1, 2, 3, 5, 4): "box, class, score",
-}
-"""Columns that hold box, score and class, in rows of other orders."""
 _COLUMNS = (HeadKind.YOLOV8, HeadKind.YOLO11, HeadKind.YOLOV8_OBB)
 _WITH_CLASS_INDEX = (HeadKind.YOLOV10, HeadKind.YOLO26_OBB)
 _WITH_OBJECTNESS = (HeadKind.YOLOV5, HeadKind.YOLOX, HeadKind.YOLOX_DECODED)
@@ -86,9 +84,12 @@ def _check(
 ) -> tuple[str, ...]:
     arrays: list[FloatArray] | None = None
     warnings = []
-    if run is not None and images.color is not Color.DEPTH:
+    filled = {images.input_name, *(one.name for one in images.constants)}
+    needs_more = any(item.name not in filled and not item.is_optional for item in spec.inputs)
+    if run is not None and images.color is not Color.DEPTH and not needs_more:
         try:
-            outputs = run(images.fit_file(picture.read_bytes(), model=spec.name)[0])
+            inputs = images.inputs(images.fit_file(picture.read_bytes(), model=spec.name)[0])
+            outputs = run(inputs)
             arrays = decoder.select(outputs, 0 if spec.max_batch_size > 0 else None, model=spec.name)
         except EdgeServerError as error:
             # The model may be meant for other inputs, which work.
@@ -148,6 +149,10 @@ class LayoutFindings:
 def check_layout(declaration: DetectionDeclaration, size: NetworkSize, arrays: Sequence[FloatArray]) -> LayoutFindings:
     """Compare the outputs for one frame with the declared head. Their shapes must be those that the head reads."""
     head = make_head(declaration, size, len(arrays))
+    if isinstance(head, ReorderedColumns):
+        arrays, head = [head.reorder(arrays[0]), *arrays[1:]], head.head
+    elif isinstance(head, Transposed):
+        arrays, head = [arrays[0].T, *arrays[1:]], head.head
     # A wrong layout may overflow.
     with np.errstate(all="ignore"):
         found = head.decode(arrays, declaration.score_threshold)
@@ -170,14 +175,21 @@ def count_classes(declaration: DetectionDeclaration, shapes: Sequence[tuple[int,
     kind = declaration.head
     if kind in (HeadKind.YUNET, HeadKind.BLAZEFACE):
         return 1
+    if declaration.is_transposed:
+        shapes = [shapes[0][::-1], *shapes[1:]]
     if kind in _COLUMNS:
         size, others = shapes[0][0], 4 + _rows_after_classes(declaration)
     elif kind in _WITH_OBJECTNESS:
         size, others = shapes[0][1], 5 + declaration.mask_coefficient_count
     elif kind is HeadKind.RTDETR:
         size, others = shapes[0][1], 4
-    elif kind in (HeadKind.SSD, HeadKind.ONNX_NMS):
-        size, others = shapes[1][1 if kind is HeadKind.SSD else 0], 0
+    elif kind in (HeadKind.SSD, HeadKind.DETR):
+        is_last = declaration.background is not None and declaration.background == shapes[1][1] - 1
+        size, others = shapes[1][1], int(is_last and kind is HeadKind.DETR)
+    elif kind in (HeadKind.ONNX_NMS, HeadKind.PPYOLOE):
+        size, others = shapes[1][0], 0
+    elif kind in (HeadKind.NANODET, HeadKind.NANODET_PLUS):
+        size, others = shapes[0][1], 4 * declaration.bins if len(shapes) == 1 else 0
     else:
         return None
     return None if size == -1 else size - others
@@ -186,7 +198,7 @@ def count_classes(declaration: DetectionDeclaration, shapes: Sequence[tuple[int,
 def _rows_after_classes(declaration: DetectionDeclaration) -> int:
     if declaration.head is HeadKind.YOLOV8_OBB:
         return 1
-    return 3 * declaration.keypoint_count + declaration.mask_coefficient_count
+    return declaration.keypoint_values * declaration.keypoint_count + declaration.mask_coefficient_count
 
 
 def find_fitting_layouts(
@@ -196,58 +208,60 @@ def find_fitting_layouts(
 
     A layout fits if nothing about it is impossible or doubtful. Those that find something go first.
     """
-    fitting: dict[tuple[str, HeadKind], tuple[bool, str]] = {}
-    for text, option, seen in _options(declaration, size, values, label_count):
-        key = text, option.head
-        if key not in fitting and make_head(option, size, 1).check_shapes([seen.shape]) is None:
-            findings = check_layout(option, size, [seen])
+    fitting: dict[tuple[str, str], tuple[bool, str]] = {}
+    for text, layout, option in _options(declaration, size, values, label_count):
+        key = text, layout
+        if key not in fitting and make_head(option, size, 1).check_shapes([values.shape]) is None:
+            findings = check_layout(option, size, [values])
             if not findings.impossible and not findings.doubtful:
                 fitting[key] = findings.count == 0, text.format(_describe(option))
-    return tuple(description for _, description in sorted(fitting.values(), key=lambda fit: fit[0])[:2])
+    ordered = sorted(fitting.values(), key=lambda fit: fit[0])
+    return tuple(dict.fromkeys(description for _, description in ordered))[:2]
 
 
 def _options(
     declaration: DetectionDeclaration, size: NetworkSize, values: FloatArray, label_count: int
-) -> Iterator[tuple[str, DetectionDeclaration, FloatArray]]:
-    """Yield the text of a layout, a declaration for it, and the values that this would read; likely ones first."""
-    point_rows = {len(values) - 4 - class_count for class_count in (1, label_count or 1)}
-    point_counts = sorted(count // 3 for count in point_rows if count > 0 and count % 3 == 0)
+) -> Iterator[tuple[str, str, DetectionDeclaration]]:
+    """Yield a text about a layout, its name, and its declaration."""
     for unit, activation in itertools.product(
         sorted(BoxUnit, key=lambda unit: unit is not declaration.unit), (Activation.NONE, Activation.SIGMOID)
     ):
-        rows, columns, objectness, class_rows = (
-            replace(
-                declaration,
-                head=kind,
+        for name, implied in _fitting_rows(values.shape, size, label_count):
+            option = replace(
+                implied,
                 unit=unit,
                 activation=activation,
-                format=box_format,
-                keypoint_count=0,
-                mask_coefficient_count=0,
+                score_threshold=declaration.score_threshold,
+                iou_threshold=declaration.iou_threshold,
             )
-            for kind, box_format in (
-                (HeadKind.YOLOV10, BoxFormat.XYXY),
-                (HeadKind.YOLOV8, BoxFormat.CXCYWH),
-                (HeadKind.YOLOV5, BoxFormat.CXCYWH),
-                (HeadKind.RTDETR, BoxFormat.CXCYWH),
-            )
-        )
-        if activation is Activation.NONE:
-            yield "{}", rows, values
-            yield "{}", replace(rows, format=BoxFormat.CXCYWH), values
-            yield "{}", replace(rows, head=HeadKind.YOLO26_OBB, format=BoxFormat.CXCYWH), values
-        for point_count in (0, *point_counts):
-            yield "{}", replace(columns, keypoint_count=point_count), values
-        if len(values) in (_count_grid_cells(size), 3 * _count_grid_cells(size)):
-            yield "{}", objectness, values
-        yield "{}", class_rows, values
-        if activation is Activation.NONE and values.shape[1] == 6:
-            for order, names in _COLUMN_ORDERS.items():
-                yield f"{{}} if the model reorders its columns {names} as box, score, class", rows, values[:, order]
-        if len(values) > 4 + 32 and (values[-32:].min(axis=1) < 0).mean() > 0.5:
-            yield "{}, with the prototype masks as second output", replace(columns, mask_coefficient_count=32), values
-        if _are_angles(values[-1]):
-            yield "{}", replace(columns, head=HeadKind.YOLOV8_OBB), values
+            is_angle = option.head is HeadKind.YOLOV8_OBB
+            has_activation = "detection_activation" in TRAITS[option.head].keys
+            if (has_activation or activation is Activation.NONE) and (not is_angle or _are_angles(values[-1])):
+                yield "{}", name, option
+            if name == "yolov8" and len(values) > 4 + 32 and (values[-32:].min(axis=1) < 0).mean() > 0.5:
+                masked = replace(option, mask_coefficient_count=32)
+                yield "{}, with the prototype masks as second output", name, masked
+
+
+def _fitting_rows(
+    shape: tuple[int, ...], size: NetworkSize, label_count: int
+) -> Iterator[tuple[str, DetectionDeclaration]]:
+    """Yield the names of the layouts with one output of this shape, and what they declare."""
+    cells = _count_grid_cells(size)
+    for layout in LAYOUTS:
+        if len(layout.outputs) > 1 or "detection_head" not in layout.parameters:
+            continue
+        # Keypoints follow an unknown number of classes.
+        known = [{"C": count} for count in sorted({1, label_count or 1})] if "K" in layout.outputs[0] else [{}]
+        for symbols in filter(None, (match_shapes(layout.outputs, [shape], one) for one in known)):
+            # YOLOv5 and its successors have one or three boxes for each cell.
+            counts = {layout.anchors_per_cell * cells, cells}
+            if layout.anchors_per_cell and symbols["A"] not in counts:
+                continue
+            parameters = {key: text.format_map(symbols) for key, text in layout.parameters.items()}
+            implied = read_declaration("", parameters).detections
+            assert implied is not None
+            yield layout.name, implied
 
 
 def _are_angles(row: FloatArray) -> bool:
@@ -264,6 +278,12 @@ def _describe(option: DetectionDeclaration) -> str:
         keys.append(f"detection_keypoints {option.keypoint_count}")
     if option.mask_coefficient_count:
         keys.append(f"detection_mask_coefficients {option.mask_coefficient_count}")
+    if option.keypoint_values != 3:
+        keys.append(f"detection_keypoint_values {option.keypoint_values}")
+    if option.is_transposed:
+        keys.append("detection_transposed true")
+    if option.columns != USUAL_COLUMNS:
+        keys.append(f"detection_columns {','.join(column.value for column in option.columns)}")
     if option.activation is not traits.activation and "detection_activation" in traits.keys:
         keys.append(f"detection_activation {option.activation.value}")
     if option.format is not traits.format:
@@ -344,7 +364,7 @@ def _score_doubts(declaration: DetectionDeclaration, arrays: Sequence[FloatArray
         scores = arrays[0][4 : len(arrays[0]) - _rows_after_classes(declaration)]
     elif kind in (*_WITH_OBJECTNESS, HeadKind.RTDETR):
         scores = arrays[0][:, 4 : arrays[0].shape[1] - declaration.mask_coefficient_count]
-    elif kind in (HeadKind.SSD, HeadKind.ONNX_NMS, HeadKind.BLAZEFACE):
+    elif kind in (HeadKind.SSD, HeadKind.ONNX_NMS, HeadKind.BLAZEFACE, HeadKind.DETR, HeadKind.PPYOLOE):
         scores = arrays[1]
     else:
         return

@@ -32,7 +32,7 @@ class ImageBodies:
         outputs = {}
         if plan.top_k:
             outputs = {output.name: RequestedOutput(output.name, False, plan.top_k) for output in spec.outputs}
-        return {tensor.name: tensor}, outputs
+        return plan.inputs(tensor), outputs
 
     def _plan(self, spec: ModelSpec) -> ImagePlan:
         cached = self._plans.get(spec.name)

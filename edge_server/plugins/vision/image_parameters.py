@@ -43,6 +43,9 @@ MAX_SIDE = 16384
 MAX_TOP_K = 1000
 """Maximum number of labels returned for one image; clients that need more request the tensor."""
 
+MAX_CONSTANTS = 16
+"""Maximum number of values of another input; detectors have two."""
+
 _PREFIXES = ("image_", "network_image_")
 _ISAAC_FIT_KEYS = ("keep_aspect_ratio", "enable_padding", "crop_mode")
 # Isaac ROS needs the size and encoding of its input; here each image and each frame states them itself.
@@ -67,6 +70,12 @@ PARAMETERS = (
     DeclaredParameter("network_image_width", "pixels", "the input's dims", "width of the network's input"),
     DeclaredParameter("network_image_height", "pixels", "the input's dims", "height of the network's input"),
     DeclaredParameter("image_input", "name", "the only input", "input that takes the image"),
+    DeclaredParameter(
+        "image_constants",
+        "name=number,... separated by ;",
+        "no other inputs",
+        "values of the other inputs for each picture, as im_shape=640,640;scale_factor=1,1",
+    ),
     DeclaredParameter(
         "image_color", join_values(Color), "rgb, or gray for one channel", "the network's channels, in their order"
     ),
@@ -102,6 +111,7 @@ class Declaration:
     width: int | None
     height: int | None
     input_name: str | None
+    constants: Mapping[str, tuple[float, ...]]
     color: Color | None
     mode: FitMode
     resize: int | None
@@ -137,6 +147,7 @@ def read_declaration(model: str, parameters: Mapping[str, str]) -> Declaration:
         width=reader.integer("network_image_width", MAX_SIDE),
         height=reader.integer("network_image_height", MAX_SIDE),
         input_name=parameters.get("image_input"),
+        constants=reader.constants(),
         color=reader.choice("image_color", Color),
         mode=mode,
         resize=resize,
@@ -217,6 +228,18 @@ class _Reader:
         found = tuple(value for value in values if value is not None)
         if len(found) != len(values) or len(found) not in (1, 3):
             self.refuse(key, expected)
+        return found
+
+    def constants(self) -> Mapping[str, tuple[float, ...]]:
+        text = self._parameters.get("image_constants", "")
+        found: dict[str, tuple[float, ...]] = {}
+        for item in filter(None, (part.strip() for part in text.split(";"))):
+            name, has_equals, listed = item.partition("=")
+            values = [_number(part) for part in listed.split(",")]
+            numbers = tuple(value for value in values if value is not None)
+            if not has_equals or len(numbers) != len(values) or len(values) > MAX_CONSTANTS or name.strip() in found:
+                self.refuse("image_constants", "the values of other inputs as name=1,1;other=640,640")
+            found[name.strip()] = numbers
         return found
 
     def scale(self) -> float:

@@ -18,6 +18,7 @@ from edge_server.errors import BadModelConfig, InvalidRequest
 from edge_server.plugins.vision.compressed_frames import read_compressed
 from edge_server.plugins.vision.decode import decode_image
 from edge_server.plugins.vision.image_parameters import MAX_SIDE, Declaration, Decode, is_declared, read_declaration
+from edge_server.plugins.vision.outputs.output_tensors import shape_matches
 from edge_server.plugins.vision.picture import Picture
 from edge_server.plugins.vision.pixel_values import ByteValues, DepthValues, cast_exactly, zero_not_finite
 from edge_server.plugins.vision.raw_encodings import pixels
@@ -70,6 +71,7 @@ class ImagePlan:
     `shape` is the tensor's shape, with a leading 1 if it has a batch dimension. `values` converts pixel values; `pad`
     is the border colour before that conversion. `is_decode_exact` is false if JPEG frames may be decoded at a fraction
     of their size. `top_k` is the number of best labels to return for an image request, None if not configured.
+    `constants` are the model's other inputs for one picture.
     """
 
     input_name: str
@@ -82,6 +84,17 @@ class ImagePlan:
     pad: tuple[int, ...]
     is_decode_exact: bool
     top_k: int | None
+    constants: tuple[Tensor, ...] = ()
+
+    def inputs(self, tensor: Tensor) -> dict[str, Tensor]:
+        """Return all inputs of the model for the pictures of `tensor`: itself, and those with constant values."""
+        found = {tensor.name: tensor}
+        for one in self.constants:
+            array = one.array
+            if len(self.shape) > self.layout.rank and len(tensor.array) != 1:
+                array = np.repeat(array, len(tensor.array), axis=0)
+            found[one.name] = Tensor(one.name, one.dtype, array)
+        return found
 
     @property
     def item_shape(self) -> tuple[int, ...]:
@@ -257,13 +270,15 @@ def make_image_plan(spec: ModelSpec) -> ImagePlan | None:
     if not is_declared(parameters):
         return None
     declaration = read_declaration(spec.name, parameters)
-    return _Planner(spec, declaration, _input_of(spec, declaration.input_name)).plan()
+    return _Planner(spec, declaration, _input_of(spec, declaration)).plan()
 
 
-def _input_of(spec: ModelSpec, name: str | None) -> InputSpec:
+def _input_of(spec: ModelSpec, declaration: Declaration) -> InputSpec:
+    name = declaration.input_name
     names = ", ".join(f"'{given.name}'" for given in spec.inputs)
-    if name is None and len(spec.inputs) == 1:
-        return spec.inputs[0]
+    others = [given for given in spec.inputs if given.name not in declaration.constants]
+    if name is None and len(others) == 1:
+        return others[0]
     found = None if name is None else spec.input(name)
     if found is None:
         given = "nothing" if name is None else f"'{name}'"
@@ -309,7 +324,31 @@ class _Planner:
             pad=tuple(int(v) for v in self._per_channel("image_pad_value", self.declaration.pad_value, channels)),
             is_decode_exact=self.declaration.decode is Decode.EXACT,
             top_k=self.declaration.top_k,
+            constants=tuple(self._constant(*item, height, width) for item in self.declaration.constants.items()),
         )
+
+    def _constant(self, name: str, values: tuple[float, ...], height: int, width: int) -> Tensor:
+        """Return another input for one picture. One value fills a mask of the picture's height and width."""
+        item = self.spec.input(name)
+        if item is None or item is self.target or item.dtype.numpy.kind not in "fiu":
+            names = ", ".join(f"'{other.name}'" for other in self.spec.inputs if other is not self.target) or "none"
+            raise BadModelConfig(
+                f"model '{self.spec.name}', parameter 'image_constants': expected names of inputs with numbers beside "
+                f"the image, of {names}, given '{name[:60]}'"
+            )
+        dims = item.dims
+        if self.spec.max_batch_size == 0 and dims[:1] in ((1,), (-1,)):
+            dims = dims[1:]
+        shape = (height, width) if len(values) == 1 and len(dims) == 2 else (len(values),) if dims else ()
+        if not shape_matches(dims, shape):
+            raise BadModelConfig(
+                f"model '{self.spec.name}', parameter 'image_constants': expected values for '{name}' {list(dims)}, "
+                f"given {len(values)}"
+            )
+        leading = (1,) if self.spec.max_batch_size > 0 or len(item.dims) > len(dims) else ()
+        array = np.empty((*leading, *shape), item.dtype.numpy)
+        array[...] = np.asarray(values if len(shape) == 1 else values[0]).astype(item.dtype.numpy)
+        return Tensor(name, item.dtype, array)
 
     def _refuse(self, expected: str, given: object) -> NoReturn:
         raise BadModelConfig(

@@ -34,6 +34,14 @@ _ASSUMED_SIDE = 640
 MAX_QUERIES = 1000
 """Greatest number of boxes of networks without a grid. They have 100 to 900."""
 
+MAX_KEYPOINTS = 200
+"""Greatest number of keypoints. Whole bodies have 133."""
+
+_MAX_SIZES = {"Q": MAX_QUERIES, "K": MAX_KEYPOINTS}
+
+MAX_PERMUTED = 4
+"""Greatest number of outputs that are tried in every order."""
+
 MAX_CLASSES = 2000
 """Greatest number of classes of detectors that shapes alone assume. The largest data sets have 1,203."""
 
@@ -45,10 +53,12 @@ class Layout(NamedTuple):
     """A layout of outputs. `parameters` are the configuration that it implies; "{K}" stands for the number of
     keypoints and "{output}" for the names of the outputs, in the order of `outputs`.
 
-    `image` are parameters about the picture as models of this layout are usually trained. `names` are those of the
-    outputs, in lower case; empty if exporters name them as they like. `anchors_per_cell`: A is this many times the
-    number of cells of the input's grids; 0 if it is any number. `usual` are sizes that shapes alone assume.
-    `is_unmistakable`: no other known exporter writes these names and shapes, so they suffice.
+    `image` are parameters about the picture as models of this layout are usually trained. `inputs` are the other inputs
+    that it may have, with their values for a picture; "{W}" and "{H}" stand for the size of the network's input.
+    `names` are those of the outputs, in lower case; empty if exporters name them as they like. `anchors_per_cell`: A is
+    this many times the number of cells of the input's grids, whose greatest stride is `max_stride`; 0 if it is any
+    number. `usual` are sizes that shapes alone assume. `is_unmistakable`: no other known exporter writes these names
+    and shapes, so they suffice.
     """
 
     name: str
@@ -59,13 +69,31 @@ class Layout(NamedTuple):
     names: tuple[str, ...] = ()
     anchors_per_cell: int = 0
     usual: Mapping[str, int] = MappingProxyType({})
+    max_stride: int = 32
+    inputs: Mapping[str, str] = MappingProxyType({})
     is_unmistakable: bool = False
 
 
+_IMAGENET = {
+    "image_color": "rgb", "image_scale": "1/255", "image_fit": "stretch", "image_mean": "0.485,0.456,0.406",
+    "image_stddev": "0.229,0.224,0.225",
+}  # fmt: skip
+_BYTES_BGR = {"image_color": "bgr", "image_scale": "1", "image_fit": "letterbox"}
+_NANODET_IMAGE = {
+    "image_color": "bgr", "image_scale": "1", "image_fit": "stretch", "image_mean": "103.53,116.28,123.675",
+    "image_stddev": "57.375,57.12,58.395",
+}  # fmt: skip
+
 _POINTS = {"detection_keypoints": "{K}"}
+_TWO_VALUES = {"detection_keypoint_values": "2"}
+_TRANSPOSED = {"detection_transposed": "true"}
 _PERSON = {"C": 1, "K": 17}
 _MASKS = {"detection_mask_coefficients": "{M}"}
 _PROTOTYPES = "M, H, W"
+_SOFTMAX = {"detection_activation": "softmax", "detection_background": "{C}"}
+_MASK = {"pixel_mask": "1"}
+_PADDLE_INPUTS = {"im_shape": "{H},{W}", "scale_factor": "1,1"}
+_YUNET_GRIDS = ("8", "16", "32")
 
 LAYOUTS: Sequence[Layout] = (
     Layout("yolov8", "detect", ("4 + C, A",), {"detection_head": "yolov8"}, _LETTERBOX, anchors_per_cell=1),
@@ -74,9 +102,25 @@ LAYOUTS: Sequence[Layout] = (
         "yolov8-pose", "pose", ("4 + C + 3 K, A",), {"detection_head": "yolov8", **_POINTS}, _LETTERBOX,
         anchors_per_cell=1, usual=_PERSON,
     ),
+    Layout(
+        "yolov8-pose-xy", "pose", ("4 + C + 2 K, A",), {"detection_head": "yolov8", **_POINTS, **_TWO_VALUES},
+        _LETTERBOX, anchors_per_cell=1, usual=_PERSON,
+    ),
+    Layout(
+        "yolov8-transposed", "detect", ("A, 4 + C",), {"detection_head": "yolov8", **_TRANSPOSED}, _LETTERBOX,
+        anchors_per_cell=1,
+    ),
+    Layout(
+        "yolov8-pose-transposed", "pose", ("A, 4 + C + 3 K",), {"detection_head": "yolov8", **_TRANSPOSED, **_POINTS},
+        _LETTERBOX, anchors_per_cell=1, usual=_PERSON,
+    ),
     Layout("end2end", "detect", ("A, 6",), {"detection_head": "yolov10"}, _LETTERBOX),
     Layout(
         "end2end-pose", "pose", ("A, 6 + 3 K",), {"detection_head": "yolov10", **_POINTS}, _LETTERBOX, usual=_PERSON
+    ),
+    Layout(
+        "end2end-pose-xy", "pose", ("A, 6 + 2 K",), {"detection_head": "yolov10", **_POINTS, **_TWO_VALUES},
+        _LETTERBOX, usual=_PERSON,
     ),
     Layout(
         "yolov8-obb", "obb", ("4 + C + 1, A",), {"detection_head": "yolov8_obb"}, _LETTERBOX, anchors_per_cell=1,
@@ -99,6 +143,74 @@ LAYOUTS: Sequence[Layout] = (
     Layout(
         "rtdetr-rows", "detect", ("Q, 6",),
         {"detection_head": "yolov10", "detection_box_format": "cxcywh", "detection_box_unit": "normalized"}, _STRETCH,
+    ),
+    # Rows that other exporters order otherwise.
+    Layout(
+        "paddle-rows", "detect", ("A, 6",), {"detection_head": "yolov10", "detection_columns": "class,score,box"},
+        _IMAGENET, inputs=_PADDLE_INPUTS,
+    ),
+    Layout(
+        "yolov7-rows", "detect", ("A, 7",), {"detection_head": "yolov10", "detection_columns": "image,box,class,score"},
+        _LETTERBOX,
+    ),
+    Layout(
+        "box-class-score-rows", "detect", ("A, 6",),
+        {"detection_head": "yolov10", "detection_columns": "box,class,score"}, _LETTERBOX,
+    ),
+    Layout(
+        "score-class-box-rows", "detect", ("A, 6",),
+        {"detection_head": "yolov10", "detection_columns": "score,class,box"}, _LETTERBOX,
+    ),
+    Layout("detection-output", "detect", ("1, A, 7",), {"detection_head": "detection_output"}, _STRETCH),
+    # RF-DETR's exporter alone names logits "labels".
+    Layout(
+        "rf-detr", "detect", ("Q, 4", "Q, C"), {"detection_head": "detr"}, _IMAGENET, ("dets", "labels"),
+        is_unmistakable=True,
+    ),
+    Layout(
+        "detr-sigmoid", "detect", ("Q, 4", "Q, C"), {"detection_head": "detr"}, _STRETCH, ("pred_boxes", "logits"),
+        inputs=_MASK,
+    ),
+    Layout(
+        "detr-softmax", "detect", ("Q, 4", "Q, C + 1"), {"detection_head": "detr", **_SOFTMAX}, _IMAGENET,
+        ("pred_boxes", "logits"), inputs=_MASK,
+    ),
+    Layout(
+        "rtdetr-deploy", "detect", ("Q, 4", "Q", "Q"), {"detection_head": "nms_inside"}, _STRETCH,
+        ("boxes", "scores", "labels"), inputs={"orig_target_sizes": "{W},{H}"},
+    ),
+    Layout(
+        "torchvision", "detect", ("A, 4", "A", "A"), {"detection_head": "nms_inside"}, _STRETCH,
+        ("boxes", "scores", "labels"),
+    ),
+    Layout(
+        "efficient-nms", "detect", ("A, 4", "A", "A", "1"), {"detection_head": "nms_inside"}, _LETTERBOX,
+        ("det_boxes", "det_scores", "det_classes", "num_dets"),
+    ),
+    Layout(
+        "yolo-nas", "detect", ("A, 4", "A", "A", "1"), {"detection_head": "nms_inside"}, _LETTERBOX,
+        ("pred_boxes", "pred_scores", "pred_classes", "num_predictions"),
+    ),
+    Layout("mmdeploy", "detect", ("A, 5", "A"), {"detection_head": "nms_inside"}, _IMAGENET, ("dets", "labels")),
+    Layout(
+        "ppyoloe", "detect", ("A, 4", "C, A"), {"detection_head": "ppyoloe"}, _IMAGENET, anchors_per_cell=1,
+        inputs={"scale_factor": "1,1"},
+    ),
+    Layout(
+        "nanodet-plus", "detect", ("A, C + 32",), {"detection_head": "nanodet_plus"}, _NANODET_IMAGE,
+        anchors_per_cell=1, max_stride=64,
+    ),
+    Layout("nanodet", "detect", ("A, C + 32",), {"detection_head": "nanodet"}, _NANODET_IMAGE, anchors_per_cell=1),
+    Layout(
+        "picodet", "detect", ("D, C", "E, C", "F, C", "G, C", "D, 32", "E, 32", "F, 32", "G, 32"),
+        {"detection_head": "nanodet", "detection_strides": "8,16,32,64"}, _IMAGENET,
+    ),
+    # libfacedetection.train alone writes these twelve, for pixels as OpenCV has them.
+    Layout(
+        "yunet", "faces", ("D, 1", "E, 1", "F, 1", "D, 1", "E, 1", "F, 1", "D, 4", "E, 4", "F, 4", "D, 10", "E, 10",
+        "F, 10"), {"detection_head": "yunet"}, _BYTES_BGR,
+        tuple(f"{part}_{grid}" for part in ("cls", "obj", "bbox", "kps") for grid in _YUNET_GRIDS),
+        is_unmistakable=True,
     ),
     Layout("classes", "classify", ("C",), {"class_output": "{output}"}, _STRETCH),
 )  # fmt: skip
@@ -225,7 +337,7 @@ class _Model:
         if self._exported is None and layout.task != "classify" and symbols.get("C", 0) > MAX_CLASSES:
             raise UnfitMetadataError(f"{symbols['C']} classes")
         boxes_in_grid = self._check_box_count(layout, outputs, symbols)
-        parameters = self._image_parameters(layout)
+        parameters = self._image_parameters(layout) | self._other_inputs(layout)
         known = {"output": ",".join(output.name for output in outputs), **{k: str(v) for k, v in symbols.items()}}
         try:
             parameters |= {key: value.format_map(known) for key, value in layout.parameters.items()}
@@ -264,11 +376,20 @@ class _Model:
             yield f"{symbol} = {value} is assumed"
         yield "the class names are unknown"
 
+    def _other_inputs(self, layout: Layout) -> dict[str, str]:
+        """Return the parameters for the inputs beside the picture. Raises UnfitMetadataError for unknown ones."""
+        others = [item.name for item in self._spec.inputs if item is not self._input]
+        if unknown := [name for name in others if name not in layout.inputs]:
+            raise UnfitMetadataError(f"expected one input, given '{unknown[0]}' beside '{self._input.name}'")
+        sides = {"W": self._size.width, "H": self._size.height}
+        values = ";".join(f"{name}={layout.inputs[name].format_map(sides)}" for name in others)
+        return {"image_input": self._input.name, "image_constants": values} if others else {}
+
     def _find_input(self) -> InputSpec:
         found = [item for item in self._spec.inputs if self._is_picture(item)]
-        if len(self._spec.inputs) != 1:
+        if not self._spec.inputs or len(found) > 1:
             raise UnfitMetadataError(f"expected one input, given {len(self._spec.inputs)}")
-        if len(found) != 1:
+        if not found:
             item = self._spec.inputs[0]
             given = f"'{item.name}' {item.dtype.value} {list(without_batch(self._spec, item, 3))}"
             raise UnfitMetadataError(f"expected an input FP32 or FP16 [3, height, width], given {given}")
@@ -306,7 +427,10 @@ class _Model:
             raise UnfitMetadataError(f"expected {count} {noun}, given {len(outputs)}")
         exported = self._exported
         known = dict(layout.usual if exported is None else exported.symbols)
-        orders: Iterator[Sequence[OutputSpec]] = itertools.permutations(outputs) if len(outputs) <= 4 else iter(())
+        orders: Iterator[Sequence[OutputSpec]] = itertools.permutations(outputs)
+        if len(outputs) > MAX_PERMUTED:
+            by_size = sorted(outputs, key=lambda output: (-output.dims[-1], output.dims) if output.dims else (0, ()))
+            orders = iter([outputs, by_size])
         if layout.names:
             by_name = {output.name.lower(): output for output in outputs}
             is_named = all(name in by_name for name in layout.names)
@@ -329,7 +453,7 @@ class _Model:
         """Return whether the number of boxes is that of the input's grids; False if it is open or has none."""
         if not layout.anchors_per_cell or "A" not in symbols or self._is_size_assumed:
             return False
-        greatest = (None if self._exported is None else self._exported.max_stride) or 32
+        greatest = (None if self._exported is None else self._exported.max_stride) or layout.max_stride
         cells = [count_cells(self._size, stride) for stride in _STRIDES if stride <= greatest]
         counts = [layout.anchors_per_cell * sum(cells[first:]) for first in range(3)]
         if symbols["A"] not in counts:
@@ -376,7 +500,7 @@ def match_shapes(
                     return None
                 continue
             ((factor, symbol),) = unknown
-            if rest <= 0 or rest % factor or (symbol == "Q" and rest > MAX_QUERIES):
+            if rest <= 0 or rest % factor or rest // factor > _MAX_SIZES.get(symbol, rest):
                 return None
             symbols[symbol] = rest // factor
     return symbols

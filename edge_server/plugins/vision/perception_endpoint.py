@@ -31,16 +31,16 @@ async def perceive(service: InferenceService, request: HttpRequest) -> HttpRespo
     handle = service.find(request.names["model"], None)
     try:
         body = await request.read_body()
-        decoder, tensor, fit = await request.run_on_worker(partial(_prepare, handle.spec, body))
+        decoder, inputs, fit = await request.run_on_worker(partial(_prepare, handle.spec, body))
         del body
     finally:
         request.release_body()
-    response = await run_model(handle, request.context.dispatch, tensor)
+    response = await run_model(handle, request.context.dispatch, inputs)
     return await request.run_on_worker(partial(_decode, handle.spec, decoder, fit, response))
 
 
-def _prepare(spec: ModelSpec, body: Body) -> tuple[PerceptionDecoder, Tensor, FittedPicture]:
-    """Return the decoder of the outputs and the input tensor. Raises InvalidRequest and Unsupported."""
+def _prepare(spec: ModelSpec, body: Body) -> tuple[PerceptionDecoder, dict[str, Tensor], FittedPicture]:
+    """Return the decoder of the outputs and the inputs. Raises InvalidRequest and Unsupported."""
     # Imported on the worker thread: that takes longer than the event loop may be held.
     from edge_server.plugins.vision.image_plan import make_image_plan
     from edge_server.plugins.vision.perception import make_perception_decoder
@@ -55,7 +55,8 @@ def _prepare(spec: ModelSpec, body: Body) -> tuple[PerceptionDecoder, Tensor, Fi
             "parameters how an image becomes its input and what its outputs mean"
             + ("" if spec.recognised is None else f"; {spec.recognised.note}")
         )
-    return decoder, *images.fit_file(memoryview(body), model=spec.name)
+    tensor, fit = images.fit_file(memoryview(body), model=spec.name)
+    return decoder, images.inputs(tensor), fit
 
 
 def _decode(spec: ModelSpec, decoder: PerceptionDecoder, fit: FittedPicture, response: Response) -> HttpResponse:

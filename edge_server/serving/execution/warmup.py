@@ -72,14 +72,13 @@ def check_opened(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_di
 
 
 def sample_run(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir: Path) -> SampleRun | None:
-    """Return a function that runs the session once with a given input, or None if a model is not run without a request:
-    with `warmup_probe` false, more than one response, a session that gets whole requests, or other inputs to fill."""
-    needed = [item.name for item in spec.inputs if not item.is_optional]
-    if not warmup_rules(spec).probes or spec.is_decoupled or isinstance(session, RequestSession) or len(needed) > 1:
+    """Return a function that runs the session once with given inputs, or None if a model is not run without a request:
+    with `warmup_probe` false, more than one response, or a session that gets whole requests."""
+    if not warmup_rules(spec).probes or spec.is_decoupled or isinstance(session, RequestSession):
         return None
 
-    def run(tensor: Tensor) -> dict[str, Array]:
-        request = Request(spec.name, {tensor.name: tensor, **initial_inputs(spec, 1, model_dir)}, id="warmup sample")
+    def run(inputs: Mapping[str, Tensor]) -> dict[str, Array]:
+        request = Request(spec.name, {**inputs, **initial_inputs(spec, 1, model_dir)}, id="warmup sample")
         outputs = session.run(plan.gather([request]), plan.output_names([request]))
         return {tensor.name: tensor.array for tensor in plan.scatter(outputs, [request], [1])[0]}
 

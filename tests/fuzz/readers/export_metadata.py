@@ -9,7 +9,7 @@ from edge_server.core.tensor import DType
 from edge_server.plugins.vision.recognition import recognise
 
 _KEYS = ("stride", "task", "names", "imgsz", "end2end", "kpt_shape", "args", "version", "head")
-_OUTPUTS = ((6, 84), (6, -1), (300, 6), (300, 12), (252, 7), (11, -1), (2,))
+_OUTPUTS = ((6, 84), (6, -1), (300, 6), (300, 12), (252, 7), (11, -1), (2,), (84, 6), (9, -1), (300, 10))
 
 
 def seeds() -> Iterable[bytes]:
@@ -20,6 +20,9 @@ def seeds() -> Iterable[bytes]:
     yield "\n".join(("\2" + "32", "detect", names, "[64, 64]", "False", "", "", "8.4.1", "RTDETRDecoder")).encode()
     yield "\n".join(("\3" + "32", "pose", "{0: 'a'}", "(64, 64)", "True", "[2, 3]")).encode()
     yield "\n".join(("\5" + "32", "pose", "{0: 'a'}", "(64, 64)", "False", "[2, 3]")).encode()
+    yield "\n".join(("\7" + "32", "detect", names, "[64, 64]", "False", "", "", "8.4.1", "Detect")).encode()
+    yield "\n".join(("\x08" + "32", "pose", "{0: 'a'}", "(64, 64)", "False", "[2, 2]")).encode()
+    yield "\n".join(("\x09" + "32", "pose", "{0: 'a'}", "(64, 64)", "True", "[2, 2]")).encode()
     yield "\n".join(("\6" + "1", "classify", names, "[64, 64]")).encode()
     yield ("\0" + "32\ndetect\n" + "[" * 400).encode()
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,8 @@ def check(make_model: Any) -> Callable[..., tuple[str, ...]]:
             dtypes=dict.fromkeys(outputs, dtype),
         )
 
-        def run(picture: Tensor) -> dict[str, np.ndarray]:
+        def run(inputs: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+            (picture,) = inputs.values()
             assert picture.shape == (1, 3, SIDE, SIDE)
             assert picture.array.std() > 0.1, "a picture, not a plain surface"
             return {name: array[None].astype(dtype.numpy) for name, array in outputs.items()}
@@ -128,7 +129,7 @@ DISPROVED = {
     "pose without keypoints": ("yolov8", POSE, {}, "scores up to 3", "detection_head yolov8, detection_keypoints 17"),
     "pose with other keypoints": ("yolov8", POSE, {"keypoints": "16"}, "scores up to", "detection_keypoints 17"),
     "oriented boxes": ("yolov8", OBB, {}, "scores up to 2.", "detection_head yolov8_obb"),
-    "oriented boxes after NMS": ("yolov5", OBB_ROWS, {}, "scores up to", "detection_head yolo26_obb."),
+    "oriented boxes after NMS": ("yolov5", OBB_ROWS, {}, "scores up to", "detection_head yolo26_obb"),
     "segmentation": ("yolo11", SEGMENTATION, {}, "scores up to 1.5", "detection_mask_coefficients 32, with the"),
     "rows as columns": ("yolov8", ROWS, {}, "scores up to 2", "detection_head yolov10"),
     "RT-DETR": (
@@ -143,15 +144,21 @@ DISPROVED = {
         ROWS[:, [5, 4, 0, 1, 2, 3]],
         {},
         "scores up to",
-        "reorders its columns class, score, box",
+        "detection_head yolov10, detection_columns class,score,box",
     ),
-    "box, class, score": ("yolov10", ROWS[:, [0, 1, 2, 3, 5, 4]], {}, "scores up to 7", "columns box, class, score"),
+    "box, class, score": (
+        "yolov10",
+        ROWS[:, [0, 1, 2, 3, 5, 4]],
+        {},
+        "scores up to 7",
+        "detection_columns box,class,score",
+    ),
     "box, class, score of persons": (
         "yolov10",
         np.pad(ROWS[:1, [0, 1, 2, 3, 5, 4]], ((0, 99), (0, 0))),
         {},
         "class indices such as 0.93, expected whole numbers",
-        "columns box, class, score",
+        "detection_columns box,class,score",
     ),
     "normalized boxes as pixels": (
         "yolov8",
@@ -307,7 +314,7 @@ def test_labels_are_checked_even_if_the_model_is_not_run(make_model: Any) -> Non
 
 
 def test_a_model_that_cannot_run_the_sample_image_is_served_with_a_warning(make_model: Any) -> None:
-    def run(picture: Tensor) -> dict[str, np.ndarray]:
+    def run(inputs: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
         raise BackendError("it takes other inputs")
 
     made = sample_check(make_model({"detection_head": "yolov8"}, {"out": (84, 9)}), PICTURE)

@@ -1,19 +1,43 @@
-"""Table of layouts: matching of shapes, and the candidates that shapes alone give."""
+"""Table of layouts: matching of shapes, candidates that shapes alone give, and known boxes in every layout.
+
+The expected boxes are computed by plain loops from the definition of each layout.
+"""
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
+import numpy as np
 import pytest
 
-from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
-from edge_server.core.tensor import DType
-from edge_server.plugins.vision.layouts import LAYOUTS, candidates, match_shapes
+from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec, Recognised
+from edge_server.core.tensor import DType, Tensor
+from edge_server.plugins.vision.image_plan import make_image_plan
+from edge_server.plugins.vision.layouts import LAYOUTS, LayoutMatch, candidates, match_shapes
+from edge_server.plugins.vision.perception import make_perception_decoder
+from edge_server.protocol.frame_messages import Detection, Returns
+
+SIDE = 320
+FOUND = [((20.0, 15.0, 100.0, 150.0), 0, 0.9), ((160.25, 5.5, 315.0, 210.0), 2, 0.75)]
+"""Corners in the picture, class and score."""
+POINTS = [(50.0, 25.0, 0.9), (75.25, 125.0, 0.4)]
+CLASSES = 3
 
 
-def network(*outputs: tuple[int, ...], image: tuple[int, ...] = (3, 640, 640)) -> ModelSpec:
+def network(
+    outputs: dict[str, tuple[int, ...]],
+    side: int = SIDE,
+    inputs: tuple[InputSpec, ...] = (),
+    dtypes: dict[str, DType] | None = None,
+    parameters: dict[str, str] | None = None,
+    recognised: Recognised | None = None,
+) -> ModelSpec:
     return ModelSpec(
-        name="net", backend="onnxruntime", platform="", max_batch_size=4, instance_groups=(),
-        inputs=(InputSpec("images", DType.FP32, image),),
-        outputs=tuple(OutputSpec(f"output{i}", DType.FP32, dims) for i, dims in enumerate(outputs)),
+        name="net", backend="onnxruntime", platform="", max_batch_size=1, instance_groups=(),
+        inputs=(InputSpec("images", DType.FP32, (3, side, side)), *inputs),
+        outputs=tuple(OutputSpec(name, (dtypes or {}).get(name, DType.FP32), dims) for name, dims in outputs.items()),
+        parameters=parameters or {}, recognised=recognised,
     )  # fmt: skip
 
 
@@ -29,6 +53,7 @@ def network(*outputs: tuple[int, ...], image: tuple[int, ...] = (3, 640, 640)) -
         (["A, 4", "A, C"], [(300, 4), (300, 91)], {}, {"A": 300, "C": 91}),
         (["A, 4", "A, C"], [(300, 4), (100, 91)], {}, None),
         (["A, 4"], [(300,)], {}, None),
+        (["Q, 4 + C"], [(8400, 84)], {}, None),
     ],
 )
 def test_sizes_of_symbols_come_from_shapes(
@@ -42,7 +67,7 @@ def test_names_of_layouts_are_unique() -> None:
 
 
 def test_shapes_alone_give_candidates_with_their_doubts() -> None:
-    found = candidates(network((84, 8400)), {})
+    found = candidates(network({"output0": (84, 8400)}, side=640), {})
     assert [(match.layout, match.is_certain) for match in found] == [("yolov8", False)]
     assert found[0].parameters["detection_head"] == "yolov8"
     assert "A is the number of boxes of an input of 640x640" in found[0].evidence
@@ -51,9 +76,195 @@ def test_shapes_alone_give_candidates_with_their_doubts() -> None:
 
 def test_metadata_that_fit_leave_one_certain_candidate() -> None:
     metadata = {"stride": "32", "task": "detect", "names": "{0: 'a', 1: 'b'}", "imgsz": "[640, 640]"}
-    (match,) = candidates(network((6, 8400)), metadata)
+    (match,) = candidates(network({"output0": (6, 8400)}, side=640), metadata)
     assert (match.layout, match.is_certain, match.labels) == ("yolov8", True, {"output0": ("a", "b")})
 
 
 def test_an_unknown_model_has_no_candidates() -> None:
-    assert candidates(network((5, 7, 9)), {}) == ()
+    assert candidates(network({"out": (5, 7, 9)}), {}) == ()
+
+
+def corners(unit: float = 1.0) -> list[list[float]]:
+    return [[value / unit for value in box] for box, _, _ in FOUND]
+
+
+def centred(unit: float = 1.0) -> list[list[float]]:
+    return [[(box[0] + box[2]) / 2, (box[1] + box[3]) / 2, box[2] - box[0], box[3] - box[1]] for box in corners(unit)]
+
+
+def scores(low: float = 0.01) -> list[list[float]]:
+    return [[score if index == label else low for index in range(CLASSES)] for _, label, score in FOUND]
+
+
+def logit(probability: float) -> float:
+    return math.log(probability / (1 - probability))
+
+
+def spread(rows: list[list[float]], count: int, filling: float = 0.0) -> np.ndarray:
+    """Return `count` rows with `rows` from the eighth on."""
+    made = np.full((count, len(rows[0])), filling, np.float32)
+    made[7 : 7 + len(rows)] = rows
+    return made
+
+
+def beside(*parts: list[list[float]]) -> list[list[float]]:
+    return [[number for part in row for number in part] for row in zip(*parts, strict=True)]
+
+
+CELLS = sum((SIDE // stride) ** 2 for stride in (8, 16, 32))
+POINTS_XYS = [[number for point in POINTS for number in point]] * 2
+POINTS_XY = [[number for point in POINTS for number in point[:2]]] * 2
+ONE = [[score] for _, _, score in FOUND]
+LABEL = [[float(label)] for _, label, _ in FOUND]
+IMAGE = [[0.0]] * 2
+LOGITS = [[logit(score) for score in row] for row in scores()]
+# Softmax of logarithms of probabilities gives these; the last class is "no object".
+SOFT = [[*map(math.log, row), math.log(1 - sum(row))] for row in scores()]
+
+
+def distributions(strides: tuple[int, ...], cell_point: float) -> list[np.ndarray]:
+    """Return class scores and distances of each grid: each box from the cell of the greatest stride in its middle."""
+    made = []
+    for stride in strides:
+        side = SIDE // stride
+        grid = np.full((side * side, CLASSES + 32), -9.0)
+        grid[:, :CLASSES] = 0.0
+        for (x_min, y_min, x_max, y_max), label, score in FOUND if stride == 32 else ():
+            x, y = int((x_min + x_max) / 2 // stride), int((y_min + y_max) / 2 // stride)
+            row = grid[y * side + x]
+            row[label] = score
+            point = ((x + cell_point) * stride, (y + cell_point) * stride)
+            for index, distance in enumerate((point[0] - x_min, point[1] - y_min, x_max - point[0], y_max - point[1])):
+                low, part = divmod(distance / stride, 1)
+                bins = row[CLASSES + 8 * index : CLASSES + 8 * index + 8]
+                bins[:] = -60
+                bins[int(low)], bins[int(low) + 1] = math.log(max(1 - part, 1e-12)), math.log(max(part, 1e-12))
+        made.append(grid)
+    return made
+
+
+PLUS = distributions((8, 16, 32, 64), 0.0)
+MIDDLE = distributions((8, 16, 32, 64), 0.5)
+CASES: dict[str, dict[str, np.ndarray]] = {
+    "yolov8": {"o": spread(beside(centred(), scores()), CELLS).T},
+    "yolov8-transposed": {"o": spread(beside(centred(), scores()), CELLS)},
+    "yolov5": {"o": spread(beside(centred(), [[1.0]] * 2, scores()), 3 * CELLS)},
+    "end2end": {"o": spread(beside(corners(), ONE, LABEL), 300)},
+    "rtdetr": {"o": spread(beside(centred(SIDE), scores()), 300)},
+    "rtdetr-rows": {"o": spread(beside(centred(SIDE), ONE, LABEL), 300)},
+    "paddle-rows": {"o": spread(beside(LABEL, ONE, corners()), 300, -1)},
+    "box-class-score-rows": {"o": spread(beside(corners(), LABEL, ONE), 100)},
+    "score-class-box-rows": {"o": spread(beside(ONE, LABEL, corners()), 100)},
+    "yolov7-rows": {"o": spread(beside(IMAGE, corners(), LABEL, ONE), 100, -1)},
+    "detection-output": {"o": spread(beside(IMAGE, LABEL, ONE, corners(SIDE)), 100)[None]},
+    "rf-detr": {"labels": spread(LOGITS, 300, -9), "dets": spread(centred(SIDE), 300)},
+    "detr-sigmoid": {"logits": spread(LOGITS, 300, -9), "pred_boxes": spread(centred(SIDE), 300)},
+    "detr-softmax": {"logits": spread(SOFT, 100), "pred_boxes": spread(centred(SIDE), 100)},
+    "rtdetr-deploy": {
+        "labels": spread(LABEL, 300)[:, 0], "boxes": spread(corners(), 300), "scores": spread(ONE, 300)[:, 0]
+    },
+    "torchvision": {
+        "boxes": spread(corners(), 90), "labels": spread(LABEL, 90)[:, 0], "scores": spread(ONE, 90)[:, 0]
+    },
+    "efficient-nms": {
+        "num_dets": np.array([9]), "det_boxes": spread(corners(), 100), "det_scores": spread(ONE, 100)[:, 0],
+        "det_classes": spread(LABEL, 100)[:, 0],
+    },
+    "yolo-nas": {
+        "num_predictions": np.array([9]), "pred_boxes": spread(corners(), 100),
+        "pred_scores": spread(ONE, 100)[:, 0], "pred_classes": spread(LABEL, 100)[:, 0],
+    },
+    "mmdeploy": {"dets": spread(beside(corners(), ONE), 100), "labels": spread(LABEL, 100)[:, 0]},
+    "ppyoloe": {"scores": spread(scores(), CELLS).T, "boxes": spread(corners(), CELLS)},
+    "nanodet-plus": {"o": np.concatenate(PLUS)},
+    "nanodet": {"o": np.concatenate(MIDDLE[:3])},
+    "picodet": {
+        **{f"s{i}": grid[:, :CLASSES] for i, grid in enumerate(MIDDLE)},
+        **{f"d{i}": grid[:, CLASSES:] for i, grid in enumerate(MIDDLE)},
+    },
+}  # fmt: skip
+PERSON = {
+    "yolov8-pose": spread(beside(centred(), ONE, POINTS_XYS), CELLS).T,
+    "yolov8-pose-xy": spread(beside(centred(), ONE, POINTS_XY), CELLS).T,
+    "yolov8-pose-transposed": spread(beside(centred(), ONE, POINTS_XYS), CELLS),
+    "end2end-pose": spread(beside(corners(), ONE, IMAGE, POINTS_XYS), 300),
+    "end2end-pose-xy": spread(beside(corners(), ONE, IMAGE, POINTS_XY), 300),
+}
+EXTRA = {"rtdetr-deploy": (InputSpec("orig_target_sizes", DType.INT64, (2,)),)}
+LABEL_TYPES = {"labels": DType.INT64, "num_dets": DType.INT32}
+
+
+def decode(match: LayoutMatch, spec: ModelSpec, values: dict[str, np.ndarray], make_fit: Any) -> tuple[Detection, ...]:
+    parameters = {key: value for key, value in match.parameters.items() if key not in ("image_fit", "image_pad_value")}
+    with_it = network(
+        {output.name: output.dims for output in spec.outputs}, inputs=spec.inputs[1:], parameters=parameters
+    )
+    decoder = make_perception_decoder(with_it)
+    assert decoder is not None
+    batch = {name: array[None] for name, array in values.items()}
+    fit = make_fit("stretch", SIDE, SIDE, size=(SIDE, SIDE))
+    return decoder.decode(batch, 0, fit, Returns(has_detections=True), model="net").detections
+
+
+@pytest.mark.parametrize("name", [*CASES, *PERSON])
+def test_each_layout_is_a_candidate_by_its_shapes_and_gives_the_known_boxes(name: str, make_fit: Any) -> None:
+    values = CASES.get(name) or {"o": PERSON[name]}
+    spec = network({output: array.shape for output, array in values.items()}, inputs=EXTRA.get(name, ()))
+    metadata: dict[str, str] = {}
+    if name in PERSON:
+        numbers = "2" if name.endswith("xy") else "3"
+        metadata = {"stride": "32", "task": "pose", "names": "{0: 'a'}", "kpt_shape": f"[2, {numbers}]"}
+        metadata |= {"end2end": str(name.startswith("end2end"))}
+    found = {match.layout: match for match in candidates(spec, metadata)}
+    seen = decode(found[name], spec, values, make_fit)
+    assert [item.class_index for item in seen] == [0, 0 if name in PERSON else 2]
+    for item, (box, _, score) in zip(seen, FOUND, strict=True):
+        assert (item.x_min, item.y_min, item.x_max, item.y_max) == pytest.approx(box, abs=0.01)
+        assert item.score == pytest.approx(score, abs=1e-3)
+        if name in PERSON:
+            expected = [(x, y, 1.0 if name.endswith("xy") else score) for x, y, score in POINTS]
+            assert [(point.x, point.y) for point in item.keypoints] == [pytest.approx(e[:2]) for e in expected]
+            assert [point.score for point in item.keypoints] == [pytest.approx(e[2]) for e in expected]
+
+
+def test_every_detection_layout_has_known_boxes_or_a_network_of_its_own() -> None:
+    detecting = {layout.name for layout in LAYOUTS if layout.task in ("detect", "pose")}
+    assert detecting == {*CASES, *PERSON}
+
+
+def test_each_class_of_a_box_is_a_detection_with_sigmoid(make_fit: Any) -> None:
+    both = spread([[logit(0.8), logit(0.1), logit(0.6)]], 300, -9)
+    values = {"labels": both, "dets": spread(centred(SIDE)[:1], 300)}
+    spec = network({name: array.shape for name, array in values.items()})
+    (match,) = candidates(spec, {})
+    assert match.is_certain
+    seen = decode(match, spec, values, make_fit)
+    assert [(item.class_index, round(item.score, 3)) for item in seen] == [(0, 0.8), (2, 0.6)]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "given"),
+    [
+        ({"image_constants": "im_shape=320,320;scale_factor=1,1"}, None),
+        ({"image_input": "images", "image_constants": "im_shape=320,320;scale=1,1"}, "given 'scale'"),
+        ({"image_constants": "im_shape=320,320;scale_factor=1,1,1"}, "given 3"),
+        ({"image_constants": "im_shape=320,x"}, "expected the values of other inputs"),
+        ({"image_constants": "im_shape=1,1;im_shape=1,1"}, "expected the values of other inputs"),
+        ({"image_constants": "im_shape=320,320"}, "'image_input': expected the name"),
+    ],
+)
+def test_other_inputs_have_constant_values(parameters: dict[str, str], given: str | None) -> None:
+    others = tuple(InputSpec(name, DType.FP32, (2,)) for name in ("im_shape", "scale_factor"))
+    spec = network({"o": (-1, 6)}, inputs=others, parameters=parameters)
+    if given is not None:
+        with pytest.raises(Exception, match=given):
+            make_image_plan(spec)
+        return
+    plan = make_image_plan(spec)
+    assert plan is not None
+    inputs = plan.inputs(Tensor("images", DType.FP32, np.zeros((3, 3, SIDE, SIDE), np.float32)))
+    assert {name: tensor.shape for name, tensor in inputs.items() if name != "images"} == {
+        "im_shape": (3, 2),
+        "scale_factor": (3, 2),
+    }
+    assert inputs["im_shape"].array.tolist() == [[320, 320]] * 3

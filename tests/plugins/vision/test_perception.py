@@ -201,6 +201,10 @@ BESIDE = {
     "detection_track_threshold": {"detection_head": "ssd", "track": "bytetrack"},
     "detection_keypoints": {"detection_head": "yolov8"},
     "detection_mask_coefficients": {"detection_head": "yolov8"},
+    "detection_keypoint_values": {"detection_head": "yolov8"},
+    "detection_transposed": {"detection_head": "yolov8"},
+    "detection_columns": {"detection_head": "yolov10"},
+    "detection_bins": {"detection_head": "nanodet"},
     "deepstack": {"detection_head": "ssd"},
     "class_activation": {"class_output": "out"},
 }

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Response
-from edge_server.core.tensor import Tensor
 from edge_server.errors import EdgeServerError, InvalidRequest, Unsupported
 from edge_server.frontends.http.body_reader import Body
 from edge_server.frontends.http.inference_route import DECOUPLED
@@ -61,7 +60,7 @@ class DeepStackEndpoints:
             del body
         finally:
             request.release_body()
-        response = await run_model(handle, request.context.dispatch, image.tensor)
+        response = await run_model(handle, request.context.dispatch, image.inputs)
         return await request.run_on_worker(partial(image.predictions, response))
 
 
@@ -78,8 +77,8 @@ class _Image:
         self._least_score = _least_score(form)
         images, self._decoder = plan_detection(spec)
         self._fit: FittedPicture
-        self.tensor: Tensor
-        self.tensor, self._fit = images.fit_file(form["image"], model=spec.name)
+        tensor, self._fit = images.fit_file(form["image"], model=spec.name)
+        self.inputs = images.inputs(tensor)
 
     def predictions(self, response: Response) -> list[dict[str, Any]]:
         """Return the objects, best first. Raises BackendError for outputs of undeclared shapes."""

@@ -145,8 +145,8 @@ class ZmqDetector:
         spec = handle.spec
         if spec.is_decoupled:
             raise Unsupported(f"model '{spec.name}' is decoupled: frames need exactly one response")
-        tensor, fit, decoder = await asyncio.to_thread(_fitted, spec, image)
-        response = await run_model(handle, self._dispatch, tensor)
+        inputs, fit, decoder = await asyncio.to_thread(_fitted, spec, image)
+        response = await run_model(handle, self._dispatch, inputs)
         outputs = {output.name: output.array for output in response.outputs}
         item = 0 if spec.max_batch_size else None
         found = await asyncio.to_thread(decoder.decode, outputs, item, fit, model=spec.name)
@@ -211,12 +211,12 @@ def _image(header: dict[str, Any], message: Sequence[bytes]) -> npt.NDArray[np.u
     return np.frombuffer(data, np.uint8).reshape(lengths[1:])
 
 
-def _fitted(spec: ModelSpec, image: npt.NDArray[np.uint8]) -> tuple[Tensor, FittedPicture, DetectionDecoder]:
+def _fitted(spec: ModelSpec, image: npt.NDArray[np.uint8]) -> tuple[dict[str, Tensor], FittedPicture, DetectionDecoder]:
     from edge_server.plugins.vision.resize import Color
 
     images, decoder = plan_detection(spec)
     tensor, fit = images.fit(image, Color.RGB, model=spec.name)
-    return tensor, fit, decoder
+    return images.inputs(tensor), fit, decoder
 
 
 def _rows(found: Sequence[Detection], fit: FittedPicture) -> npt.NDArray[np.float32]:

@@ -231,7 +231,7 @@ class FramePipeline:
         request = Request(
             model=plan.spec.name,
             version=self._version,
-            inputs={tensor.name: tensor},
+            inputs=plan.image_plan.inputs(tensor),
             priority=min((one.flight for one in fitted), key=self._rank).stream.settings.delivery.priority,
             sequence=sequence,
             release=partial(plan.give_back, rows),

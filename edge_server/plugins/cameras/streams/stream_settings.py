@@ -82,10 +82,12 @@ def frame_plan(spec: ModelSpec) -> ImagePlan:
             f"model '{spec.name}' does not take frames: its configuration has no parameters 'image_...' or "
             "'network_image_...' that say how an image becomes its input"
         )
-    others = [item.name for item in spec.inputs if item.name != plan.input_name and not item.is_optional]
+    filled = {plan.input_name, *(one.name for one in plan.constants)}
+    others = [item.name for item in spec.inputs if item.name not in filled and not item.is_optional]
     if others:
         raise InvalidRequest(
-            f"model '{spec.name}' does not take frames: it needs the inputs {others} besides the image"
+            f"model '{spec.name}' does not take frames: it needs the inputs {others} besides the image; the parameter "
+            "'image_constants' gives inputs a fixed value"
         )
     return plan
 

@@ -39,8 +39,8 @@ def read_metadata(metadata: Mapping[str, str]) -> ExportedMetadata | None:
     if task == "pose":
         text = metadata.get("kpt_shape", "")
         points = read_pair(text)
-        if points is None or points[0] == 0 or points[1] != 3:
-            raise UnfitMetadataError(f"expected kpt_shape [keypoints, 3], given {quote(text)}")
+        if points is None or points[0] == 0 or points[1] not in (2, 3):
+            raise UnfitMetadataError(f"expected kpt_shape [keypoints, 2 or 3], given {quote(text)}")
         symbols["K"] = points[0]
         title += f", {count_noun(points[0], 'keypoint')}"
         layouts = _pose_layouts(metadata, "" if points[1] == 3 else "-xy")

@@ -19,9 +19,17 @@ from edge_server.plugins.vision.outputs.box_candidates import (
     apply_nms,
 )
 from edge_server.plugins.vision.outputs.faces import BlazeFace, YuNet, yunet_names
+from edge_server.plugins.vision.outputs.multi_label import ClassScoreRows, Detr, DistributionGrid
 from edge_server.plugins.vision.outputs.object_masks import ObjectMaskDecoder
-from edge_server.plugins.vision.outputs.output_parameters import TRAITS, DetectionDeclaration, HeadKind
+from edge_server.plugins.vision.outputs.output_parameters import (
+    TRAITS,
+    USUAL_COLUMNS,
+    Column,
+    DetectionDeclaration,
+    HeadKind,
+)
 from edge_server.plugins.vision.outputs.output_tensors import FloatArray, OutputTensor, drop_batch_dim, require_numbers
+from edge_server.plugins.vision.outputs.reordered import ReorderedColumns, Transposed
 from edge_server.plugins.vision.outputs.rotated_boxes import (
     AngleColumns,
     AngleRows,
@@ -39,29 +47,35 @@ if TYPE_CHECKING:
 
 _OUTPUT_COUNTS: Mapping[HeadKind, tuple[int, ...]] = {
     HeadKind.SSD: (2, 3),
-    HeadKind.NMS_INSIDE: (3, 4),
+    HeadKind.NMS_INSIDE: (2, 3, 4),
     HeadKind.ONNX_NMS: (3,),
     HeadKind.BLAZEFACE: (2,),
+    HeadKind.DETR: (2,),
+    HeadKind.PPYOLOE: (2,),
 }
-"""Number of outputs that a head reads, if not one. YuNet's depends on its strides."""
+"""Number of outputs that a head reads, if not one. Those of YuNet and NanoDet depend on their strides."""
 
 _ONE_LIST = (HeadKind.ONNX_NMS, HeadKind.DETECTION_OUTPUT)
 """Heads whose output is one list for a whole batch, which cannot be split into items."""
+
+_DISTRIBUTIONS = (HeadKind.NANODET, HeadKind.NANODET_PLUS)
 
 _LAST_DIMS: Mapping[HeadKind, tuple[int | None, ...]] = {
     HeadKind.SSD: (4, None),
     HeadKind.ONNX_NMS: (4, None, 3),
     HeadKind.BLAZEFACE: (16, 1),
+    HeadKind.DETR: (4, None),
+    HeadKind.PPYOLOE: (4, None),
 }
 """Last dim that identifies each output; None: the remaining output."""
 
 _NMS_OUTPUT_NAMES = (
-    ("detection_boxes", "det_boxes", "boxes", "bboxes", "nmsed_boxes"),
-    ("detection_scores", "det_scores", "scores", "nmsed_scores"),
-    ("detection_classes", "det_classes", "classes", "labels", "class_ids", "nmsed_classes"),
-    ("num_detections", "num_dets", "count"),
+    ("detection_boxes", "det_boxes", "boxes", "bboxes", "nmsed_boxes", "pred_boxes"),
+    ("detection_scores", "det_scores", "scores", "nmsed_scores", "pred_scores"),
+    ("detection_classes", "det_classes", "classes", "labels", "class_ids", "nmsed_classes", "pred_classes"),
+    ("num_detections", "num_dets", "count", "num_predictions"),
 )
-"""Names of boxes, scores, classes and their count in TensorFlow, TensorRT and ONNX exporters."""
+"""Names of boxes, scores, classes and their count in TensorFlow, TensorRT, ONNX and YOLO-NAS exporters."""
 
 MAX_POSITION = 1e6
 """Positions are clipped to this many pixels on either side of the frame's corner, so that areas stay exact enough."""
@@ -214,13 +228,16 @@ def _choose_outputs(spec: ModelSpec, declaration: DetectionDeclaration) -> tuple
 
     Raises BadModelConfig if they cannot be determined or the head does not support the model's batches.
     """
-    if declaration.head in _ONE_LIST and spec.max_batch_size > 1:
+    is_one_list = declaration.head in _ONE_LIST or Column.IMAGE in declaration.columns
+    if is_one_list and spec.max_batch_size > 1:
         raise BadModelConfig(
             f"model '{spec.name}', detection_head {declaration.head.value}: expected max_batch_size of at most 1, "
             f"because it lists the finds of all frames together, given {spec.max_batch_size}"
         )
     if declaration.head is HeadKind.YUNET:
         counts: tuple[int, ...] = (4 * len(declaration.strides),)
+    elif declaration.head in _DISTRIBUTIONS:
+        counts = (1, 2 * len(declaration.strides))
     else:
         counts = _OUTPUT_COUNTS.get(declaration.head, (1,))
     if declaration.mask_coefficient_count:
@@ -245,7 +262,9 @@ def _find_outputs(spec: ModelSpec, declaration: DetectionDeclaration) -> tuple[s
     if declaration.head is HeadKind.NMS_INSIDE:
         by_name = {output.name.lower(): output.name for output in spec.outputs}
         found = [next((by_name[name] for name in names if name in by_name), None) for names in _NMS_OUTPUT_NAMES]
-        if found[3] is None:
+        if found[0] is None and "dets" in by_name:
+            found = [by_name["dets"], found[2]]  # boxes with their scores
+        elif found[3] is None:
             found.pop()  # the count is optional
         return tuple(name for name in found if name is not None) if None not in found else ()
     if declaration.mask_coefficient_count:
@@ -270,13 +289,23 @@ def _find_outputs(spec: ModelSpec, declaration: DetectionDeclaration) -> tuple[s
 def make_head(declaration: DetectionDeclaration, size: NetworkSize, output_count: int) -> DetectionHead:
     """Return the declared head for an input of that size and that many outputs."""
     encoding = BoxEncoding(declaration.format, declaration.unit, size)
-    kind, activation, coefficient_count = declaration.head, declaration.activation, declaration.mask_coefficient_count
+    head = _make_head(declaration, encoding, output_count)
+    if declaration.is_transposed:
+        return Transposed(head)
+    return head if declaration.columns == USUAL_COLUMNS else ReorderedColumns(head, declaration.columns)
+
+
+def _make_head(declaration: DetectionDeclaration, encoding: BoxEncoding, output_count: int) -> DetectionHead:
+    kind, activation, size = declaration.head, declaration.activation, encoding.size
+    coefficient_count = declaration.mask_coefficient_count
     if kind in (HeadKind.YOLOV5, HeadKind.YOLOX_DECODED):
         return ObjectnessRows(encoding, activation, coefficient_count)
     if kind in (HeadKind.YOLOV8, HeadKind.YOLO11):
-        return ClassColumns(encoding, activation, declaration.keypoint_count, coefficient_count)
+        return ClassColumns(
+            encoding, activation, declaration.keypoint_count, coefficient_count, declaration.keypoint_values
+        )
     if kind is HeadKind.YOLOV10:
-        return FinalRows(encoding, declaration.keypoint_count, coefficient_count)
+        return FinalRows(encoding, declaration.keypoint_count, coefficient_count, declaration.keypoint_values)
     if kind is HeadKind.YOLOV8_OBB:
         return AngleColumns(encoding, activation)
     if kind is HeadKind.YOLO26_OBB:
@@ -288,11 +317,19 @@ def make_head(declaration: DetectionDeclaration, size: NetworkSize, output_count
     if kind is HeadKind.SSD:
         return Ssd(encoding, activation, declaration.background, declaration.variances, has_priors=output_count == 3)
     if kind is HeadKind.NMS_INSIDE:
-        return FinalTensors(encoding, declaration.background, has_count=output_count == 4)
+        return FinalTensors(encoding, declaration.background, output_count)
     if kind is HeadKind.ONNX_NMS:
         return SelectedBoxes(encoding, declaration.background)
     if kind is HeadKind.DETECTION_OUTPUT:
         return DetectionRows(encoding, declaration.background)
     if kind is HeadKind.YUNET:
         return YuNet(size, declaration.strides)
+    if kind is HeadKind.DETR:
+        return Detr(encoding, activation, declaration.background)
+    if kind is HeadKind.PPYOLOE:
+        return ClassScoreRows(encoding, activation)
+    if kind in _DISTRIBUTIONS:
+        cell_point = 0.5 if kind is HeadKind.NANODET else 0.0
+        is_split = output_count > 1
+        return DistributionGrid(size, declaration.strides, declaration.bins, cell_point, activation, is_split)
     return BlazeFace(size, declaration.strides, activation)

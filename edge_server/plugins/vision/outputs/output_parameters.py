@@ -51,6 +51,10 @@ class HeadKind(enum.Enum):
     DETECTION_OUTPUT = "detection_output"
     YUNET = "yunet"
     BLAZEFACE = "blazeface"
+    DETR = "detr"
+    PPYOLOE = "ppyoloe"
+    NANODET = "nanodet"
+    NANODET_PLUS = "nanodet_plus"
 
 
 TRACK_THRESHOLD = 0.5
@@ -75,6 +79,18 @@ class Activation(enum.Enum):
     NONE = "none"
     SIGMOID = "sigmoid"
     SOFTMAX = "softmax"
+
+
+class Column(enum.Enum):
+    """Part of a row after NMS. A box has four columns."""
+
+    BOX = "box"
+    SCORE = "score"
+    CLASS = "class"
+    IMAGE = "image"
+
+
+USUAL_COLUMNS = (Column.BOX, Column.SCORE, Column.CLASS)
 
 
 class TrackMethod(enum.Enum):
@@ -110,12 +126,14 @@ _NMS = ("detection_iou_threshold", "detection_class_agnostic")
 _BOX = ("detection_box_format", "detection_box_unit")
 _MASKS = "detection_mask_coefficients"
 _YOLO = (*_NMS, *_BOX, "detection_activation")
+_POINTS = ("detection_keypoints", "detection_keypoint_values")
 _COLUMNS = HeadTraits(
     "[4 + C, A]: box, classes, then 3 rows per keypoint, or M mask coefficients; with these, a second output "
     "[M, height, width]: prototypes",
-    (*_YOLO, "detection_keypoints", _MASKS),
+    (*_YOLO, *_POINTS, _MASKS, "detection_transposed"),
     BoxFormat.CXCYWH,
 )
+_DISTRIBUTIONS = ("detection_activation", "detection_strides", "detection_bins")
 TRAITS: Mapping[HeadKind, HeadTraits] = {
     HeadKind.YOLOV5: HeadTraits(
         "[A, 5 + C]: box, objectness, classes, then M mask coefficients; with these, a second output "
@@ -128,7 +146,7 @@ TRAITS: Mapping[HeadKind, HeadTraits] = {
     HeadKind.YOLOV10: HeadTraits(
         "[A, 6]: box, score, class, then 3 columns per keypoint, or M mask coefficients; after NMS; with these, a "
         "second output [M, height, width]: prototypes",
-        (*_BOX, "detection_keypoints", _MASKS),
+        (*_BOX, *_POINTS, _MASKS, "detection_columns"),
     ),
     HeadKind.YOLOV8_OBB: HeadTraits(
         "[4 + C + 1, A]: oriented boxes: centre and size, classes, angle",
@@ -157,7 +175,8 @@ TRAITS: Mapping[HeadKind, HeadTraits] = {
         unit=BoxUnit.NORMALIZED,
     ),
     HeadKind.NMS_INSIDE: HeadTraits(
-        "[A, 4], [A], [A], optional [1]: boxes, scores, classes, count", (*_BOX, "detection_background")
+        "[A, 4], [A], [A], optional [1]: boxes, scores, classes, count; or [A, 5], [A]: boxes with scores, classes",
+        (*_BOX, "detection_background"),
     ),
     HeadKind.ONNX_NMS: HeadTraits(
         "[A, 4], [C, A], [K, 3]: boxes, scores, selected (image, class, box)",
@@ -176,6 +195,21 @@ TRAITS: Mapping[HeadKind, HeadTraits] = {
         (*_NMS, "detection_activation", "detection_strides"),
         activation=Activation.SIGMOID,
         strides=(8, 16, 16, 16),
+    ),
+    HeadKind.DETR: HeadTraits(
+        "[A, 4], [A, C]: boxes, scores; needs no NMS",
+        (*_BOX, "detection_activation", "detection_background"),
+        BoxFormat.CXCYWH,
+        BoxUnit.NORMALIZED,
+        Activation.SIGMOID,
+    ),
+    HeadKind.PPYOLOE: HeadTraits("[A, 4], [C, A]: boxes, scores", _YOLO),
+    HeadKind.NANODET: HeadTraits(
+        "[A, C + 4 * bins]: classes, distances of the sides; or [A, C] and [A, 4 * bins] for each grid",
+        (*_NMS, *_DISTRIBUTIONS),
+    ),
+    HeadKind.NANODET_PLUS: HeadTraits(
+        "as nanodet, distances from the corner of a cell", (*_NMS, *_DISTRIBUTIONS), strides=(8, 16, 32, 64)
     ),
 }
 
@@ -236,6 +270,15 @@ HEAD_PARAMETERS = (
         "0",
         "numbers after the classes or the class that weigh prototypes, which gives the mask of each object",
     ),
+    DeclaredParameter("detection_keypoint_values", "2 or 3", "3", "numbers of a point: x, y, or x, y, score"),
+    DeclaredParameter("detection_transposed", "true or false", "false", "the output's dimensions are swapped"),
+    DeclaredParameter(
+        "detection_columns",
+        f"{join_values(Column)}, in their order",
+        "box,score,class",
+        "order of the columns; image: rows of all frames of a batch in one list",
+    ),
+    DeclaredParameter("detection_bins", "2 to 64", "8", "values of a distribution of a distance, reg_max + 1"),
 )
 """Keys of some heads, see TRAITS."""
 CLASS_PARAMETERS = (
@@ -286,7 +329,11 @@ class DetectionDeclaration:
     strides: tuple[int, ...]
     variances: tuple[float, float]
     keypoint_count: int
+    keypoint_values: int
     mask_coefficient_count: int
+    is_transposed: bool
+    columns: tuple[Column, ...]
+    bins: int
     track_threshold: float | None
     """Least score that starts a track; None: no tracking."""
     is_deepstack: bool
@@ -376,6 +423,10 @@ class _Reader:
             variances=self._variances(),
             keypoint_count=self._integer("detection_keypoints", 0, 0, 1000),
             mask_coefficient_count=coefficient_count,
+            keypoint_values=self._integer("detection_keypoint_values", 3, 2, 3),
+            is_transposed=self._boolean("detection_transposed"),
+            columns=self._columns(),
+            bins=self._integer("detection_bins", 8, 2, 64),
             track_threshold=self._track_threshold(),
             is_deepstack=self._boolean("deepstack"),
         )
@@ -460,6 +511,15 @@ class _Reader:
         found = tuple(value for value in values if value is not None and 1 <= value <= 1024)
         if len(found) != len(values) or len(found) > MAX_LIST:
             self.refuse("detection_strides", "whole numbers from 1 to 1024 separated by commas")
+        return found
+
+    def _columns(self) -> tuple[Column, ...]:
+        text = self._parameters.get("detection_columns", "box,score,class")
+        by_name = {column.value: column for column in Column}
+        names = [part.strip().lower() for part in text.split(",")] if len(text) < 100 else []
+        found = tuple(by_name[name] for name in names if name in by_name)
+        if len(found) != len(names) or len(set(found)) != len(found) or len(set(found) - {Column.IMAGE}) != 3:
+            self.refuse("detection_columns", "box, score, class, and image if it has one, each once, in their order")
         return found
 
     def _variances(self) -> tuple[float, float]:

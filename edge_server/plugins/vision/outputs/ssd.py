@@ -93,30 +93,38 @@ class Ssd:
 @dataclass(frozen=True, slots=True)
 class FinalTensors:
     """Networks with NMS inside, [A, 4], [A], [A] and optionally their valid count: EfficientNMS of TensorRT,
-    TensorFlow's detection models."""
+    TensorFlow's detection models, torchvision. With two outputs, [A, 5] and [A], boxes and scores are one: MMDeploy."""
 
     encoding: BoxEncoding
     background: int | None
-    has_count: bool
-    labels_index: int = 2
+    output_count: int
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        return (2, 1, 1, 0) if self.has_count else (2, 1, 1)
+        return {2: (2, 1), 3: (2, 1, 1), 4: (2, 1, 1, 0)}[self.output_count]
+
+    @property
+    def labels_index(self) -> int:
+        return 1 if self.output_count == 2 else 2
 
     def check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
-        boxes, scores, classes = shapes[:3]
-        count = boxes[0] if boxes else -1
-        matches = shape_matches(boxes, (count, 4))
-        matches = matches and shape_matches(scores, (count,)) and shape_matches(classes, (count,))
-        if self.has_count:
+        count = shapes[0][0] if shapes[0] else -1
+        if self.output_count == 2:
+            matches = shape_matches(shapes[0], (count, 5)) and shape_matches(shapes[1], (count,))
+            return None if matches else "[boxes, 5], [boxes]"
+        matches = shape_matches(shapes[0], (count, 4))
+        matches = matches and all(shape_matches(shape, (count,)) for shape in shapes[1:3])
+        if self.output_count == 4:
             matches = matches and all(dim in (-1, 1) for dim in shapes[3])
-        ending = ", [1]" if self.has_count else ""
+        ending = ", [1]" if self.output_count == 4 else ""
         return None if matches else f"[boxes, 4], [boxes], [boxes]{ending}"
 
     def decode(self, arrays: Sequence[FloatArray], threshold: float) -> Candidates:
-        boxes, scores, classes = arrays[:3]
-        if self.has_count:
+        if self.output_count == 2:
+            boxes, scores, classes = arrays[0][:, :4], arrays[0][:, 4], arrays[1]
+        else:
+            boxes, scores, classes = arrays[:3]
+        if self.output_count == 4:
             stated = float(arrays[3].ravel()[0])
             count = int(min(max(stated, 0), len(scores))) if np.isfinite(stated) else 0
             boxes, scores, classes = boxes[:count], scores[:count], classes[:count]

@@ -45,9 +45,9 @@ def select_by_objectness(
     return passing[indices], products[indices]
 
 
-def _extra(keypoint_count: int, coefficient_count: int) -> str:
+def _extra(keypoint_count: int, coefficient_count: int, keypoint_values: int = 3) -> str:
     """Return the part of an expected shape for numbers after the classes."""
-    points = f" + 3 * {keypoint_count} keypoints" if keypoint_count else ""
+    points = f" + {keypoint_values} * {keypoint_count} keypoints" if keypoint_count else ""
     return points + (f" + {coefficient_count} mask coefficients" if coefficient_count else "")
 
 
@@ -85,17 +85,22 @@ class ClassColumns:
     activation: Activation
     keypoint_count: int
     coefficient_count: int = 0
+    keypoint_values: int = 3
     ranks: tuple[int, ...] = (2,)
     labels_index: int = 0
 
     def check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
         shape = shapes[0]
         matches = len(shape) == 2 and (shape[0] == -1 or shape[0] >= 5 + self._extra_count)
-        return None if matches else f"[4 + classes{_extra(self.keypoint_count, self.coefficient_count)}, boxes]"
+        return (
+            None
+            if matches
+            else f"[4 + classes{_extra(self.keypoint_count, self.coefficient_count, self.keypoint_values)}, boxes]"
+        )
 
     @property
     def _extra_count(self) -> int:
-        return 3 * self.keypoint_count + self.coefficient_count
+        return self.keypoint_values * self.keypoint_count + self.coefficient_count
 
     def decode(self, arrays: Sequence[FloatArray], threshold: float) -> Candidates:
         columns = arrays[0]
@@ -105,14 +110,23 @@ class ClassColumns:
         kept = columns[:, indices].T
         keypoints = None
         if self.keypoint_count:
-            keypoints = np.array(kept[:, end:], np.float64).reshape(len(kept), self.keypoint_count, 3)
+            keypoints = read_keypoints(kept[:, end:], self.keypoint_values).astype(np.float64)
             keypoints[..., :2] *= self.encoding.pixels_per_unit
-            keypoints[..., 2] = activate(keypoints[..., 2], self.activation, axis=0)
+            if self.keypoint_values == 3:
+                keypoints[..., 2] = activate(keypoints[..., 2], self.activation, axis=0)
         corners = self.encoding.to_corners(kept[:, :4])
         coefficients = kept[:, end:] if self.coefficient_count else None
         return Candidates(
             corners, scores[indices], kept[:, 4:end].argmax(axis=1), keypoints, mask_coefficients=coefficients
         )
+
+
+def read_keypoints(columns: FloatArray, values: int) -> FloatArray:
+    """Return keypoints (A, K, 3) of columns (A, values * K): x, y and score, which is 1 if there are 2 values."""
+    points = columns.reshape(len(columns), columns.shape[1] // values, values)
+    if values == 3:
+        return points
+    return np.concatenate((points, np.ones((*points.shape[:2], 1), points.dtype)), axis=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,16 +137,23 @@ class FinalRows:
     encoding: BoxEncoding
     keypoint_count: int
     coefficient_count: int = 0
+    keypoint_values: int = 3
     ranks: tuple[int, ...] = (2,)
     labels_index: int = 0
 
     def check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
-        is_match = shape_matches(shapes[0], (-1, 6 + 3 * self.keypoint_count + self.coefficient_count))
-        return None if is_match else f"[boxes, 6{_extra(self.keypoint_count, self.coefficient_count)}]"
+        is_match = shape_matches(
+            shapes[0], (-1, 6 + self.keypoint_values * self.keypoint_count + self.coefficient_count)
+        )
+        return (
+            None
+            if is_match
+            else f"[boxes, 6{_extra(self.keypoint_count, self.coefficient_count, self.keypoint_values)}]"
+        )
 
     def decode(self, arrays: Sequence[FloatArray], threshold: float) -> Candidates:
         rows = arrays[0]
-        points = rows[:, 6:].reshape(len(rows), self.keypoint_count, 3) if self.keypoint_count else None
+        points = read_keypoints(rows[:, 6:], self.keypoint_values) if self.keypoint_count else None
         coefficients = rows[:, 6:] if self.coefficient_count else None
         return decode_classified(
             self.encoding, rows[:, :4], rows[:, 4], rows[:, 5], None, threshold, points, coefficients
