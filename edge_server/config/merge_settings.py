@@ -7,6 +7,7 @@ import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from edge_server.config.cache_config import choose_cache, with_credentials
@@ -15,6 +16,9 @@ from edge_server.config.setting import ConfigError, Setting
 from edge_server.config.setting_sources import BACKENDS, CONFIG_VARIABLE, Given, read_environment, read_file, read_flags
 
 _WILDCARDS = ("0.0.0.0", "::", "[::]")
+
+DEMO_MODELS = Path(__file__).parents[1] / "demo_models"
+"""Bundled models of --demo. In a clone this is a link to the folder model_repository."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,11 @@ def _parse(setting: Setting, given: Given) -> tuple[Any, ...]:
 def _fill_defaults(config: ServerConfig, environ: Mapping[str, str]) -> ServerConfig:
     """Fill in defaults that depend on other settings or on variables of the system."""
     repository = config.repository
+    if repository.is_demo:
+        if not DEMO_MODELS.is_dir():
+            raise ConfigError(f"--demo: this installation has no bundled models, expected the folder {DEMO_MODELS}")
+        # Once, also if the paths come from the output of --print-config.
+        repository = replace(repository, paths=tuple(dict.fromkeys((*repository.paths, str(DEMO_MODELS)))))
     if not repository.cache_dir and any("://" in path for path in repository.paths):
         repository = replace(repository, cache_dir=_default_cache_dir(environ))
     return replace(
@@ -125,7 +134,7 @@ def _default_cache_dir(environ: Mapping[str, str]) -> str:
 def _check(config: ServerConfig, *, needs_repository: bool) -> None:
     repository, http, grpc = config.repository, config.http, config.grpc
     if needs_repository and not repository.paths:
-        raise ConfigError("no model repository: give at least one --model-repository")
+        raise ConfigError("no model repository: give at least one --model-repository, or --demo for the bundled models")
     if repository.load_models and repository.control_mode != "explicit":
         raise ConfigError("--load-model needs --model-control-mode=explicit")
     if "*" in repository.load_models and len(repository.load_models) > 1:

@@ -18,7 +18,7 @@ from edge_server.config.setting_sources import BACKENDS, CONFIG_FLAG, CONFIG_VAR
 def help_text(declared: DeclaredSettings) -> str:
     """Return the text of `serve --help`."""
     lines = [
-        "usage: edge-server serve --model-repository=FOLDER [--flag=value ...]",
+        "usage: edge-server serve --model-repository=FOLDER [--flag=value ...], or serve --demo",
         "",
         "Flags override environment variables, which override the configuration file, which overrides the defaults.",
         "An empty variable counts as not set. A boolean flag without a value means true.",

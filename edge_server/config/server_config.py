@@ -199,6 +199,12 @@ class RepositoryConfig:
         separator=":",
         aliases=("--model-store",),
     )
+    is_demo: bool = setting(
+        False,
+        "--demo",
+        BOOLEAN,
+        "Serve the bundled models too: an image classifier and a face detector. Prints a first request.",
+    )
     control_mode: ControlMode = setting(
         "poll",
         "--model-control-mode",

@@ -432,7 +432,12 @@ class ServerProcess:
         for note in (find_unprotected_categories(self._config), pictures):
             if note:
                 first_line += f" ({note})"
-        print("\n".join([first_line, *(lines or ["  no model is loaded"])]), flush=True)
+        lines = [first_line, *(lines or ["  no model is loaded"])]
+        if self._config.repository.is_demo and "http" in self.ports:
+            from edge_server.process.demo import demo_lines
+
+            lines += demo_lines(self._config.http, self.ports["http"])
+        print("\n".join(lines), flush=True)
 
     async def _drain(self) -> bool:
         timeout_s, delay_s = self._config.lifecycle.exit_timeout_s, self._config.lifecycle.drain_delay_s

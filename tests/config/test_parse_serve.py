@@ -1,8 +1,10 @@
 import dataclasses
+from pathlib import Path
 
 import pytest
 
 from edge_server.config import ConfigError, ServerConfig, describe, help_text, parse_serve, process_environment
+from edge_server.config.merge_settings import DEMO_MODELS
 from edge_server.config.server_config import DeclaredSettings
 from edge_server.config.setting_sources import _OTHER_FLAGS
 from edge_server.config.triton_flag_compatibility import DEPRECATED, IGNORED
@@ -338,6 +340,19 @@ def test_a_repository_is_needed_to_serve_but_not_to_print_or_help():
         parse_serve([], {})
     assert parse_serve(["--print-config"], {}).asks_print
     assert parse_serve(["-h", "--http-port=1"], {}).asks_help
+
+
+def test_demo_adds_the_bundled_models_once_also_to_a_configuration_that_was_printed():
+    bundled = str(DEMO_MODELS)
+    assert config("--demo").repository.paths == ("/models", bundled)
+    assert parse_serve(["--demo"], {}).config.repository.paths == (bundled,)
+    assert parse_serve(["--demo", f"--model-repository={bundled}"], {}).config.repository.paths == (bundled,)
+
+
+def test_demo_without_bundled_models_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr("edge_server.config.merge_settings.DEMO_MODELS", tmp_path / "absent")
+    with pytest.raises(ConfigError, match="--demo: this installation has no bundled models"):
+        parse_serve(["--demo"], {})
 
 
 def test_help_names_every_flag_variable_and_default():

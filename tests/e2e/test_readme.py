@@ -55,6 +55,19 @@ def test_the_serve_and_curl_commands_classify_the_image_as_espresso(serve: Any) 
     ]
 
 
+def test_demo_serves_the_bundled_models_and_prints_a_request_that_finds_a_face(
+    tmp_path: Path, serve: Any, eventually: Any
+) -> None:
+    with serve(tmp_path, "--demo") as server:
+        assert eventually(lambda: any(line.startswith("  curl ") for line in server.banner))
+        curl, flag, picture, url = shlex.split(server.banner[-1])
+        assert (curl, flag, url.startswith(server.url("/"))) == ("curl", "--data-binary", True)
+        path = url.removeprefix(server.url(""))
+        status, answer = server.request("POST", path, Path(picture.removeprefix("@")).read_bytes())
+    assert (status, [face["label"] for face in json.loads(answer)["detections"]]) == (200, ["face"])
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_test_command_installs_the_test_extra_and_runs_the_tests() -> None:
     make, install, run = (shlex.split(part) for part in command("test-command").split("&&"))
     assert make[:3] == ["python3", "-m", "venv"]

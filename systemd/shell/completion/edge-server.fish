@@ -29,6 +29,7 @@ complete -c edge-server -n __fish_use_subcommand -f -a analyze -d 'search for th
 complete -c edge-server -n '__edge_server_runs serve check' -l config -r -d 'Configuration file in TOML'
 complete -c edge-server -n '__edge_server_runs serve check' -l print-config -f -d 'Print the effective settings, each with its origin'
 complete -c edge-server -n '__edge_server_runs serve check' -l model-repository -l model-store -r -d 'Folder of models, or its address: s3://bucket/prefix, ...'
+complete -c edge-server -n '__edge_server_runs serve check' -l demo -x -a 'true false' -d 'Serve the bundled models too: an image classifier and a face detector'
 complete -c edge-server -n '__edge_server_runs serve check' -l model-control-mode -x -a 'poll none explicit' -d 'poll: follow changes of the repository as they happen'
 complete -c edge-server -n '__edge_server_runs serve check' -l repository-poll-secs -x -d 'In poll mode, seconds between two scans of the whole repository'
 complete -c edge-server -n '__edge_server_runs serve check' -l allow-external-links -x -a 'true false' -d 'Serve models that are or contain symbolic links to files outside the ...'
