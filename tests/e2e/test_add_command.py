@@ -80,7 +80,9 @@ def test_the_printed_request_to_a_tabular_model_works_as_printed(
         pytest.skip("curl is not installed")
     save(folder / "sums.onnx", add_sub_model())
     assert main(["add", "sums.onnx", "--name=table", f"--model-repository={server.repository}"]) == 0
-    command = capsys.readouterr().out.partition("Ask it:\n")[2].replace("127.0.0.1:8000", server.http)
+    said = capsys.readouterr().out
+    assert "kind    no vision model that is known" in said
+    command = said.partition("Ask it:\n")[2].replace("127.0.0.1:8000", server.http)
     assert eventually(lambda: server.get("/v2/models/table/ready")[0] == 200)
     done = subprocess.run(["bash", "-c", command], capture_output=True, env=clean_environment(), timeout=60, check=True)
     assert {output["name"] for output in json.loads(done.stdout)["outputs"]} == {"OUTPUT0", "OUTPUT1"}

@@ -141,7 +141,7 @@ class PictureTrial:
             if key in pairs:
                 reading = reading._replace(finding=self._find(reading.match, self._inputs[key], pairs[key]))
             found.append(reading)
-        return sorted(found, key=lambda reading: (reading.score, reading.class_score), reverse=True)
+        return sorted(found, key=lambda one: (one.score, one.class_score, not one.finding.problems), reverse=True)
 
     def _find(self, match: LayoutMatch, fitted: _FittedSamples, outputs: tuple[Tensors, Tensors]) -> TrialFinding:
         spec = _with_match(self._spec, match)
@@ -172,7 +172,8 @@ class _FittedSamples(NamedTuple):
         noise = np.random.default_rng(2026).integers(0, 256, (*NOISE_SIZE, 3), np.uint8)
         seen, picture_fit = images.fit_file(picture.read_bytes(), model=model)
         unseen, noise_fit = images.fit(noise, Color.BGR, model=model)
-        return cls(images, ({seen.name: seen.array}, {unseen.name: unseen.array}), (picture_fit, noise_fit))
+        samples = tuple({name: item.array for name, item in images.inputs(image).items()} for image in (seen, unseen))
+        return cls(images, (samples[0], samples[1]), (picture_fit, noise_fit))
 
 
 def describe_seen(seen: Perception) -> str:

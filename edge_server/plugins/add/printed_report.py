@@ -20,14 +20,19 @@ from edge_server.plugins.add.runtime_trial import RuntimeTrial
 from edge_server.plugins.add.written_config import describe_tensor
 
 _WIDTH = 80
+_MAX_LINES = 4
+"""Maximum number of lines of a text behind a title. Some models have a dozen outputs."""
 _MAX_INLINE_ELEMENTS = 16
 """Maximum number of elements of an input that are written out in a curl command."""
 _URL = "http://127.0.0.1:8000"
 
 
 def say(text: str, title: str = "") -> None:
-    """Print a text, wrapped to 80 columns, behind a title."""
-    lines = textwrap.wrap(clean(text), _WIDTH - 8 * bool(title), break_on_hyphens=False)
+    """Print a text behind a title, wrapped to 80 columns. Behind a title, only the first lines are printed."""
+    limit = _MAX_LINES if title else None
+    lines = textwrap.wrap(
+        clean(text), _WIDTH - 8 * bool(title), break_on_hyphens=False, max_lines=limit, placeholder=" ..."
+    )
     for number, line in enumerate(lines):
         print(f"{title if number == 0 else '':8}{line}" if title else line)
 
@@ -52,6 +57,8 @@ def print_report(tried: TriedModel, shown: Sequence[Reading], chosen: Reading | 
         _print_finding(chosen)
     elif shown:
         say("not certain, as the file does not say it; it may be one of these", "kind")
+    elif not tried.notes and not spec.is_decoupled:
+        say("no vision model that is known: requests bring and get tensors", "kind")
     explained: set[str] = set()
     for number, reading in enumerate(shown, 1) if chosen is None else ():
         print()
