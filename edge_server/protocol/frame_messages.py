@@ -284,8 +284,9 @@ class StreamCounts:
 
 
 class ZoneCounts(NamedTuple):
-    """Objects in a zone: how many of each class now, how many entered since the start, and how many of each class
-    loiter; None if the zone does not watch that. An object that is hidden for a moment counts."""
+    """Objects in a zone: how many of each class now, also 0 of those that were there before, how many entered since the
+    start, and how many of each class loiter; None if the zone does not watch that. An object that is hidden for a
+    moment counts."""
 
     zone: str
     counts: Mapping[str, int]

@@ -52,7 +52,8 @@ Subscriber = Callable[[Event], None]
 
 
 class EventBus:
-    """Calls subscribers with each event and keeps the latest `history_size` events. Thread-safe.
+    """Calls subscribers with each event and keeps the latest `history_size` events, and of frequent events as many of
+    their own, so that they displace no others. Thread-safe.
 
     `run_id` is random for each bus: event numbers are valid for one run of the server only.
     """
@@ -62,6 +63,7 @@ class EventBus:
         self._lock = threading.Lock()
         self._clock = clock
         self._history: deque[Event] = deque(maxlen=history_size)
+        self._frequent: deque[Event] = deque(maxlen=history_size)
         self._subscribers: tuple[Subscriber, ...] = ()
         self._count = 0
 
@@ -71,10 +73,17 @@ class EventBus:
         Events of two threads may reach a subscriber in either order; `Event.number` has the true order. An error of a
         subscriber is logged; the publisher and the other subscribers continue.
         """
+        return self._publish(self._history, kind, fields)
+
+    def publish_frequent(self, kind: str, /, **fields: EventValue) -> Event:
+        """As `publish`, for events that may come every second."""
+        return self._publish(self._frequent, kind, fields)
+
+    def _publish(self, history: deque[Event], kind: str, fields: Mapping[str, EventValue]) -> Event:
         with self._lock:
             self._count += 1
             event = Event(self._count, self._clock(), kind, fields)
-            self._history.append(event)
+            history.append(event)
             subscribers = self._subscribers
         for subscriber in subscribers:
             try:
@@ -102,4 +111,5 @@ class EventBus:
     def history(self, after: int = 0) -> list[Event]:
         """Return the kept events numbered above `after`, oldest first."""
         with self._lock:
-            return [event for event in self._history if event.number > after]
+            kept = [event for history in (self._history, self._frequent) for event in history if event.number > after]
+        return sorted(kept)

@@ -26,6 +26,16 @@ def test_the_history_is_bounded_and_read_from_a_number_on():
     assert [event.number for event in bus.history(after=4)] == [5]
 
 
+def test_frequent_events_displace_no_others_from_the_history():
+    bus = EventBus(history_size=3)
+    bus.publish(MODEL_READY)
+    for _ in range(5):
+        bus.publish_frequent("line.crossed")
+    bus.publish(MODEL_FAILED)
+    assert [event.number for event in bus.history()] == [1, 4, 5, 6, 7]
+    assert [event.number for event in bus.history(after=5)] == [6, 7]
+
+
 def test_a_failing_subscriber_does_not_affect_others(caplog):
     bus = EventBus()
     seen = []

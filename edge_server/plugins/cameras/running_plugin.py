@@ -61,9 +61,7 @@ class Cameras(RunningPlugin):
             return
         from edge_server.plugins.cameras.server_cameras import ServerCameras
 
-        self._server_cameras = ServerCameras(
-            self._sources_config, self._frames.stream_registry(), self._core.events.publish
-        )
+        self._server_cameras = ServerCameras(self._sources_config, self._frames.stream_registry(), self._core.events)
         self._server_cameras.start()
 
     def begin_stop(self) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Collection
 from edge_server.config import ConfigError
 from edge_server.plugins.cameras.reports import CamerasReport
 from edge_server.plugins.cameras.settings import SourcesConfig
+from edge_server.plugins.cameras.sinks.result_json import zone_event_fields
 from edge_server.plugins.cameras.sinks.sink_interface import REMOVED, SinkMessage
 from edge_server.plugins.cameras.sinks.sink_set import SinkSet
 from edge_server.plugins.cameras.source_and_sink_settings import SourceEntry, read_entries, takes_pictures
@@ -18,7 +19,7 @@ from edge_server.plugins.cameras.sources.source_runner import CONNECTING, Source
 from edge_server.plugins.cameras.sources.source_set import MakePixels, SourceSet
 from edge_server.plugins.cameras.streams.stream_registry import StreamRegistry
 from edge_server.protocol.frame_messages import FrameResult
-from edge_server.telemetry.event_bus import PublishEvent
+from edge_server.telemetry.event_bus import EventBus
 from edge_server.telemetry.metrics_page import Family
 
 SOURCES_FILE_REFUSED = "sources.file_refused"
@@ -35,11 +36,11 @@ _CLOSE_S = 2.0
 class ServerCameras:
     """The sources and sinks of a server. A mistake in their file leaves those that run unchanged, and is reported."""
 
-    def __init__(self, config: SourcesConfig, streams: StreamRegistry, publish: PublishEvent) -> None:
+    def __init__(self, config: SourcesConfig, streams: StreamRegistry, events: EventBus) -> None:
         self._config = config
-        self._publish = publish
-        self._sinks = SinkSet(publish)
-        self._sources = SourceSet(streams, publish, self._on_result, self._on_state)
+        self._events = events
+        self._sinks = SinkSet(events.publish)
+        self._sources = SourceSet(streams, events.publish, self._on_result, self._on_state)
         self._entries: dict[str, SourceEntry] = {}
         self._problem = ""
         self._stop = threading.Event()
@@ -79,7 +80,7 @@ class ServerCameras:
             if str(error) != self._problem:
                 self._problem = str(error)
                 _LOG.error("the cameras are unchanged: %s", error)
-                self._publish(SOURCES_FILE_REFUSED, reason=self._problem)
+                self._events.publish(SOURCES_FILE_REFUSED, reason=self._problem)
             return
         self._problem = ""
         # New sinks first and old ones last, so that no result finds its sink absent.
@@ -108,6 +109,9 @@ class ServerCameras:
 
     def _on_result(self, entry: SourceEntry, result: FrameResult, clock: str, picture: MakePixels | None) -> None:
         self._sinks.put(entry.sinks, SinkMessage(entry.name, result, clock, picture=picture))
+        for event in () if result.zones is None else result.zones.events:
+            self._events.publish_frequent(event.kind, source=entry.name, **zone_event_fields(event))
+            self._sinks.put(entry.sinks, SinkMessage(entry.name, event=event, header=result.header, clock=clock))
 
     def _on_state(self, runner: SourceRunner) -> None:
         if runner.state != CONNECTING:

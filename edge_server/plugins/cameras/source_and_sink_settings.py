@@ -137,7 +137,7 @@ class SinkEntry:
     differ from the last one. None: 1 s and true, for files 0 s and false. `topic` and `discovery` are the prefixes of
     MQTT topics; an empty `topic` is "edge_server/HOST", an empty `discovery` switches Home Assistant's discovery off.
     `ca`, `cert` and `key` are PEM files for mqtts://: whom to trust, and the client's own. `max_mb` bounds a file or a
-    folder. `crop`: pictures of objects show only the object.
+    folder. `crop`: pictures of objects show only the object. `required_zones`: only objects in one of these zones.
     """
 
     what: ClassVar[str] = "sink"
@@ -152,6 +152,7 @@ class SinkEntry:
     key: str = _key(OPTIONAL_PATH, "")
     max_mb: int = _key(integer(1, 1_000_000), 100)
     crop: bool = _key(BOOLEAN, False)
+    required_zones: tuple[str, ...] = _key(_NAMES, ())
 
     def __post_init__(self) -> None:
         for name in ("ca", "cert", "key"):
@@ -234,6 +235,11 @@ def read_entries(
         for name in source.sinks or ():
             if name not in all_sinks:
                 raise ConfigError(f"source '{source.name}': there is no sink '{name}'{nearest(name, all_sinks)}")
+    zones = [zone.name for source in all_sources.values() for zone in source.zones]
+    for sink in all_sinks.values():
+        for name in sink.required_zones:
+            if name not in zones:
+                raise ConfigError(f"sink '{sink.name}': no source has the zone '{name}'{nearest(name, zones)}")
     return all_sources, all_sinks
 
 

@@ -7,6 +7,7 @@
 | TOPIC/SOURCE/result | no | the result as a JSON object, as in JSON lines |
 | TOPIC/SOURCE/count/LABEL | yes | number of objects of that class, sent when it changes, and once a minute |
 | TOPIC/SOURCE/class | yes | the best class of a classifier, sent as the counts are |
+| TOPIC/SOURCE/event | no | an event of a zone or line as a JSON object |
 | TOPIC/SOURCE/zone/ZONE/count | yes | number of objects in the zone |
 | TOPIC/SOURCE/zone/ZONE/count/LABEL | yes | those of one class: each of the zone's `classes`, and others once seen |
 | TOPIC/SOURCE/zone/ZONE/loitering | yes | those that loiter, if the zone has `loitering_s` |
@@ -76,6 +77,18 @@ class _RetainedMessages:
     values: dict[str, str] = field(default_factory=dict)
     status: dict[str, str] = field(default_factory=dict)
     values_sent_s: float = 0.0
+    shapes: frozenset[str] | None = None
+    """Names of the zones and lines, once a change of the source's state has told them."""
+
+    def known_part(self, report: ZoneReport | None) -> ZoneReport:
+        """Return the part of a report that belongs to the zones and lines of the source as they are now. A frame may
+        have been under way when they changed."""
+        if report is None or self.shapes is None:
+            return report or ZoneReport()
+        return ZoneReport(
+            tuple(zone for zone in report.zones if f"zone/{zone.zone}" in self.shapes),
+            tuple(line for line in report.lines if f"line/{line.line}" in self.shapes),
+        )
 
     def all(self) -> dict[str, str]:
         """Return all messages, in the order in which they should arrive."""
@@ -154,6 +167,9 @@ class MqttBroker:
 
     def send(self, message: SinkMessage) -> None:
         result, base = message.result, f"{self._topic}/{_name(message.source)}"
+        if message.event is not None:
+            self._publish([(f"{base}/event", json.dumps(message.as_json(), allow_nan=False))], is_retained=False)
+            return
         if message.state == REMOVED:
             self._removed.update(dict.fromkeys(self._sources.pop(message.source, _RetainedMessages()).all(), ""))
             self._synchronize([])
@@ -171,15 +187,14 @@ class MqttBroker:
             counts = label_counts(result.detections)
             label = best_class(result)
             self._describe_labels(retained, message.source, counts, has_class=bool(label))
-            if result.zones is not None:
-                self._describe_counts(retained, message.source, result.zones)
+            report = retained.known_part(result.zones)
+            self._describe_counts(retained, message.source, report)
             for topic in retained.values:
                 if topic.startswith((f"{base}/count/", f"{base}/zone/")):
                     retained.values[topic] = "0"
             for counted, count in counts.items():
                 retained.values[f"{base}/count/{_name(counted)}"] = str(count)
-            if result.zones is not None:
-                retained.values |= _zone_values(base, result.zones)
+            retained.values |= _zone_values(base, report)
             if label:
                 retained.values[f"{base}/class"] = label
             now_s = time.monotonic()
@@ -255,8 +270,9 @@ class MqttBroker:
     def _describe_zones(self, retained: _RetainedMessages, message: SinkMessage) -> None:
         """Describe the zones and lines of a source, and delete the topics of those that are gone."""
         base = f"{self._topic}/{_name(message.source)}"
-        folders = [f"{base}/zone/{_name(zone.name)}/" for zone in message.zones]
-        folders += [f"{base}/line/{_name(line.name)}/" for line in message.lines]
+        names = [("zone", zone.name) for zone in message.zones] + [("line", line.name) for line in message.lines]
+        retained.shapes = frozenset(f"{kind}/{name}" for kind, name in names)
+        folders = [f"{base}/{kind}/{_name(name)}/" for kind, name in names]
         for topic in list(retained.values):
             if topic.startswith((f"{base}/zone/", f"{base}/line/")) and not topic.startswith(tuple(folders)):
                 del retained.values[topic]

@@ -11,7 +11,16 @@ from typing import Any
 import numpy as np
 
 from edge_server.core.tensor import DType, Tensor
-from edge_server.protocol.frame_messages import Detection, DropReason, FrameResult, Mask, ZoneReport
+from edge_server.protocol.frame_messages import (
+    LINE_CROSSED,
+    ZONE_ENTERED,
+    Detection,
+    DropReason,
+    FrameResult,
+    Mask,
+    ZoneEvent,
+    ZoneReport,
+)
 
 MAX_ELEMENTS = 10_000
 """Larger tensors are reported without data."""
@@ -111,6 +120,17 @@ def _zones_as_json(report: ZoneReport) -> dict[str, Any]:
     }
     lines = {line.line: {"in": line.in_count, "out": line.out_count} for line in report.lines}
     return {key: found for key, found in (("zones", zones), ("lines", lines)) if found}
+
+
+def zone_event_fields(event: ZoneEvent) -> dict[str, str | int | float]:
+    """Return what happened in a zone or at a line, without its kind."""
+    crosses = event.kind == LINE_CROSSED
+    fields: dict[str, str | int | float] = {
+        "line" if crosses else "zone": event.name, "label": event.label, "track_id": event.track_id
+    }  # fmt: skip
+    if crosses:
+        return {**fields, "direction": event.direction}
+    return fields if event.kind == ZONE_ENTERED else {**fields, "seconds": round(event.seconds, 3)}
 
 
 def _tensor_as_json(item: Tensor) -> dict[str, Any]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from edge_server.errors import EdgeServerError
-from edge_server.plugins.cameras.sinks.result_json import result_as_json
+from edge_server.plugins.cameras.sinks.result_json import result_as_json, zone_event_fields
 from edge_server.plugins.cameras.zones.zone_settings import LineEntry, ZoneEntry
-from edge_server.protocol.frame_messages import FrameResult
+from edge_server.protocol.frame_messages import FrameHeader, FrameResult, ZoneEvent
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,13 +25,13 @@ class SinkError(EdgeServerError):
 
 @dataclass(frozen=True, slots=True)
 class SinkMessage:
-    """A result of a source, or without one a change of the source's state: RUNNING, WAITING, FAILED, REMOVED.
+    """A result of a source, an event in one of its zones, or a change of its state: RUNNING, WAITING, FAILED, REMOVED.
 
-    `clock` tells whose time the stamp is: "camera" or "server". A change of the state also has, as far as known, the
-    `labels` that the source's model counts, in `has_classes` whether it names the class of a picture, in `is_tracked`
-    whether it numbers objects, and the zones and lines of the source. `picture` returns the frame's pixels, 8-bit BGR
-    (height, width, 3); results have it for sinks that take pictures, unless the results are more than a few frames
-    behind.
+    `clock` tells whose time the stamp is: "camera" or "server". An event has the `header` of its frame. A change of the
+    state also has, as far as known, the `labels` that the source's model counts, in `has_classes` whether it names the
+    class of a picture, in `is_tracked` whether it numbers objects, and the zones and lines of the source. `picture`
+    returns the frame's pixels, 8-bit BGR (height, width, 3); results have it for sinks that take pictures, unless the
+    results are more than a few frames behind.
     """
 
     source: str
@@ -45,8 +45,24 @@ class SinkMessage:
     picture: Callable[[], npt.NDArray[np.uint8]] | None = None
     zones: tuple[ZoneEntry, ...] = ()
     lines: tuple[LineEntry, ...] = ()
+    event: ZoneEvent | None = None
+    header: FrameHeader = field(default_factory=FrameHeader)
+
+    @property
+    def is_state(self) -> bool:
+        return self.result is None and self.event is None
 
     def as_json(self) -> dict[str, Any]:
+        if self.event is not None:
+            stamp = {"sec": self.header.sec, "nanosec": self.header.nanosec}
+            return {
+                "kind": self.event.kind,
+                "source": self.source,
+                **zone_event_fields(self.event),
+                "seq": self.header.seq,
+                "stamp": stamp,
+                "clock": self.clock,
+            }
         if self.result is None:
             document = {"kind": "source", "source": self.source, "state": self.state}
             return {**document, "reason": self.reason} if self.reason else document

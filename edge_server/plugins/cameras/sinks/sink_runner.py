@@ -19,6 +19,7 @@ from edge_server.plugins.cameras.sinks.result_json import best_class, label_coun
 from edge_server.plugins.cameras.sinks.sink_choice import is_file, make_sink
 from edge_server.plugins.cameras.sinks.sink_interface import Sink, SinkMessage
 from edge_server.plugins.cameras.source_and_sink_settings import SinkEntry, takes_pictures
+from edge_server.plugins.cameras.zones.required_zones import counted_detections
 from edge_server.protocol.frame_messages import FrameResult
 
 _LOG = logging.getLogger(__name__)
@@ -68,21 +69,26 @@ class SinkRunner:
     def put(self, message: SinkMessage) -> None:
         """Send the message, or later, or never: if it holds no news, or if the receiver is too slow."""
         with self._lock:
-            if self._is_closing:
+            if self._is_closing or not self._takes(message):
                 return
             self._received += 1
             if message.picture is not None and not self._takes_pictures:
                 message = replace(message, picture=None)  # it must not keep pixels while it waits
             if message.result is None:
-                self._paces.pop(message.source, None)
+                if message.is_state:
+                    self._paces.pop(message.source, None)
                 self._queue(message)
                 return
+            result = message.result
+            if self.entry.required_zones and not result.error_code:
+                result = replace(result, detections=counted_detections(result, self.entry.required_zones))
+                message = replace(message, result=result)
             pace = self._paces.setdefault(message.source, _Pace())
             now_s = time.monotonic()
             if pace.held is not None:
                 self._suppressed += 1
                 pace.held = None
-            key = _change_key(message.result) if self._on_change_only else None
+            key = self._change_key(result)
             # A receiver with a connection may forget, or let values expire: it is told of what stays the same too.
             refresh_s = self._sink.refresh_s
             is_old = refresh_s is not None and now_s - pace.sent_s >= refresh_s
@@ -121,19 +127,32 @@ class SinkRunner:
                 waiting=len(self._waiting) + held + self._sending,
             )
 
+    def _takes(self, message: SinkMessage) -> bool:
+        """Return whether a message is of a kind that the sink takes: of events, those in its zones."""
+        required = self.entry.required_zones
+        if message.event is None:
+            return True
+        return not self._takes_pictures and (not required or message.event.name in required)
+
+    def _change_key(self, result: FrameResult) -> Hashable:
+        """Return what must change before the next result of the source is sent; None: it is sent whatever it is."""
+        if self.entry.required_zones and not result.error_code and not result.detections:
+            return "no object in the zones"
+        return _result_key(result) if self._on_change_only else None
+
     # -- with the lock held
 
     def _pass(self, pace: _Pace, message: SinkMessage, now_s: float) -> None:
         assert message.result is not None
         pace.due_s, pace.sent_s = now_s + self._interval_s, now_s
-        pace.key = _change_key(message.result)
+        pace.key = self._change_key(message.result)
         self._queue(message)
 
     def _queue(self, message: SinkMessage) -> None:
         self._waiting.append(message)
         if len(self._waiting) > (MAX_PICTURES_WAITING if self._takes_pictures else MAX_WAITING):
             # The newest state of each source is kept, or the receiver would never know it.
-            newest = {each.source: each for each in self._waiting if each.result is None}
+            newest = {each.source: each for each in self._waiting if each.is_state}
             oldest = next((each for each in self._waiting if newest.get(each.source) is not each), None)
             if oldest is not None:
                 self._waiting.remove(oldest)
@@ -250,7 +269,7 @@ class SinkRunner:
         self._on_change(self)
 
 
-def _change_key(result: FrameResult) -> Hashable:
+def _result_key(result: FrameResult) -> Hashable:
     """Return the part of a result whose change makes it worth sending, or None for masks and tensors: send each."""
     if result.error_code:
         return result.error_code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import random
 import threading
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from edge_server.config.setting import shown_url
+from edge_server.config.setting import nearest, shown_url
 from edge_server.core.back_off import BackOff
 from edge_server.errors import NotReady
 from edge_server.plugins.cameras.failure_reason import failure_reason
@@ -24,7 +25,7 @@ from edge_server.plugins.cameras.sources.source_interface import SourceError, So
 from edge_server.plugins.cameras.streams.camera_stream import CameraStream
 from edge_server.plugins.cameras.streams.stream_registry import StreamRegistry
 from edge_server.plugins.cameras.zones.zone_monitor import ZoneMonitor
-from edge_server.protocol.frame_messages import Delivery, Frame, FrameHeader, FrameResult, StreamRequest
+from edge_server.protocol.frame_messages import Delivery, Frame, FrameHeader, FrameResult, StreamRequest, ZoneReport
 
 if TYPE_CHECKING:
     import numpy as np
@@ -82,7 +83,8 @@ class SourceRunner:
         self._pictures_lock = threading.Lock()
         self._title = ""
         self._answer_error = ""
-        self._zones = ZoneMonitor(entry.zones, entry.lines) if entry.zones or entry.lines else None
+        self._zones: ZoneMonitor | None = None
+        self.replace_zones(entry)
         self._failures = self._picture_count = 0
         self._offline_s = 0.0
         self._offline_since: float | None = time.monotonic()
@@ -96,6 +98,27 @@ class SourceRunner:
         self._stop.set()
         if self._stream is not None:
             self._stream.end()
+
+    def takes(self, entry: SourceEntry) -> bool:
+        """Return whether the entry differs from that of the runner in zones and lines only, or not at all."""
+        return dataclasses.replace(entry, zones=(), lines=()) == dataclasses.replace(self.entry, zones=(), lines=())
+
+    def replace_zones(self, entry: SourceEntry) -> None:
+        """Use the zones and lines of an entry from the next frame on. See `takes`."""
+        self.entry = entry
+        if not entry.zones and not entry.lines:
+            self._zones = None
+        elif self._zones is None:
+            self._zones = ZoneMonitor(entry.zones, entry.lines)
+        else:
+            self._zones.replace(entry.zones, entry.lines)
+        if self._stream is not None:
+            self._stream.zones = self._zones
+
+    @property
+    def zone_report(self) -> ZoneReport:
+        """The counts of zones and lines after the newest frame."""
+        return ZoneReport() if self._zones is None else self._zones.report
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the thread. Return False after the timeout: a read from a camera may last for seconds."""
@@ -143,6 +166,8 @@ class SourceRunner:
         reason = self.reason
         if self.state == RUNNING and self._answer_error:
             reason = f"its frames are answered with errors: {self._answer_error}"
+        elif self.state == RUNNING:
+            reason = self._zone_problem()
         return SourceReport(
             name=entry.name,
             url=shown_url(entry.url),
@@ -154,6 +179,21 @@ class SourceRunner:
             failures=self._failures,
             offline_s=self._offline_s + (0.0 if since is None else time.monotonic() - since),
         )
+
+    def _zone_problem(self) -> str:
+        """Return why zones or lines count nothing with this model, "" if they may count."""
+        entry, perception = self.entry, None if self._stream is None else self._stream.perception
+        if self._zones is None or self._stream is None:
+            return ""
+        if perception is None or perception.detections is None:
+            return f"its zones and lines count nothing: model '{entry.model}' detects no objects"
+        named = [(f"zone '{zone.name}'", zone.classes) for zone in entry.zones]
+        named += [(f"line '{line.name}'", line.classes) for line in entry.lines]
+        for name, classes in named if self.labels else ():
+            for label in classes:
+                if label not in self.labels:
+                    return f"{name}: model '{entry.model}' has no class '{label}'{nearest(label, self.labels)}"
+        return ""
 
     # -- the thread
 
@@ -249,6 +289,8 @@ class SourceRunner:
             self._set_state(CONNECTING, "")
         self._stream = stream
         stream.zones = self._zones
+        if problem := self._zone_problem():
+            _LOG.warning("source '%s': %s", entry.name, problem)
         self._watch(stream, self)
         if self._stop.is_set():
             stream.end()

@@ -63,7 +63,12 @@ class SourceSet:
         """Stop the sources that are absent or changed, and start the new and the changed ones. The results of those
         whose names are in `pictured` come with their pictures."""
         for name, runner in list(self._runners.items()):
-            if entries.get(name) != runner.entry:
+            entry = entries.get(name)
+            if entry is not None and runner.takes(entry):
+                if entry != runner.entry:
+                    runner.replace_zones(entry)
+                    self._on_state(runner)
+            else:
                 runner.stop()
                 self._stopped = [*(other for other in self._stopped if not other.join(0.0)), runner]
                 self._runners = {kept: one for kept, one in self._runners.items() if kept != name}
@@ -105,7 +110,26 @@ class SourceSet:
             running.add(labels, int(report.state == RUNNING))
             failures.add(labels, report.failures)
             offline.add(labels, report.offline_s)
-        return [running, failures, offline]
+        return [running, failures, offline, *self._zone_families()]
+
+    def _zone_families(self) -> list[Family]:
+        objects = Family("edge_zone_objects", "gauge", "Objects in the zone, by class")
+        loitering = Family("edge_zone_loitering_objects", "gauge", "Objects that loiter in the zone")
+        entered = Family("edge_zone_entered_total", "counter", "Objects that entered the zone")
+        crossings = Family("edge_line_crossings_total", "counter", "Crossings of the line")
+        for source, runner in sorted(self._runners.items()):
+            report = runner.zone_report
+            for zone in report.zones:
+                labels = {"source": source, "zone": zone.zone}
+                entered.add(labels, zone.entered)
+                for label, count in zone.counts.items():
+                    objects.add({**labels, "class": label}, count)
+                if zone.loitering is not None:
+                    loitering.add(labels, sum(zone.loitering.values()))
+            for line in report.lines:
+                for direction, count in (("in", line.in_count), ("out", line.out_count)):
+                    crossings.add({"source": source, "line": line.line, "direction": direction}, count)
+        return [objects, loitering, entered, crossings]
 
     def _watch(self, stream: CameraStream, runner: SourceRunner) -> None:
         # Called with the lock of all streams held; putting into a SimpleQueue takes no other lock.

@@ -251,9 +251,10 @@ class CameraStream:
             step_ns = flight.received_ns - received_ns
         boxes = np.array([(one.x_min, one.y_min, one.x_max, one.y_max) for one in detections], float).reshape(-1, 4)
         ids = tracker.update(boxes, np.array([one.score for one in detections], float), step_ns / 1e9)
-        if self.zones is None:
+        monitor = self.zones
+        if monitor is None:
             return tuple(replace(one, track_id=track_id) for one, track_id in zip(detections, ids, strict=True))
-        zones = self.zones.update(detections, ids, tracker.ids, step_ns / 1e9, size)
+        zones = monitor.update(detections, ids, tracker.ids, step_ns / 1e9, size)
         return tuple(
             replace(one, track_id=track_id, zones=found)
             for one, track_id, found in zip(detections, ids, zones, strict=True)

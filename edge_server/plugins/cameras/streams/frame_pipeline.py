@@ -292,13 +292,14 @@ class FramePipeline:
             seen = plan.perception.decode(outputs, row, one.fit, returns, model=self._model)
             result.classes, result.detections, result.mask = seen.classes, seen.detections, seen.mask
             threshold, stream = plan.perception.track_threshold, one.flight.stream
-            if stream.zones is not None and threshold is None:
+            zones = stream.zones
+            if zones is not None and threshold is None:
                 threshold = TRACK_THRESHOLD
             if threshold is not None and returns.has_detections:
                 size = one.fit.width, one.fit.height
                 result.detections = stream.track(one.flight, seen.detections, threshold, size)
-                if stream.zones is not None:
-                    result.zones = stream.zones.report
+                if zones is not None:
+                    result.zones = zones.report
         if returns.tensors:
             result.tensors = _tensors(returns, index if plan.has_rows else None, response, rows.array)
         if one.picture is not None and returns.has_annotated_jpeg:

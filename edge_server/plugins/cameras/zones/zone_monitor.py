@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edge_server.plugins.cameras.zones.zone_geometry import Polygons, Polylines
-from edge_server.plugins.cameras.zones.zone_settings import LineEntry, ZoneEntry
+from edge_server.plugins.cameras.zones.zone_settings import MAX_CLASSES, LineEntry, ZoneEntry
 from edge_server.protocol.frame_messages import (
     LINE_CROSSED,
     ZONE_ENTERED,
@@ -36,6 +36,9 @@ LINE_MARGIN = 0.01
 BOX_MARGIN = 0.05
 """The same in heights of the object's box: large boxes tremble more."""
 
+OTHER_CLASSES = "other"
+"""Counts the classes beyond the MAX_CLASSES of a zone."""
+
 
 @dataclass(slots=True)
 class _Stay:
@@ -57,6 +60,8 @@ class _Zone:
     stays: dict[int, _Stay] = field(default_factory=dict)
     """By track id."""
     entered: int = 0
+    labels: dict[str, None] = field(default_factory=dict)
+    """Classes that were in the zone, at most MAX_CLASSES. They are reported also with 0 objects."""
 
 
 @dataclass(slots=True)
@@ -234,7 +239,11 @@ class ZoneMonitor:
             loitering: Mapping[str, int] | None = None
             if zone.entry.loitering_s:
                 loitering = Counter(stay.label for stay in stays if stay.is_loitering)
-            counts = Counter(stay.label for stay in stays)
+            counts = dict.fromkeys(zone.labels, 0)
+            for stay in stays:
+                label = stay.label if stay.label in counts or len(counts) < MAX_CLASSES else OTHER_CLASSES
+                counts[label] = counts.get(label, 0) + 1
+            zone.labels |= dict.fromkeys(counts)
             zones.append(ZoneCounts(zone.entry.name, counts, zone.entered, loitering))
         lines = [LineCounts(line.entry.name, line.in_count, line.out_count) for line in self._lines]
         return ZoneReport(tuple(zones), tuple(lines), tuple(events))

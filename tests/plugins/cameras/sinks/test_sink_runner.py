@@ -12,7 +12,18 @@ from edge_server.plugins.cameras.sinks import sink_runner
 from edge_server.plugins.cameras.sinks.sink_interface import SinkMessage
 from edge_server.plugins.cameras.sinks.sink_runner import MAX_WAITING, SinkRunner
 from edge_server.plugins.cameras.source_and_sink_settings import SinkEntry
-from edge_server.protocol.frame_messages import FrameHeader, FrameResult
+from edge_server.protocol.frame_messages import (
+    LINE_CROSSED,
+    ZONE_ENTERED,
+    Detection,
+    FrameHeader,
+    FrameResult,
+    LineCounts,
+    ZoneCounts,
+    ZoneEvent,
+    ZonePresence,
+    ZoneReport,
+)
 
 PATIENCE_S = 20.0
 
@@ -206,3 +217,75 @@ def test_a_sink_without_messages_has_no_thread(start):
     before = threading.active_count()
     start()
     assert threading.active_count() == before
+
+
+def zoned(*objects: tuple[str, ZonePresence | None], loitering=None, crossings: int = 0) -> SinkMessage:
+    """Return a result with objects, each a label and its zone."""
+    found = tuple(
+        Detection(1, 2, 3, 4, 0.9, 0, label, track_id=number, zones=() if zone is None else (zone,))
+        for number, (label, zone) in enumerate(objects, 1)
+    )
+    report = ZoneReport((ZoneCounts("yard", {}, 0, loitering),), (LineCounts("gate", crossings, 0),))
+    return SinkMessage("door", FrameResult(FrameHeader(), model="m", detections=found, zones=report), "camera")
+
+
+YARD = ZonePresence("yard", 1.0)
+
+
+def test_a_change_of_a_zone_or_line_is_a_change(start, sink):
+    runner = start()
+    for crossings in (0, 0, 1, 1):
+        runner.put(zoned(("cat", None), crossings=crossings))
+    runner.close(PATIENCE_S)
+    assert len(sink.sent) == 2
+
+
+@pytest.mark.parametrize("on_change", [True, False])
+def test_only_objects_in_required_zones_are_sent_and_the_end_of_their_presence_once(start, sink, on_change):
+    runner = start(required_zones=("yard",), on_change=on_change)
+    other = ZonePresence("street", 1.0)
+    for objects in ([("cat", YARD), ("dog", other)], [("dog", other)], [("dog", None)], [], [("cow", YARD)]):
+        runner.put(zoned(*objects))
+    runner.close(PATIENCE_S)
+    assert labels(sink) == [["cat"], [], ["cow"]]
+
+
+def test_in_a_required_zone_with_loitering_only_who_loiters_counts(start, sink):
+    runner = start(required_zones=("yard",))
+    runner.put(zoned(("cat", YARD), ("dog", ZonePresence("yard", 9.0, is_loitering=True)), loitering={"dog": 1}))
+    runner.close(PATIENCE_S)
+    assert labels(sink) == [["dog"]]
+
+
+def event(kind: str, name: str) -> SinkMessage:
+    direction = "in" if kind == LINE_CROSSED else ""
+    return SinkMessage(
+        "door", event=ZoneEvent(kind, name, "cat", 7, direction=direction), header=FrameHeader(5, 6, "", 9)
+    )
+
+
+def test_each_event_is_sent_whatever_the_pace(start, sink, message):
+    runner = start(interval_s=60.0)
+    runner.put(message("door", "cat"))
+    for one in (event(ZONE_ENTERED, "yard"), event(LINE_CROSSED, "gate"), event(ZONE_ENTERED, "yard")):
+        runner.put(one)
+    runner.close(PATIENCE_S)
+    assert [one.as_json() for one in sink.sent[1:3]] == [
+        {"kind": "zone.entered", "source": "door", "zone": "yard", "label": "cat", "track_id": 7, "seq": 9,
+         "stamp": {"sec": 5, "nanosec": 6}, "clock": ""},
+        {"kind": "line.crossed", "source": "door", "line": "gate", "label": "cat", "track_id": 7, "direction": "in",
+         "seq": 9, "stamp": {"sec": 5, "nanosec": 6}, "clock": ""},
+    ]  # fmt: skip
+    assert len(sink.sent) == 4
+
+
+def test_a_sink_with_required_zones_gets_their_events_and_one_for_pictures_gets_none(start, sink):
+    runner = start(required_zones=("yard",))
+    for one in (event(ZONE_ENTERED, "street"), event(ZONE_ENTERED, "yard"), event(LINE_CROSSED, "gate")):
+        runner.put(one)
+    pictures = start(url="/tmp/pictures/")
+    pictures.put(event(ZONE_ENTERED, "yard"))
+    runner.close(PATIENCE_S)
+    pictures.close(PATIENCE_S)
+    assert [one.event.name for one in sink.sent] == ["yard"]
+    assert pictures.report().received == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -49,10 +50,15 @@ def test_a_zone_of_the_sources_file_counts_in_results_and_topics(
     file = tmp_path / "cameras.toml"
     file.write_text(CAMERAS.format(log=log, port=broker.port))
     listener = listen()
-    start_server(
+    http = start_server(
         MODELS, "--load-model=face_detection_yunet", "--model-control-mode=explicit", f"--sources-file={file}",
         environment=dict(os.environ),
     )  # fmt: skip
+
+    def ask(path: str):
+        with urllib.request.urlopen(f"http://{http}{path}") as answer:
+            return json.loads(answer.read())
+
     assert eventually(lambda: listener.topics.get("edge/door/zone/yard/count") == "1")
     assert listener.topics["edge/door/zone/yard/count/face"] == "1"
     assert listener.topics["edge/door/zone/corner/count"] == "0"
@@ -71,3 +77,20 @@ def test_a_zone_of_the_sources_file_counts_in_results_and_topics(
     (crossings,) = [one for one in entities if one["state_topic"] == "edge/door/line/gate/in"]
     assert (crossings["name"], crossings["state_class"]) == ("gate in", "total_increasing")
     assert len({one["unique_id"] for one in entities}) == len(entities)
+    assert json.loads(listener.topics["edge/door/event"])["zone"] == "yard"
+    entered = {"source": "door", "zone": "yard", "label": "face", "track_id": 1}
+    seen = [one for one in ask("/edge/v1/events?follow=false") if one["kind"] == "zone.entered"]
+    assert entered.items() <= seen[0].items()
+
+    # Other zones: those that stay keep their counts, and the camera is not opened again.
+    opened = ask("/edge/v1/streams")["streams"][0]["open_s"]
+    file.write_text(file.read_text().replace('"corner"', '"nook"').replace('"gate"', '"door"'))
+    assert eventually(lambda: listener.topics.get("edge/door/zone/nook/count") == "0")
+    assert eventually(lambda: listener.topics["edge/door/zone/corner/count"] == "")
+    assert listener.topics["edge/door/line/gate/in"] == ""
+    assert listener.topics["edge/door/line/door/out"] == "0"
+    assert listener.topics["edge/door/zone/yard/count"] == "1"
+    assert [text for topic, text in listener.topics.items() if "corner" in topic or "gate" in topic] == [""] * 6
+    assert ask("/edge/v1/streams")["streams"][0]["open_s"] > opened
+    results = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [one for one in results if one["kind"] == "result"][-1]["zones"]["yard"]["entered"] == 1

@@ -14,6 +14,7 @@ from edge_server.plugins.cameras import server_cameras
 from edge_server.plugins.cameras.server_cameras import ServerCameras
 from edge_server.plugins.cameras.settings import SourcesConfig
 from edge_server.plugins.cameras.source_and_sink_settings import SinkEntry, SourceEntry
+from edge_server.telemetry.event_bus import EventBus
 
 FOLDER = """
 [[sources]]
@@ -35,10 +36,10 @@ def start(core, monkeypatch):
     made = []
 
     def make(**fields):
-        cameras = ServerCameras(
-            SourcesConfig(**fields), core.streams, lambda kind, /, **rest: events.append((kind, rest))
-        )
-        cameras.events = events = []
+        bus, events = EventBus(), []
+        bus.subscribe(lambda event: events.append((event.kind, dict(event.fields))))
+        cameras = ServerCameras(SourcesConfig(**fields), core.streams, bus)
+        cameras.events = events
         made.append(cameras)
         cameras.start()
         return cameras
@@ -151,3 +152,29 @@ def test_sources_and_sinks_import_their_libraries_when_they_need_them() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[] 1"
+
+
+def test_zones_over_a_model_that_detects_nothing_are_reported_and_change_without_a_new_stream(
+    start, core, folder, eventually
+):
+    text = f"[[sources]]\nname='door'\nurl='{folder}'\nmodel='sum'\nfps=50\n"
+    file = folder.parent / "zones.toml"
+    file.write_text(text + "[[sources.zones]]\nname='yard'\n[[sources.lines]]\nname='gate'\npoints=[[0,0],[1,1]]\n")
+    cameras = start(file=str(file))
+    assert eventually(lambda: cameras.report().sources[0].state == "RUNNING")
+    reason = cameras.report().sources[0].reason
+    assert reason == "its zones and lines count nothing: model 'sum' detects no objects"
+    assert {f.name: list(f.samples()) for f in cameras.families() if f.name.startswith(("edge_zone", "edge_line"))} == {
+        "edge_zone_objects": [],
+        "edge_zone_loitering_objects": [],
+        "edge_zone_entered_total": [("", {"source": "door", "zone": "yard"}, 0)],
+        "edge_line_crossings_total": [
+            ("", {"source": "door", "line": "gate", "direction": "in"}, 0),
+            ("", {"source": "door", "line": "gate", "direction": "out"}, 0),
+        ],
+    }
+    (before,) = core.streams.reports()
+    file.write_text(text)
+    assert eventually(lambda: cameras.report().sources[0].reason == "")
+    (after,) = core.streams.reports()
+    assert (after.open_s > before.open_s, cameras.report().sources[0].failures) == (True, 0)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.plugins.cameras.zones.zone_monitor import ZoneMonitor
-from edge_server.plugins.cameras.zones.zone_settings import MAX_WINDOW, LineEntry, ZoneEntry
+from edge_server.plugins.cameras.zones.zone_settings import MAX_CLASSES, MAX_WINDOW, LineEntry, ZoneEntry
 from edge_server.protocol.frame_messages import Detection, LineCounts
 
 SIZE = (200, 100)
@@ -45,7 +45,7 @@ class Camera:
 
     @property
     def counts(self) -> dict[str, int]:
-        return dict(self.monitor.report.zones[0].counts)
+        return {label: count for label, count in self.monitor.report.zones[0].counts.items() if count}
 
     @property
     def line(self) -> LineCounts:
@@ -281,6 +281,18 @@ def test_crossings_of_one_object_alternate(path):
     assert (line.in_count, line.out_count) == (directions.count("in"), directions.count("out"))
     if path and abs(path[0][1] - 0.5) > 0.02 and abs(path[-1][1] - 0.5) > 0.02:
         assert line.in_count - line.out_count == int(path[-1][1] > 0.5) - int(path[0][1] > 0.5)
+
+
+def test_a_class_that_was_there_is_reported_with_0_and_too_many_classes_are_counted_together():
+    camera = Camera(ZoneEntry("yard", inertia=1))
+    camera.see(at(IN))
+    camera.see(gone=(1,))
+    assert camera.monitor.report.zones[0].counts == {"person": 0}
+    for number in range(MAX_CLASSES + 5):
+        camera.see(at(IN, f"kind {number}"), ids=[number + 2])
+    counts = camera.monitor.report.zones[0].counts
+    assert len(counts) == MAX_CLASSES + 1
+    assert (counts["person"], counts["kind 0"], counts["other"]) == (0, 1, 6)
 
 
 def test_memory_is_bounded_by_the_tracks_that_are_alive():

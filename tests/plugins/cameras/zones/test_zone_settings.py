@@ -135,3 +135,13 @@ def test_entries_become_the_same_tables_again():
     assert entries_as_plain(parse_zones(zones)) == zones
     lines = [{"name": "gate", "points": [[0, 0], [1, 1]]}]
     assert entries_as_plain(parse_lines(lines)) == lines
+
+
+def test_a_zone_that_a_sink_requires_must_exist(tmp_path):
+    path = tmp_path / "cameras.toml"
+    path.write_text(
+        "[[sources]]\nname='door'\nurl='demo'\nmodel='m'\n[[sources.zones]]\nname='yard'\n"
+        "[[sinks]]\nname='log'\nurl='/tmp/log'\nrequired_zones=['yrad']"
+    )
+    with pytest.raises(ConfigError, match="sink 'log': no source has the zone 'yrad', did you mean 'yard'"):
+        read_entries(str(path))
