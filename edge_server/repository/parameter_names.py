@@ -16,7 +16,8 @@ OWN_NAMES = frozenset({"python", "c_abi", "ensemble"})
 READ_NAMES = frozenset({
     "canary_max_error_rate", "canary_max_p99_ratio", "canary_min_requests", "canary_share", "chat_tokenizer",
     "class_activation", "class_output", "cpu_nthread", "creation_delay_sec", "crop_mode", "deepstack",
-    "detection_activation", "detection_background", "detection_box_format", "detection_box_unit",
+    "detection_activation", "detection_background", "detection_bins", "detection_box_format", "detection_box_unit",
+    "detection_columns", "detection_keypoint_values", "detection_transposed", "image_constants",
     "detection_class_agnostic", "detection_head", "detection_iou_threshold", "detection_keypoints",
     "detection_mask_coefficients", "detection_max",
     "detection_outputs", "detection_score_threshold", "detection_strides", "detection_track_threshold",
