@@ -173,7 +173,7 @@ def check_layout(declaration: DetectionDeclaration, size: NetworkSize, arrays: S
 def count_classes(declaration: DetectionDeclaration, shapes: Sequence[tuple[int, ...]]) -> int | None:
     """Return the number of classes in outputs of these shapes, or None if they do not tell it."""
     kind = declaration.head
-    if kind in (HeadKind.YUNET, HeadKind.BLAZEFACE):
+    if kind in (HeadKind.YUNET, HeadKind.BLAZEFACE, HeadKind.DBNET):
         return 1
     if declaration.is_transposed:
         shapes = [shapes[0][::-1], *shapes[1:]]

@@ -198,6 +198,7 @@ BESIDE = {
     "image_pad_value": {"image_fit": "letterbox"},
     "image_mean": {"image_scale": "1"},
     "image_stddev": {"image_scale": "1"},
+    "detection_unclip_ratio": {"detection_head": "dbnet"},
     "detection_track_threshold": {"detection_head": "ssd", "track": "bytetrack"},
     "detection_keypoints": {"detection_head": "yolov8"},
     "detection_mask_coefficients": {"detection_head": "yolov8"},

@@ -38,6 +38,7 @@ from edge_server.plugins.vision.outputs.rotated_boxes import (
     rotated_to_original,
 )
 from edge_server.plugins.vision.outputs.ssd import DetectionRows, FinalTensors, SelectedBoxes, Ssd
+from edge_server.plugins.vision.outputs.text_lines import TextMap
 from edge_server.plugins.vision.outputs.yolo import ClassColumns, ClassRows, FinalRows, ObjectnessRows, YoloxGrid
 from edge_server.plugins.vision.resize import FittedPicture
 from edge_server.protocol.frame_messages import Detection, Keypoint, ObjectMask, RotatedBox
@@ -322,6 +323,8 @@ def _make_head(declaration: DetectionDeclaration, encoding: BoxEncoding, output_
         return SelectedBoxes(encoding, declaration.background)
     if kind is HeadKind.DETECTION_OUTPUT:
         return DetectionRows(encoding, declaration.background)
+    if kind is HeadKind.DBNET:
+        return TextMap(size, declaration.unclip_ratio)
     if kind is HeadKind.YUNET:
         return YuNet(size, declaration.strides)
     if kind is HeadKind.DETR:

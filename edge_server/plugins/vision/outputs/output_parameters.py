@@ -55,6 +55,7 @@ class HeadKind(enum.Enum):
     PPYOLOE = "ppyoloe"
     NANODET = "nanodet"
     NANODET_PLUS = "nanodet_plus"
+    DBNET = "dbnet"
 
 
 TRACK_THRESHOLD = 0.5
@@ -211,6 +212,9 @@ TRAITS: Mapping[HeadKind, HeadTraits] = {
     HeadKind.NANODET_PLUS: HeadTraits(
         "as nanodet, distances from the corner of a cell", (*_NMS, *_DISTRIBUTIONS), strides=(8, 16, 32, 64)
     ),
+    HeadKind.DBNET: HeadTraits(
+        "[1, H, W]: probability that a pixel is in a line of text; gives oriented boxes", ("detection_unclip_ratio",)
+    ),
 }
 
 COMMON_PARAMETERS = (
@@ -279,6 +283,9 @@ HEAD_PARAMETERS = (
         "order of the columns; image: rows of all frames of a batch in one list",
     ),
     DeclaredParameter("detection_bins", "2 to 64", "8", "values of a distribution of a distance, reg_max + 1"),
+    DeclaredParameter(
+        "detection_unclip_ratio", "0 to 10", "1.6", "a text box grows by this, times its area over its circumference"
+    ),
 )
 """Keys of some heads, see TRAITS."""
 CLASS_PARAMETERS = (
@@ -334,6 +341,7 @@ class DetectionDeclaration:
     is_transposed: bool
     columns: tuple[Column, ...]
     bins: int
+    unclip_ratio: float
     track_threshold: float | None
     """Least score that starts a track; None: no tracking."""
     is_deepstack: bool
@@ -427,6 +435,7 @@ class _Reader:
             is_transposed=self._boolean("detection_transposed"),
             columns=self._columns(),
             bins=self._integer("detection_bins", 8, 2, 64),
+            unclip_ratio=self._number("detection_unclip_ratio", 1.6, 10.0),
             track_threshold=self._track_threshold(),
             is_deepstack=self._boolean("deepstack"),
         )
