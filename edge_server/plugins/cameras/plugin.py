@@ -1,5 +1,5 @@
-"""Entry module of the plugin `cameras`: declares the settings of cameras and the commands `stream` and `view`, and
-checks the settings before a server starts."""
+"""Entry module of the plugin `cameras`: declares the settings of cameras and the commands `stream`, `view` and
+`cameras`, and checks the settings before a server starts."""
 
 from __future__ import annotations
 
@@ -31,6 +31,11 @@ class CamerasPlugin(Plugin):
             "view",
             "show the frame streams of a running server in the Foxglove viewer",
             "edge_server.plugins.cameras.commands.view",
+        ),
+        Command(
+            "cameras",
+            "find the network cameras of the local network, with the URLs of their streams (ONVIF)",
+            "edge_server.plugins.cameras.commands.find_cameras",
         ),
     )
 

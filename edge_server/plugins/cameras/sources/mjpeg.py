@@ -74,9 +74,10 @@ class MjpegCamera:
                 places.append(f"https://{host.removesuffix(':80')}/")
             passwords.add_password(None, places, unquote(parts.username), unquote(parts.password or ""))
         # Without a proxy: a camera is on the machine's own network.
+        # Without `ca`, the context of the system's certificates is made only if the camera speaks TLS.
         opener = urllib.request.build_opener(
             urllib.request.ProxyHandler({}),
-            urllib.request.HTTPSHandler(context=trusting(ca)),
+            *([urllib.request.HTTPSHandler(context=trusting(ca))] if ca else []),
             urllib.request.HTTPBasicAuthHandler(passwords),
             urllib.request.HTTPDigestAuthHandler(passwords),
             _SameHostRedirects(self.title),
