@@ -15,7 +15,7 @@ import numpy as np
 from edge_server.errors import InvalidRequest, ServingFault
 from edge_server.plugins.vision.decode import opencv
 from edge_server.plugins.vision.outputs.detections import MAX_POSITION
-from edge_server.plugins.vision.perception import Perception
+from edge_server.plugins.vision.perception import Overlay, Perception
 from edge_server.protocol.frame_messages import ClassScore, Detection, Keypoint, Mask, ObjectMask
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ _COLORS = np.array(
     ],
     np.uint8,
 )  # fmt: skip
+_ACTIVE_OPACITY = 0.2
+_OVERLAY = (255, 235, 120)
 _WHITE, _BLACK, _PANEL = (255, 255, 255), (0, 0, 0), (32, 32, 32)
 
 
@@ -72,6 +74,8 @@ def annotated(bgr: Pixels, perception: Perception) -> Pixels:
     pen = _Pen(opencv(), canvas)
     if perception.mask is not None:
         pen.tint(perception.mask)
+    for overlay in perception.overlays:
+        pen.overlay(overlay)
     # The best is drawn last, on top of the others.
     for detection in reversed(perception.detections):
         if detection.mask is not None:
@@ -130,6 +134,39 @@ class _Pen:
         self._cv2.copyTo(mixed, pixels, area)
         contours, _ = self._cv2.findContours(pixels, self._cv2.RETR_CCOMP, self._cv2.CHAIN_APPROX_SIMPLE)
         self._cv2.drawContours(self._canvas, contours, -1, color, max(1, self._line // 2), offset=(mask.x, mask.y))
+
+    def overlay(self, overlay: Overlay) -> None:
+        """Draw a polygon, filled lightly while it is active, or a line with an arrow to its right, and its text."""
+        points = np.array(overlay.points) * (self._width, self._height)
+        lines = [self._sixteenths(points).astype(np.int32)]
+        if overlay.is_closed and overlay.is_active:
+            filled = self._canvas.copy()
+            self._cv2.fillPoly(filled, lines, _OVERLAY, shift=4)
+            self._canvas[:] = self._cv2.addWeighted(self._canvas, 1 - _ACTIVE_OPACITY, filled, _ACTIVE_OPACITY, 0)
+        if not overlay.is_closed:
+            lines.append(self._sixteenths(self._arrow(points)).astype(np.int32))
+        # A dark edge, so that it is seen on any ground.
+        for color, width in ((_BLACK, self._line + 2), (_OVERLAY, self._line)):
+            self._cv2.polylines(self._canvas, lines, overlay.is_closed, color, width, self._cv2.LINE_AA, 4)
+        text = self._measure(overlay.text)
+        wide, high = text.width + 2 * self._gap, text.height + text.below + 2 * self._gap
+        # At the highest point, where the boxes of objects that stand in the zone seldom are.
+        x, y = points[points[:, 1].argmin()].tolist()
+        left = max(0, min(round(x), self._width - wide))
+        top = max(0, min(round(y), self._height - high))
+        self._cv2.rectangle(self._canvas, (left, top), (left + wide - 1, top + high - 1), _PANEL, -1)
+        self._write(text, left + self._gap, top + self._gap, _OVERLAY)
+
+    def _arrow(self, points: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Return an arrow from the middle of the longest part of a line to its right."""
+        parts = np.diff(points, axis=0)
+        longest = int(np.hypot(*parts.T).argmax())
+        along = parts[longest] / max(np.hypot(*parts[longest]), 1e-9)
+        right = np.array((-along[1], along[0]))
+        middle = points[longest] + parts[longest] / 2
+        size = 10 * self._line
+        tip, wing = middle + size * right, size * 0.35
+        return np.array((middle, tip, tip - wing * (right + along), tip, tip - wing * (right - along)))
 
     def outline(self, found: Detection) -> None:
         """Draw the box and the keypoints."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -36,13 +36,23 @@ DEFAULT_TOP_K = 5
 """Number of classes to return if neither the stream nor `image_top_k` states it."""
 
 
+class Overlay(NamedTuple):
+    """A polygon, or an open line with an arrow to its right, over a picture. Points are fractions of the picture."""
+
+    text: str
+    points: tuple[tuple[float, float], ...]
+    is_closed: bool
+    is_active: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Perception:
-    """Results of one frame; empty or None if not requested."""
+    """Results of one frame; empty or None if not requested. `overlays` are drawn over the picture, and sent nowhere."""
 
     classes: tuple[ClassScore, ...] = ()
     detections: tuple[Detection, ...] = ()
     mask: Mask | None = None
+    overlays: tuple[Overlay, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from PIL import Image
 
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.vision.draw import annotated, annotated_jpeg
-from edge_server.plugins.vision.perception import Perception
+from edge_server.plugins.vision.perception import Overlay, Perception
 from edge_server.protocol.frame_messages import ClassScore, Detection, Keypoint, Mask, ObjectMask, RotatedBox
 
 GRAY = 90
@@ -131,6 +131,26 @@ def test_classes_are_listed_in_the_corner_with_score_bars() -> None:
     assert drawn[8, 4].tolist() != drawn[35, 4].tolist()
 
 
+def test_a_zone_is_outlined_and_filled_only_while_it_is_active() -> None:
+    corners = ((0.25, 0.25), (0.75, 0.25), (0.75, 0.75), (0.25, 0.75))
+    for is_active in (False, True):
+        zone = Overlay("yard", corners, is_closed=True, is_active=is_active)
+        marks = changed(annotated(frame(), Perception(overlays=(zone,))))
+        assert marks[240, 158:163].any()
+        assert marks[240, 478:483].any()
+        assert marks[240, 200:440].any() == is_active
+        assert not marks[:110].any()
+        assert not marks[370:].any()
+
+
+def test_the_arrow_of_a_line_points_to_its_right() -> None:
+    level = ((0.1, 0.5), (0.9, 0.5))
+    for points, below in ((level, True), (level[::-1], False)):
+        marks = changed(annotated(frame(), Perception(overlays=(Overlay("gate", points, is_closed=False),))))
+        assert marks[250:262, 318:323].any() == below
+        assert marks[218:230, 318:323].any() != below
+
+
 EVERYTHING = (
     Detection(-1e6, -1e6, 1e6, 1e6, float("1e30"), 2**32 - 1, "ünïcode 顔" * 50, (Keypoint(0, 0),)),
     Detection(0, 0, 1e-3, 1e-3, 0.0, 0),
@@ -142,7 +162,8 @@ EVERYTHING = (
 def test_results_of_any_type_are_drawn_on_images_of_any_size(width: int, height: int) -> None:
     mask = Mask(height, width, "mono8", bytes(range(256)) * (width * height // 256) + bytes(width * height % 256))
     names = tuple(ClassScore(index, -5.0 + index, "x" * 300) for index in range(20))
-    data = annotated_jpeg(frame(width, height), Perception(names, EVERYTHING, mask))
+    overlays = (Overlay("x" * 300, ((0, 0), (1, 1), (0, 1)), True, True), Overlay("", ((0, 0), (1e-3, 1e-3)), False))
+    data = annotated_jpeg(frame(width, height), Perception(names, EVERYTHING, mask, overlays))
     assert Image.open(io.BytesIO(data)).size == (width, height)
 
 

@@ -340,6 +340,8 @@ class FramePipeline:
                 seen = plan.perception.decode(outputs, row, one.fit, plan.perception.what, model=self._model)
                 if tracked:
                     seen = dataclasses.replace(seen, detections=tracked)
+        if (zones := one.flight.stream.zones) is not None:
+            seen = dataclasses.replace(seen, overlays=zones.overlays())
         one.view.show(ViewedFrame(one.flight.header, picture, seen), time.monotonic_ns())
 
     def _drawn(self, picture: Picture, result: FrameResult, returns: Returns) -> bytes:

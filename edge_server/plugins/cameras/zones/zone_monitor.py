@@ -29,6 +29,7 @@ from edge_server.protocol.frame_messages import (
 
 if TYPE_CHECKING:
     from edge_server.plugins.cameras.zones.zone_geometry import Floats
+    from edge_server.plugins.vision.perception import Overlay
 
 LINE_MARGIN = 0.01
 """A crossing counts once the object is at least this far from the line, in heights of the picture: boxes tremble."""
@@ -98,6 +99,13 @@ class ZoneMonitor:
         self._polygons = Polygons([entry.points for entry in zones]) if zones else None
         self._polylines = Polylines([entry.points for entry in lines]) if lines else None
         self.report = self._make_report(())
+
+    def overlays(self) -> tuple[Overlay, ...]:
+        """Return what is drawn over a picture. Only for the thread that calls `update`."""
+        from edge_server.plugins.cameras.zones.zone_overlays import make_overlays
+
+        zones, lines = [zone.entry for zone in self._zones], [line.entry for line in self._lines]
+        return make_overlays(zones, lines, self.report)
 
     def update(
         self,
