@@ -69,6 +69,19 @@ class TritonPythonModel:
 """
 """A segmentation whose class 1 is the right quarter of any picture."""
 
+SOURCES = """
+[[sources]]
+name = "gate"
+url = "rtsp://127.0.0.1:1/stream"
+model = "face_detection_yunet"
+
+[[sources]]
+name = "door"
+url = "demo"
+model = "face_detection_yunet"
+fps = 10
+"""
+
 RIGHT_AND_LEFT = """
 const canvas = document.querySelector(".answer canvas");
 const row = canvas.getContext("2d").getImageData(0, canvas.height / 2, canvas.width, 1).data;
@@ -160,6 +173,37 @@ def test_a_copied_model_appears_and_a_failed_one_has_its_reason(page: Any, modul
     page.wait(f"!{row('late')}?.innerText.includes('READY')")
 
 
+def test_failed_models_are_first_and_more_than_twenty_are_folded(
+    browser: Any, serve: Any, repository: Any, identity: Any
+) -> None:
+    names = [f"many_{number:02}" for number in range(23)]
+    for name in names:
+        repository.add(name, identity())
+    (repository.path / "z_broken/1").mkdir(parents=True)
+    (repository.path / "z_broken/1/model.onnx").write_bytes(b"not a model")
+    filter_by = (
+        "const filter = document.querySelector('#models-filter'); filter.value = arguments[0];"
+        "filter.dispatchEvent(new Event('input'))"
+    )
+    shown = "return [...document.querySelectorAll('[data-model]')].map((one) => one.dataset.model)"
+    with serve(repository.path) as server:
+        browser.open(server.url("/"))
+        browser.wait("document.querySelector('#models-failed').textContent === '1 failed'")
+        browser.wait("document.querySelector('#models-count').textContent === '23 of 24 ready'")
+        assert browser.run(shown) == ["z_broken", *names[:19]]
+        assert browser.run("return document.querySelector('#models-more').textContent") == "Show 4 more"
+        browser.click("#models-more")
+        assert len(browser.run(shown)) == 24
+        browser.click("#models-more")
+        browser.run(filter_by, "MANY ready 2")
+        assert browser.run(shown) == [name for name in names if "2" in name]
+        browser.run(filter_by, "nothing")
+        assert (
+            browser.run("return document.querySelector('#models-empty').textContent") == "No model matches “nothing”."
+        )
+        browser.open("about:blank")
+
+
 def test_a_picture_dropped_on_the_form_is_classified(page: Any) -> None:
     page.wait("document.querySelector('#try-model option[value=\"efficientnet_lite0\"]')")
     page.click('[data-model="efficientnet_lite0"] .actions button')
@@ -237,6 +281,59 @@ def test_the_boxes_of_the_demo_camera_appear_live(page: Any, server: Any) -> Non
         page.click(".camera button")
         page.wait("document.querySelector('.camera img').hidden")
     page.wait("!document.querySelector('.camera')")
+
+
+def test_a_click_makes_a_camera_large_with_labels_of_the_size_of_text(page: Any, server: Any) -> None:
+    with camera(server):
+        page.wait("document.querySelector('.camera img')?.naturalWidth > 0")
+        assert page.run("return document.querySelector('main section').id") == "cameras"
+        page.click(".camera .picture")
+        page.wait("document.querySelector('dialog.large .found')?.textContent === '1 face'")
+        width, screen = page.run("return [document.querySelector('.stage canvas').clientWidth, window.innerWidth]")
+        assert width > screen / 2
+        page.click("dialog.large button")
+        page.wait("!document.querySelector('dialog.large')")
+    page.wait("document.querySelector('main section').id === 'models'")
+
+
+def test_a_failed_camera_is_red_with_its_reason(browser: Any, serve: Any, repository: Any, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "model_repository/face_detection_yunet", repository.path / "face_detection_yunet")
+    cameras = tmp_path / "cameras.toml"
+    cameras.write_text(SOURCES)
+    with serve(repository.path, f"--sources-file={cameras}") as server:
+        browser.open(server.url("/"))
+        browser.wait("document.querySelector('#cameras-failed')?.textContent === '1 failed'")
+        browser.wait("document.querySelector('#cameras-count')?.textContent === '1 of 2 open'")
+        card = "document.querySelector('[data-stream=\"gate\"]')"
+        browser.wait(f"{card}.classList.contains('failed') && {card}.innerText.includes('127.0.0.1')")
+        assert browser.run(f"return {card}.querySelector('.picture').disabled")
+        browser.wait("document.querySelector('[data-stream=\"door\"] img')?.naturalWidth > 0")
+        browser.console()
+        browser.open("about:blank")
+
+
+def test_rows_are_gray_while_the_server_is_gone(browser: Any, serve: Any, repository: Any, identity: Any) -> None:
+    repository.add("one", identity())
+    with serve(repository.path) as server:
+        browser.open(server.url("/"))
+        browser.wait(f"{row('one')}?.innerText.includes('READY')")
+        server.stop()
+        browser.wait("document.querySelector('#problem').textContent.startsWith('The server does not answer.')")
+        assert browser.run(f"return getComputedStyle({row('one')}).filter") == "grayscale(1)"
+        assert browser.run("return document.querySelector('#ready').textContent") == "no answer"
+        browser.console()
+        browser.open("about:blank")
+
+
+def test_a_file_dropped_beside_the_zone_does_not_replace_the_page(page: Any) -> None:
+    script = """
+    const dataTransfer = new DataTransfer();
+    dataTransfer.items.add(new File(["x"], "picture.jpg", { type: "image/jpeg" }));
+    const drop = new DragEvent("drop", { dataTransfer, cancelable: true, bubbles: true });
+    document.querySelector("#events").dispatchEvent(drop);
+    return drop.defaultPrevented;
+    """
+    assert page.run(script)
 
 
 def test_heat_is_shown_with_its_limits(page: Any, board: Any) -> None:

@@ -1,90 +1,123 @@
-// Section of the page: frame streams, each with a live picture with the results drawn in, rates, drops by reason, ages.
+// Section of the page: cameras of the server and other frame streams, each with a live picture with the results drawn in,
+// rates, drops by reason, ages.
 
 import { access, request } from "../api.js";
-import { element, formatNumber, keepChildren, note, setText } from "../dom.js";
+import { element, formatNumber, keepChildren, note, setBadge, setText } from "../dom.js";
+import { openLarge } from "./panel_large.js";
 
 export const id = "cameras";
 export const title = "Cameras";
-export const paths = ["edge/v1/streams"];
+export const paths = ["edge/v1/streams", "edge/v1/cameras"];
 
 const MAX_SHOWN = 6;
 const REASONS = {
   NEWER: "replaced by a newer one", MAX_AGE: "too old", DEADLINE: "past the deadline", MAX_FPS: "above the frame rate",
   SLOW_READER: "results not read", GOVERNOR: "held back by the governor", CLOSED: "stream closed",
 };
+const KINDS = { RUNNING: "ok", FAILED: "bad" };
 const cards = new Map();
 
 export function makePanel() {
   const count = element("span", { id: "cameras-count", class: "muted" });
+  const failed = element("span", { id: "cameras-failed" });
+  const problem = element("p", { id: "cameras-problem", class: "banner", hidden: true });
   const container = element("div", { id: "cameras-cards", class: "grid cameras" });
   const empty = element(
-    "p", { id: "cameras-empty", class: "card empty" }, "No frame stream is open. ",
-    element("code", {}, "edge-server stream --source=demo"), " opens one.",
+    "p", { id: "cameras-empty", class: "card empty" }, "No camera is connected. ",
+    element("code", {}, "edge-server stream --source=demo"), " sends one; a camera in the file of ",
+    element("code", {}, "--sources-file"), " is opened by the server.",
   );
   const hint = element("p", { id: "cameras-note", class: "note", hidden: true });
-  function update(found) {
-    const streams = found?.streams ?? [];
-    setText(count, streams.length ? `${streams.length} open` : "");
-    empty.hidden = Boolean(streams.length);
-    note(hint, access.allowed.view || !streams.length ? "" :
+  function update(found, own) {
+    const cameras = merged(found?.streams ?? [], own?.sources ?? []);
+    const lost = cameras.filter((camera) => camera.source?.state === "FAILED").length;
+    setText(count, cameras.length ? `${cameras.filter((camera) => camera.stream).length} of ${cameras.length} open` : "");
+    setBadge(failed, lost ? `${lost} failed` : "", "bad");
+    failed.hidden = !lost;
+    const sinks = (own?.sinks ?? []).filter((sink) => sink.state === "FAILED").map((sink) => `Results do not reach ${sink.name}: ${sink.reason}`);
+    note(problem, [own?.problem && `The cameras are unchanged: ${own.problem}`, ...sinks].filter(Boolean).join("\n"));
+    empty.hidden = Boolean(cameras.length) || !found;
+    note(hint, !found ? "Cameras need a key." : access.allowed.view || !cameras.length ? "" :
       "Pictures are shown on the machine itself, or with a key for the category view.");
-    keepChildren(container, cards, streams, (stream) => stream.stream_id, makeCard);
+    keepChildren(container, cards, cameras, (camera) => camera.name, makeCard);
+    return cameras.length > 0 || Boolean(own?.problem);
   }
-  return { heading: count, nodes: [container, empty, hint], update };
+  return { heading: element("span", { class: "row" }, count, failed), nodes: [problem, container, empty, hint], update };
+}
+
+/** Return {name, stream, source}: the cameras of the server in the order of their file, then other frame streams. */
+function merged(streams, sources) {
+  const byName = new Map(streams.map((stream) => [stream.stream_id, stream]));
+  // The frame stream of a camera stays open while the camera is lost.
+  const streamOf = ({ name, state }) => (state === "FAILED" ? null : byName.get(name) ?? null);
+  const own = sources.map((source) => ({ name: source.name, source, stream: streamOf(source) }));
+  const names = new Set(sources.map((source) => source.name));
+  return [...own, ...streams.filter((stream) => !names.has(stream.stream_id)).map((stream) => ({ name: stream.stream_id, source: null, stream }))];
 }
 
 document.addEventListener("visibilitychange", () => {
   for (const card of cards.values()) card.refresh();
 });
 
-function makeCard(first) {
-  const image = element("img", { alt: `Live picture of ${first.stream_id}`, hidden: true });
-  const text = element("p", {});
+function makeCard({ name }) {
+  const image = element("img", { alt: `Live picture of ${name}`, hidden: true });
+  const text = element("span", { class: "message" });
+  const picture = element("button", { type: "button", class: "picture", title: "Enlarge", click: () => openLarge(name) }, text, image);
   const toggle = element("button", { type: "button", click: () => { isWanted = !isWanted; refresh(); } });
-  const model = element("span", { class: "muted" });
-  const facts = ["Frames in", "Frames out", "Age p50", "Age p99"].map((name) => [element("dt", {}, name), element("dd", {})]);
+  const state = element("span");
+  const model = element("p", { class: "muted origin" });
+  const facts = ["Frames in", "Frames out", "Age, median", "Age, 99 %"].map((fact) => [element("dt", {}, fact), element("dd", {})]);
   const drops = element("p", { class: "chips" });
   const node = element(
-    "article", { class: "card camera", "data-stream": first.stream_id },
-    element("div", { class: "head" }, element("div", {}, element("h3", {}, first.stream_id), model), toggle),
-    element("div", { class: "picture" }, text, image),
-    element("dl", { class: "facts" }, ...facts.map((pair) => element("div", {}, ...pair))),
-    drops,
+    "article", { class: "card camera", "data-stream": name },
+    element("div", { class: "head" }, element("h3", {}, name), state, toggle), model, picture,
+    element("dl", { class: "facts" }, ...facts.map((pair) => element("div", {}, ...pair))), drops,
   );
   let isWanted = [...cards.values()].filter((card) => card.isLive()).length < MAX_SHOWN;
+  let now = null;
   let problem = "";
   let running = null;
   let shownUrl = "";
 
-  function update(stream) {
-    setText(model, `${stream.model}${stream.client ? ` · ${stream.client}` : ""}`);
-    const values = [
-      `${formatNumber(stream.fps_in)}/s`, `${formatNumber(stream.fps_out)}/s`,
-      `${formatNumber(stream.age_p50_ms)} ms`, `${formatNumber(stream.age_p99_ms)} ms`,
-    ];
+  function update(camera) {
+    now = camera;
+    const { stream, source } = camera;
+    const isFailed = source?.state === "FAILED";
+    node.classList.toggle("failed", isFailed);
+    setBadge(state, source?.state ?? "OPEN", KINDS[source?.state ?? "RUNNING"] ?? "busy");
+    setText(model, [stream?.model ?? source.model, source?.url ?? stream?.client].filter(Boolean).join(" · "));
+    const values = stream
+      ? [`${formatNumber(stream.fps_in)}/s`, `${formatNumber(stream.fps_out)}/s`, `${formatNumber(stream.age_p50_ms)} ms`, `${formatNumber(stream.age_p99_ms)} ms`]
+      : ["–", "–", "–", "–"];
     facts.forEach(([, value], place) => setText(value, values[place]));
-    const dropped = Object.entries(stream.dropped).filter(([, count]) => count);
-    setText(drops, dropped.length ? `Dropped: ${dropped.map(([reason, count]) => `${count} ${REASONS[reason] ?? reason}`).join(", ")}` : "No frame dropped");
+    setText(drops, detailOf(camera));
     refresh();
   }
 
   function refresh() {
-    const isLive = isWanted && access.allowed.view && !document.hidden;
+    const isLive = isWanted && now?.stream && access.allowed.view && !document.hidden;
     setText(toggle, isWanted ? "Hide" : "Show");
-    toggle.setAttribute("aria-label", `${toggle.textContent} the picture of ${first.stream_id}`);
-    toggle.hidden = !access.allowed.view;
+    toggle.setAttribute("aria-label", `${toggle.textContent} the picture of ${name}`);
+    toggle.hidden = !access.allowed.view || !now?.stream;
+    picture.disabled = !access.allowed.view || !now?.stream;
     if (isLive && running === null) start();
     if (!isLive && running !== null) stop();
-    setText(text, !access.allowed.view ? "The picture needs a key" : isWanted ? problem || "Waiting for a picture" : "Picture hidden");
-    if (!isWanted) image.hidden = true;
+    if (!isWanted || !now?.stream) image.hidden = true;
+    setText(text, messageOf());
+    text.hidden = !image.hidden;
+  }
+
+  function messageOf() {
+    if (!now?.stream) return now?.source?.reason || { CONNECTING: "Connecting", WAITING: "Waiting for the model" }[now?.source?.state] || "No picture";
+    if (!access.allowed.view) return "The picture needs a key";
+    return isWanted ? problem || "Waiting for a picture" : "Picture hidden";
   }
 
   async function start() {
     const mine = running = new AbortController();
-    const path = `edge/v1/streams/${encodeURIComponent(first.stream_id)}/picture`;
     try {
       for (;;) {
-        const response = await request(path, { signal: mine.signal });
+        const response = await request(`edge/v1/streams/${encodeURIComponent(name)}/picture`, { signal: mine.signal });
         problem = "";
         // The camera is silent, or has ended.
         if (response.status !== 200) break;
@@ -102,6 +135,7 @@ function makeCard(first) {
     shownUrl = URL.createObjectURL(jpeg);
     image.src = shownUrl;
     image.hidden = false;
+    text.hidden = true;
     if (before) URL.revokeObjectURL(before);
   }
 
@@ -116,4 +150,16 @@ function makeCard(first) {
   }
 
   return { node, update, refresh, remove, isLive: () => running !== null };
+}
+
+function detailOf({ stream, source }) {
+  const parts = [];
+  if (stream) {
+    const dropped = Object.entries(stream.dropped).filter(([, count]) => count);
+    parts.push(dropped.length ? `Dropped: ${dropped.map(([reason, count]) => `${count} ${REASONS[reason] ?? reason}`).join(", ")}` : "No frame dropped");
+    // Frames are answered with errors.
+    if (source?.reason) parts.push(source.reason);
+  }
+  if (source?.failures) parts.push(`${source.failures} failures, offline for ${formatNumber(source.offline_s, 0)} s in all`);
+  return parts.join(" · ");
 }

@@ -61,7 +61,7 @@ function governorCharts(governor) {
       key: "load limit", title: "Load limit", value: governor.share * 100, unit: "%", top: 100, digits: 0,
       detail: governor.share < 1 ? `held back: ${governor.limited_by || governor.causes.join(", ") || "heat"}` : "models may run at full speed",
     },
-    { key: "busy instances", title: "Busy model instances", value: governor.busy, unit: "", top: 1, digits: 1, detail: "at the same time, on average" },
+    { key: "busy instances", title: "Busy instances", value: governor.busy, unit: "", top: 1, digits: 1, detail: "running at once, on average" },
   ];
   for (const gpu of governor.box.gpus) {
     if (gpu.utilization !== null) {

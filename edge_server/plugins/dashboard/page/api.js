@@ -42,7 +42,10 @@ export async function request(path, { headers = {}, ...options } = {}) {
   throw new Refused(response.status, String(message || `status ${response.status}`));
 }
 
-export const getJson = async (path) => (await request(path)).json();
+// A machine that is switched off does not even refuse.
+const WAIT_MS = 10000;
+
+export const getJson = async (path) => (await request(path, { signal: AbortSignal.timeout(WAIT_MS) })).json();
 
 export async function postJson(path, value) {
   const response = await request(path, {
@@ -56,6 +59,35 @@ export async function postJson(path, value) {
 export async function refreshAccess(root = "") {
   access = await getJson(`${root}edge/v1/page`);
   return access;
+}
+
+/** Yield {type, data} of each part of a multipart stream. Its parts say their length. */
+export async function* multipartParts(response) {
+  const reader = response.body.getReader();
+  let bytes = new Uint8Array();
+  const more = async () => {
+    const { value, done } = await reader.read();
+    if (done) return false;
+    const joined = new Uint8Array(bytes.length + value.length);
+    joined.set(bytes);
+    joined.set(value, bytes.length);
+    bytes = joined;
+    return true;
+  };
+  for (;;) {
+    let head;
+    while (!(head = /^(?:\r\n)?--[^\r]+\r\n([^]*?)\r\n\r\n/.exec(new TextDecoder("latin1").decode(bytes.subarray(0, 1000))))) {
+      if (!await more()) return;
+    }
+    const type = /^content-type: *([^\r;]+)/im.exec(head[1])?.[1];
+    const length = Number(/^content-length: *(\d+)/im.exec(head[1])?.[1]);
+    const begin = head[0].length;
+    while (bytes.length < begin + length) {
+      if (!await more()) return;
+    }
+    yield { type, data: bytes.slice(begin, begin + length) };
+    bytes = bytes.slice(begin + length);
+  }
 }
 
 /** Yield {event, data, id} of a stream of server-sent events. EventSource could send no key. */

@@ -1,6 +1,6 @@
 // The page: asks the server every two seconds while it is visible, and at once when an event comes.
 
-import { access, getJson, key, postJson, refreshAccess, setKey } from "./api.js";
+import { access, getJson, key, postJson, Refused, refreshAccess, setKey } from "./api.js";
 import { updateActivity } from "./activity.js";
 import { byId, note, setBadge, setText } from "./dom.js";
 import { followEvents, reopenEvents } from "./events.js";
@@ -16,6 +16,8 @@ let timer = 0;
 let isRunning = false;
 let isWanted = false;
 let hasPast = false;
+let isLost = false;
+let answered = null;
 
 async function refresh() {
   clearTimeout(timer);
@@ -27,16 +29,26 @@ async function refresh() {
   isWanted = false;
   try {
     await update();
-    byId("problem").dataset.lost === "yes" && note(byId("problem"), "");
-    byId("problem").dataset.lost = "";
+    if (isLost) note(byId("problem"), "");
+    isLost = false;
+    answered = new Date();
   } catch (error) {
-    setBadge(byId("ready"), "no answer", "bad");
-    byId("problem").dataset.lost = "yes";
-    note(byId("problem"), `The server does not answer (${error.message}). Trying again.`);
+    showLost(error);
   }
+  document.body.classList.toggle("lost", isLost);
   isRunning = false;
   timer = setTimeout(refresh, isWanted ? EVENT_WAIT_MS : INTERVAL_MS);
   if (document.hidden) clearTimeout(timer);
+}
+
+function showLost(error) {
+  isLost = true;
+  // The server may have started anew.
+  hasPast = false;
+  setBadge(byId("ready"), "no answer", "bad");
+  const reason = error instanceof Refused ? `: ${error.message}` : "";
+  const since = answered ? ` What is shown below is from ${answered.toLocaleTimeString()}.` : "";
+  note(byId("problem"), `The server does not answer${reason}.${since} The page asks again every two seconds.`);
 }
 
 async function update() {
@@ -90,6 +102,13 @@ dialog.addEventListener("close", async () => {
     dialog.showModal();
   }
 });
+
+// A file that is dropped beside a drop zone must not replace the page.
+for (const kind of ["dragover", "drop"]) {
+  window.addEventListener(kind, (event) => {
+    if (event.dataTransfer?.types.includes("Files")) event.preventDefault();
+  });
+}
 
 document.addEventListener("visibilitychange", () => {
   if (document.hidden) return;

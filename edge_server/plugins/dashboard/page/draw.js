@@ -42,8 +42,8 @@ function fillPolygons(pen, polygons) {
   pen.stroke();
 }
 
-/** Draw one detection in the picture's pixels. `line` is the width of lines. */
-export function drawBox(pen, found, line) {
+/** Draw one detection. The width of lines and the height of text are in the picture's pixels. */
+export function drawBox(pen, found, line, size = line * 6) {
   const color = COLORS[found.class_index % COLORS.length];
   const { x_min: x, y_min: y, x_max: right, y_max: bottom } = found;
   pen.lineWidth = line;
@@ -65,8 +65,8 @@ export function drawBox(pen, found, line) {
     pen.arc(left, top, line * 1.6, 0, 7);
     pen.fill();
   }
-  const text = `${found.label || `class ${found.class_index}`} ${found.score.toFixed(2)}`;
-  const size = line * 6;
+  const track = found.track_id ? ` #${found.track_id}` : "";
+  const text = `${found.label || `class ${found.class_index}`} ${found.score.toFixed(2)}${track}`;
   pen.font = `600 ${size}px sans-serif`;
   const top = y > size * 1.4 ? y - size * 1.4 : y;
   pen.fillRect(labelX - line / 2, top, pen.measureText(text).width + size * 0.6, size * 1.4);

@@ -1,12 +1,28 @@
-// The table of models: states, versions, how they run, latency, and why one failed.
+// The table of models: states, versions, how they run, latency, and why one failed. Failed ones are first.
 
 import { access, postJson } from "./api.js";
 import { byId, element, formatBytes, formatNumber, keepChildren, note, setBadge, setText } from "./dom.js";
 import { Rates } from "./charts.js";
 
+const MAX_SHOWN = 20;
+const MIN_FILTERED = 8;
 const KINDS = { READY: "ok", LOADING: "busy", UNLOADING: "busy", UNAVAILABLE: "bad" };
+const ORDER = { UNAVAILABLE: 0, LOADING: 1, UNLOADING: 1 };
+// Words of the server that say little to who does not know them.
+const PRECISIONS = { "as the model says": "as in the file", int: "integers" };
 const rates = new Rates();
+const means = new Map();
 const rows = new Map();
+const filter = byId("models-filter");
+const more = byId("models-more");
+let isOpen = false;
+let show = () => {};
+
+filter.addEventListener("input", () => show());
+more.addEventListener("click", () => {
+  isOpen = !isOpen;
+  show();
+});
 
 /** Return the entries to show: those of the repository index, else the loaded versions. */
 function entriesOf({ index, loaded, activity }) {
@@ -14,17 +30,56 @@ function entriesOf({ index, loaded, activity }) {
   const reports = new Map((loaded ?? []).map((item) => [key(item), item]));
   const counts = new Map((activity?.models ?? []).map((item) => [key(item), item]));
   const entries = index ?? (loaded ?? []).map(({ name, version }) => ({ name, version, state: "READY" }));
-  return entries.map((entry) => ({ ...entry, key: key(entry), report: reports.get(key(entry)), counts: counts.get(key(entry)) }));
+  const all = entries.map((entry) => {
+    const counted = counts.get(key(entry));
+    // Triton's index has one word for a version that failed and one that was unloaded.
+    const isUnloaded = entry.state === "UNAVAILABLE" && /^unloaded/.test(entry.reason ?? "");
+    const state = isUnloaded ? "UNLOADED" : entry.state ?? "NOT LOADED";
+    return { ...entry, state, key: key(entry), report: reports.get(key(entry)), figures: counted && figuresOf(key(entry), counted) };
+  });
+  return all.sort((a, b) => (ORDER[a.state] ?? 2) - (ORDER[b.state] ?? 2) || a.name.localeCompare(b.name) || Number(a.version) - Number(b.version));
+}
+
+/** Return the mean latency and the requests a second, null where unknown. Called once for each reading of the counts. */
+function figuresOf(key, counts) {
+  const requests = rates.step(`${key} requests`, counts.succeeded + counts.failed);
+  const computed = rates.step(`${key} computed`, counts.computed);
+  const time = rates.step(`${key} time`, counts.compute_ns);
+  // Of the last seconds in which something ran, else the mean since the load.
+  if (computed?.count && time) means.set(key, time.count / computed.count / 1e6);
+  else if (!means.has(key) && counts.computed) means.set(key, counts.compute_ns / counts.computed / 1e6);
+  return { latencyMs: means.get(key) ?? null, perSecond: requests ? requests.count / requests.seconds : null };
 }
 
 export function updateModels(state, tryModel, changed) {
   const entries = entriesOf(state);
-  const ready = new Set(entries.filter((entry) => entry.state === "READY").map((entry) => entry.name));
-  const all = new Set(entries.map((entry) => entry.name));
-  setText(byId("models-count"), all.size ? `${ready.size} of ${all.size} ready` : "");
-  note(byId("models-empty"), entries.length ? "" : "There is no model. Copy a model's folder into the repository.");
+  const names = (wanted) => new Set(entries.filter((entry) => !wanted || entry.state === wanted).map((entry) => entry.name)).size;
+  const failed = names("UNAVAILABLE");
+  setText(byId("models-count"), entries.length ? `${names("READY")} of ${names()} ready` : "");
+  setBadge(byId("models-failed"), failed ? `${failed} failed` : "", "bad");
+  byId("models-failed").hidden = !failed;
+  byId("models-head").hidden = !entries.length;
+  byId("models-filter-row").hidden = entries.length < MIN_FILTERED && !filter.value;
   note(byId("models-note"), state.index || !access.allowed.metadata ? "" : "States of models that are not loaded need a key.");
-  keepChildren(byId("models-rows"), rows, entries, (entry) => entry.key, (entry) => makeRow(entry, tryModel, changed));
+  show = () => showRows(entries, tryModel, changed);
+  show();
+}
+
+function showRows(entries, tryModel, changed) {
+  const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
+  const found = entries.filter((entry) => {
+    const text = `${entry.name} ${entry.state} ${entry.report?.runtime ?? ""} ${entry.report?.device ?? ""}`.toLowerCase();
+    return words.every((word) => text.includes(word));
+  });
+  // Failed ones are never folded away.
+  const limit = isOpen ? found.length : Math.max(MAX_SHOWN, found.filter((entry) => entry.state === "UNAVAILABLE").length);
+  const folded = Math.max(0, found.length - limit);
+  keepChildren(byId("models-rows"), rows, found.slice(0, limit), (entry) => entry.key, (entry) => makeRow(entry, tryModel, changed));
+  more.hidden = !folded && !(isOpen && found.length > MAX_SHOWN);
+  more.setAttribute("aria-expanded", String(isOpen));
+  setText(more, isOpen ? "Show fewer" : `Show ${folded} more`);
+  note(byId("models-empty"), found.length ? "" : entries.length ? `No model matches “${filter.value}”.`
+    : "There is no model yet. Copy a model's folder into the model repository: it appears here by itself.");
 }
 
 /** Return a name with places where a narrow column may break it. */
@@ -32,10 +87,14 @@ const breakable = (name) => name.split(/(?<=[_.-])/).flatMap((part) => [part, el
 
 function makeRow(first, tryModel, changed) {
   const state = element("span");
-  const reason = element("td", { colspan: "9", class: "reason" });
-  const reasonRow = element("tr", {}, reason);
-  const cells = ["wide", "wide", "number", "number mid", "number wide"].map((kind) => element("td", { class: kind }));
-  const [runs, precision, latency, perSecond, memory] = cells;
+  const reason = element("td", { colspan: "9", class: "reason", role: "cell" });
+  const reasonRow = element("tr", { role: "row" }, reason);
+  const cell = (kind, label) => element("td", { class: kind, role: "cell", "data-label": label });
+  const runs = cell("runs", "Runs on");
+  const precision = cell("", "Precision");
+  const latency = cell("number", "Latency");
+  const perSecond = cell("number", "Requests/s");
+  const memory = cell("number", "Memory");
   const button = (text, run, label) => element("button", { type: "button", click: run, "aria-label": `${label} ${first.name}` }, text);
   const order = (path, question) => async () => {
     if (!window.confirm(question)) return;
@@ -62,24 +121,24 @@ function makeRow(first, tryModel, changed) {
       "Remove the pin of",
     ),
   };
+  const version = cell("version", "Version");
+  setText(version, first.version ?? "");
   const row = element(
-    "tr", {},
-    element("td", { class: "name" }, ...breakable(first.name), element("span", { class: "phone muted" }, ` ${first.version ?? ""}`)),
-    element("td", { class: "mid" }, first.version ?? ""), element("td", {}, state),
-    ...cells, element("td", { class: "actions" }, ...Object.values(buttons)),
+    "tr", { role: "row" }, element("td", { class: "name", role: "cell" }, ...breakable(first.name)), version,
+    element("td", { class: "state", role: "cell" }, state), runs, precision, latency, perSecond, memory,
+    element("td", { class: "actions", role: "cell" }, ...Object.values(buttons)),
   );
-  const node = element("tbody", { "data-model": first.name }, row, reasonRow);
-  function update({ state: named, reason: why, report, counts }) {
-    // Triton's index has one word for a version that failed and one that was unloaded.
-    const isUnloaded = named === "UNAVAILABLE" && /^unloaded/.test(why ?? "");
-    setBadge(state, isUnloaded ? "UNLOADED" : named ?? "NOT LOADED", isUnloaded ? "" : KINDS[named] ?? "");
+  const node = element("tbody", { "data-model": first.name, role: "rowgroup" }, row, reasonRow);
+  function update({ state: named, reason: why, report, figures }) {
+    setBadge(state, named, KINDS[named] ?? "");
     setText(reason, why ?? "");
     reasonRow.hidden = !why || why === "unloaded";
-    reason.className = named === "UNAVAILABLE" && !isUnloaded ? "reason bad" : "reason";
+    reason.className = named === "UNAVAILABLE" ? "reason bad" : "reason";
     setText(runs, report ? (report.instance_count ? `${report.runtime} on ${report.device}` : report.runtime) : "");
-    setText(precision, report?.precision ?? "");
+    setText(precision, PRECISIONS[report?.precision] ?? report?.precision ?? "");
     setText(memory, report ? formatBytes(report.load_rss_bytes) : "");
-    updateCounts(counts);
+    setText(latency, !figures ? "" : figures.latencyMs === null ? "–" : `${formatNumber(figures.latencyMs)} ms`);
+    setText(perSecond, !figures ? "" : formatNumber(figures.perSecond));
     const isReady = named === "READY";
     const mayLoad = access.may_change_models && access.loads_on_request;
     buttons.try.hidden = !isReady || !access.allowed.inference;
@@ -88,21 +147,6 @@ function makeRow(first, tryModel, changed) {
     const isPinned = /pinned to version/.test(why ?? "");
     buttons.rollback.hidden = !access.may_change_models || !isReady || isPinned;
     buttons.unpin.hidden = !access.may_change_models || !isPinned;
-  }
-  function updateCounts(counts) {
-    if (!counts) {
-      setText(latency, "");
-      setText(perSecond, "");
-      return;
-    }
-    const name = `${first.name} ${first.version}`;
-    const requests = rates.step(`${name} requests`, counts.succeeded + counts.failed);
-    const computed = rates.step(`${name} computed`, counts.computed);
-    const time = rates.step(`${name} time`, counts.compute_ns);
-    // Of the last seconds if something ran then, else the mean since the load.
-    const mean = computed?.count && time ? time.count / computed.count : counts.computed ? counts.compute_ns / counts.computed : null;
-    if (computed === null || computed.count || !latency.textContent) setText(latency, mean === null ? "–" : `${formatNumber(mean / 1e6, 1)} ms`);
-    setText(perSecond, requests ? formatNumber(requests.count / requests.seconds, 1) : "–");
   }
   return { node, update };
 }

@@ -7,7 +7,7 @@ import { stopRun } from "./try_run.js";
 import { tensorForm } from "./try_tensors.js";
 import { textForm } from "./try_text.js";
 
-let shown = "";
+let shown = null;
 
 const select = byId("try-model");
 select.addEventListener("change", () => open(select.value));
@@ -20,6 +20,7 @@ export function updateTry(names) {
     select.replaceChildren(...usable.map((name) => element("option", { value: name }, name)));
     if (usable.includes(chosen)) select.value = chosen;
   }
+  byId("try-row").hidden = !usable.length;
   if (select.value !== shown) open(select.value);
 }
 

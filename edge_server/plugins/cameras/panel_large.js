@@ -1,0 +1,72 @@
+// One camera in a dialog that fills the window. Its results are drawn here and not by the server: in the resolution of the
+// screen, with labels of the size of text.
+
+import { multipartParts, request } from "../api.js";
+import { element, note, setText } from "../dom.js";
+import { drawBox } from "../draw.js";
+
+const LABEL_PX = 15;
+const RETRY_MS = 2000;
+
+/** Show the live picture of a frame stream until the dialog is closed. */
+export function openLarge(name) {
+  const ended = new AbortController();
+  const canvas = element("canvas", { role: "img", "aria-label": `Live picture of ${name}` });
+  const stage = element("div", { class: "stage" }, canvas);
+  const found = element("span", { class: "muted found" });
+  const problem = element("p", { class: "error", role: "status", hidden: true });
+  const dialog = element(
+    "dialog", { class: "large", "aria-label": `Camera ${name}`, close: () => { ended.abort(); dialog.remove(); } },
+    element("div", { class: "head" }, element("h2", {}, name), found, element("button", { type: "button", click: () => dialog.close() }, "Close")),
+    stage, problem,
+  );
+  document.body.append(dialog);
+  dialog.showModal();
+  follow(name, ended.signal, (seen, bitmap) => {
+    note(problem, "");
+    setText(found, summaryOf(seen));
+    draw(canvas, stage, seen, bitmap);
+  }, (error) => note(problem, error.message));
+}
+
+async function follow(name, signal, onFrame, onError) {
+  while (!signal.aborted) {
+    try {
+      const response = await request(`edge/v1/streams/${encodeURIComponent(name)}/frames`, { signal });
+      let seen = null;
+      for await (const { type, data } of multipartParts(response)) {
+        if (type === "application/json") seen = JSON.parse(new TextDecoder().decode(data));
+        else onFrame(seen, await createImageBitmap(new Blob([data], { type })));
+      }
+    } catch (error) {
+      if (!signal.aborted) onError(error);
+    }
+    await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
+  }
+}
+
+function draw(canvas, stage, seen, bitmap) {
+  // As large as fits, in pixels of the screen.
+  const scale = Math.min(stage.clientWidth / seen.width, stage.clientHeight / seen.height);
+  const density = window.devicePixelRatio || 1;
+  canvas.width = Math.max(1, Math.round(seen.width * scale * density));
+  canvas.height = Math.max(1, Math.round(seen.height * scale * density));
+  canvas.style.width = `${Math.round(seen.width * scale)}px`;
+  const pen = canvas.getContext("2d");
+  pen.imageSmoothingQuality = "high";
+  pen.drawImage(bitmap, 0, 0, canvas.width, canvas.height);
+  bitmap.close();
+  pen.scale(scale * density, scale * density);
+  for (const box of [...seen.detections].reverse()) drawBox(pen, box, 2 / scale, LABEL_PX / scale);
+}
+
+function summaryOf({ detections, classes }) {
+  const counts = new Map();
+  for (const { label, class_index: index } of detections) {
+    const name = label || `class ${index}`;
+    counts.set(name, (counts.get(name) ?? 0) + 1);
+  }
+  const objects = [...counts].map(([name, count]) => `${count} ${name}`);
+  const best = classes.slice(0, 3).map(({ label, index, score }) => `${label || `class ${index}`} ${(100 * score).toFixed(0)} %`);
+  return [...objects, ...best].join(", ") || "nothing found";
+}
