@@ -67,6 +67,16 @@ def server(serve: Any) -> Iterator[Any]:
         yield server
 
 
+def test_each_page_says_first_whom_it_is_for_and_sends_no_user_into_source_files() -> None:
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        if page.name == "README.md":
+            continue
+        text = page.read_text()
+        assert text.split("\n\n")[1].startswith("For "), page.name
+        if page.name not in ("architecture.md", "plugins.md"):
+            assert "](../edge_server/" not in text, page.name
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_has_a_target(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
