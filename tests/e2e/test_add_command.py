@@ -73,6 +73,31 @@ def test_an_export_is_served_with_its_labels_by_a_server_that_watches(
     assert "has version 1: choose another name with --name" in capsys.readouterr().err
 
 
+def test_a_file_that_the_page_sends_is_added_and_its_report_comes_back(server: Any, eventually: Any) -> None:
+    body = export(detect(), ULTRALYTICS).SerializeToString()
+    status, answer = server.request("POST", "/edge/v1/new-models/sent.onnx", body)
+    assert status == 200, answer
+    found = json.loads(answer)
+    assert (found["model"], "kind    yolo detect, 3 classes" in found["report"]) == ("sent", True)
+    assert eventually(lambda: server.get("/v2/models/sent/ready")[0] == 200)
+    for file, code, message in (
+        ("sent.onnx", 400, "has version 1: choose another name"),
+        ("sent.py", 400, "expected a file that ends in .onnx"),
+        ("a%2Fb.onnx", 400, "name 'a/b' cannot be used"),
+        ("%2E%2E.onnx", 400, "cannot be used"),
+        ("damaged.onnx", 400, "damaged"),
+    ):
+        status, answer = server.request("POST", f"/edge/v1/new-models/{file}", b"x" * 20)
+        assert (status, message in json.loads(answer)["error"]) == (code, True), answer
+    assert [path.name for path in server.repository.iterdir() if path.name.startswith(".")] == []
+
+
+def test_pages_of_other_sites_add_no_model(server: Any) -> None:
+    with contextlib.closing(server.connection()) as connection:
+        connection.request("POST", "/edge/v1/new-models/evil.onnx", b"x", {"Origin": "http://evil.example"})
+        assert connection.getresponse().status == 403
+
+
 def test_the_printed_request_to_a_tabular_model_works_as_printed(
     server: Any, eventually: Any, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

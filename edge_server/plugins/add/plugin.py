@@ -1,8 +1,22 @@
-"""Entry module of the plugin `add`: declares the command `edge-server add`."""
+"""Entry module of the plugin `add`: declares the command `edge-server add`, and adds its route and section of the
+page."""
 
 from __future__ import annotations
 
-from edge_server.plugin import Command, Plugin
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge_server.plugin import Command, Plugin, RunningPlugin, ServingCore
+
+if TYPE_CHECKING:
+    from edge_server.config import ServerConfig
+    from edge_server.frontends.http.access_check import AccessCheck
+    from edge_server.frontends.http.request import HttpRequest
+    from edge_server.frontends.http.response import HttpResponse
+    from edge_server.frontends.http.routes import Route
+    from edge_server.plugins.add.model_upload import ModelUploads
 
 
 class AddPlugin(Plugin):
@@ -14,6 +28,45 @@ class AddPlugin(Plugin):
             "edge_server.plugins.add.command",
         ),
     )
+
+    def prepare(self, config: ServerConfig) -> RunningPlugin | None:
+        local = next((path for path in config.repository.paths if "://" not in path), None)
+        if local is None:
+            return None
+        return AddedModels(Path(local).absolute())
+
+
+class AddedModels(RunningPlugin):
+    """Route and section of the page that add a model file. Imports the rest with the first file."""
+
+    panel = Path(__file__).with_name("panel.js")
+    _access: AccessCheck
+
+    def __init__(self, repository: Path) -> None:
+        self._repository = repository
+
+    def build(self, core: ServingCore) -> None:
+        self._access = core.access
+
+    def routes(self) -> Sequence[Route]:
+        from edge_server.frontends.http.routes import Route
+
+        async def add(request: HttpRequest) -> HttpResponse:
+            return await self._uploads.add(request)
+
+        path, schema = "/edge/v1/new-models/{file}", "edge_server.plugins.add.schemas:ADDED_MODEL"
+        summary = "Add a model file to the repository, and try it"
+        return (Route("POST", path, "model-repository", summary, add, changes_server=True, schema=schema),)
+
+    @functools.cached_property
+    def _uploads(self) -> ModelUploads:
+        from edge_server.plugins.add.model_upload import ModelUploads
+
+        return ModelUploads(self._repository, self._access)
+
+    def stop(self, timeout_s: float) -> None:
+        if "_uploads" in self.__dict__:
+            self._uploads.stop()
 
 
 PLUGIN = AddPlugin()

@@ -24,6 +24,8 @@ _MAX_LINES = 4
 """Maximum number of lines of a text behind a title. Some models have a dozen outputs."""
 _MAX_INLINE_ELEMENTS = 16
 """Maximum number of elements of an input that are written out in a curl command."""
+WROTE = "wrote "
+"""Beginning of the line after the report."""
 _URL = "http://127.0.0.1:8000"
 
 
@@ -109,7 +111,7 @@ def _print_trials(trials: Sequence[RuntimeTrial]) -> None:
 
 def print_next_steps(spec: ModelSpec, chosen: Reading | None, folder: Path) -> None:
     """Print how to serve and to ask a model that is in its place."""
-    say(f"wrote {folder}")
+    print(f"{WROTE}{folder}")
     print(f"\nServe it:\n  edge-server serve --model-repository={shlex.quote(str(folder.parent))}")
     name = shlex.quote(spec.name)
     if chosen is not None:

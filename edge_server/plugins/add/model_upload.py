@@ -1,0 +1,107 @@
+"""HTTP handler with which the page adds a model file: runs `edge-server add` in a child process on the uploaded
+file."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from functools import partial
+from pathlib import Path
+
+from edge_server.errors import Draining, InvalidRequest, NotReady, ServingFault, Unsupported
+from edge_server.frontends.http.access_check import AccessCheck
+from edge_server.frontends.http.body_reader import Body
+from edge_server.frontends.http.request import HttpRequest
+from edge_server.frontends.http.response import HttpResponse, json_response
+from edge_server.plugins.add.new_model import check_name
+from edge_server.plugins.add.printed_report import WROTE
+
+_SUFFIXES = (".onnx", ".tflite", ".gguf", ".ubj")
+"""Suffixes of files that are whole models and hold no code."""
+_TIMEOUT_S = 600.0
+
+
+class ModelUploads:
+    """Adds uploaded model files to a repository, one after the other."""
+
+    def __init__(self, repository: Path, access: AccessCheck) -> None:
+        self._repository = repository
+        self._access = access
+        self._lock = threading.Lock()
+        self._is_stopping = False
+        self._is_busy = False
+        self._process: subprocess.Popen[str] | None = None
+
+    def stop(self) -> None:
+        """End the command that runs, and refuse further files."""
+        with self._lock:
+            self._is_stopping = True
+        self._kill()
+
+    def _kill(self) -> None:
+        with self._lock:
+            if self._process is not None:
+                self._process.kill()
+
+    async def add(self, request: HttpRequest) -> HttpResponse:
+        """Add the model file in the body; the path has its name. Return what `edge-server add` prints."""
+        self._access.check_change(request.peer)
+        name = request.names["file"]
+        stem, suffix = os.path.splitext(name)
+        check_name(stem)
+        if suffix.lower() not in _SUFFIXES:
+            raise InvalidRequest(
+                f"'{name[:200]}': expected a file that ends in {', '.join(_SUFFIXES)}; add others with edge-server add"
+            )
+        if not os.access(self._repository, os.W_OK | os.X_OK):
+            raise Unsupported(f"the server may not write into its model repository '{self._repository}'")
+        with self._lock:
+            if self._is_busy:
+                raise NotReady("another model is being added")
+            self._is_busy = True
+        try:
+            body = await request.read_body()
+            with tempfile.TemporaryDirectory(prefix="edge-upload-") as folder:
+                file = Path(folder, name)
+                await request.run_blocking(partial(_write, file, body))
+                del body
+                request.release_body()
+                report = await request.run_blocking(partial(self._run, file))
+        finally:
+            self._kill()  # if the client left
+            self._is_busy = False
+        return json_response({"model": stem, "report": report})
+
+    def _run(self, file: Path) -> str:
+        """Run the command and return the report that it prints. Raises InvalidRequest with its error."""
+        command = [sys.executable, "-m", "edge_server", "add", str(file), f"--model-repository={self._repository}"]
+        with self._lock:
+            if self._is_stopping:
+                raise Draining("the server stops")
+            process = self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+        try:
+            said, errors = process.communicate(timeout=_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            raise ServingFault(f"adding the model took longer than {_TIMEOUT_S:g} s") from None
+        finally:
+            with self._lock:
+                self._process = None
+        if process.returncode < 0:
+            raise ServingFault(f"the command that adds the model was ended by signal {-process.returncode}")
+        if process.returncode > 0:
+            raise InvalidRequest(errors.strip().removeprefix("edge-server add: ") or "the model cannot be added")
+        return said.partition(f"\n{WROTE}")[0]
+
+
+def _write(file: Path, body: Body) -> None:
+    try:
+        file.write_bytes(body)
+    except OSError as error:
+        raise ServingFault(f"the uploaded file cannot be written: {error.strerror}") from error

@@ -1,0 +1,53 @@
+"""The page's drop zone for a model file, in a real browser, which tests/e2e/fetch_chromium.sh fetches."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.yolo_exports import ULTRALYTICS, detect, export
+
+DROP = """
+const bytes = Uint8Array.from(atob(arguments[0]), (character) => character.charCodeAt(0));
+const dataTransfer = new DataTransfer();
+dataTransfer.items.add(new File([bytes], arguments[1]));
+document.querySelector("#add-drop").dispatchEvent(new DragEvent("drop", { dataTransfer, cancelable: true }));
+"""
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
+
+
+def test_a_dropped_model_is_added_and_the_page_says_what_it_sees(
+    browsers: Any, serve: Any, repository: Any, tmp_path: Path
+) -> None:
+    model = base64.b64encode(export(detect(), ULTRALYTICS).SerializeToString()).decode()
+    (tmp_path / "tokens").write_text(f"anna {hashlib.sha256(b'open sesame').hexdigest()} *\n")
+    flag = f"--auth-tokens-file={tmp_path / 'tokens'}"
+    with browsers.open_browser(tmp_path) as page, serve(repository.path, flag) as server:
+        page.look(1280, 900)
+        page.open(server.url("/"))
+        page.wait("document.querySelector('#add-refusal')?.innerText.includes('only with a key')")
+        page.click("#key")
+        page.run("document.querySelector('#key-value').value = 'open sesame'")
+        page.click('#key-dialog button[value="save"]')
+        page.wait("document.querySelector('#add-drop')?.hidden === false")
+        page.run(DROP, base64.b64encode(b"text").decode(), "notes.txt")
+        page.wait("document.querySelector('#add-state').textContent === 'not added'")
+        report = page.run("return document.querySelector('#add-report').innerText")
+        assert "expected a file that ends in .onnx" in report
+        page.run(DROP, model, "yolo11n.onnx")
+        page.wait("document.querySelector('#add-state').textContent === 'added'")
+        report = page.run("return document.querySelector('#add-report').innerText")
+        assert "kind    yolo detect, 3 classes" in report
+        assert "picture person 0.90" in report
+        assert str(repository.path) not in report
+        page.wait("document.querySelector('[data-model=\"yolo11n\"]')?.innerText.includes('READY')")
+        if "EDGE_TEST_SCREENSHOTS" in os.environ:
+            page.run("document.querySelector('#add-model').scrollIntoView()")
+            page.screenshot(Path(os.environ["EDGE_TEST_SCREENSHOTS"]) / "add_model.png")
+        page.open("about:blank")
