@@ -13,6 +13,7 @@ READERS = {
     "detector_bodies": 512,
     "image_headers": 2048,
     "motion_jpeg": 1024,
+    "onvif": 1024,
     "model_config": 1024,
     "model_size": 1024,
     "export_metadata": 512,

@@ -68,7 +68,7 @@ def run(arguments: Sequence[str]) -> int:
         )
     names: set[str] = set()
     for camera in found:
-        print("\n".join(_lines(camera, login, options, names)), flush=True)
+        print("\n".join(describe_camera(camera, login, options, names)), flush=True)
     print(f"{len(found)} camera{'s' if len(found) > 1 else ''}", file=sys.stderr)
     return 0
 
@@ -85,8 +85,10 @@ def _login(user: str) -> Login | None:
     return Login(user, getpass.getpass(f"password of {user}: ") if password is None else password)
 
 
-def _lines(camera: FoundCamera, login: Login | None, options: argparse.Namespace, names: set[str]) -> list[str]:
-    """Return the lines of one camera."""
+def describe_camera(
+    camera: FoundCamera, login: Login | None, options: argparse.Namespace, names: set[str]
+) -> list[str]:
+    """Return the lines of one camera: comments, and its `[[sources]]` table if it gives its streams."""
     title = " ".join(filter(None, (camera.scope("name"), camera.scope("hardware")))) or "camera"
     lines = [f"# {title} at {camera.host}"]
     lines += [f"#   address: {address}" for address in camera.addresses]

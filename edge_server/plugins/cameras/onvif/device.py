@@ -112,7 +112,8 @@ class OnvifCamera:
         )
         url = text_of(root, f".//{SCHEMA}Uri")
         self._check_host(url, ("rtsp", "rtsps"))
-        return url
+        scheme, _, rest = url.partition(":")
+        return f"{scheme.lower()}:{rest}"
 
     def _set_clock(self) -> None:
         """Learn the camera's time: it refuses a login of another time. It may not know the time at all."""

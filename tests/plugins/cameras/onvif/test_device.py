@@ -30,6 +30,12 @@ def test_an_open_camera_needs_no_login(make_camera):
     assert OnvifCamera(make_camera().address, None).streams() == STREAMS
 
 
+def test_the_scheme_of_a_stream_is_in_small_letters_as_sources_have_it(make_camera, envelope):
+    camera = make_camera()
+    camera.answers["GetStreamUri"] = (200, envelope("<tt:Uri>RTSP://127.0.0.1/Main</tt:Uri>"))
+    assert [stream.url for stream in OnvifCamera(camera.address, None).streams()] == ["rtsp://127.0.0.1/Main"] * 2
+
+
 def test_a_camera_without_a_clock_is_asked_with_the_time_of_this_machine(make_camera, envelope):
     camera = make_camera("me", "geheim")
     for answer in (
