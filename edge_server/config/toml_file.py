@@ -10,15 +10,20 @@ from edge_server.config.setting import ConfigError
 
 def read_toml(path: str, flag: str) -> dict[str, Any]:
     """Return the document of a file. Raises ConfigError, which names `flag`, if it cannot be read or is not TOML."""
+    try:
+        with open(path, "rb") as file:
+            return parse_toml(file.read().decode())
+    except OSError as error:
+        raise ConfigError(f"{flag}: cannot read '{path}': {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{flag}: '{path}' is not TOML: {error}") from error
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return the document of a text. Raises ValueError if it is not TOML."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
         import tomli as tomllib
-    try:
-        with open(path, "rb") as file:
-            document: dict[str, Any] = tomllib.load(file)
-            return document
-    except OSError as error:
-        raise ConfigError(f"{flag}: cannot read '{path}': {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{flag}: '{path}' is not TOML: {error}") from error
+    document: dict[str, Any] = tomllib.loads(text)
+    return document

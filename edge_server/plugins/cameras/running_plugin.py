@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.config import ServerConfig
-from edge_server.errors import InvalidRequest
+from edge_server.errors import InvalidRequest, NotFound
 from edge_server.frontends.http.routes import Route
 from edge_server.plugin import RunningPlugin, ServingCore, StatusPart
 from edge_server.plugins.cameras.endpoints.frame_service import SERVICE, FrameService
@@ -61,7 +61,12 @@ class Cameras(RunningPlugin):
             return
         from edge_server.plugins.cameras.server_cameras import ServerCameras
 
-        self._server_cameras = ServerCameras(self._sources_config, self._frames.stream_registry(), self._core.events)
+        self._server_cameras = ServerCameras(
+            self._sources_config,
+            self._frames.stream_registry(),
+            self._core.events,
+            self._core.config.repository.state_dir,
+        )
         self._server_cameras.start()
 
     def begin_stop(self) -> None:
@@ -82,11 +87,17 @@ class Cameras(RunningPlugin):
         return (StreamService(SERVICE, {"Stream": self._frames.open}),)
 
     def routes(self) -> Sequence[Route]:
-        from edge_server.plugins.cameras.endpoints.routes import deepstack_routes, report_routes, view_routes
+        from edge_server.plugins.cameras.endpoints.routes import (
+            deepstack_routes,
+            report_routes,
+            view_routes,
+            zone_routes,
+        )
 
         return (
             *deepstack_routes(self._core.service),
             *report_routes(self._stream_reports, self._camera_report),
+            *zone_routes(self._core.access, self._find_cameras),
             *view_routes(self._core.access, self._frames.view),
         )
 
@@ -101,6 +112,11 @@ class Cameras(RunningPlugin):
 
     def reports(self) -> Mapping[str, object]:
         return {"streams": self._stream_reports(), "cameras": self._camera_report()}
+
+    def _find_cameras(self) -> ServerCameras:
+        if self._server_cameras is None:
+            raise NotFound("the server opens no cameras itself; --sources-file names them")
+        return self._server_cameras
 
     def _stream_reports(self) -> Sequence[Mapping[str, object]]:
         from edge_server.plugins.cameras.reports import streams_as_json

@@ -3,21 +3,31 @@ sends results to the sinks."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import threading
 from collections.abc import Collection
 
 from edge_server.config import ConfigError
+from edge_server.errors import Draining, InvalidRequest, NotFound
 from edge_server.plugins.cameras.reports import CamerasReport
 from edge_server.plugins.cameras.settings import SourcesConfig
 from edge_server.plugins.cameras.sinks.result_json import zone_event_fields
 from edge_server.plugins.cameras.sinks.sink_interface import REMOVED, SinkMessage
 from edge_server.plugins.cameras.sinks.sink_set import SinkSet
-from edge_server.plugins.cameras.source_and_sink_settings import SourceEntry, read_entries, takes_pictures
+from edge_server.plugins.cameras.source_and_sink_settings import (
+    SinkEntry,
+    SourceEntry,
+    check_required_zones,
+    read_entries,
+    takes_pictures,
+)
 from edge_server.plugins.cameras.sources.source_runner import CONNECTING, SourceRunner
 from edge_server.plugins.cameras.sources.source_set import MakePixels, SourceSet
 from edge_server.plugins.cameras.streams.stream_registry import StreamRegistry
+from edge_server.plugins.cameras.zones.zone_settings import LineEntry, ZoneEntry, entries_as_plain
+from edge_server.plugins.cameras.zones.zone_store import SOURCES_FILE, STATE_FOLDER, Shapes, ZoneStore
 from edge_server.protocol.frame_messages import FrameResult
 from edge_server.telemetry.event_bus import EventBus
 from edge_server.telemetry.metrics_page import Family
@@ -36,8 +46,11 @@ _CLOSE_S = 2.0
 class ServerCameras:
     """The sources and sinks of a server. A mistake in their file leaves those that run unchanged, and is reported."""
 
-    def __init__(self, config: SourcesConfig, streams: StreamRegistry, events: EventBus) -> None:
+    def __init__(self, config: SourcesConfig, streams: StreamRegistry, events: EventBus, state_dir: str = "") -> None:
         self._config = config
+        self._zone_store = ZoneStore(config.file, state_dir)
+        self._changing = threading.Lock()
+        """Held while the sources change."""
         self._events = events
         self._sinks = SinkSet(events.publish)
         self._sources = SourceSet(streams, events.publish, self._on_result, self._on_state)
@@ -49,7 +62,8 @@ class ServerCameras:
     def start(self) -> None:
         """Start the sources. From then on a thread follows the file, if there is one."""
         look = _file_identity(self._config.file)
-        self._apply()
+        with self._changing:
+            self._apply()
         if self._config.file:
             self._thread = threading.Thread(target=self._follow, args=(look,), name="sources-file", daemon=True)
             self._thread.start()
@@ -59,7 +73,8 @@ class ServerCameras:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
-        self._sources.close(_CLOSE_S)
+        with self._changing:
+            self._sources.close(_CLOSE_S)
 
     def close(self) -> None:
         """Stop the sources, if not done, and close the sinks."""
@@ -73,9 +88,58 @@ class ServerCameras:
         """Return the metrics of sources and sinks."""
         return [*self._sources.families(), *self._sinks.families()]
 
+    def zones_as_json(self, source: str) -> dict[str, object]:
+        """Return the zones and lines of a source, with `classes`, those that its model knows. Raises NotFound."""
+        entry = self._entry(source)
+        stored_in = STATE_FOLDER if source in self._zone_store.changes else SOURCES_FILE
+        return {
+            "source": source,
+            "zones": entries_as_plain(entry.zones),
+            "lines": entries_as_plain(entry.lines),
+            "classes": self._sources.labels_of(source),
+            "stored_in": stored_in,
+        }
+
+    def set_zones(self, source: str, zones: tuple[ZoneEntry, ...], lines: tuple[LineEntry, ...]) -> dict[str, object]:
+        """Change the zones and lines of a source, and keep them. *Blocking* for milliseconds. Return `zones_as_json`.
+
+        Raises NotFound, Draining, and InvalidRequest if a sink requires a zone that would be gone, or if the change
+        cannot be kept.
+        """
+        with self._changing:
+            if self._stop.is_set():
+                raise Draining("the server is stopping")
+            entry = self._entry(source)
+            try:
+                entries, sinks = self._read()
+                if source in entries:
+                    entries[source] = dataclasses.replace(entries[source], zones=zones, lines=lines)
+                    check_required_zones(entries, sinks)
+            except ConfigError as error:
+                raise InvalidRequest(str(error)) from None
+            is_in_file = entry.name not in {own.name for own in self._config.sources}
+            self._zone_store.save(source, Shapes(zones, lines), is_in_file=is_in_file)
+            self._apply()
+        return self.zones_as_json(source)
+
+    def _entry(self, source: str) -> SourceEntry:
+        entry = self._entries.get(source)
+        if entry is None:
+            raise NotFound(f"the server opens no camera '{source[:80]}'")
+        return entry
+
+    def _read(self) -> tuple[dict[str, SourceEntry], dict[str, SinkEntry]]:
+        """Return the sources, with changed zones, and the sinks. Raises ConfigError."""
+        sources, sinks = read_entries(self._config.file, self._config.sources, self._config.sinks)
+        for name, kept in self._zone_store.changes.items():
+            if name in sources:
+                sources[name] = dataclasses.replace(sources[name], zones=kept.zones, lines=kept.lines)
+        check_required_zones(sources, sinks)
+        return sources, sinks
+
     def _apply(self) -> None:
         try:
-            sources, sinks = read_entries(self._config.file, self._config.sources, self._config.sinks)
+            sources, sinks = self._read()
         except ConfigError as error:
             if str(error) != self._problem:
                 self._problem = str(error)
@@ -105,7 +169,8 @@ class ServerCameras:
             before, seen = seen, _file_identity(self._config.file)
             if seen == before and seen != applied:
                 applied = seen
-                self._apply()
+                with self._changing:
+                    self._apply()
 
     def _on_result(self, entry: SourceEntry, result: FrameResult, clock: str, picture: MakePixels | None) -> None:
         self._sinks.put(entry.sinks, SinkMessage(entry.name, result, clock, picture=picture))

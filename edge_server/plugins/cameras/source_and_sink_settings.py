@@ -235,12 +235,16 @@ def read_entries(
         for name in source.sinks or ():
             if name not in all_sinks:
                 raise ConfigError(f"source '{source.name}': there is no sink '{name}'{nearest(name, all_sinks)}")
-    zones = [zone.name for source in all_sources.values() for zone in source.zones]
-    for sink in all_sinks.values():
+    return all_sources, all_sinks
+
+
+def check_required_zones(sources: Mapping[str, SourceEntry], sinks: Mapping[str, SinkEntry]) -> None:
+    """Raise ConfigError if a sink requires a zone that no source has."""
+    zones = [zone.name for source in sources.values() for zone in source.zones]
+    for sink in sinks.values():
         for name in sink.required_zones:
             if name not in zones:
                 raise ConfigError(f"sink '{sink.name}': no source has the zone '{name}'{nearest(name, zones)}")
-    return all_sources, all_sinks
 
 
 def _entries(kind: type[_Entry], path: str, tables: object) -> list[_Entry]:

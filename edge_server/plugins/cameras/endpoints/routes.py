@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING
 
+from edge_server.errors import InvalidRequest
 from edge_server.frontends.http.access_check import AccessCheck
 from edge_server.frontends.http.request import HttpRequest
 from edge_server.frontends.http.response import HttpResponse, json_response
@@ -20,6 +21,7 @@ from edge_server.service import InferenceService
 if TYPE_CHECKING:
     from edge_server.plugins.cameras.endpoints.deepstack_endpoints import DeepStackEndpoints
     from edge_server.plugins.cameras.endpoints.view_endpoints import ViewEndpoints
+    from edge_server.plugins.cameras.server_cameras import ServerCameras
     from edge_server.plugins.cameras.streams.stream_view import StreamView
 
 _SCHEMAS = "edge_server.plugins.cameras.endpoints.schemas"
@@ -43,6 +45,34 @@ def report_routes(
         get("/edge/v1/streams", summary=rates, handler=show_streams, schema=f"{_SCHEMAS}:STREAMS"),
         get("/edge/v1/cameras", summary=opened, handler=show_cameras),
     )
+
+
+def zone_routes(access: AccessCheck, find: Callable[[], ServerCameras]) -> Sequence[Route]:
+    """Return the routes of zones and lines; `find` returns the cameras of the server, or raises NotFound."""
+
+    async def show(request: HttpRequest) -> HttpResponse:
+        return json_response(find().zones_as_json(request.names["source"]))
+
+    async def change(request: HttpRequest) -> HttpResponse:
+        access.check_change(request.peer)
+        cameras, members = find(), await request.read_members(("zones", "lines"))
+        from edge_server.plugins.cameras.zones.zone_settings import parse_lines, parse_zones
+
+        try:
+            zones, lines = parse_zones(members.get("zones", [])), parse_lines(members.get("lines", []))
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from None
+        set_zones = partial(cameras.set_zones, request.names["source"], zones, lines)
+        return json_response(await request.run_blocking(set_zones))
+
+    line = partial(Route, path="/edge/v1/cameras/{source}/zones", uses_aiohttp=True)
+    return (
+        line("GET", category="statistics", summary="Zones and lines of a camera", handler=show),
+        line(
+            "PUT", category="model-repository", summary="Change the zones and lines of a camera", handler=change,
+            changes_server=True, schema=f"{_SCHEMAS}:ZONES",
+        ),
+    )  # fmt: skip
 
 
 def view_routes(access: AccessCheck, view: Callable[[str], AbstractContextManager[StreamView]]) -> Sequence[Route]:

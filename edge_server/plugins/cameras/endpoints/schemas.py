@@ -20,6 +20,10 @@ from edge_server.frontends.http.schemas import (
 MOTION_JPEG = OperationSchema(response={MOTION_JPEG_TYPE: {"schema": BYTES}})
 PICTURE = OperationSchema(response={"image/jpeg": {"schema": BYTES}})
 
+ZONES = OperationSchema(
+    request=json_content(object_of((), zones=list_of(ANY_OBJECT), lines=list_of(ANY_OBJECT))),
+)
+
 _FRAME_STREAM = NamedSchema(
     "FrameStream",
     object_of(

@@ -100,6 +100,11 @@ class SourceSet:
         """Return reports of the sources, sorted by name."""
         return [runner.report() for _, runner in sorted(self._runners.items())]
 
+    def labels_of(self, name: str) -> Sequence[str]:
+        """Return the classes that the model of a source counts, as far as known."""
+        runner = self._runners.get(name)
+        return () if runner is None else runner.labels
+
     def families(self) -> list[Family]:
         """Return the metrics of the sources; their frames are counted with those of all streams."""
         running = Family("edge_source_running", "gauge", "Whether the camera delivers pictures")

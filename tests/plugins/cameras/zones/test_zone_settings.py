@@ -7,7 +7,12 @@ import re
 import pytest
 
 from edge_server.config import ConfigError
-from edge_server.plugins.cameras.source_and_sink_settings import SourceEntry, parse_entry, read_entries
+from edge_server.plugins.cameras.source_and_sink_settings import (
+    SourceEntry,
+    check_required_zones,
+    parse_entry,
+    read_entries,
+)
 from edge_server.plugins.cameras.zones.zone_settings import (
     WHOLE_PICTURE,
     LineEntry,
@@ -144,4 +149,4 @@ def test_a_zone_that_a_sink_requires_must_exist(tmp_path):
         "[[sinks]]\nname='log'\nurl='/tmp/log'\nrequired_zones=['yrad']"
     )
     with pytest.raises(ConfigError, match="sink 'log': no source has the zone 'yrad', did you mean 'yard'"):
-        read_entries(str(path))
+        check_required_zones(*read_entries(str(path)))
