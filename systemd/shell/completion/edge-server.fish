@@ -209,7 +209,7 @@ complete -c edge-server -n '__edge_server_runs view' -l timeout -x -d 'time limi
 complete -c edge-server -n '__edge_server_runs cameras' -f -a find -d 'Send a WS-Discovery probe to the local network, and print each camera that ...'
 complete -c edge-server -n '__edge_server_runs cameras' -s h -l help -f -d 'show this help message and exit'
 complete -c edge-server -n '__edge_server_runs cameras' -l seconds -x -d 'time to wait for answers (default 3, at most 60)'
-complete -c edge-server -n '__edge_server_runs cameras' -l user -x -d 'ask the cameras as this user'
+complete -c edge-server -n '__edge_server_runs cameras' -l user -x -d 'ask the cameras as this user (default: EDGE_CAMERA_USER in the environment)'
 complete -c edge-server -n '__edge_server_runs cameras' -l model -x -d 'model of the printed sources'
 complete -c edge-server -n '__edge_server_runs cameras' -l address -r -d 'ask the camera with this address, such as ...'
 complete -c edge-server -n '__edge_server_runs cameras' -l write-password -f -d 'print the user and the password in the URLs of the streams'

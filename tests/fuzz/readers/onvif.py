@@ -25,13 +25,17 @@ _OPTIONS = argparse.Namespace(model="m", write_password=False)
 _toml_of = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli").loads
 
 
+class _Response(io.BytesIO):
+    status = 200
+
+
 class _Opener:
     """Answers each request with the same body."""
 
     body = b""
 
     def open(self, request: object, timeout: float) -> io.BytesIO:
-        return io.BytesIO(self.body)
+        return _Response(self.body)
 
 
 _OPENER = _Opener()
@@ -76,7 +80,7 @@ def check(data: bytes) -> None:
         return
     camera = read_answer(take.rest(), _HOST, {"id"})
     if camera is not None:
-        assert all(text.isprintable() and len(text) <= 512 for text in (*camera.addresses, *camera.scopes))
+        assert all(text.isprintable() and len(text) <= 8192 for text in (*camera.addresses, *camera.scopes))
         _OPENER.body = b""
         _check_printed(camera)
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from urllib.parse import quote, urlsplit
 
 from edge_server.config import process_environment
-from edge_server.plugins.cameras.onvif.device import CameraError, CameraProfile, NotAuthorized, OnvifCamera
+from edge_server.plugins.cameras.onvif.device import CameraError, CameraProfile, NotAuthorized, OnvifCamera, host_of
 from edge_server.plugins.cameras.onvif.discovery import FoundCamera, find_cameras
 from edge_server.plugins.cameras.onvif.soap import Login
 
@@ -35,12 +35,11 @@ def run(arguments: Sequence[str]) -> int:
         allow_abbrev=False,
     )
     find.add_argument("--seconds", type=float, default=3.0, help="time to wait for answers (default 3, at most 60)")
-    find.add_argument(
-        "--user", default=process_environment().get(USER_VARIABLE, ""), help="ask the cameras as this user"
-    )
+    find.add_argument("--user", help=f"ask the cameras as this user (default: {USER_VARIABLE} in the environment)")
     find.add_argument("--model", default="MODEL", help="model of the printed sources")
     find.add_argument(
         "--address",
+        type=_parse_address,
         action="append",
         default=[],
         metavar="URL",
@@ -55,7 +54,7 @@ def run(arguments: Sequence[str]) -> int:
         find.error("--seconds: expected a number above 0, at most 60")
     login = _login(process_environment().get(USER_VARIABLE, "") if options.user is None else options.user)
     if options.address:
-        found = [FoundCamera(urlsplit(each).hostname or "", (each,), ()) for each in options.address]
+        found = options.address
     else:
         try:
             found = find_cameras(options.seconds)
@@ -76,6 +75,13 @@ def run(arguments: Sequence[str]) -> int:
 def _failed(reason: str) -> int:
     print(f"edge-server cameras find: {reason}", file=sys.stderr)
     return 1
+
+
+def _parse_address(text: str) -> FoundCamera:
+    try:
+        return FoundCamera(host_of(text, ("http", "https")), (text,), ())
+    except CameraError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _login(user: str) -> Login | None:

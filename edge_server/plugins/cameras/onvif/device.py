@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import ssl
+import time
 import urllib.error
 import urllib.request
 from datetime import datetime, timedelta, timezone
@@ -15,6 +16,7 @@ from xml.sax.saxutils import escape, quoteattr
 from edge_server.plugins.cameras.onvif.soap import (
     DEVICE,
     ENVELOPE,
+    MAX_URL_LENGTH,
     MEDIA,
     SCHEMA,
     HostileXml,
@@ -29,6 +31,7 @@ from edge_server.plugins.cameras.onvif.soap import (
 TIMEOUT_S = 5.0
 MAX_RESPONSE_BYTES = 1 << 20
 MAX_PROFILES = 16
+_PIECE_BYTES = 65_536
 
 
 class CameraError(Exception):
@@ -61,7 +64,7 @@ class OnvifCamera:
     def __init__(self, address: str, login: Login | None) -> None:
         """`address` is the http(s) URL of the device service. Raises CameraError for another one."""
         self._address = address
-        self._host = _host_of(address, ("http", "https"))
+        self._host = host_of(address, ("http", "https"))
         self._login = login
         self._clock_ahead = timedelta()
         passwords = urllib.request.HTTPPasswordMgrWithDefaultRealm()
@@ -110,7 +113,7 @@ class OnvifCamera:
             "<tt:Protocol>RTSP</tt:Protocol></tt:Transport></trt:StreamSetup>"
             f"<trt:ProfileToken>{escape(token)}</trt:ProfileToken></trt:GetStreamUri>",
         )
-        url = text_of(root, f".//{SCHEMA}Uri")
+        url = text_of(root, f".//{SCHEMA}Uri", MAX_URL_LENGTH)
         self._check_host(url, ("rtsp", "rtsps"))
         scheme, _, rest = url.partition(":")
         return f"{scheme.lower()}:{rest}"
@@ -144,14 +147,14 @@ class OnvifCamera:
     def _media_address(self) -> str:
         body = "<tds:GetCapabilities><tds:Category>Media</tds:Category></tds:GetCapabilities>"
         root = self._call(self._address, DEVICE, "GetCapabilities", body)
-        address = text_of(root, f".//{SCHEMA}Media/{SCHEMA}XAddr")
+        address = text_of(root, f".//{SCHEMA}Media/{SCHEMA}XAddr", MAX_URL_LENGTH)
         if not address:
             raise CameraError("the camera has no media service")
         self._check_host(address, ("http", "https"))
         return address
 
     def _check_host(self, url: str, schemes: tuple[str, ...]) -> None:
-        if _host_of(url, schemes) != self._host:
+        if host_of(url, schemes) != self._host:
             raise CameraError(f"the camera gives an address of another host: {_shown(url)}")
 
     def _call(
@@ -163,17 +166,13 @@ class OnvifCamera:
         kind = f"application/soap+xml; charset=utf-8; action={quoteattr(namespace[1:-1] + '/' + action)}"
         request = urllib.request.Request(address, envelope(body, header), {"Content-Type": kind})
         try:
-            with self._opener.open(request, timeout=TIMEOUT_S) as response:
-                data = response.read(MAX_RESPONSE_BYTES + 1)
-        except urllib.error.HTTPError as error:
-            with error:
-                data, status = error.read(MAX_RESPONSE_BYTES + 1), error.code
-            if status in (401, 403):
-                raise NotAuthorized(f"{action}: not authorized") from None
-            if b"Fault" not in data:
-                raise CameraError(f"{action}: the camera answers with the status {status}") from None
+            status, data = self._exchange(request)
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise CameraError(f"{action}: {_failure(error)}") from None
+        if status in (401, 403):
+            raise NotAuthorized(f"{action}: not authorized")
+        if status != 200 and b"Fault" not in data:
+            raise CameraError(f"{action}: the camera answers with the status {status}")
         if len(data) > MAX_RESPONSE_BYTES:
             raise CameraError(f"{action}: expected at most {MAX_RESPONSE_BYTES} bytes, given more")
         try:
@@ -186,15 +185,31 @@ class OnvifCamera:
             raise CameraError(f"{action}: expected a SOAP envelope")
         return root
 
+    def _exchange(self, request: urllib.request.Request) -> tuple[int, bytes]:
+        """Return the status and the body, of which at most one byte above the limit is read."""
+        end_s, data = time.monotonic() + 2 * TIMEOUT_S, b""
+        try:
+            response = self._opener.open(request, timeout=TIMEOUT_S)
+        except urllib.error.HTTPError as error:
+            response = error
+        with response:
+            while len(data) <= MAX_RESPONSE_BYTES and (piece := response.read1(_PIECE_BYTES)):
+                data += piece
+                if time.monotonic() > end_s:
+                    raise TimeoutError
+            return response.status, data
 
-def _host_of(url: str, schemes: tuple[str, ...]) -> str:
+
+def host_of(url: str, schemes: tuple[str, ...]) -> str:
     """Return the host of a URL without user and password. Raises CameraError unless it is of one of the schemes."""
     try:
         parts = urlsplit(url)
         is_right = parts.scheme in schemes and bool(parts.hostname) and parts.port != 0 and "@" not in parts.netloc
     except ValueError:
         is_right = False
-    if not (is_right and url.isascii() and url.isprintable() and not set(url) & set(' "\\<>')):
+    if not (
+        is_right and len(url) < MAX_URL_LENGTH and url.isascii() and url.isprintable() and not set(url) & set(' "\\<>')
+    ):
         raise CameraError(f"expected an address of {'://, '.join(schemes)}://, given {_shown(url)}")
     return parts.hostname or ""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import select
 import socket
 import struct
@@ -16,6 +18,7 @@ from edge_server.plugins.cameras.onvif.soap import ADDRESSING, DISCOVERY, Hostil
 GROUP, PORT = "239.255.255.250", 3702
 MAX_CAMERAS = 256
 _MAX_DATAGRAM = 65_535
+_MAX_LIST_LENGTH = 8192
 _MAX_SCOPES = 64
 _REPEAT_S = 0.5
 """UDP may lose a probe or an answer: each is sent twice, this long apart."""
@@ -48,7 +51,8 @@ def find_cameras(seconds: float) -> list[FoundCamera]:
     probes = [_probe(message_id, kind) for message_id, kind in ids.items()]
     found: dict[str, FoundCamera] = {}
     with contextlib.ExitStack() as stack:
-        sockets = []
+        sockets: list[socket.socket] = []
+        problem = OSError(errno.ENETDOWN, os.strerror(errno.ENETDOWN))
         for index, _ in socket.if_nameindex():
             sock = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
             sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 1)
@@ -102,10 +106,10 @@ def read_answer(data: bytes, host: str, message_ids: set[str]) -> FoundCamera | 
     match = root.find(f".//{DISCOVERY}ProbeMatch")
     if match is None or text_of(root, f".//{ADDRESSING}RelatesTo") not in message_ids:
         return None
-    scopes = text_of(match, f"{DISCOVERY}Scopes").split()[:_MAX_SCOPES]
+    scopes = text_of(match, f"{DISCOVERY}Scopes", _MAX_LIST_LENGTH).split()[:_MAX_SCOPES]
     return FoundCamera(
         host,
-        tuple(text_of(match, f"{DISCOVERY}XAddrs").split()),
+        tuple(text_of(match, f"{DISCOVERY}XAddrs", _MAX_LIST_LENGTH).split()),
         tuple(
             "".join(each for each in unquote(scope[len(_SCOPE_START) :]) if each.isprintable())
             for scope in scopes

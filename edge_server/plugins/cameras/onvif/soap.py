@@ -22,6 +22,7 @@ MEDIA = "{http://www.onvif.org/ver10/media/wsdl}"
 SCHEMA = "{http://www.onvif.org/ver10/schema}"
 
 _SECURITY = "http://docs.oasis-open.org/wss/2004/01/oasis-200401-wss-"
+MAX_URL_LENGTH = 4096
 _MAX_TEXT_LENGTH = 512
 
 
@@ -56,7 +57,7 @@ def username_token(login: Login, created: datetime) -> str:
     return (
         f'<w:Security s:mustUnderstand="1" xmlns:w="{_SECURITY}wssecurity-secext-1.0.xsd" '
         f'xmlns:u="{_SECURITY}wssecurity-utility-1.0.xsd"><w:UsernameToken><w:Username>{escape(login.user)}</w:Username>'
-        f'<w:Password Type="{_SECURITY.replace("wss-", "wss-username-token-profile-1.0#PasswordDigest")}">'
+        f'<w:Password Type="{_SECURITY}username-token-profile-1.0#PasswordDigest">'
         f"{base64.b64encode(digest).decode()}</w:Password>"
         f'<w:Nonce EncodingType="{_SECURITY}soap-message-security-1.0#Base64Binary">'
         f"{base64.b64encode(nonce).decode()}</w:Nonce><u:Created>{time}</u:Created></w:UsernameToken></w:Security>"
@@ -79,10 +80,10 @@ def parse_xml(data: bytes) -> ElementTree.Element:
         raise HostileXml(f"the XML is malformed: {error}") from None
 
 
-def text_of(element: ElementTree.Element, path: str) -> str:
+def text_of(element: ElementTree.Element, path: str, max_length: int = _MAX_TEXT_LENGTH) -> str:
     """Return the text of an element below another, without control characters and cut; "" if there is none."""
-    text = element.findtext(path) or ""
-    return "".join(each for each in text.strip() if each.isprintable())[:_MAX_TEXT_LENGTH]
+    text = (element.findtext(path) or "").strip()[:max_length]
+    return "".join(each if each.isprintable() else " " if each.isspace() else "" for each in text)
 
 
 def fault_of(root: ElementTree.Element) -> str:

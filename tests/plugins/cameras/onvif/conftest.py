@@ -8,6 +8,7 @@ import re
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -39,6 +40,8 @@ class Camera:
         self.user, self.password, self.clock_ahead = user, password, clock_ahead
         self.answers: dict[str, tuple[int, bytes]] = {}
         self.requests: list[bytes] = []
+        self.pause_s = 0.0
+        """Pause between two bytes of an answer."""
         camera = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -51,7 +54,14 @@ class Camera:
                 if status == 302:
                     self.send_header("Location", "http://127.0.0.1:1/")
                 self.end_headers()
-                self.wfile.write(answer)
+                if not camera.pause_s:
+                    self.wfile.write(answer)
+                for byte in answer if camera.pause_s else b"":
+                    try:
+                        self.wfile.write(bytes((byte,)))
+                    except OSError:
+                        return
+                    time.sleep(camera.pause_s)
 
             def log_message(self, *_: object) -> None:
                 """Print nothing."""

@@ -86,7 +86,7 @@ def test_the_reason_of_a_fault_is_shown_without_control_characters_and_cut(make_
     camera.answers["GetProfiles"] = (500, envelope(f"<s:Fault><s:Reason><s:Text>{text}</s:Text></s:Reason></s:Fault>"))
     with pytest.raises(CameraError) as caught:
         OnvifCamera(camera.address, None).streams()
-    assert str(caught.value) == "GetProfiles: no" + "x" * 510
+    assert str(caught.value) == "GetProfiles: no " + "x" * 508
 
 
 def test_of_many_profiles_a_bounded_number_is_asked(make_camera, envelope):
@@ -94,6 +94,14 @@ def test_of_many_profiles_a_bounded_number_is_asked(make_camera, envelope):
     profiles = '<trt:Profiles token="sub"/>' * 5000
     camera.answers["GetProfiles"] = (200, envelope(profiles))
     assert len(OnvifCamera(camera.address, None).streams()) == device.MAX_PROFILES
+
+
+def test_a_camera_that_sends_its_answer_drop_by_drop_is_given_up(make_camera, monkeypatch):
+    monkeypatch.setattr(device, "TIMEOUT_S", 0.1)
+    camera = make_camera()
+    camera.pause_s = 0.05
+    with pytest.raises(CameraError, match=r"GetSystemDateAndTime: no answer within 0\.1 s"):
+        OnvifCamera(camera.address, None).streams()
 
 
 def test_deep_xml_is_read_or_refused(envelope):

@@ -49,10 +49,10 @@ def test_a_datagram_that_is_no_answer_is_ignored(data):
 
 
 def test_names_from_the_network_are_cut_and_have_no_control_characters(match):
-    scopes = "onvif://www.onvif.org/name/%1b[2J%0aurl=x " + "onvif://www.onvif.org/x/" + "y" * 5000
+    scopes = "\n onvif://www.onvif.org/name/%1b[2J%0aurl=x\n" + "onvif://www.onvif.org/x/" + "y" * 50_000
     camera = read_answer(match("id", "", scopes), "192.0.2.1", {"id"})
     assert camera.scopes[0] == "name/[2Jurl=x"
-    assert sum(map(len, camera.scopes)) < 600
+    assert sum(map(len, camera.scopes)) < 8192
 
 
 def found(monkeypatch, *cameras: FoundCamera) -> None:
@@ -99,6 +99,13 @@ def test_a_camera_that_wants_a_login_or_names_another_host_is_a_comment(make_cam
     assert "#   GetCapabilities: not authorized: give a user of the camera with --user\n" in text
     assert "#   no address is of the host that answered: ask it with --address\n" in text
     assert all(b"192.0.2.7" not in request for request in camera.requests)
+
+
+@pytest.mark.parametrize("address", ["http://[/", "http://me:geheim@127.0.0.1/", "rtsp://127.0.0.1/", "x"])
+def test_a_wrong_address_is_refused(address, capsys):
+    with pytest.raises(SystemExit):
+        command.run(["find", f"--address={address}"])
+    assert "expected an address of http://, https://" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("seconds", ["0", "61", "nan"])
