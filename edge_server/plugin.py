@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from edge_server.frontends.http.inference_route import BodyDecoder
     from edge_server.frontends.http.request_head import RequestHead
     from edge_server.frontends.http.routes import Route
+    from edge_server.repository.runtime_times import RuntimeTimes
     from edge_server.service import InferenceService
     from edge_server.serving.execution.admission_control import AdmissionControl
     from edge_server.serving.lifecycle.manager import Manager
@@ -100,6 +101,8 @@ class ServingCore(NamedTuple):
     """GPUs that this process can no longer use, with the reason."""
     heavy_work_refusal: Callable[[], str]
     """The reason why no heavy work in the background may begin now; "" if it may."""
+    runtime_times: RuntimeTimes | None
+    """Measured times that choose the runtime of a model. None without a state folder."""
     machine_root: Path
     """Folder with the /sys, /proc and /etc that describe the machine."""
 

@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "telemetry": {"core", "errors", "config"},
     "repository": {"core", "errors", "config", "telemetry", "protocol", "backends"},
     "serving": {"core", "errors", "config", "telemetry", "memory", "backends"},
-    "plugin": {"core", "errors", "config", "telemetry", "service", "serving", "frontends"},
+    "plugin": {"core", "errors", "config", "telemetry", "repository", "service", "serving", "frontends"},
     "plugins": {
         "core", "errors", "config", "protocol", "memory", "telemetry", "repository", "serving", "service",
         "frontends", "backends", "client", "plugin", "cli", "json_child_process",

@@ -294,7 +294,8 @@ class RepositoryConfig:
         "",
         "--state-dir",
         OPTIONAL_PATH,
-        "Folder for state that survives a restart: which models are pinned to which version. Empty: keep it in memory.",
+        "Folder for state that survives a restart: which models are pinned to which version, and how fast each runtime "
+        "runs an ONNX model, by which its next load chooses one. Empty: pins are kept in memory.",
     )
     requires_checksums: bool = setting(
         False,

@@ -28,6 +28,7 @@ from edge_server.process.running_plugins import RunningPlugins
 from edge_server.repository.content_digests import ContentDigests
 from edge_server.repository.desired_state import RepositorySource
 from edge_server.repository.resolve_version import ResolveOptions
+from edge_server.repository.runtime_times import RuntimeTimes
 from edge_server.repository.scan import Scanner
 from edge_server.repository.trust.verify_version import trust_policy
 from edge_server.repository.version_pins import VersionPins
@@ -101,8 +102,10 @@ def build(
     scanner = _scanner(repository, running)
     devices = cuda_devices.find()
     gpus = Gpus(devices, dict(config.memory.gpu_load_limits))
-    options = _resolve_options(repository, devices.count if devices else 0, gpus, running)
-    pins = VersionPins(Path(repository.state_dir) if repository.state_dir else None)
+    state_dir = Path(repository.state_dir) if repository.state_dir else None
+    runtime_times = None if state_dir is None else RuntimeTimes(state_dir)
+    options = _resolve_options(repository, devices.count if devices else 0, gpus, running, runtime_times)
+    pins = VersionPins(state_dir)
     source = RepositorySource(scanner, options, pins=pins)
     timer = Timer()
     events = EventBus()
@@ -111,7 +114,7 @@ def build(
     # Models call the service, and the service needs the manager: the manager gets a function that returns the service.
     manager = _manager(config, timer, events, running, admission, cache, gpus, lambda: service, on_no_fallback)
     shared_memory = _shared_memory(config.memory.allows_client_shm, devices)
-    digests = ContentDigests(scanner.find, Path(repository.state_dir) if repository.state_dir else None)
+    digests = ContentDigests(scanner.find, state_dir)
     service = _service(config, manager, source, events, shared_memory, log_settings, digests, running)
     events.subscribe(lambda event: _compute_digest(digests, event))
     events.subscribe(lambda event: trim() if event.kind in _FREES_MEMORY else None)
@@ -134,6 +137,7 @@ def build(
             access=access,
             ports=ports,
             panels=running.panels,
+            runtime_times=runtime_times,
             gauges=running.gauges,
         )
     )
@@ -159,7 +163,9 @@ def _scanner(config: RepositoryConfig, plugins: RunningPlugins) -> Scanner:
     return scanner
 
 
-def _resolve_options(config: RepositoryConfig, gpu_count: int, gpus: Gpus, plugins: RunningPlugins) -> ResolveOptions:
+def _resolve_options(
+    config: RepositoryConfig, gpu_count: int, gpus: Gpus, plugins: RunningPlugins, runtime_times: RuntimeTimes | None
+) -> ResolveOptions:
     return ResolveOptions(
         auto_complete=not config.is_auto_complete_disabled,
         gpu_count=gpu_count,
@@ -168,6 +174,7 @@ def _resolve_options(config: RepositoryConfig, gpu_count: int, gpus: Gpus, plugi
         recognisers=plugins.recognisers(),
         trust=trust_policy(config.requires_checksums, config.public_key),
         onnx_order=(*plugins.onnx_backends(), *ONNX_ORDER),
+        runtime_times=runtime_times,
         lost_gpus=gpus.lost_gpus,
     )
 

@@ -16,6 +16,7 @@ from edge_server.errors import BackendMissing, BadModelConfig, LoadError
 from edge_server.repository.backend_choice import BackendCandidate, candidates
 from edge_server.repository.load_error_explanation import explain_by_content
 from edge_server.repository.pbtxt import ConfigMessage
+from edge_server.repository.runtime_times import RuntimeTimes
 from edge_server.repository.safe_paths import check_relative
 from edge_server.repository.validate_batching import (
     batch_input_targets,
@@ -37,6 +38,7 @@ class InspectedFile(NamedTuple):
     `signature` is None if the runtime cannot read it. `notes` name the memory that it needs, if the backend computes
     it. `skipped` name the runtimes that failed, with the reason.
     `has_alternatives`: there are further runtimes to try, should this one fail to open the file.
+    `choice`: why the runtime was chosen, "" if the configuration names it or no other reads the file.
     """
 
     backend: Backend
@@ -45,6 +47,7 @@ class InspectedFile(NamedTuple):
     notes: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
     has_alternatives: bool = False
+    choice: str = ""
 
 
 def inspect_model(
@@ -54,14 +57,27 @@ def inspect_model(
     version: int,
     passed_over: Mapping[str, str] = _NOTHING,
     onnx_order: tuple[str, ...] = ONNX_ORDER,
+    runtime_times: RuntimeTimes | None = None,
 ) -> InspectedFile:
     """Choose the runtime, find the file and read its inputs and outputs.
 
     The first candidate that loads and reads the file is chosen. Those in `passed_over` (name -> reason) failed to open
-    it before and are skipped. Raises BackendMissing, BadModelConfig, or LoadError with every candidate's reason.
+    it before and are skipped. `runtime_times` may change the order for an ONNX file whose configuration names no
+    runtime. Raises BackendMissing, BadModelConfig, or LoadError with every candidate's reason.
     """
     failures: list[tuple[str, LoadError]] = []
-    choices = candidates(config, model, model_dir / str(version), onnx_order)
+    version_dir = model_dir / str(version)
+    choices = candidates(config, model, version_dir, onnx_order)
+    choice = ""
+    if len(choices) > 1 and not config.backend and not config.platform and choices[0].file_name.endswith(".onnx"):
+        choice = "fixed order"
+        # Not the order of a plugin, whose backends come first.
+        if runtime_times is not None and {item.backend for item in choices} == set(ONNX_ORDER):
+            file = ModelFile(version_dir / choices[0].file_name, model_dir, version)
+            measured = runtime_times.choose(file, [item.backend for item in choices])
+            if measured is not None:
+                choice = measured.reason
+                choices = tuple(sorted(choices, key=lambda item: measured.order.index(item.backend)))
     for candidate in choices:
         try:
             if candidate.backend in passed_over:
@@ -72,7 +88,8 @@ def inspect_model(
             continue
         name = inspected.backend.name
         skipped = tuple(f"backend '{other}' was skipped for '{name}': {e.message}" for other, e in failures)
-        return inspected._replace(skipped=skipped, has_alternatives=candidate is not choices[-1])
+        choice = f"{name}: {choice}" if choice and not failures else ""
+        return inspected._replace(skipped=skipped, has_alternatives=candidate is not choices[-1], choice=choice)
     raise _all_failed(model, failures)
 
 

@@ -20,6 +20,7 @@ from edge_server.repository.file_fingerprint import children, describe_files, di
 from edge_server.repository.labels import read_labels
 from edge_server.repository.load_error_explanation import explain_by_content
 from edge_server.repository.pbtxt import ConfigMessage, new_config, parse_json, read_file, write_json
+from edge_server.repository.runtime_times import RuntimeTimes
 from edge_server.repository.scan import ModelDirectory, read_entries
 from edge_server.repository.trust.checksum_file import run_agents
 from edge_server.repository.trust.verify_version import TrustPolicy, verify
@@ -41,7 +42,7 @@ class ResolveOptions:
     server, so that a wrong one fails the load and not the first request. `output_checks` do so too, and return checks
     of the model's answer, or None. `recognisers` get the specification and the metadata of a file that has some.
     `trust`: rules for the checksums and signatures of a version's files.
-    `onnx_order`: the runtimes tried for an ONNX file.
+    `onnx_order`: the runtimes tried for an ONNX file. `runtime_times` may change this order; None: it does not.
     """
 
     auto_complete: bool = True
@@ -51,6 +52,7 @@ class ResolveOptions:
     recognisers: tuple[Recogniser, ...] = ()
     trust: TrustPolicy = field(default_factory=TrustPolicy)
     onnx_order: tuple[str, ...] = ONNX_ORDER
+    runtime_times: RuntimeTimes | None = None
     lost_gpus: Callable[[], Iterable[int]] = tuple
     """Called at each load; returns the GPUs that this process can no longer use."""
 
@@ -80,7 +82,9 @@ def resolve(
         file = ModelFile(model.path / str(version), model.path, version)
         spec = _make_spec(config, model, options, ())
         return Resolved(spec, file, confirm=verified.confirm, output_checks=_output_checks(spec, options))
-    inspected = inspect_model(config, model.name, model.path, version, passed_over, options.onnx_order)
+    inspected = inspect_model(
+        config, model.name, model.path, version, passed_over, options.onnx_order, options.runtime_times
+    )
     _remove_engine_settings(config, inspected, passed_over)
     notes = _complete_config(config, model.name, inspected, options)
     metadata = _NOTHING if inspected.signature is None else inspected.signature.metadata
@@ -172,7 +176,7 @@ def _complete_config(
 ) -> tuple[str, ...]:
     """Complete the configuration in place. Return the notes about it."""
     backend, file, signature = inspected.backend, inspected.file, inspected.signature
-    notes = [*inspected.notes, *inspected.skipped]
+    notes = [*filter(None, (inspected.choice,)), *inspected.notes, *inspected.skipped]
     if options.auto_complete:
         _complete_by_model(config, model, inspected)
     config.backend = backend.name

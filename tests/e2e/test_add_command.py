@@ -18,7 +18,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from edge_server.backends import ONNX_ORDER
 from edge_server.cli.main import main
+from edge_server.core.model_spec import ModelFile
+from edge_server.repository.runtime_times import RuntimeTimes
 from tests.e2e.conftest import COMMAND, Repository, add_sub_model, clean_environment, finish
 from tests.e2e.yolo_exports import SIDE, ULTRALYTICS, detect, export, names
 
@@ -51,7 +54,10 @@ def test_an_export_is_served_with_its_labels_by_a_server_that_watches(
     server: Any, eventually: Any, folder: Path, capsys: pytest.CaptureFixture[str], coffee: Path
 ) -> None:
     save(folder / "yolo11n.onnx", export(detect(), HOSTILE))
-    assert main(["add", "yolo11n.onnx", f"--model-repository={server.repository}"]) == 0
+    flags = [f"--model-repository={server.repository}", f"--state-dir={folder}"]
+    assert main(["add", "yolo11n.onnx", *flags]) == 0
+    added = ModelFile(server.repository / "yolo11n/1/model.onnx", server.repository / "yolo11n", 1)
+    assert RuntimeTimes(folder).choose(added, ONNX_ORDER), "the times of both runtimes are stored"
     said = capsys.readouterr().out
     for pattern in (
         r"input   images FP32\[1,3,320,320\]",

@@ -15,6 +15,7 @@ from edge_server.plugins.add.new_model import NewModelFiles, copy_files, move_in
 from edge_server.plugins.add.picture_trial import PictureTrial, Reading
 from edge_server.plugins.add.runtime_trial import RuntimeTrial, try_runtimes
 from edge_server.plugins.add.written_config import write_config
+from edge_server.plugins.tuning.trial.stored_times import store_times
 from edge_server.repository.resolve_version import ResolveOptions, resolve
 from edge_server.repository.scan import Scanner
 
@@ -53,13 +54,15 @@ def add_model(
     picture: Path,
     settings: Mapping[str, Mapping[str, str]],
     choose: Callable[[TriedModel], Reading | None],
+    state_dir: str = "",
 ) -> tuple[TriedModel, Reading | None, Path]:
     """Add a model to a repository. Return what was found, the chosen layout, and the model's folder. *Blocking* for
     seconds.
 
-    `settings` are the server's for each backend. `choose` returns the layout to configure, None for none. Raises
-    AlreadyExists for a name in use, LoadError if no runtime opens the model, and InvalidRequest for a picture or a
-    repository that cannot be used. Then nothing is left behind.
+    `settings` are the server's for each backend. `choose` returns the layout to configure, None for none. The times of
+    the runtimes are stored in `state_dir`, "" for nowhere, where a server finds them. Raises AlreadyExists for a name
+    in use, LoadError if no runtime opens the model, and InvalidRequest for a picture or a repository that cannot be
+    used. Then nothing is left behind.
     """
     with staging_folder(repository) as staging, tempfile.TemporaryDirectory(prefix="edge-add-") as scratch:
         folder = copy_files(files, staging / name)
@@ -67,6 +70,10 @@ def add_model(
         chosen = choose(tried)
         write_config(folder, tried.spec, files.backend, chosen, tried.readings, _remarks(tried))
         _resolve(folder)  # what was written must load
+        if tried.trials and not any(-1 in item.dims for item in tried.spec.inputs):
+            # Before a watching server loads it. A move keeps the file, so that it is not read again.
+            times = {item.backend: min(item.times_ms, default=None) for item in tried.trials}
+            store_times(state_dir, folder / "1" / files.copies[0][1], times)
         return tried, chosen, move_into_place(folder, repository)
 
 

@@ -28,7 +28,8 @@ _MAX_CHOICES = 9
 def run(arguments: Sequence[str]) -> int:
     """Add the model and print what was found. Return 0. Raises EdgeServerError."""
     options = _parser().parse_args(arguments)
-    config = parse_serve(["--print-config"], process_environment(), own_plugins()).config
+    flags = [f"--state-dir={options.state_dir}"] if options.state_dir else []
+    config = parse_serve(["--print-config", *flags], process_environment(), own_plugins()).config
     repository = options.model_repository or _configured_repository(config)
     picture = options.picture or PICTURE
     files = find_source(options.file)
@@ -44,7 +45,8 @@ def run(arguments: Sequence[str]) -> int:
             busy.close()
             return _choose(tried)
 
-        tried, chosen, folder = add_model(files, name, repository, picture, config.backends, choose)
+        state_dir = config.repository.state_dir
+        tried, chosen, folder = add_model(files, name, repository, picture, config.backends, choose, state_dir)
     print_next_steps(tried.spec, chosen, folder)
     return ExitCode.OK
 
@@ -64,6 +66,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--model-repository", type=Path, metavar="DIR",
         help="repository to add it to (default: the configured one, else model_repository here)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--state-dir", default="", metavar="DIR",
+        help="as for serve: stores the times there, by which serve chooses the runtime of the model",
     )  # fmt: skip
     parser.add_argument(
         "--picture", type=Path, metavar="FILE",

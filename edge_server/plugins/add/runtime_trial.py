@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edge_server.errors import BackendMissing, LoadError, Unsupported
-from edge_server.plugins.tuning.trial.candidate import RuntimeCandidate
 from edge_server.plugins.tuning.trial.candidate_process import ChildLimits
 from edge_server.plugins.tuning.trial.comparison import CandidateTrial
+from edge_server.plugins.tuning.trial.stored_times import natural_trials
 from edge_server.plugins.tuning.trial.tensor_files import Tensors, load_tensors, save_tensors
 from edge_server.plugins.tuning.trial.trial_plan import TrialEnvironment, TrialRequest, make_plan
 
@@ -59,10 +59,7 @@ def try_runtimes(
     """
     environment = TrialEnvironment(settings, "", 0.0, scratch, lambda runtime: {})
     plan = make_plan(TrialRequest(root, name), environment)
-    chosen: dict[str, CandidateTrial] = {}
-    for trial in plan.trials:
-        if _is_natural(trial.candidate):
-            chosen.setdefault(trial.candidate.runtime, trial)
+    chosen = natural_trials(plan.trials)
     path = scratch / "samples.npz"
     ordered = sorted(chosen.values(), key=lambda trial: trial.candidate.runtime != first)
     found: list[RuntimeTrial] = []
@@ -79,11 +76,6 @@ def try_runtimes(
         reasons = "".join(f"\n  {item.backend}: {item.reason}" for item in found)
         raise LoadError(f"no runtime opens it:{reasons}")
     return found
-
-
-def _is_natural(candidate: RuntimeCandidate) -> bool:
-    """Whether the candidate runs the file as the server does without a configuration."""
-    return not candidate.is_engine and not candidate.parameters
 
 
 def _run(trial: CandidateTrial, samples: Path, outputs: Path, *, has_samples: bool) -> RuntimeTrial:

@@ -28,6 +28,7 @@ from edge_server.plugins.tuning.trial.best_candidate import Objective, Selection
 from edge_server.plugins.tuning.trial.candidate_process import ChildLimits
 from edge_server.plugins.tuning.trial.comparison import CandidateTrial, Comparison, ComparisonResult, RunLimits
 from edge_server.plugins.tuning.trial.device_listing import list_devices
+from edge_server.plugins.tuning.trial.stored_times import natural_trials, store_times
 from edge_server.plugins.tuning.trial.trial_plan import TrialEnvironment, TrialPlan, TrialRequest, make_plan
 from edge_server.plugins.tuning.trial.write_configuration import variant_path, write_variant
 
@@ -83,6 +84,7 @@ def _optimize(options: argparse.Namespace, config: ServerConfig, root: Path, nam
         finally:
             progress.close()
     _print_report(options, plan, outcome, chosen, rule)
+    _store_times(options, config, plan, outcome)
     if chosen is None:
         print("edge-server optimize: no candidate is left to choose", file=sys.stderr)
         return ExitCode.FAILED
@@ -93,6 +95,21 @@ def _optimize(options: argparse.Namespace, config: ServerConfig, root: Path, nam
         if (root / name / "SHA256SUMS").exists():
             print(f"{root / name} has a SHA256SUMS file: run edge-server sign on it again", file=out)
     return ExitCode.OK
+
+
+def _store_times(options: argparse.Namespace, config: ServerConfig, plan: TrialPlan, outcome: ComparisonResult) -> None:
+    """Store the times of the runtimes as a server without a configuration runs them, for its choice."""
+    trials = natural_trials(plan.trials)
+    if outcome.samples["open"] or not trials:
+        return
+    file_name = plan.configs[next(iter(trials.values())).candidate].default_model_filename
+    file = plan.model_dir / str(plan.version) / file_name
+    times = {name: min(trial.times_ms[1]) if trial.is_measured else None for name, trial in trials.items()}
+    if store_times(config.repository.state_dir, file, times) and not options.json:
+        print(
+            f"stored the times in {config.repository.state_dir}: a server with this state folder chooses the runtime "
+            "by them if the configuration names none"
+        )
 
 
 def _limits(options: argparse.Namespace, config: ServerConfig) -> ChildLimits:
@@ -163,6 +180,7 @@ def _serve_flags(options: argparse.Namespace, root: Path | None) -> list[str]:
     flags += [f"--config={options.config}"] if options.config else []
     flags += [f"--model-config-name={options.model_config_name}"] if options.model_config_name else []
     flags += [f"--engine-cache-dir={options.engine_cache_dir}"] if options.engine_cache_dir else []
+    flags += [f"--state-dir={options.state_dir}"] if options.state_dir else []
     return [*flags, *([f"--model-repository={root}"] if root is not None else [])]
 
 
@@ -235,6 +253,10 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     add("--backend-config", action="append", default=[], metavar="B,KEY=VALUE", help="as for serve")
     add("--engine-cache-dir", default="", metavar="DIR", help="as for serve")
+    add(
+        "--state-dir", default="", metavar="DIR",
+        help="as for serve: stores the times there, by which serve chooses the runtime of the model",
+    )  # fmt: skip
     add("--config", default="", metavar="FILE", help="as for serve")
     return parser
 

@@ -1,8 +1,14 @@
-"""Entry module of the plugin `tuning`: declares the commands `perf`, `analyze` and `optimize`."""
+"""Entry module of the plugin `tuning`: declares the commands `perf`, `analyze` and `optimize`, and the measurement of
+runtimes in the background."""
 
 from __future__ import annotations
 
-from edge_server.plugin import Command, Plugin
+from typing import TYPE_CHECKING
+
+from edge_server.plugin import Command, Plugin, RunningPlugin
+
+if TYPE_CHECKING:
+    from edge_server.config import ServerConfig
 
 
 class TuningPlugin(Plugin):
@@ -24,6 +30,13 @@ class TuningPlugin(Plugin):
             "edge_server.plugins.tuning.analyze",
         ),
     )
+
+    def prepare(self, config: ServerConfig) -> RunningPlugin | None:
+        if not config.repository.state_dir:
+            return None
+        from edge_server.plugins.tuning.background_measurement import BackgroundMeasurement
+
+        return BackgroundMeasurement(config)
 
 
 PLUGIN = TuningPlugin()

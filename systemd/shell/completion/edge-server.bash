@@ -10,7 +10,7 @@ _edge_server_words() {
     "events") echo --help --after --follow --no-follow --json --url --header --timeout ;;
     "sign") echo --help --key --new-key ;;
     "rollback") echo --help --to --undo --url --header --timeout ;;
-    "add") echo --help --name --model-repository --picture ;;
+    "add") echo --help --name --model-repository --state-dir --picture ;;
     "stream") echo --help --model --model-version --address --source --fps --size --loop --frames --seconds --encoding --streams --name --returns --tensor --top-k --output --foxglove --json --depth --max-age-ms --deadline-ms --max-fps --priority --weight --header --tls --tls-root --tls-cert --tls-key ;;
     "view") echo --help --foxglove --url --header --timeout ;;
     "cameras") echo find --help ;;
@@ -26,7 +26,7 @@ _edge_server_words() {
     "ros") echo bridge replay ;;
     "ros bridge") echo --help --model --model-version --address --stream-id --class-numbers --transport --node-name --image-topic --compressed --detections-topic --classification-topic --annotated-topic --mask-topic --input-qos --output-qos --input-queue-size --output-queue-size --top-k --jpeg-quality --stamp-tells-age --depth --max-age-ms --deadline-ms --max-fps --weight --priority ;;
     "ros replay") echo --help --model --model-version --address --stream-id --class-numbers --topic --output --rate --return --top-k --namespace --patience ;;
-    "optimize") echo --help --model-repository --model-version --model-config-name --runtimes --precision --profiles --input --objective --tolerance --min-top1 --write --overwrite --json --runs --seconds --samples --timeout-secs --memory-mb --memory-floor-mb --backend-config --engine-cache-dir --config ;;
+    "optimize") echo --help --model-repository --model-version --model-config-name --runtimes --precision --profiles --input --objective --tolerance --min-top1 --write --overwrite --json --runs --seconds --samples --timeout-secs --memory-mb --memory-floor-mb --backend-config --engine-cache-dir --state-dir --config ;;
     "perf") echo --help --model --model-version --concurrency --request-rate --frames --request-intervals --request-distribution --max-threads --streams --frame-size --batch-size --input-data --shape --seed --prompt --prompt-words --max-tokens --shared-memory --output-shared-memory-size --measurement-interval --measurement-request-count --stability-percentage --max-trials --protocol --address --url --metrics-url --timeout --header --tls --tls-root --tls-cert --tls-key --json --svg --quiet ;;
     "analyze") echo --help --model --model-repository --start-timeout --objective --latency-limit-ms --memory-limit-mb --power-limit-watts --difference-limit --backends --precisions --instances --threads --batch-sizes --request-batch-size --concurrency --input-data --shape --seed --measurement-interval --measurement-request-count --stability-percentage --max-trials --write --overwrite --json --svg ;;
   esac

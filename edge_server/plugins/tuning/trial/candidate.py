@@ -49,6 +49,11 @@ class RuntimeCandidate:
         """Whether a TensorRT engine must be built first."""
         return self.runtime in engine_backends()
 
+    @property
+    def is_natural(self) -> bool:
+        """Whether it runs the file as the server does without a configuration, if it is the first of its runtime."""
+        return not (self.is_engine or self.parameters or self.accelerator) and self.device == CPU
+
 
 def config_of(
     base: ConfigMessage, candidate: RuntimeCandidate, file_name: str, profiles: Sequence[str] = ()

@@ -41,11 +41,15 @@ class CandidateFailed(Exception):
 
 
 class CandidateProcess:
-    """One candidate's process. Use in one thread. `end` or `kill` must be called, and may be called again."""
+    """One candidate's process. Use in one thread. `end` or `kill` must be called, and may be called again.
 
-    def __init__(self, limits: ChildLimits, module: str = MODULE) -> None:
+    `check` is called 20 times a second during `open` and `execute`, which raise what it raises.
+    """
+
+    def __init__(self, limits: ChildLimits, module: str = MODULE, check: Callable[[], None] = lambda: None) -> None:
         """Start the process. Raises CandidateFailed."""
         self._limits = limits
+        self._check = check
         try:
             self._process = JsonProcess(module)
         except OSError as error:
@@ -103,6 +107,7 @@ class CandidateProcess:
 
     def _enforce_limits(self, end_s: float, limit_s: float) -> None:
         """Kill the process and raise CandidateFailed if it exceeds its time or memory."""
+        self._check()
         reason = self._process.memory_problem(self._limits.memory_bytes, self._limits.floor_bytes, "--memory-mb")
         if not reason and time.monotonic() > end_s:
             reason = f"it took longer than {limit_s:g} s (--timeout-secs)"

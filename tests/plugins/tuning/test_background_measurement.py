@@ -1,0 +1,108 @@
+"""The measurement of runtimes while the server is idle."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edge_server.config import RepositoryConfig, ServerConfig
+from edge_server.core.model_spec import ModelFile
+from edge_server.plugins.tuning.background_measurement import BackgroundMeasurement
+from edge_server.repository.runtime_times import FILE_NAME, RuntimeTimes
+from edge_server.telemetry.event_bus import MODEL_READY, EventBus
+
+BUNDLED = Path(__file__).parents[3] / "model_repository"
+ORDER = ("openvino", "onnxruntime")
+
+
+class Server:
+    """What the measurement sees of a server, with one unmeasured model."""
+
+    def __init__(self, state_dir: Path, model: str = "face_detection_yunet") -> None:
+        self.in_flight: Callable[[], int] = lambda: 0
+        self.refusal = ""
+        self.last_inference_ms = 0
+        self.times = RuntimeTimes(state_dir)
+        self.file = ModelFile(BUNDLED / model / "1" / "model.onnx", BUNDLED / model, 1)
+        self.events = EventBus()
+        core: Any = SimpleNamespace(
+            events=self.events,
+            manager=SimpleNamespace(in_flight=lambda: self.in_flight()),
+            service=SimpleNamespace(
+                statistics=lambda name, version: [SimpleNamespace(last_inference_ms=self.last_inference_ms)]
+            ),
+            runtime_times=self.times,
+            heavy_work_refusal=lambda: self.refusal,
+        )
+        config = ServerConfig(repository=RepositoryConfig(state_dir=str(state_dir)))
+        self.measurement = BackgroundMeasurement(config, quiet_s=0.0)
+        self.measurement.build(core)
+
+    def start(self) -> None:
+        assert self.times.choose(self.file, ORDER) is None
+        self.measurement.models_settled()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    made = Server(tmp_path)
+    yield made
+    made.measurement.stop(10)
+    assert not [thread for thread in threading.enumerate() if thread.name == "runtime_measurement"]
+
+
+def children() -> str:
+    return "".join(path.read_text() for path in Path("/proc/self/task").glob("*/children"))
+
+
+def wait_until(holds: Callable[[], bool], timeout_s: float = 60.0) -> bool:
+    end_s = time.monotonic() + timeout_s
+    while not holds() and time.monotonic() < end_s:
+        time.sleep(0.02)
+    return holds()
+
+
+@pytest.mark.full
+def test_an_idle_server_measures_a_model_once_and_the_next_load_uses_the_times(server: Server, tmp_path: Path) -> None:
+    server.start()
+    assert wait_until((tmp_path / FILE_NAME).exists)
+    (entry,) = json.loads((tmp_path / FILE_NAME).read_text())["measurements"]
+    assert {name: ms > 0 for name, (_, ms) in entry["times"].items()} == dict.fromkeys(ORDER, True)
+    chosen = server.times.choose(server.file, ORDER)
+    assert chosen is not None
+    assert "measured 20" in chosen.reason
+    assert not server.times.has_unmeasured
+    server.events.publish(MODEL_READY, model="face_detection_yunet", version=1)
+
+
+def test_a_request_ends_the_processes_of_a_measurement_and_nothing_is_stored(server: Server, tmp_path: Path) -> None:
+    before = children()
+    server.start()
+    assert wait_until(lambda: children() != before)
+    server.in_flight = lambda: 1
+    assert wait_until(lambda: children() == before)
+    assert not (tmp_path / FILE_NAME).exists()
+
+
+@pytest.mark.parametrize("reason", ["heat", "requests in flight", "a request a moment ago"])
+def test_nothing_is_measured_on_a_hot_machine_or_beside_requests(server: Server, reason: str) -> None:
+    before = children()
+    if reason == "heat":
+        server.refusal = "the box is HOT"
+    elif reason == "requests in flight":
+        server.in_flight = lambda: 1
+    else:
+        server.last_inference_ms = int(time.time() * 1000) + 3_600_000
+    asked = threading.Event()
+    refusal, server.in_flight = server.in_flight, lambda: (asked.set(), refusal())[1]
+    server.start()
+    assert asked.wait(30)
+    server.measurement.begin_stop()
+    assert children() == before

@@ -1,0 +1,158 @@
+"""The choice of the runtime for an ONNX file by times that were measured."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_server.core.model_spec import ModelFile
+from edge_server.repository import runtime_times
+from edge_server.repository.resolve_version import ResolveOptions, resolve
+from edge_server.repository.runtime_times import FILE_NAME, RuntimeTimes
+from edge_server.repository.scan import Scanner
+
+BUNDLED = Path(__file__).parents[2] / "model_repository"
+ORDER = ("openvino", "onnxruntime")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> ModelFile:
+    path = tmp_path / "models" / "m" / "1" / "model.onnx"
+    path.parent.mkdir(parents=True)
+    path.write_bytes((BUNDLED / "face_detection_yunet/1/model.onnx").read_bytes())
+    return ModelFile(path, path.parents[1], 1)
+
+
+@pytest.fixture
+def times(tmp_path: Path) -> RuntimeTimes:
+    return RuntimeTimes(tmp_path)
+
+
+def test_a_runtime_that_is_much_faster_goes_first_and_the_note_says_why(times: RuntimeTimes, file: ModelFile) -> None:
+    assert times.put(file.path, {"openvino": 19.6, "onnxruntime": 4.9})
+    model = Scanner([file.model_dir.parent]).find("m")
+    assert model is not None
+    spec = resolve(model, 1, ResolveOptions(runtime_times=times)).spec
+    assert spec.backend == "onnxruntime"
+    assert spec.notes[0].startswith("onnxruntime: 4.0 times as fast as openvino, measured 20")
+    # Another server, which has read nothing yet, and one without a state folder.
+    chosen = RuntimeTimes(file.path.parents[3]).choose(file, ORDER)
+    assert chosen is not None
+    assert chosen.order == ("onnxruntime", "openvino")
+    spec = resolve(model, 1, ResolveOptions()).spec
+    assert (spec.backend, spec.notes[0]) == ("openvino", "openvino: fixed order")
+
+
+@pytest.mark.parametrize("stated", ['backend: "openvino"', 'platform: "onnxruntime_onnx"'])
+def test_a_stated_runtime_wins_over_a_measurement(times: RuntimeTimes, file: ModelFile, stated: str) -> None:
+    times.put(file.path, {"openvino": 19.6 if "openvino" in stated else 4.9, "onnxruntime": 10.0})
+    (file.model_dir / "config.pbtxt").write_text(stated)
+    model = Scanner([file.model_dir.parent]).find("m")
+    assert model is not None
+    spec = resolve(model, 1, ResolveOptions(runtime_times=times)).spec
+    assert spec.backend in stated.replace("_onnx", "")
+    assert not any("order" in note or "fast" in note for note in spec.notes)
+    assert not times.has_unmeasured
+
+
+@pytest.mark.parametrize(
+    ("measured", "first"),
+    [
+        ((11.9, 10.0), "openvino"),
+        ((12.0, 10.0), "onnxruntime"),
+        ((5.0, 10.0), "openvino"),
+        ((None, 10.0), "openvino"),
+        ((10.0, None), "openvino"),
+        ((None, None), "openvino"),
+    ],
+)
+def test_the_fixed_order_stays_below_20_percent_and_without_two_times(
+    times: RuntimeTimes, file: ModelFile, measured: tuple[float | None, float | None], first: str
+) -> None:
+    times.put(file.path, dict(zip(ORDER, measured, strict=True)))
+    chosen = times.choose(file, ORDER)
+    assert chosen is not None
+    assert chosen.order[0] == first
+    assert not times.has_unmeasured
+
+
+def change_file(file: ModelFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = bytearray(file.path.read_bytes())
+    content[-1] ^= 1
+    file.path.write_bytes(content)
+
+
+def change_processor(file: ModelFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime_times, "processor", lambda: "another x2")
+
+
+def change_version(file: ModelFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime_times, "runtime_version", lambda name: "1.0" if name == "onnxruntime" else "2")
+
+
+@pytest.mark.parametrize("change", [change_file, change_processor, change_version])
+def test_a_change_of_file_processor_or_version_asks_for_a_new_measurement(
+    times: RuntimeTimes,
+    file: ModelFile,
+    change: Callable[[ModelFile, pytest.MonkeyPatch], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times.put(file.path, {"openvino": 19.6, "onnxruntime": 4.9})
+    assert times.choose(file, ORDER)
+    change(file, monkeypatch)
+    assert times.choose(file, ORDER) is None
+    assert times.take_unmeasured() == [file]
+    assert times.take_unmeasured() == []
+
+
+def test_a_moved_copy_is_recognised_by_its_content_and_other_files_are_not_read(
+    times: RuntimeTimes, file: ModelFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times.put(file.path, {"openvino": 19.6, "onnxruntime": 4.9})
+    copy = tmp_path / "copy.onnx"
+    copy.write_bytes(file.path.read_bytes())
+    assert times.choose(ModelFile(copy, tmp_path, 1), ORDER)
+    monkeypatch.setattr(runtime_times, "_digest", lambda path: pytest.fail(f"{path} was read"))
+    assert times.choose(file, ORDER), "the same file is recognised by its stamp"
+    copy.write_bytes(b"of another size")
+    assert times.choose(ModelFile(copy, tmp_path, 1), ORDER) is None
+
+
+GOOD: dict[str, Any] = {"sha256": "0" * 64, "size": 1, "stamp": "", "processor": "", "day": "2026-11-25", "times": {}}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{", "[]", '{"measurements": 3}', "[" * 100_000,
+        *(
+            json.dumps({"measurements": [{**GOOD, **bad}]})
+            for bad in (
+                {"sha256": "x"}, {"day": "tomorrow\n"}, {"size": "x"}, {"times": []}, {"times": {"openvino": 3}},
+                {"times": {"openvino": ["1", -1]}}, {"times": {"openvino": ["1", "NaN"]}},
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_a_damaged_file_counts_as_empty_with_a_warning(
+    times: RuntimeTimes, file: ModelFile, tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / FILE_NAME).write_text(content)
+    with caplog.at_level(logging.WARNING):
+        assert times.choose(file, ORDER) is None
+    assert "runtimes are chosen in the fixed order" in caplog.text
+    assert times.put(file.path, {"openvino": 19.6, "onnxruntime": 4.9})
+    assert times.choose(file, ORDER)
+
+
+def test_a_state_folder_that_cannot_be_written_is_reported_and_nothing_is_chosen(
+    file: ModelFile, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    times = RuntimeTimes(tmp_path / "absent")
+    assert not times.put(file.path, {"openvino": 19.6, "onnxruntime": 4.9})
+    assert "cannot be stored" in caplog.text
