@@ -111,6 +111,7 @@ def server(browser: Any, serve: Any, board: Any, module_repository: Any, identit
         shutil.copytree(ROOT / "model_repository" / name, module_repository.path / name)
     module_repository.add("yolo11n", model=export(detect(), ULTRALYTICS))
     module_repository.add("scale", identity("FP32", "4"))
+    module_repository.add("tensor", identity("FP32", "3, 32, 32"))
     halves = module_repository.add("halves", HALVES)
     (halves / "1/model.py").write_text(HALVES_CODE)
     (halves / "labels.txt").write_text("background\nroad\n")
@@ -157,7 +158,7 @@ def test_the_page_shows_models_sensors_and_events(page: Any) -> None:
     page.wait("document.querySelector('#machine-charts').innerText.includes('°C')")
     page.wait("document.querySelector('#activity-charts').innerText.includes('Tokens of assistant')")
     page.wait("document.querySelector('li[data-kind=\"server.ready\"]')")
-    assert "6 of 6 ready" in page.text()
+    assert "7 of 7 ready" in page.text()
 
 
 def test_a_copied_model_appears_and_a_failed_one_has_its_reason(page: Any, module_repository: Any) -> None:
@@ -249,8 +250,8 @@ def test_a_damaged_picture_is_answered_with_a_reason(server: Any, browser: Any) 
     browser.wait("document.querySelector('#try-drop')")
     browser.run(DROP, base64.b64encode(b"no picture").decode())
     browser.wait("document.querySelector('#try-result .error')?.textContent.includes('image')")
-    # The browser itself logs the refusal.
-    assert len(browser.console()) == 1
+    # The browser itself logs the refusals, of results and of tensors.
+    assert len(browser.console()) == 2
 
 
 def test_a_prompt_is_answered_on_the_page(page: Any) -> None:
@@ -258,18 +259,102 @@ def test_a_prompt_is_answered_on_the_page(page: Any) -> None:
     page.click('[data-model="assistant"] .actions button')
     page.wait("document.querySelector('#try-prompt')")
     page.run("document.querySelector('#try-prompt').value = arguments[0]", "What is an edge server?")
-    page.click("#try-form button.primary")
+    page.click("#try-form button[type=submit]")
     page.wait("document.querySelector('#try-result .output')?.textContent.startsWith('An edge')")
     page.wait(f"document.querySelector('#try-result .output').textContent === {json.dumps(ANSWER)}")
     page.wait("/tokens, .* a second/.test(document.querySelector('#try-result').textContent)")
 
 
-def test_tensors_are_entered_as_json(page: Any) -> None:
+def test_enter_sends_a_prompt_and_the_page_says_that_the_model_thinks(page: Any) -> None:
+    page.wait("document.querySelector('#try-model option[value=\"assistant\"]')")
+    page.click('[data-model="assistant"] .actions button')
+    page.wait("document.querySelector('#try-prompt')")
+    script = """
+    window.said = [];
+    const busy = document.querySelector("#try-busy");
+    new MutationObserver(() => window.said.push(busy.textContent)).observe(busy, { childList: true });
+    const prompt = document.querySelector("#try-prompt");
+    const press = (shiftKey) => {
+      const key = new KeyboardEvent("keydown", { key: "Enter", shiftKey, bubbles: true, cancelable: true });
+      prompt.dispatchEvent(key);
+      return key.defaultPrevented;
+    };
+    prompt.value = arguments[0];
+    return [press(true), press(false)];
+    """
+    assert page.run(script, "What is an edge server?") == [False, True]
+    page.wait(f"document.querySelector('#try-result .output').textContent === {json.dumps(ANSWER)}")
+    assert page.run("return window.said")[0] == "Thinking …"
+    page.wait("document.querySelector('#try-busy').hidden")
+    assert json.loads(copied(page, "curl"))["choices"][0]["message"]["content"] == ANSWER
+
+
+def test_tensors_are_filled_and_their_request_can_be_copied(page: Any) -> None:
     page.wait("document.querySelector('#try-model option[value=\"scale\"]')")
     page.click('[data-model="scale"] .actions button')
-    page.wait("document.querySelector('#try-json')")
-    page.click("#try-form button.primary")
-    page.wait("document.querySelector('#try-result .output')?.textContent.includes('OUTPUT0')")
+    page.wait("document.querySelector('#try-input-0-values')")
+    page.run("document.querySelector('#try-input-0-values').value = '[1, 2.5, -3, 4]'")
+    page.click("#try-form button[type=submit]")
+    page.wait("document.querySelector('[aria-label=\"Outputs\"]')?.innerText.includes('[1, 2.5, -3, 4]')")
+    assert "INPUT0" in page.run("return document.querySelector('[aria-label=\"Inputs\"]').innerText")
+    for title in ("curl", "Python"):
+        (output,) = json.loads(copied(page, title))["outputs"]
+        assert (output["name"], output["data"]) == ("OUTPUT0", [1, 2.5, -3, 4])
+    page.run("document.querySelector('#try-input-0-values').value = '[1]'")
+    page.click("#try-form button[type=submit]")
+    page.wait("document.querySelector('#try-result .error')?.textContent.includes('4 elements, given 1')")
+
+
+def copied(page: Any, title: str) -> str:
+    """Return the output of the command or program that the page offers to copy."""
+    page.run("document.querySelector('#try-result details').open = true")
+    text = page.wait(f"document.querySelector('.snippet pre[aria-label=\"{title}\"]')?.textContent")
+    command = ["bash", "-c", text] if title == "curl" else [sys.executable, "-c", text]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT / "tests/data")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("fill", ["zeros", "random"])
+def test_large_inputs_are_filled_with_zeros_or_random_numbers(page: Any, fill: str) -> None:
+    page.wait("document.querySelector('#try-model option[value=\"tensor\"]')")
+    page.click('[data-model="tensor"] .actions button')
+    page.wait("document.querySelector('#try-input-0')")
+    page.run(
+        "const fill = document.querySelector('#try-input-0'); fill.value = arguments[0];"
+        "fill.dispatchEvent(new Event('change'))",
+        fill,
+    )
+    page.click("#try-form button[type=submit]")
+    output = page.wait("document.querySelector('[aria-label=\"Outputs\"]')?.innerText")
+    assert ("0 to 0, mean 0" in output) == (fill == "zeros")
+    for title in ("curl", "Python"):
+        (found,) = json.loads(copied(page, title))["outputs"]
+        assert any(found["data"]) == (fill == "random")
+
+
+def test_any_picture_fills_a_4_d_input_and_the_lines_shown_make_it_permanent(
+    page: Any, server: Any, module_repository: Any
+) -> None:
+    page.wait("document.querySelector('#try-model option[value=\"tensor\"]')")
+    page.click('[data-model="tensor"] .actions button')
+    page.wait("document.querySelector('#try-drop')")
+    picture = np.zeros((40, 80, 3), np.uint8)
+    picture[:] = (40, 100, 200)  # blue, green, red
+    _, png = cv2.imencode(".png", picture)
+    page.run(DROP, base64.b64encode(bytes(png)).decode())
+    output = page.wait("document.querySelector('[aria-label=\"Outputs\"]')?.innerText")
+    assert "0 to 0.78431" in output
+    lines = page.run("return document.querySelector('pre[aria-label=\"config.pbtxt\"]').textContent")
+    config = module_repository.path / "tensor/config.pbtxt"
+    config.write_text(f"{config.read_text()}\n{lines}\n")
+    page.wait(
+        "document.querySelector('li[data-kind=\"model.ready\"]').innerText.includes('tensor version 1 · generation 2')"
+    )
+    reply = server.request("POST", "/v2/models/tensor/infer", bytes(png), {"Content-Type": "image/png"})
+    sums = np.array(json.loads(reply[-1])["outputs"][0]["data"]).reshape(3, -1).sum(1)
+    # Half of the letterbox is the picture.
+    assert sums == pytest.approx(np.array([200, 100, 40]) / 255 * 32 * 16, rel=0.01)
 
 
 def test_the_boxes_of_the_demo_camera_appear_live(page: Any, server: Any) -> None:
@@ -418,7 +503,7 @@ def test_axe_reports_no_serious_violation(page: Any, server: Any, size: tuple[in
     page.look(*size, is_dark=is_dark)
     with camera(server):
         page.wait("document.querySelector('.camera img')?.naturalWidth > 0")
-        page.wait("document.querySelector('#try-drop, #try-json, #try-prompt')")
+        page.wait("document.querySelector('#try-form form, #try-drop')")
         found = faults(page, Path(axe))
         page.open(server.url("/docs/api"))
         page.wait("document.querySelectorAll('.operation').length > 40")

@@ -1,35 +1,37 @@
-// "Try it" for a model that takes a picture: classes, boxes or the mask.
+// "Try it" for a model whose configuration says how it takes a picture: classes, boxes or the mask.
 
-import { request } from "./api.js";
+import { Refused, request } from "./api.js";
 import { element, svg } from "./dom.js";
 import { colored, drawBox } from "./draw.js";
+import { dropZone } from "./drop_zone.js";
+import { pictureSnippets, snippets } from "./snippets.js";
+import { tensorTable } from "./tensor_table.js";
+import { readOutputs } from "./tensors.js";
 import { run, showResult } from "./try_run.js";
 
 export function pictureForm(name) {
-  const input = element("input", { type: "file", accept: "image/*", id: "try-file", class: "hidden-text", tabindex: "-1",
-                                   "aria-label": "Picture", change: () => input.files[0] && send(input.files[0]) });
-  const drop = element(
-    "div", { class: "drop", id: "try-drop" },
-    element("p", {}, "Drop a picture here: JPEG, PNG, BMP or WebP"),
-    element("button", { type: "button", class: "primary", click: () => input.click() }, "Choose a picture"), input,
-  );
-  const over = (isOver) => (event) => { event.preventDefault(); drop.classList.toggle("over", isOver); };
-  drop.addEventListener("dragover", over(true));
-  drop.addEventListener("dragleave", over(false));
-  drop.addEventListener("drop", (event) => {
-    over(false)(event);
-    const file = event.dataTransfer.files[0];
-    if (file) send(file);
-  });
-  const send = (file) => run(async (signal) => {
+  return [dropZone("try-drop", "Drop a picture here: JPEG, PNG, BMP or WebP", "Choose a picture", "image/*", (file) => send(name, file))];
+}
+
+function send(name, file) {
+  const model = encodeURIComponent(name);
+  return run(async (signal) => {
     const began = performance.now();
-    const response = await request(`edge/v1/models/${encodeURIComponent(name)}/perception`, {
+    const post = (path) => request(path, {
       method: "POST", headers: { "Content-Type": file.type || "application/octet-stream" }, body: file, signal,
     });
-    const seen = await response.json();
-    await showSeen(file, seen, performance.now() - began);
+    try {
+      const seen = await (await post(`edge/v1/models/${model}/perception`)).json();
+      await showSeen(file, seen, performance.now() - began);
+    } catch (error) {
+      if (!(error instanceof Refused) || error.status !== 400) throw error;
+      // A model whose outputs nobody has declared still answers with tensors; a damaged picture is refused again.
+      const { version, outputs } = await readOutputs(await post(`v2/models/${model}/infer`));
+      showResult(element("p", { class: "note" }, error.message), tensorTable("Outputs", outputs),
+                 element("p", { class: "note" }, `Version ${version}, answered in ${Math.round(performance.now() - began)} ms`),
+                 snippets(() => pictureSnippets(`v2/models/${model}/infer`)));
+    }
   });
-  return [drop];
 }
 
 async function showSeen(file, seen, took) {
@@ -54,5 +56,6 @@ async function showSeen(file, seen, took) {
         svg("rect", { width: Math.max(0, Math.min(100, item.score * 100)), height: 6 })),
   )));
   const text = `${scores.length ? "" : "Nothing found. "}Version ${seen.version}, answered in ${Math.round(took)} ms`;
-  showResult(element("div", { class: "answer" }, canvas, element("div", {}, list, element("p", { class: "note" }, text))));
+  showResult(element("div", { class: "answer" }, canvas, element("div", {}, list, element("p", { class: "note" }, text))),
+             snippets(() => pictureSnippets(`edge/v1/models/${encodeURIComponent(seen.model)}/perception`)));
 }

@@ -1,21 +1,34 @@
 // One run of the form at a time, and its result.
 
-import { byId, element } from "./dom.js";
+import { byId, element, setText } from "./dom.js";
 
 let running = null;
 
 export const stopRun = () => running?.abort();
 
-/** Run `work(signal)` and show what it throws. Starting again stops the run before. */
-export async function run(work) {
+/** Run `work(signal)`, say that it runs, and show what it throws. Starting again stops the run before. */
+export async function run(work, message = "Waiting for the model") {
   stopRun();
   const mine = running = new AbortController();
+  const busy = byId("try-busy");
+  const began = performance.now();
+  const tick = () => {
+    const seconds = Math.round((performance.now() - began) / 1000);
+    setText(busy, `${message}${seconds > 1 ? `, ${seconds} s` : ""} …`);
+  };
+  busy.hidden = false;
+  tick();
+  const clock = setInterval(tick, 1000);
   try {
     await work(mine.signal);
   } catch (error) {
     if (!mine.signal.aborted) showResult(element("p", { class: "error" }, error.message));
   }
-  if (running === mine) running = null;
+  clearInterval(clock);
+  if (running === mine) {
+    running = null;
+    busy.hidden = true;
+  }
 }
 
 export const showResult = (...nodes) => byId("try-result").replaceChildren(...nodes);

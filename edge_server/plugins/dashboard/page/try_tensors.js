@@ -1,34 +1,105 @@
-// "Try it" for tensors as JSON.
+// "Try it" for any model: each input is filled with a picture, values, zeros or random numbers.
 
-import { postJson } from "./api.js";
 import { element } from "./dom.js";
+import { dropZone } from "./drop_zone.js";
+import { configLines, pictureLayout, pictureNumbers, pictureSettings } from "./picture_tensor.js";
+import { snippet, snippets, tensorSnippets } from "./snippets.js";
+import { tensorTable } from "./tensor_table.js";
+import { countOf, encode, infer, isFloat } from "./tensors.js";
 import { run, showResult } from "./try_run.js";
 
-const MAX_VALUES = 4096;
-const MAX_SHOWN = 20000;
+const MAX_TYPED = 256;
+const MAX_ELEMENTS = 64e6;
 
 export function tensorForm(name, metadata) {
-  const body = element("textarea", { id: "try-json", rows: "10", class: "mono", spellcheck: "false" });
-  body.value = exampleOf(metadata);
-  const send = (event) => {
-    event.preventDefault();
-    run(async () => {
-      const answer = JSON.stringify(await postJson(`v2/models/${encodeURIComponent(name)}/infer`, JSON.parse(body.value)), null, 1);
-      const text = answer.length > MAX_SHOWN ? `${answer.slice(0, MAX_SHOWN)}\n… ${answer.length - MAX_SHOWN} more characters` : answer;
-      showResult(element("pre", { class: "output", tabindex: "0", "aria-label": "Answer" }, text));
-    });
-  };
-  return [element("form", { submit: send }, element("label", { for: "try-json" }, "Request as JSON"), body,
-                  element("div", { class: "row" }, element("button", { type: "submit", class: "primary" }, "Send")))];
+  // The first input that may be a picture takes one.
+  const pictured = metadata.inputs.find(pictureLayout);
+  const fields = metadata.inputs.map((input, index) => inputField(`try-input-${index}`, input, input === pictured, metadata.inputs.length === 1, () => send()));
+  const send = () => run(async (signal) => {
+    const tensors = await Promise.all(fields.map((field) => field.read()));
+    const began = performance.now();
+    const inputs = tensors.map((tensor) => ({ ...tensor, bytes: encode(tensor.datatype, tensor.values) }));
+    const { version, outputs } = await infer(name, inputs, signal);
+    const took = `Version ${version ?? ""}, answered in ${Math.round(performance.now() - began)} ms`;
+    const typed = tensors.map((tensor) => (tensor.fill === "values" ? tensor : { ...tensor, values: null }));
+    showResult(
+      ...tensors.flatMap(({ canvas }) => (canvas ? [element("figure", {}, canvas, element("figcaption", { class: "note" }, "The picture as the model gets it"))] : [])),
+      tensorTable("Inputs", tensors.map(({ values, ...tensor }) => ({ ...tensor, text: tensor.fill === "values" ? undefined : tensor.fill, values }))),
+      tensorTable("Outputs", outputs), element("p", { class: "note" }, took),
+      ...tensors.flatMap(({ lines }) => (lines ? [element("p", { class: "note" }, "With these lines in its config.pbtxt the model takes pictures as they are, here, over HTTP and from cameras:"),
+                                                  snippet("config.pbtxt", lines)] : [])),
+      snippets(() => tensorSnippets(name, typed)),
+    );
+  });
+  return [element(
+    "form", { submit: (event) => { event.preventDefault(); send(); } }, ...fields.map(({ node }) => node),
+    element("div", { class: "row" }, element("button", { type: "submit", class: "primary" }, "Send")),
+  )];
 }
 
-/** Return a request with zeros, or without data for inputs that are too large to type. */
-function exampleOf({ inputs }) {
-  const tensors = inputs.map(({ name, datatype, shape }) => {
-    const dims = shape.map((size) => (size < 0 ? 1 : size));
-    const count = dims.reduce((product, size) => product * size, 1);
-    const zero = datatype === "BYTES" ? "" : datatype === "BOOL" ? false : 0;
-    return { name, datatype, shape: dims, data: count <= MAX_VALUES ? Array(count).fill(zero) : [] };
+/** Return {node, read()} of one input. `read` returns its tensor, and what made it. */
+function inputField(id, input, isPictured, isOnly, send) {
+  const layout = pictureLayout(input);
+  const open = input.shape.map((size, axis) => (size < 0 ? element("input", { type: "number", min: "0", value: "1", "aria-label": `Size of dimension ${axis} of ${input.name}` }) : null));
+  const isText = input.datatype === "BYTES";
+  const isSmall = countOf(input.shape.map((size) => Math.abs(size))) <= MAX_TYPED;
+  const fills = [...(layout ? ["picture"] : []), ...(isSmall ? ["values"] : []), "zeros", ...(isText ? [] : ["random"])];
+  const fill = element("select", { id, change: () => showFill() }, ...fills.map((option) => element("option", { value: option }, FILLS[option])));
+  fill.value = isPictured ? "picture" : isSmall ? "values" : "zeros";
+  const values = element("textarea", { id: `${id}-values`, rows: "2", class: "mono", spellcheck: "false", "aria-label": `Values of ${input.name} as JSON` });
+  values.value = JSON.stringify(zerosOf(input.datatype, countOf(input.shape.map((size) => Math.abs(size)))));
+  let file = null;
+  const chosen = element("p", { class: "note" }, "");
+  const settings = layout && pictureSettings(id, layout, input.datatype);
+  const drop = layout && dropZone("try-drop", "Drop a picture here", "Choose a picture", "image/*", (given) => {
+    file = given;
+    chosen.textContent = `Picture: ${given.name || "without a name"}`;
+    send();
   });
-  return JSON.stringify({ inputs: tensors }, (key, value) => value, 1).replace(/\[\s+([^[\]{}]*?)\s+\]/g, (_, values) => `[${values.replace(/\s+/g, " ")}]`);
+  const picture = layout && element("div", { class: "picture-input" }, drop, chosen, element("div", { class: "row" }, ...settings.nodes));
+  const sizes = element("span", { class: "row" }, ...open.filter(Boolean).map((field) => field));
+  const showFill = () => {
+    values.hidden = fill.value !== "values";
+    if (picture) picture.hidden = fill.value !== "picture";
+    sizes.hidden = fill.value === "picture" || !open.some(Boolean);
+  };
+  showFill();
+  const node = element(
+    "fieldset", {}, element("legend", {}, input.name, element("span", { class: "muted" }, ` ${input.datatype} [${input.shape.join(", ")}]`)),
+    element("div", { class: "row" }, element("label", { for: id }, "Fill with"), fill, sizes), values, ...(picture ? [picture] : []),
+  );
+
+  async function read() {
+    const { name, datatype } = input;
+    if (fill.value === "picture") {
+      if (!file) throw new Error(`Choose a picture for the input '${name}' first.`);
+      const now = settings.read();
+      const { canvas, numbers } = await pictureNumbers(file, layout, now);
+      const sides = layout.isPlanar ? [layout.channels, now.height, now.width] : [now.height, now.width, layout.channels];
+      const shape = input.shape.length === 4 ? [1, ...sides] : sides;
+      return { name, datatype, shape, values: numbers, fill: "picture", canvas, lines: configLines(name, isOnly, layout, now) };
+    }
+    const shape = input.shape.map((size, axis) => (open[axis] ? Math.max(0, Math.round(Number(open[axis].value)) || 0) : size));
+    const count = countOf(shape);
+    if (count > MAX_ELEMENTS) throw new Error(`The input '${name}' would have ${count} elements; this page sends at most ${MAX_ELEMENTS}.`);
+    return { name, datatype, shape, values: filled(fill.value, values.value, name, datatype, count), fill: fill.value };
+  }
+  return { node, read };
+}
+
+const FILLS = { picture: "a picture", values: "values", zeros: "zeros", random: "random numbers" };
+
+const zerosOf = (datatype, count) => Array(count).fill(datatype === "BYTES" ? "" : datatype === "BOOL" ? false : 0);
+
+function filled(fill, text, name, datatype, count) {
+  if (fill === "zeros") return zerosOf(datatype, count);
+  if (fill === "random") return Array.from({ length: count }, () => (isFloat(datatype) ? Math.random() : Math.floor(Math.random() * 2)));
+  let found;
+  try {
+    found = [JSON.parse(text)].flat(Infinity);
+  } catch {
+    throw new Error(`The values of '${name}' are not JSON: expected a list such as ${JSON.stringify(zerosOf(datatype, 2))}.`);
+  }
+  if (found.length !== count) throw new Error(`The input '${name}' has ${count} elements, given ${found.length} values.`);
+  return found;
 }

@@ -1,43 +1,58 @@
 // "Try it" for a model that takes text: a prompt, and the answer as it comes.
 
 import { postJson, request, serverEvents } from "./api.js";
-import { element, formatNumber, setText } from "./dom.js";
+import { byId, element, formatNumber, setText } from "./dom.js";
+import { jsonSnippets, snippets } from "./snippets.js";
 import { run, showResult, stopRun } from "./try_run.js";
 
 export function textForm(name, isChat, isDecoupled) {
-  const prompt = element("textarea", { id: "try-prompt", rows: "4" });
+  const prompt = element("textarea", { id: "try-prompt", rows: "3", keydown: (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event);
+  } });
   const limit = element("input", { type: "number", id: "try-tokens", min: "1", max: "4096", value: "128" });
   const send = (event) => {
     event.preventDefault();
-    const output = element("pre", { class: "output prose", tabindex: "0", "aria-label": "Answer" });
+    if (!prompt.value.trim()) return;
+    const asked = { text: prompt.value, limit: Number(limit.value) };
+    const output = element("pre", { class: "output prose", tabindex: "0", "aria-label": "Answer", hidden: true });
     const rate = element("p", { class: "note" });
-    showResult(output, rate);
+    showResult(output, rate, snippets(() => snippetsOf(name, asked, isChat)));
     const began = performance.now();
     let first = 0;
     const add = (text) => {
       first ||= performance.now();
+      output.hidden = false;
+      byId("try-busy").hidden = true;
       output.textContent += text;
     };
     const end = (tokens) => {
       const seconds = (performance.now() - first) / 1000;
       setText(rate, `${tokens} tokens, ${formatNumber((tokens - 1) / seconds)} a second, the first after ${Math.round(first - began)} ms`);
     };
-    run((signal) => (isChat ? chat(name, prompt.value, Number(limit.value), add, end, signal) : generate(name, prompt.value, isDecoupled, add, signal)));
+    run(async (signal) => {
+      await (isChat ? chat(name, asked, add, end, signal) : generate(name, asked.text, isDecoupled, add, signal));
+      if (!first) setText(rate, "The answer is empty.");
+    }, "Thinking");
   };
   return [element(
     "form", { submit: send }, element("label", { for: "try-prompt" }, "Prompt"), prompt,
+    element("p", { class: "note" }, "Enter sends, Shift+Enter begins a new line. Each prompt is a conversation of its own."),
     element("div", { class: "row" },
-            ...(isChat ? [element("label", { for: "try-tokens" }, "Most tokens"), limit] : []),
+            ...(isChat ? [element("label", { for: "try-tokens" }, "At most this many tokens"), limit] : []),
             element("button", { type: "submit", class: "primary" }, "Send"),
-            element("button", { type: "button", click: () => stopRun() }, "Stop")),
+            element("button", { type: "button", click: stopRun }, "Stop")),
   )];
 }
 
-async function chat(name, prompt, limit, add, end, signal) {
-  const body = {
-    model: name, messages: [{ role: "user", content: prompt }], max_tokens: limit, stream: true,
-    stream_options: { include_usage: true },
-  };
+const chatBody = (name, { text, limit }) => ({ model: name, messages: [{ role: "user", content: text }], max_tokens: limit });
+
+function snippetsOf(name, asked, isChat) {
+  return isChat ? jsonSnippets("v1/chat/completions", chatBody(name, asked))
+    : jsonSnippets(`v2/models/${encodeURIComponent(name)}/generate`, { text_input: asked.text });
+}
+
+async function chat(name, asked, add, end, signal) {
+  const body = { ...chatBody(name, asked), stream: true, stream_options: { include_usage: true } };
   const response = await request("v1/chat/completions", {
     method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal,
   });

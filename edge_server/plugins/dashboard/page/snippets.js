@@ -1,0 +1,95 @@
+// The request of the form as a command and as a program, to copy.
+
+import { access, key } from "./api.js";
+import { element, setText } from "./dom.js";
+
+const MAX_JSON = 2000;
+
+const addressOf = (path) => new URL(path, document.baseURI).href;
+const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
+
+/** Return the headers that the caller's key needs; the key itself is not shown. */
+function keyHeaders() {
+  if (!key()) return [];
+  return [...(access.takes_tokens ? [["Authorization", "Bearer "]] : []), ...access.key_headers.map((name) => [name, ""])];
+}
+
+const curlKey = () => keyHeaders().map(([name, prefix]) => ` \\\n  -H "${name}: ${prefix}$EDGE_KEY"`).join("");
+
+/** Return a disclosure with texts to copy: [title, text] each. `make` is called when it is opened. */
+export function snippets(make) {
+  const body = element("div", { class: "snippets" });
+  const node = element("details", { toggle: () => node.open && body.replaceChildren(...make().map(([title, text]) => snippet(title, text))) },
+                       element("summary", {}, "The same request as a command or a program"), body);
+  return node;
+}
+
+export function snippet(title, text) {
+  const copy = element("button", { type: "button", "aria-label": `Copy ${title}`, click: async () => {
+    // Browsers give no clipboard to pages of plain http from another machine: then the text is selected instead.
+    if (navigator.clipboard) await navigator.clipboard.writeText(text);
+    else getSelection().selectAllChildren(code);
+    setText(copy, navigator.clipboard ? "Copied" : "Selected: press Ctrl+C");
+    setTimeout(() => setText(copy, "Copy"), 2000);
+  } }, "Copy");
+  const code = element("pre", { class: "output", tabindex: "0", "aria-label": title }, text);
+  return element("div", { class: "snippet" }, element("div", { class: "row" }, element("h3", {}, title), copy), code);
+}
+
+/** Return curl and Python for a picture file as the body of a POST. */
+export function pictureSnippets(path) {
+  const url = addressOf(path);
+  return [
+    ["curl", `curl --data-binary @picture.jpg -H 'Content-Type: image/jpeg'${curlKey()} \\\n  ${quoted(url)}`],
+    ["Python", python("image/jpeg", "open('picture.jpg', 'rb').read()", url)],
+  ];
+}
+
+/** Return curl and Python for a JSON body. */
+export function jsonSnippets(path, value) {
+  const url = addressOf(path);
+  const json = JSON.stringify(value);
+  return [
+    ["curl", `curl -H 'Content-Type: application/json'${curlKey()} \\\n  -d ${quoted(json)} \\\n  ${quoted(url)}`],
+    ["Python", python("application/json", `json.dumps(${pythonValue(value)}).encode()`, url)],
+  ];
+}
+
+function python(type, body, url) {
+  const headers = keyHeaders();
+  const more = headers.map(([name, prefix]) => `, ${JSON.stringify(name)}: ${prefix ? `"${prefix}" + ` : ""}os.environ["EDGE_KEY"]`).join("");
+  return `import json
+${headers.length ? "import os\n" : ""}import urllib.request
+
+request = urllib.request.Request(
+    ${JSON.stringify(url)},
+    ${body},
+    {"Content-Type": "${type}"${more}},
+)
+with urllib.request.urlopen(request) as response:
+    print(json.dumps(json.load(response), indent=1))
+`;
+}
+
+const pythonValue = (value) => JSON.stringify(value).replace(/"(?:[^"\\]|\\.)*"|true|false|null/g, (part) => ({ true: "True", false: "False", null: "None" })[part] ?? part);
+
+/** Return curl and Python for tensors: {name, datatype, shape, fill ("zeros", "random" or "values"), values}. */
+export function tensorSnippets(model, tensors) {
+  const path = `v2/models/${encodeURIComponent(model)}/infer`;
+  const json = JSON.stringify(tensors.map(({ values }) => Array.from(values ?? [])));
+  if (tensors.every(({ values }) => values) && json.length <= MAX_JSON) {
+    return jsonSnippets(path, { inputs: tensors.map(({ name, datatype, shape, values }) => ({ name, datatype, shape, data: Array.from(values) })) });
+  }
+  const url = addressOf(path);
+  const dataOf = ({ fill, values, shape, datatype }) => {
+    if (values && JSON.stringify(Array.from(values)).length <= MAX_JSON) return pythonValue(Array.from(values));
+    const count = shape.reduce((product, size) => product * size, 1);
+    const zero = datatype === "BYTES" ? '""' : datatype === "BOOL" ? "False" : "0";
+    return fill === "random" ? `[${/^(FP|BF)/.test(datatype) ? "random.random()" : "random.randrange(2)"} for _ in range(${count})]` : `[${zero}] * ${count}`;
+  };
+  const inputs = tensors.map((tensor) => `    {"name": ${JSON.stringify(tensor.name)}, "datatype": "${tensor.datatype}", "shape": ${JSON.stringify(tensor.shape)}, "data": ${dataOf(tensor)}},`).join("\n");
+  const body = `json.dumps({"inputs": [\n${inputs}\n    ]}).encode()`;
+  const program = python("application/json", body, url).replace("import urllib", `${/random\./.test(inputs) ? "import random\n" : ""}import urllib`);
+  const command = `python3 -c 'import json, random; print(json.dumps({"inputs": [\n${inputs}\n]}))' |\n  curl -H 'Content-Type: application/json'${curlKey()} -d @- ${quoted(url)}`;
+  return [["curl", command], ["Python", program]];
+}
