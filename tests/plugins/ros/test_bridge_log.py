@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterator
 from types import SimpleNamespace
 from xml.parsers.expat import ExpatError
 
@@ -12,14 +13,33 @@ import pytest
 from edge_server.client import StreamError
 from edge_server.errors import ErrorCode, InvalidRequest
 from edge_server.plugins.ros import ros1_transport
-from edge_server.plugins.ros.bridge import BridgeParameters
+from edge_server.plugins.ros.bridge import Bridge, BridgeCounts, BridgeParameters, report_line
 from edge_server.plugins.ros.connection_log import ConnectionLog
-from edge_server.protocol.frame_messages import StreamOpened
+from edge_server.protocol.frame_messages import FrameHeader, FrameResult, StreamOpened
 
 
 def test_a_bridge_that_publishes_nothing_names_the_flags() -> None:
     with pytest.raises(InvalidRequest, match="--detections-topic"):
         BridgeParameters("m", image_topic="/image")
+
+
+def test_a_late_result_is_not_published_and_is_in_the_report() -> None:
+    published, end = [], threading.Event()
+
+    def results() -> Iterator[FrameResult]:
+        for seq in (1, 2, 3):
+            yield FrameResult(FrameHeader(seq=seq), is_late=seq == 2)
+        end.set()
+
+    transport = SimpleNamespace(
+        advertise=lambda *_: None, subscribe=lambda *_: None, close=lambda: None, spin=lambda _: not end.wait(20),
+        publish=lambda topic, message: published.append((topic, message.header.seq)),
+    )  # fmt: skip
+    stream = SimpleNamespace(results=results, close=lambda: None)
+    Bridge(BridgeParameters("m", image_topic="/image", detections_topic="/found"), transport, stream).run()
+    assert published == [("/found", 1), ("/found", 3)]
+    counts = BridgeCounts(received=3, answered=2, late=1)
+    assert report_line("/image", counts, {}, 1.0) == "/image: in 3.0/s, out 2.0/s; 1 too late to publish"
 
 
 @pytest.mark.parametrize(

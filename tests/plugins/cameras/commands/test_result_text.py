@@ -51,6 +51,11 @@ def test_detections_are_counted_by_kind_with_the_best_score_of_each() -> None:
     assert (last["keypoints"], last["track_id"]) == ([[1, 2, 0.5]], 9)  # type: ignore[index]
 
 
+def test_only_a_late_result_says_so() -> None:
+    assert told(FrameResult(HEADER, is_late=True))["is_late"] is True
+    assert "is_late" not in told(FrameResult(HEADER))
+
+
 def test_an_image_without_detections_has_an_empty_list() -> None:
     assert result_in_words(FrameResult(HEADER)) == "nothing found"
     assert told(FrameResult(HEADER))["detections"] == []

@@ -297,6 +297,18 @@ def test_the_summary_accounts_for_every_frame() -> None:
     lines = summary([figures()])
     assert "offered 100 = answered 40 + dropped 58 + lost 2" in lines
     assert summary([figures(failed=3)])[-2].endswith("; 3 of the answers are errors")
+    assert summary([figures(late=4)])[-2].endswith("; 4 of the answers were late")
+
+
+def test_late_results_are_counted_for_each_stream_and_in_all() -> None:
+    counts = FrameCounts("cam")
+    for seq in range(3):
+        counts.count_offered(seq, 0.0)
+        late = result(seq)
+        late.is_late = seq > 0
+        counts.count_result(late, 1.0)
+    assert (counts.whole().answered, counts.whole().late) == (3, 2)
+    assert FrameCounts.whole_of_all([counts, counts], "all").late == 4
 
 
 def test_a_plain_line_contains_the_summary() -> None:
