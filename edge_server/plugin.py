@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from edge_server.config import ServerConfig
     from edge_server.config.setting import SettingTable
     from edge_server.core.model_spec import ModelFile, ModelSpec
-    from edge_server.core.version_lifecycle import OutputCheck, Recogniser
+    from edge_server.core.version_lifecycle import OutputCheck, Recogniser, SampleRun
     from edge_server.errors import EdgeServerError
     from edge_server.frontends.grpc.rpc_table import StreamService
     from edge_server.frontends.http.access_check import AccessCheck
@@ -150,6 +150,11 @@ class RunningPlugin:
 
     def build(self, core: ServingCore) -> None:
         """Make what needs the serving core. No thread, port or device is opened."""
+
+    def examine(self, spec: ModelSpec, run: SampleRun | None) -> Sequence[str]:
+        """Return warnings about a loaded model, for `edge-server check`, which has more time than a load. `run` runs
+        the model with given inputs; None for a model that is not run without a request."""
+        return ()
 
     def start(self) -> None:
         """Start threads, and open ports of other wires than HTTP and gRPC, which open later. Called on the server's

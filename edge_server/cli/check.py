@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from edge_server.cli.console import busy_line, clean, render
 from edge_server.config import ServerConfig
 from edge_server.config.merge_settings import parse_serve
 from edge_server.config.setting_sources import process_environment
 from edge_server.core.status_reports import TensorMetadata
+from edge_server.core.version_lifecycle import SampleRun
 from edge_server.errors import EdgeServerError, NotWarmedUp
 from edge_server.plugin import find_plugins
 from edge_server.process.composition_root import ServerParts, build, first_desired_state
@@ -23,9 +25,10 @@ HELP = """usage: edge-server check DIR [DIR ...] [OPTIONS of serve]
 
 Loads and warms up every model of the repositories as `serve` would, runs one inference of each, and prints a table. The
 input is the first warm-up sample, or zeros with every free dimension set to 1, or to 64 if 1 fails. MEMORY is the
-growth of the process while the model loads. A model that `serve` would accept, but whose input shapes are unknown, is
-listed as "not tried". Exits with 0 if `serve` would serve every model, with 1 and the reasons if not, with 2 if a
-repository cannot be read, and with 78 if an option is wrong."""
+growth of the process while the model loads. A detector also gets a picture of noise, in which it should see nothing. A
+model that `serve` would accept, but whose input shapes are unknown, is listed as "not tried". Exits with 0 if `serve`
+would serve every model, with 1 and the reasons if not, with 2 if a repository cannot be read, and with 78 if an option
+is wrong."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -72,7 +75,7 @@ def _report(core: ServerParts) -> int:
         if version.spec.recognised is not None:
             notes.append(reason_line(version.name, str(version.version), version.spec.recognised.note))
         try:
-            infer_ms = f"{version.probe() * 1000:.1f}"
+            infer_ms = f"{version.probe(partial(_examine, core, version, warnings)) * 1000:.1f}"
         except NotWarmedUp as error:
             infer_ms = "not tried"
             notes.append(reason_line(version.name, str(version.version), str(error)))
@@ -91,6 +94,11 @@ def _report(core: ServerParts) -> int:
     for reason in reasons:
         print(f"FAILED {reason}", file=sys.stderr)
     return 1 if reasons else 0
+
+
+def _examine(core: ServerParts, version: ServedVersion, warnings: list[str], run: SampleRun | None) -> None:
+    found = core.plugins.examine(version.spec, run)
+    warnings += [reason_line(version.name, str(version.version), text) for text in found]
 
 
 def _row(core: ServerParts, version: ServedVersion, infer_ms: str) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from edge_server.config import ConfigError, ServerConfig
 from edge_server.core.model_spec import ModelSpec
-from edge_server.core.version_lifecycle import OutputCheck, Recogniser
+from edge_server.core.version_lifecycle import OutputCheck, Recogniser, SampleRun
 from edge_server.errors import EdgeServerError
 from edge_server.frontends.http.inference_route import BodyDecoder
 from edge_server.frontends.http.request import HttpRequest
@@ -123,6 +123,13 @@ class RunningPlugins:
                 self._call(name, partial(plugin.stop, timeout_s))
             except EdgeServerError as error:
                 log.error("closing the plugin '%s': %s", name, error)
+
+    # -- for `edge-server check`
+
+    def examine(self, spec: ModelSpec, run: SampleRun | None) -> list[str]:
+        """Return the warnings of all plugins about a loaded model."""
+        found = (self._call(name, partial(plugin.examine, spec, run)) for name, plugin in self._active())
+        return [warning for warnings in found for warning in warnings or ()]
 
     # -- while it serves
 

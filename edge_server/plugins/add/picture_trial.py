@@ -10,12 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from edge_server.core.model_spec import ModelSpec, Recognised
 from edge_server.errors import EdgeServerError
 from edge_server.plugins.tuning.trial.tensor_files import Tensors
-from edge_server.plugins.vision.detector_sample_check import check_layout
+from edge_server.plugins.vision.detector_sample_check import check_layout, make_noise
 from edge_server.plugins.vision.exporters.exported_metadata import UnfitMetadataError
 from edge_server.plugins.vision.image_plan import ImagePlan, make_image_plan
 from edge_server.plugins.vision.layouts import LayoutMatch, candidates, find_stated_layout
@@ -24,7 +22,6 @@ from edge_server.plugins.vision.perception import Perception, PerceptionDecoder,
 from edge_server.plugins.vision.resize import Color, FittedPicture
 from edge_server.protocol.frame_messages import Returns
 
-NOISE_SIZE = (480, 640)
 MAX_SEEN = 5
 """Maximum number of detections and classes in a text."""
 _SCALES: Sequence[Mapping[str, str]] = (
@@ -169,9 +166,8 @@ class _FittedSamples(NamedTuple):
 
     @classmethod
     def make(cls, model: str, images: ImagePlan, picture: Path) -> _FittedSamples:
-        noise = np.random.default_rng(2026).integers(0, 256, (*NOISE_SIZE, 3), np.uint8)
         seen, picture_fit = images.fit_file(picture.read_bytes(), model=model)
-        unseen, noise_fit = images.fit(noise, Color.BGR, model=model)
+        unseen, noise_fit = images.fit(make_noise(), Color.BGR, model=model)
         samples = tuple({name: item.array for name, item in images.inputs(image).items()} for image in (seen, unseen))
         return cls(images, (samples[0], samples[1]), (picture_fit, noise_fit))
 

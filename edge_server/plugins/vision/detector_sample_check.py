@@ -79,6 +79,30 @@ def sample_check(spec: ModelSpec, picture: Path) -> OutputCheck | None:
     return partial(_check, spec, images, perception.detections, picture)
 
 
+def make_noise() -> npt.NDArray[np.uint8]:
+    """Return a picture of noise, the same in each call: (480, 640, 3)."""
+    return np.random.default_rng(2026).integers(0, 256, (480, 640, 3), np.uint8)
+
+
+def check_noise(spec: ModelSpec, run: SampleRun) -> tuple[str, ...]:
+    """Return a warning if a model with a detection head sees something in noise."""
+    images, perception = make_image_plan(spec), make_perception_decoder(spec)
+    if images is None or perception is None or perception.detections is None or images.color is Color.DEPTH:
+        return ()
+    tensor, fit = images.fit(make_noise(), Color.BGR, model=spec.name)
+    item = 0 if spec.max_batch_size > 0 else None
+    try:
+        found = perception.detections.decode(run(images.inputs(tensor)), item, fit, model=spec.name)
+    except EdgeServerError as error:
+        return (f"it was not tried with noise: {error.message}",)
+    if not found:
+        return ()
+    return (
+        f"it sees {len(found)} objects in noise, the best with a score of {found[0].score:.2f}, as if detection_head, "
+        "image_scale or image_color were another, or detection_score_threshold too low",
+    )
+
+
 def _check(
     spec: ModelSpec, images: ImagePlan, decoder: DetectionDecoder, picture: Path, run: SampleRun | None
 ) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from edge_server.config import ServerConfig
     from edge_server.core.model_spec import ModelSpec, Recognised
     from edge_server.core.tensor import Tensor
-    from edge_server.core.version_lifecycle import OutputCheck
+    from edge_server.core.version_lifecycle import OutputCheck, SampleRun
     from edge_server.frontends.http.body_reader import Body
     from edge_server.frontends.http.request import HttpRequest
     from edge_server.frontends.http.response import HttpResponse
@@ -59,6 +59,13 @@ class Vision(RunningPlugin):
         from edge_server.plugins.vision.detector_sample_check import sample_check
 
         return sample_check(spec, PICTURE)
+
+    def examine(self, spec: ModelSpec, run: SampleRun | None) -> Sequence[str]:
+        if run is None or not spec.all_parameters:
+            return ()
+        from edge_server.plugins.vision.detector_sample_check import check_noise
+
+        return check_noise(spec, run)
 
     def build(self, core: ServingCore) -> None:
         self._service = core.service

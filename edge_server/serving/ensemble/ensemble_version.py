@@ -20,7 +20,7 @@ from edge_server.core.request_check import RequestCheck
 from edge_server.core.request_response import Request, Response, ResponseSink
 from edge_server.core.status_reports import InstanceReport, VersionReport
 from edge_server.core.tensor import Tensor
-from edge_server.core.version_lifecycle import Resolved, VersionSnapshot, VersionState, next_state
+from edge_server.core.version_lifecycle import Resolved, SampleRun, VersionSnapshot, VersionState, next_state
 from edge_server.errors import DeadlineExceeded, Draining, EdgeServerError, MemberMissing, NotReady
 from edge_server.serving.ensemble.ensemble_request import EnsembleContext, EnsembleRequest, SubmitStep
 from edge_server.serving.execution.counters import VersionCounters
@@ -256,9 +256,10 @@ class EnsembleVersion:
         self._move(VersionState.CLOSING)
         self._move(VersionState.RETIRED)
 
-    def probe(self) -> float:
+    def probe(self, examine: Callable[[SampleRun | None], None]) -> float:
         """Run one inference on made-up inputs, and return the seconds it took. Raises NotTried if they do not fit; an
-        ensemble is served without such a run."""
+        ensemble is served without such a run. `examine` gets None."""
+        examine(None)
         done = threading.Event()
         responses: list[Response] = []
 

@@ -21,7 +21,7 @@ from edge_server.core.model_statistics import VersionStatistics
 from edge_server.core.request_check import RequestCheck
 from edge_server.core.request_response import Request, ResponseSink
 from edge_server.core.status_reports import InstanceReport, VersionReport
-from edge_server.core.version_lifecycle import Resolved, VersionSnapshot, VersionState, next_state
+from edge_server.core.version_lifecycle import Resolved, SampleRun, VersionSnapshot, VersionState, next_state
 from edge_server.errors import (
     BadModelConfig,
     DeadlineTooShort,
@@ -294,13 +294,15 @@ class ModelVersion:
         self._close_instances()
         self._move(VersionState.RETIRED)
 
-    def probe(self) -> float:
-        """Run one inference past the queue on an instance of its own, and return the seconds it took."""
+    def probe(self, examine: Callable[[SampleRun | None], None]) -> float:
+        """Run one inference past the queue on an instance of its own, and return the seconds it took. `examine` is
+        called before, and gets what runs more of them there."""
         device_id = self._instance_names()[0][1]
         seconds = 0.0
 
         def measure(session: Session | RequestSession) -> None:
             nonlocal seconds
+            examine(sample_run(session, self.spec, self._plan, self._file.model_dir))
             seconds = probe(session, self.spec, self._plan, self._file.model_dir)
 
         instance = Instance(

@@ -9,7 +9,7 @@ from edge_server.core.model_spec import ModelSpec
 from edge_server.core.model_statistics import VersionStatistics
 from edge_server.core.request_response import Request, ResponseSink, SubmittedRequest
 from edge_server.core.status_reports import InstanceReport, VersionReport
-from edge_server.core.version_lifecycle import VersionSnapshot, VersionState
+from edge_server.core.version_lifecycle import SampleRun, VersionSnapshot, VersionState
 
 
 class ServedVersion(Protocol):
@@ -54,8 +54,9 @@ class ServedVersion(Protocol):
 
     def close(self) -> None: ...
 
-    def probe(self) -> float:
-        """Run one inference past all queues, and return the seconds it took.
+    def probe(self, examine: Callable[[SampleRun | None], None]) -> float:
+        """Run one inference past all queues, and return the seconds it took. Before it, call `examine` with a function
+        that runs more of them.
 
         Raises NotTried if the inputs had to be guessed and do not fit, WarmupFailed and others if the model fails.
         """

@@ -175,7 +175,7 @@ def test_no_instance_at_all_is_a_bad_configuration(core: Any) -> None:
 
 def test_a_probe_runs_past_the_queue_on_an_instance_of_its_own(core: Any) -> None:
     version = core.load(core.spec())
-    assert version.probe() >= 0
+    assert version.probe(lambda run: None) >= 0
     assert [(name, rows) for name, _, rows in core.script.ran] == [("probe", 1)]
     assert [name for name, _ in core.script.closed] == ["probe"]
     gc.collect()

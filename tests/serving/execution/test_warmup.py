@@ -131,7 +131,7 @@ def test_a_probe_that_the_runtime_refuses_names_the_way_out(core: Any) -> None:
 
 def test_a_probe_judges_as_the_load_did(core: Any) -> None:
     answer(core, lambda array: np.full_like(array, np.nan) if not np.any(array) else np.array(array))
-    assert core.load(fixed(core)).probe() > 0
+    assert core.load(fixed(core)).probe(lambda run: None) > 0
 
 
 def test_a_probe_of_guessed_inputs_that_do_not_suit_says_that_nothing_was_tried(core: Any) -> None:
@@ -141,5 +141,5 @@ def test_a_probe_of_guessed_inputs_that_do_not_suit_says_that_nothing_was_tried(
     core.script.on_run = refuse
     version = core.load(core.spec(inputs=(InputSpec("IN", DType.FP32, (-1, 3)),)))
     with pytest.raises(NotWarmedUp, match=r"IN \[1, 1, 3\]; then 64 .* model_warmup .* too small: \(1, 1, 3\)"):
-        version.probe()
+        version.probe(lambda run: None)
     assert [rows for _, _, rows in core.script.ran] == [1, 1], "with 1 and with 64"
