@@ -52,6 +52,8 @@ def generate() -> str:
         "### Detections, with some heads\n", *_keys(output_parameters.HEAD_PARAMETERS), "",
         "### Classes\n", *_keys(output_parameters.CLASS_PARAMETERS), "",
         "### A mask of the picture\n", *_keys(output_parameters.MASK_PARAMETERS), "",
+        "### Depth\n", *_keys(output_parameters.DEPTH_PARAMETERS), "",
+        "### Anomaly maps\n", *_keys(output_parameters.ANOMALY_PARAMETERS), "",
         "## Heads\n", _HEADS, *_heads(),
     ]) + "\n"  # fmt: skip
 

@@ -15,6 +15,7 @@ from edge_server.core.back_off import BackOff
 from edge_server.protocol.frame_messages import (
     ClassScore,
     Delivery,
+    DenseMap,
     Detection,
     DropReason,
     Frame,
@@ -38,6 +39,7 @@ __all__ = [
     "ClassScore",
     "Counters",
     "Delivery",
+    "DenseMap",
     "Detection",
     "DropReason",
     "Frame",

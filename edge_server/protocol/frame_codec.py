@@ -19,6 +19,7 @@ from edge_server.protocol.frame_messages import (
     ClientMessage,
     Credit,
     Delivery,
+    DenseMap,
     Detection,
     DropReason,
     Frame,
@@ -54,6 +55,7 @@ _ATTRIBUTES = {
     ("Returns", "detections"): "has_detections",
     ("Returns", "mask"): "has_mask",
     ("Returns", "annotated_jpeg"): "has_annotated_jpeg",
+    ("Returns", "map"): "has_map",
     ("Delivery", "notify_drops"): "notifies_drops",
 }
 """(Message, field) -> the name in Python, where it differs."""
@@ -166,6 +168,7 @@ def _open_wire(request: StreamRequest) -> Any:
         returns=None if returns == Returns() else _wire(
             "Returns", tensors=returns.tensors, top_k=returns.top_k, detections=returns.has_detections,
             mask=returns.has_mask, annotated_jpeg=returns.has_annotated_jpeg, jpeg_quality=returns.jpeg_quality,
+            map=returns.has_map,
         ),
         delivery=_wire(
             "Delivery", depth=delivery.depth, max_age_ms=delivery.max_age_ms, deadline_ms=delivery.deadline_ms,
@@ -212,6 +215,13 @@ def _result_parts(result: FrameResult) -> list[_Part]:
     if (mask := result.mask) is not None:
         head = _serialized("Mask", height=mask.height, width=mask.width, encoding=mask.encoding, labels=mask.labels)
         parts += _nested(17, [head, *_payload(4, "Mask", mask.data)])
+    if (dense := result.dense_map) is not None:
+        numbers = {"minimum": dense.minimum, "maximum": dense.maximum, "score": dense.score}
+        _check_floats("DenseMap", **numbers)
+        head = _serialized(
+            "DenseMap", kind=dense.kind, height=dense.height, width=dense.width, encoding=dense.encoding, **numbers
+        )
+        parts += _nested(22, [head, *_payload(8, "DenseMap", dense.data)])
     return parts + _payload(18, "Result", result.annotated_jpeg)
 
 
@@ -258,7 +268,7 @@ def _open(wire: Any) -> StreamRequest:
         wire.model, wire.version, wire.stream_id,
         Returns(
             tuple(returns.tensors), returns.top_k, returns.detections, returns.mask, returns.annotated_jpeg,
-            returns.jpeg_quality,
+            returns.jpeg_quality, returns.map,
         ),
         Delivery(
             delivery.depth or 1, delivery.max_age_ms, delivery.deadline_ms, delivery.max_fps, delivery.weight or 1.0,
@@ -318,7 +328,14 @@ def _result(wire: Any, tensors: Sequence[Tensor]) -> FrameResult:
         ),
         Mask(mask.height, mask.width, mask.encoding, mask.data, tuple(mask.labels)) if wire.HasField("mask") else None,
         wire.annotated_jpeg, wire.error_code, wire.error, wire.is_late,
+        dense_map=_dense_map(wire.map) if wire.HasField("map") else None,
     )  # fmt: skip
+
+
+def _dense_map(wire: Any) -> DenseMap:
+    return DenseMap(
+        wire.kind, wire.height, wire.width, wire.encoding, wire.data, wire.minimum, wire.maximum, wire.score
+    )
 
 
 def _object_mask(wire: Any) -> ObjectMask:

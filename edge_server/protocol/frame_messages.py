@@ -49,7 +49,8 @@ class Returns:
     """The results that a stream requests for each frame. If nothing is set, the model's declaration decides.
 
     `tensors` are names of outputs, ("*",) for all. `top_k` 0 requests no classes. `has_mask` requests the mask of the
-    frame, or detections with the mask of each object, whichever the model has. `has_annotated_jpeg` requests the frame
+    frame, or detections with the mask of each object, whichever the model has. `has_map` requests the map of depth or
+    anomaly. `has_annotated_jpeg` requests the frame
     as JPEG with the results drawn in, of `jpeg_quality` 1..100 (0: the server chooses).
     """
 
@@ -59,6 +60,7 @@ class Returns:
     has_mask: bool = False
     has_annotated_jpeg: bool = False
     jpeg_quality: int = 0
+    has_map: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +263,43 @@ class Mask:
 
 
 @dataclass(frozen=True, slots=True)
+class DenseMap:
+    """A number for each pixel of the frame, row by row, little-endian.
+
+    `kind` is "metric_depth" (in metres), "relative_depth" (no unit, greater is farther), "inverse_depth" (no unit,
+    greater is nearer) or "anomaly". `encoding` is "32FC1", with NaN for pixels without a number, or "mono16", where 0
+    means `minimum` and 65535 `maximum`. Both are those of this map. `score` is the anomaly of the whole frame.
+    """
+
+    kind: str
+    height: int
+    width: int
+    encoding: str
+    data: Buffer
+    minimum: float
+    maximum: float
+    score: float = 0.0
+
+    def summary(self) -> dict[str, str | int | float]:
+        """Return kind, size and range, and the score of an anomaly map: all but the pixels."""
+        facts: dict[str, str | int | float] = {
+            "kind": self.kind, "height": self.height, "width": self.width, "minimum": self.minimum,
+            "maximum": self.maximum,
+        }  # fmt: skip
+        return facts | ({"score": self.score} if self.kind == "anomaly" else {})
+
+    def values(self) -> npt.NDArray[np.float32]:
+        """Return the numbers, (height, width). Raises ValueError for data of another size or encoding."""
+        item_type = {"32FC1": "<f4", "mono16": "<u2"}.get(self.encoding)
+        if item_type is None:
+            raise ValueError(f"expected a map of 32FC1 or mono16, given '{self.encoding}'")
+        numbers: npt.NDArray[np.float32] = np.frombuffer(self.data, item_type).astype(np.float32, copy=False)
+        if self.encoding == "mono16":
+            numbers = numbers * np.float32((self.maximum - self.minimum) / 65535) + np.float32(self.minimum)
+        return numbers.reshape(self.height, self.width)
+
+
+@dataclass(frozen=True, slots=True)
 class FrameTimes:
     """Times of a frame. `received_unix_ns` is the server's wall clock. The others are microseconds since then, of the
     monotonic clock: taken from the mailbox, put into the model's queue, computation started, result ready."""
@@ -362,6 +401,7 @@ class FrameResult:
     error: str = ""
     is_late: bool = False
     zones: ZoneReport | None = None
+    dense_map: DenseMap | None = None
 
 
 @dataclass(frozen=True, slots=True)

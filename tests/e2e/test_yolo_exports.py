@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import os
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import onnx
 import pytest
@@ -26,6 +28,7 @@ from tests.e2e.yolo_exports import (
     ULTRALYTICS,
     YOLOV5,
     corners,
+    depth,
     detect,
     export,
     final_obb_rows,
@@ -59,7 +62,7 @@ HOSTILE = {
     "gap": {"names": "{0: 'a', 1: 'b', 9: 'c'}"},
     "other_size": {"imgsz": "[640, 640]"},
     "other_stride": {"stride": "32.5"},
-    "other_task": {"task": "depth"},
+    "other_task": {"task": "semantic"},
     "no_prototypes": {"task": "segment"},
     "more_names": {"names": names(tuple("abcdef"))},
     "end2end_of_another": {"end2end": "True"},
@@ -91,6 +94,7 @@ def server(serve: Any, module_repository: Repository) -> Iterator[Any]:
     add("segment", model=export(with_masks(detect().T).T, segment, planes=planes))
     add("segment_end2end", model=export(with_masks(final_rows()), segment | {"end2end": "True"}, planes=planes))
     add("segment_yolov5", model=export(with_masks(with_objectness()), YOLOV5, planes=planes))
+    add("depth", model=export(depth(), ULTRALYTICS | {"task": "depth"}))
     add("yolov5", model=export(with_objectness(), YOLOV5))
     add("classify", model=export(np.array([0.1, 0.2, 0.7]), ULTRALYTICS | {"task": "classify"}))
     for name, changed in HOSTILE.items():
@@ -186,6 +190,19 @@ def test_masks_come_in_a_stream_whose_client_wants_them(server: Any, picture: by
     # Inside and outside the first mask, both in its box.
     assert np.ptp(drawn[200, 160]) > 30
     assert np.ptp(drawn[200, 80]) < 10
+
+
+def test_depth_of_an_export_in_metres(server: Any, picture: bytes) -> None:
+    seen = perceive(server, "depth", picture)["map"]
+    assert (seen["kind"], seen["width"], seen["height"]) == ("metric_depth", 640, 480)
+    assert (seen["minimum"], seen["maximum"]) == (pytest.approx(1, abs=0.03), pytest.approx(9, abs=0.03))
+    levels = cv2.imdecode(np.frombuffer(base64.b64decode(seen["png"]), np.uint8), cv2.IMREAD_UNCHANGED)
+    assert levels.shape == (480, 640)
+    assert levels[0, [0, 320, 639]].tolist() == [0, pytest.approx(128, abs=1), 255]
+    assert "recognised by its metadata: yolo depth in metres" in notes(server, "depth")
+    with FrameStream(server.grpc, "depth") as stream:
+        (result,) = stream.results([picture])
+    assert result.dense_map.values()[100, 320] == pytest.approx(5, abs=0.03)
 
 
 def test_classes_of_a_classifier(server: Any, picture: bytes) -> None:

@@ -93,6 +93,12 @@ def final_obb_rows() -> np.ndarray:
     return spread(np.concatenate((rotated()[:, :4], last), axis=1), 300, 7)
 
 
+def depth() -> np.ndarray:
+    """Metres: 1 at the left edge of the picture, 9 at the right one."""
+    columns = 1 + 8 * (np.arange(SIDE) + 0.5) / SIDE
+    return np.tile(columns, (1, SIDE, 1))
+
+
 def rtdetr() -> np.ndarray:
     """As RT-DETR was exported until 8.3."""
     return spread(np.concatenate((stretched(), scores()), axis=1), 300, 4 + len(NAMES))

@@ -27,6 +27,7 @@ from edge_server.protocol.frame_messages import (
     ClassScore,
     Credit,
     Delivery,
+    DenseMap,
     Detection,
     DropReason,
     Frame,
@@ -68,7 +69,7 @@ frames = st.builds(
 )  # fmt: skip
 requests = st.builds(
     StreamRequest, texts, i64, texts,
-    st.builds(Returns, labels, u32, st.booleans(), st.booleans(), st.booleans(), u32),
+    st.builds(Returns, labels, u32, st.booleans(), st.booleans(), st.booleans(), u32, st.booleans()),
     st.builds(
         Delivery, u32.filter(bool), u32, u32, floats, floats.filter(bool), u32, st.booleans()
     ), texts,
@@ -101,6 +102,7 @@ results = st.builds(
     st.lists(st.builds(ClassScore, u32, floats, texts), max_size=2).map(tuple),
     st.lists(detections, max_size=2).map(tuple),
     st.none() | st.builds(Mask, u32, u32, texts, data, labels), data, texts, texts, st.booleans(),
+    dense_map=st.none() | st.builds(DenseMap, texts, u32, u32, texts, data, floats, floats, floats),
 )  # fmt: skip
 answers = st.one_of(
     results,
@@ -139,7 +141,7 @@ def to_client_message(wire: object) -> object:
             item.model, item.version, item.stream_id,
             Returns(
                 tuple(given_returns.tensors), given_returns.top_k, given_returns.detections, given_returns.mask,
-                given_returns.annotated_jpeg, given_returns.jpeg_quality,
+                given_returns.annotated_jpeg, given_returns.jpeg_quality, given_returns.map,
             ),
             Delivery(
                 given_delivery.depth or 1, given_delivery.max_age_ms, given_delivery.deadline_ms,
@@ -196,6 +198,10 @@ def to_frame_result(item: object) -> FrameResult:
         ),
         Mask(mask.height, mask.width, mask.encoding, mask.data, tuple(mask.labels)) if item.HasField("mask") else None,
         item.annotated_jpeg, item.error_code, item.error, item.is_late,
+        dense_map=DenseMap(
+            item.map.kind, item.map.height, item.map.width, item.map.encoding, item.map.data, item.map.minimum,
+            item.map.maximum, item.map.score,
+        ) if item.HasField("map") else None,
     )  # fmt: skip
 
 
@@ -270,6 +276,18 @@ def test_the_bits_of_an_object_mask_are_rows_of_pixels() -> None:
     for width, height, octets in ((3, 2, b""), (3, 3, b"a"), (2**32 - 1, 2**32 - 1, b"a")):
         with pytest.raises(ValueError, match=r"expected \d+ bytes for a mask of"):
             ObjectMask(0, 0, width, height, octets).pixels()
+
+
+def test_a_map_gives_its_numbers_and_refuses_data_of_another_size() -> None:
+    dense = DenseMap("inverse_depth", 1, 3, "mono16", np.array([0, 65535, 13107], "<u2").tobytes(), -1.0, 4.0)
+    assert dense.values().tolist() == [pytest.approx([-1, 4, 0])]
+    metres = np.array([[0.5], [np.nan]], "<f4")
+    assert np.array_equal(
+        DenseMap("metric_depth", 2, 1, "32FC1", metres.tobytes(), 0.5, 0.5).values(), metres, equal_nan=True
+    )
+    for encoding, octets in (("32FC1", b"1234"), ("mono16", b"123"), ("mono8", b"12")):
+        with pytest.raises(ValueError, match=r"map|size|reshape"):
+            DenseMap("anomaly", 1, 2, encoding, octets, 0.0, 1.0).values()
 
 
 def test_the_corners_of_a_rotated_box_go_clockwise_with_the_angle() -> None:

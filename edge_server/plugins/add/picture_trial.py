@@ -182,6 +182,8 @@ def describe_seen(seen: Perception) -> str:
     found += [f"{item.label or item.index} {item.score:.2f}" for item in seen.classes]
     if seen.mask is not None:
         found.append(f"a mask of {seen.mask.width}x{seen.mask.height}")
+    if (dense := seen.dense_map) is not None:
+        found.append(f"a map of {dense.kind.replace('_', ' ')}, {dense.minimum:.3g} to {dense.maximum:.3g}")
     rest = f" and {len(found) - MAX_SEEN} more" if len(found) > MAX_SEEN else ""
     return "; ".join(found[:MAX_SEEN]) + rest if found else "nothing"
 

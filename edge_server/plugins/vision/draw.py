@@ -16,7 +16,7 @@ from edge_server.errors import InvalidRequest, ServingFault
 from edge_server.plugins.vision.decode import opencv
 from edge_server.plugins.vision.outputs.detections import MAX_POSITION
 from edge_server.plugins.vision.perception import Overlay, Perception
-from edge_server.protocol.frame_messages import ClassScore, Detection, Keypoint, Mask, ObjectMask
+from edge_server.protocol.frame_messages import ClassScore, DenseMap, Detection, Keypoint, Mask, ObjectMask
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -34,6 +34,7 @@ MAX_CLASSES = 10
 
 _MAX_LETTERS = 40
 _MASK_OPACITY = 0.45
+_MAP_OPACITY = 0.6
 # Blue, green, red. Neighbours differ in hue, and each contrasts with asphalt, grass, skin and sky.
 _COLORS = np.array(
     [
@@ -74,6 +75,8 @@ def annotated(bgr: Pixels, perception: Perception) -> Pixels:
     pen = _Pen(opencv(), canvas)
     if perception.mask is not None:
         pen.tint(perception.mask)
+    if perception.dense_map is not None:
+        pen.color_by(perception.dense_map)
     for overlay in perception.overlays:
         pen.overlay(overlay)
     # The best is drawn last, on top of the others.
@@ -125,6 +128,20 @@ class _Pen:
         colors = self._cv2.applyColorMap(classes, table[:, None])
         mixed = self._cv2.addWeighted(self._canvas, 1 - _MASK_OPACITY, colors, _MASK_OPACITY, 0)
         self._cv2.copyTo(mixed, classes, self._canvas)
+
+    def color_by(self, dense: DenseMap) -> None:
+        """Blend the colours of a map into the picture: red is near or anomalous. Pixels without a number stay."""
+        values = dense.values()
+        is_number = np.isfinite(values)
+        low, high = dense.minimum, dense.maximum
+        if dense.kind == "anomaly":
+            low, high = min(low, 0.0), max(high, 1.0)
+        levels = np.where(is_number, (values - low) * (255 / (high - low or 1.0)), 0).astype(np.uint8)
+        if dense.kind in ("metric_depth", "relative_depth"):
+            levels = 255 - levels
+        colors = self._cv2.applyColorMap(levels, self._cv2.COLORMAP_TURBO)
+        mixed = self._cv2.addWeighted(self._canvas, 1 - _MAP_OPACITY, colors, _MAP_OPACITY, 0)
+        self._cv2.copyTo(mixed, is_number.view(np.uint8), self._canvas)
 
     def fill(self, mask: ObjectMask, color: tuple[int, int, int]) -> None:
         """Blend the colour into an object's pixels, and draw its outline."""

@@ -212,6 +212,12 @@ LAYOUTS: Sequence[Layout] = (
         tuple(f"{part}_{grid}" for part in ("cls", "obj", "bbox", "kps") for grid in _YUNET_GRIDS),
         is_unmistakable=True,
     ),
+    Layout("depth", "depth", ("1, H, W",), {"depth_output": "{output}"}, _STRETCH),
+    Layout(
+        "anomalib", "anomaly", ("1", "1", "1, H, W", "1, H, W"),
+        {"anomaly_output": "anomaly_map", "anomaly_score_output": "pred_score"}, _STRETCH,
+        names=("pred_score", "pred_label", "anomaly_map", "pred_mask"), is_unmistakable=True,
+    ),
     Layout("classes", "classify", ("C",), {"class_output": "{output}"}, _STRETCH),
 )  # fmt: skip
 """All known layouts; of two that fit equally well, the first is the likelier one."""

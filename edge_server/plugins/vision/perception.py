@@ -1,5 +1,5 @@
-"""Decoder of a model's output tensors to results in the coordinates of the original picture: classes, detections and a
-mask.
+"""Decoder of a model's output tensors to results in the coordinates of the original picture: classes, detections, a
+mask, and a map of depth or anomaly.
 
 `outputs.output_parameters` documents the keys. This module checks them against the model's outputs, once per model
 version.
@@ -23,11 +23,12 @@ from edge_server.plugins.vision.outputs.classification import (
     make_class_decoder,
     make_implied_class_decoder,
 )
+from edge_server.plugins.vision.outputs.dense_maps import DenseMapDecoder, make_anomaly_decoder, make_depth_decoder
 from edge_server.plugins.vision.outputs.detections import DetectionDecoder, make_detection_decoder
 from edge_server.plugins.vision.outputs.output_parameters import read_declaration
 from edge_server.plugins.vision.outputs.segmentation import MaskDecoder, make_mask_decoder
 from edge_server.plugins.vision.resize import FittedPicture
-from edge_server.protocol.frame_messages import ClassScore, Detection, Mask, Returns
+from edge_server.protocol.frame_messages import ClassScore, DenseMap, Detection, Mask, Returns
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -53,6 +54,7 @@ class Perception:
     detections: tuple[Detection, ...] = ()
     mask: Mask | None = None
     overlays: tuple[Overlay, ...] = ()
+    dense_map: DenseMap | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ class PerceptionDecoder:
     classes: ClassDecoder | None
     detections: DetectionDecoder | None
     mask: MaskDecoder | None
+    dense_map: DenseMapDecoder | None
     top_k: int
 
     @property
@@ -72,9 +75,14 @@ class PerceptionDecoder:
         """The declared results: the default of a stream that requests none."""
         return Returns(
             top_k=0 if self.classes is None else self.top_k,
-            has_detections=self.detections is not None,
+            has_detections=self.detections is not None or self._has_regions,
             has_mask=self.mask is not None or self._has_object_masks,
+            has_map=self.dense_map is not None,
         )
+
+    @property
+    def _has_regions(self) -> bool:
+        return self.dense_map is not None and self.dense_map.threshold is not None
 
     @property
     def _has_object_masks(self) -> bool:
@@ -98,13 +106,16 @@ class PerceptionDecoder:
         so requesting masks gives detections. Raises InvalidRequest, with the missing
         configuration key, for classes, detections or a mask that the model does not declare.
         """
-        returns_nothing = not (returns.tensors or returns.top_k or returns.has_detections or returns.has_mask)
         what = self.what
-        if returns_nothing:
-            return replace(returns, top_k=what.top_k, has_detections=what.has_detections, has_mask=what.has_mask)
+        if not (returns.tensors or returns.top_k or returns.has_detections or returns.has_mask or returns.has_map):
+            return replace(
+                returns, top_k=what.top_k, has_detections=what.has_detections, has_mask=what.has_mask,
+                has_map=what.has_map,
+            )  # fmt: skip
         for is_requested, is_declared, noun, key in (
             (returns.top_k, what.top_k, "classes", "image_top_k' or 'class_output"),
             (returns.has_detections, what.has_detections, "detections", "detection_head"),
+            (returns.has_map, what.has_map, "a map", "depth_output' or 'anomaly_output"),
             (returns.has_mask, what.has_mask, "a mask", "mask_output' or 'detection_mask_coefficients"),
         ):
             if is_requested and not is_declared:
@@ -126,6 +137,8 @@ class PerceptionDecoder:
                 names[self.detections.masks.tensor.name] = None
         if returns.has_mask and self.mask is not None:
             names[self.mask.tensor.name] = None
+        if self.dense_map is not None and (returns.has_map or (returns.has_detections and self._has_regions)):
+            names.update((name, None) for name in self.dense_map.output_names)
         return tuple(names)
 
     def decode(
@@ -145,12 +158,18 @@ class PerceptionDecoder:
         top_k = min(returns.top_k, MAX_TOP_K)
         # A network may return any value: overflows and NaN are detected and dropped where they matter.
         with np.errstate(all="ignore"):
+            detections: tuple[Detection, ...] = ()
+            if self.detections and returns.has_detections:
+                detections = self.detections.decode(outputs, item, fit, model=model, has_masks=returns.has_mask)
+            elif self.dense_map and returns.has_detections:
+                detections = self.dense_map.find_regions(outputs, item, fit, model=model)
             return Perception(
                 self.classes.decode(outputs, item, top_k, model=model) if self.classes and top_k else (),
-                self.detections.decode(outputs, item, fit, model=model, has_masks=returns.has_mask)
-                if self.detections and returns.has_detections
-                else (),
+                detections,
                 self.mask.decode(outputs, item, fit, model=model) if self.mask and returns.has_mask else None,
+                dense_map=self.dense_map.decode(outputs, item, fit, model=model)
+                if self.dense_map and returns.has_map
+                else None,
             )
 
 
@@ -166,13 +185,18 @@ def make_perception_decoder(spec: ModelSpec) -> PerceptionDecoder | None:
         detections = make_detection_decoder(spec, declared.detections, _network_size(spec, "detection_head"))
     if declared.mask is not None:
         mask = make_mask_decoder(spec, declared.mask, _network_size(spec, "mask_output"))
-    if (classes, detections, mask) == (None, None, None):
+    dense_map = None
+    if declared.depth is not None:
+        dense_map = make_depth_decoder(spec, declared.depth, _network_size(spec, "depth_output"))
+    elif declared.anomaly is not None:
+        dense_map = make_anomaly_decoder(spec, declared.anomaly, _network_size(spec, "anomaly_output"))
+    if classes is None and detections is None and mask is None and dense_map is None:
         classes = make_implied_class_decoder(spec)
         if classes is None:
             return None
     images = make_image_plan(spec)
     stated = None if images is None else images.top_k
-    return PerceptionDecoder(classes, detections, mask, stated or DEFAULT_TOP_K)
+    return PerceptionDecoder(classes, detections, mask, dense_map, stated or DEFAULT_TOP_K)
 
 
 def _network_size(spec: ModelSpec, key: str) -> NetworkSize:

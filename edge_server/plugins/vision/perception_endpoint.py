@@ -1,4 +1,4 @@
-"""HTTP handler that runs a model on an image file, and returns classes, detections and mask."""
+"""HTTP handler that runs a model on an image file, and returns classes, detections, mask and map."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edge_server.service import InferenceService
 if TYPE_CHECKING:
     from edge_server.plugins.vision.perception import Perception, PerceptionDecoder
     from edge_server.plugins.vision.resize import FittedPicture
-    from edge_server.protocol.frame_messages import Mask
+    from edge_server.protocol.frame_messages import DenseMap, Mask
 
 _MAX_MASK_SIDE = 960
 """Pixels of a mask in an answer. Larger masks lose rows and columns."""
@@ -64,7 +64,12 @@ def _decode(spec: ModelSpec, decoder: PerceptionDecoder, fit: FittedPicture, res
     item = 0 if spec.max_batch_size else None
     seen = decoder.decode(outputs, item, fit, decoder.what, model=spec.name)
     head = {"model": spec.name, "version": str(response.version), "width": fit.width, "height": fit.height}
-    return json_response(head | results_as_json(seen) | ({} if seen.mask is None else {"mask": _mask(seen.mask)}))
+    body = head | results_as_json(seen)
+    if seen.mask is not None:
+        body["mask"] = _mask(seen.mask)
+    if seen.dense_map is not None:
+        body["map"] = seen.dense_map.summary() | {"png": _map_png(seen.dense_map)}
+    return json_response(body)
 
 
 def _mask(mask: Mask) -> dict[str, Any]:
@@ -91,6 +96,22 @@ def _mask(mask: Mask) -> dict[str, Any]:
         ],
         "png": base64.b64encode(bytes(png)).decode(),
     }
+
+
+def _map_png(dense: DenseMap) -> str:
+    """Return a map as PNG with one byte for each pixel, 255 for the maximum, and sides of at most _MAX_MASK_SIDE
+    pixels."""
+    import numpy as np
+
+    from edge_server.plugins.vision.decode import opencv
+
+    step = -(-max(dense.height, dense.width) // _MAX_MASK_SIDE)
+    values = np.nan_to_num(dense.values()[::step, ::step], nan=dense.minimum)
+    levels = np.rint((values - dense.minimum) * (255 / (dense.maximum - dense.minimum or 1.0))).astype(np.uint8)
+    is_done, png = opencv().imencode(".png", levels)
+    if not is_done:
+        raise ServingFault("OpenCV does not encode the map")
+    return base64.b64encode(bytes(png)).decode()
 
 
 def results_as_json(seen: Perception) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from edge_server.core.model_spec import ModelSpec, Recognised
 from edge_server.plugins.vision.exporters.exported_metadata import UnfitMetadataError
 from edge_server.plugins.vision.layouts import find_stated_layout
 
-_HEAD_KEYS = ("detection_head", "class_output", "mask_output")
+_HEAD_KEYS = ("detection_head", "class_output", "mask_output", "depth_output", "anomaly_output")
 
 
 def recognise(spec: ModelSpec, metadata: Mapping[str, str]) -> Recognised | None:

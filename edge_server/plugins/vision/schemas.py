@@ -47,6 +47,16 @@ _PERCEPTION = NamedSchema(
             classes=list_of(object_of((), index=COUNT, label=TEXT, share=NUMBER)),
             png={**TEXT, "description": "Class of each pixel, one byte each, as base64."},
         ),
+        map=object_of(
+            (),
+            kind={"type": "string", "enum": ["metric_depth", "relative_depth", "inverse_depth", "anomaly"]},
+            height=COUNT,
+            width=COUNT,
+            minimum=NUMBER,
+            maximum=NUMBER,
+            score=NUMBER,
+            png={**TEXT, "description": "One byte for each pixel, 0 the minimum and 255 the maximum, as base64."},
+        ),
     ),
 )
 PERCEPTION = OperationSchema(request=IMAGE, response=json_content(_PERCEPTION))

@@ -185,7 +185,7 @@ complete -c edge-server -n '__edge_server_runs stream' -l seconds -x -d 'end aft
 complete -c edge-server -n '__edge_server_runs stream' -l encoding -x -a 'bgr8 rgb8 mono8 jpeg png' -d 'encoding of the sent pictures'
 complete -c edge-server -n '__edge_server_runs stream' -l streams -x -d 'number of equal streams'
 complete -c edge-server -n '__edge_server_runs stream' -l name -x -d 'stream id and frame_id, with a number for several streams'
-complete -c edge-server -n '__edge_server_runs stream' -l returns -x -d 'any of classes, detections, mask, tensors'
+complete -c edge-server -n '__edge_server_runs stream' -l returns -x -d 'any of classes, detections, mask, map, tensors'
 complete -c edge-server -n '__edge_server_runs stream' -l tensor -x -d 'return this output'
 complete -c edge-server -n '__edge_server_runs stream' -l top-k -x -d 'return the K best classes'
 complete -c edge-server -n '__edge_server_runs stream' -l output -r -d 'write the pictures with the results drawn in, as a video (.mp4, .avi, .mkv, ...'

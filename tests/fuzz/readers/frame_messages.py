@@ -20,6 +20,7 @@ from edge_server.protocol.frame_codec import (
 )
 from edge_server.protocol.frame_messages import (
     Delivery,
+    DenseMap,
     Detection,
     DropReason,
     Frame,
@@ -54,6 +55,7 @@ def seeds() -> Iterable[bytes]:
         ),
         mask=Mask(1, 2, "mono8", b"ab", ("x",)),
         annotated_jpeg=b"jpeg", error="e", model="m", version=1,
+        dense_map=DenseMap("anomaly", 1, 1, "mono16", b"ab", 0.0, 1.0, 0.5),
     )  # fmt: skip
     yield b"\1" + encode_server_message(result, 3)
     yield b"\1" + encode_server_message(FrameDropped(header, DropReason.OTHER, "why"), 1)

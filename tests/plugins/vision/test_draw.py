@@ -12,7 +12,7 @@ from PIL import Image
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.vision.draw import annotated, annotated_jpeg
 from edge_server.plugins.vision.perception import Overlay, Perception
-from edge_server.protocol.frame_messages import ClassScore, Detection, Keypoint, Mask, ObjectMask, RotatedBox
+from edge_server.protocol.frame_messages import ClassScore, DenseMap, Detection, Keypoint, Mask, ObjectMask, RotatedBox
 
 GRAY = 90
 
@@ -120,6 +120,18 @@ def test_a_mask_tints_all_classes_but_0(encoding: str, kind: str, classes: tuple
     assert not changed(drawn)[:, :200].any()
     assert changed(drawn)[:, 200:].all()
     assert drawn[5, 300].tolist() != drawn[5, 500].tolist()
+
+
+def test_a_map_of_depth_is_drawn_in_colours_from_far_to_near_except_where_it_has_no_numbers() -> None:
+    depth = np.tile(np.linspace(1, 9, 640, dtype=np.float32), (480, 1))
+    depth[:100] = np.nan
+    dense = DenseMap("metric_depth", 480, 640, "32FC1", depth.tobytes(), 1.0, 9.0)
+    drawn = annotated(frame(), Perception(dense_map=dense)).astype(int)
+    assert not changed(drawn)[:100].any()
+    assert changed(drawn)[100:].all()
+    (near_blue, _, near_red), (far_blue, _, far_red) = drawn[300, 60], drawn[300, 560]
+    assert near_red > near_blue
+    assert far_blue > far_red
 
 
 def test_classes_are_listed_in_the_corner_with_score_bars() -> None:

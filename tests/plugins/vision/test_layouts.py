@@ -80,6 +80,18 @@ def test_metadata_that_fit_leave_one_certain_candidate() -> None:
     assert (match.layout, match.is_certain, match.labels) == ("yolov8", True, {"output0": ("a", "b")})
 
 
+def test_the_outputs_of_anomalib_are_unmistakable_by_their_names() -> None:
+    outputs = {"pred_score": (1,), "pred_label": (1,), "anomaly_map": (1, SIDE, SIDE), "pred_mask": (1, SIDE, SIDE)}
+    match = candidates(network(outputs), {})[0]
+    assert (match.layout, match.is_certain) == ("anomalib", True)
+    assert match.parameters["anomaly_score_output"] == "pred_score"
+
+
+def test_one_plane_of_numbers_may_be_depth() -> None:
+    found = candidates(network({"predicted_depth": (1, SIDE, SIDE)}), {})
+    assert ("depth", False) in [(match.layout, match.is_certain) for match in found]
+
+
 def test_an_unknown_model_has_no_candidates() -> None:
     assert candidates(network({"out": (5, 7, 9)}), {}) == ()
 

@@ -206,6 +206,9 @@ BESIDE = {
     "detection_transposed": {"detection_head": "yolov8"},
     "detection_columns": {"detection_head": "yolov10"},
     "detection_bins": {"detection_head": "nanodet"},
+    "depth_kind": {"depth_output": "out"},
+    "depth_scale": {"depth_kind": "metric"},
+    "anomaly_threshold": {"anomaly_output": "out"},
     "deepstack": {"detection_head": "ssd"},
     "class_activation": {"class_output": "out"},
 }

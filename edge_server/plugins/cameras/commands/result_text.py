@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edge_server.plugins.cameras.sinks.result_json import REASONS, label_counts, mask_shares
-from edge_server.protocol.frame_messages import ClassScore, DropReason, FrameDropped, FrameResult
+from edge_server.protocol.frame_messages import ClassScore, DenseMap, DropReason, FrameDropped, FrameResult
 
 _MAX_NAMED = 4
 
@@ -24,6 +24,8 @@ def result_in_words(result: FrameResult) -> str:
     if result.mask is not None:
         shares = sorted(mask_shares(result.mask).items(), key=lambda item: -item[1])
         parts.append(", ".join(f"{name} {share:.0%}" for name, share in shares[:_MAX_NAMED]))
+    if result.dense_map is not None:
+        parts.append(_map_in_words(result.dense_map))
     if not parts and result.tensors:
         parts.append(", ".join(f"{item.name} {item.dtype.value}{list(item.shape)}" for item in result.tensors))
     return "; ".join(parts) or "nothing found"
@@ -49,6 +51,13 @@ def _detections_in_words(result: FrameResult) -> str:
     ]
     more = len(counts) - len(named)
     return ", ".join(named) + (f" and {more} more kinds" if more else "")
+
+
+def _map_in_words(dense: DenseMap) -> str:
+    if dense.kind == "anomaly":
+        return f"anomaly of the picture {dense.score:.2f}"
+    unit = " m" if dense.kind == "metric_depth" else ""
+    return f"{dense.kind.replace('_', ' ')} {dense.minimum:.3g} to {dense.maximum:.3g}{unit}"
 
 
 def drops_in_words(client_drops: int, server_drops: Mapping[DropReason, int]) -> str:

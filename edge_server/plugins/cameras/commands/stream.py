@@ -33,7 +33,7 @@ from edge_server.plugins.cameras.sources.source_interface import Source
 DEFAULT_FPS = 30.0
 DEFAULT_TOP_K = 5
 MAX_STREAMS = 64
-_RETURNS = ("classes", "detections", "mask", "tensors")
+_RETURNS = ("classes", "detections", "mask", "map", "tensors")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -108,6 +108,7 @@ def _stream_options(options: argparse.Namespace, *, keeps_all: bool) -> StreamOp
         top_k=top_k,
         has_detections="detections" in wanted,
         has_mask="mask" in wanted,
+        has_map="map" in wanted,
         has_annotated_jpeg=options.output is not None,
     )
     delivery = Delivery(

@@ -74,11 +74,14 @@ def _findings_as_json(result: FrameResult) -> dict[str, Any]:
             {"index": item.index, "score": _number(item.score), "label": item.label} for item in result.classes
         ]
     # A detector that finds nothing gets an empty list. A classifier gets no list.
-    if result.detections or not (result.classes or result.tensors or result.mask):
+    if result.detections or not (result.classes or result.tensors or result.mask or result.dense_map):
         fields["detections"] = [_detection_as_json(item) for item in result.detections]
     if result.mask is not None:
         mask = result.mask
         fields["mask"] = {"height": mask.height, "width": mask.width, "shares": mask_shares(mask)}
+    if result.dense_map is not None:
+        summary = result.dense_map.summary().items()
+        fields["map"] = {key: _number(value) if isinstance(value, float) else value for key, value in summary}
     if result.zones is not None:
         fields |= _zones_as_json(result.zones)
     if result.tensors:

@@ -270,10 +270,10 @@ class SinkRunner:
 
 
 def _result_key(result: FrameResult) -> Hashable:
-    """Return the part of a result whose change makes it worth sending, or None for masks and tensors: send each."""
+    """Return the part of a result whose change makes it worth sending, or None to send each: masks, maps, tensors."""
     if result.error_code:
         return result.error_code
-    if result.mask is not None or result.tensors:
+    if result.mask is not None or result.dense_map is not None or result.tensors:
         return None
     zones = () if result.zones is None else (result.zones.zones, result.zones.lines)
     return (best_class(result), frozenset(label_counts(result.detections).items()), repr(zones))

@@ -118,7 +118,7 @@ class SnapshotFolder:
                 self._write(known.file, self._jpeg(message.picture, Perception(), candidate.detection))
             else:
                 if whole_frame is None:
-                    seen = Perception(result.classes, result.detections, result.mask)
+                    seen = Perception(result.classes, result.detections, result.mask, dense_map=result.dense_map)
                     whole_frame = self._jpeg(message.picture, seen)
                 self._write(known.file, whole_frame)
             known.score = candidate.score

@@ -291,6 +291,7 @@ class FramePipeline:
             row = index if plan.has_rows else None
             seen = plan.perception.decode(outputs, row, one.fit, returns, model=self._model)
             result.classes, result.detections, result.mask = seen.classes, seen.detections, seen.mask
+            result.dense_map = seen.dense_map
             threshold, stream = plan.perception.track_threshold, one.flight.stream
             zones = stream.zones
             if zones is not None and threshold is None:
@@ -348,7 +349,7 @@ class FramePipeline:
         from edge_server.plugins.vision.draw import annotated_jpeg
         from edge_server.plugins.vision.perception import Perception
 
-        seen = Perception(result.classes, result.detections, result.mask)
+        seen = Perception(result.classes, result.detections, result.mask, dense_map=result.dense_map)
         return annotated_jpeg(picture.bgr(), seen, returns.jpeg_quality)
 
     def _fail(self, flight: FrameInFlight, error: EdgeServerError) -> None:

@@ -116,10 +116,10 @@ def settled(plan: PerceptionDecoder | None, returns: Returns, model: str) -> Ret
     """
     if plan is not None:
         return plan.settle(returns, model=model)
-    if returns.top_k or returns.has_detections or returns.has_mask:
+    if returns.top_k or returns.has_detections or returns.has_mask or returns.has_map:
         raise InvalidRequest(
-            f"model '{model}' cannot answer with classes, detections or a mask: its configuration has no parameters "
-            "that say how its outputs are to be read; ask for tensors"
+            f"model '{model}' cannot answer with classes, detections, a mask or a map: its configuration has no "
+            "parameters that say how its outputs are to be read; ask for tensors"
         )
     return returns if returns.tensors or returns.has_annotated_jpeg else dataclasses.replace(returns, tensors=("*",))
 

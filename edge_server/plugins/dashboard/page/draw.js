@@ -21,6 +21,37 @@ export async function colored(mask) {
   return canvas;
 }
 
+const GRADIENT = ["#30123b", "#4686fb", "#1ae4b6", "#a4fc3c", "#faba39", "#e4460a", "#7a0403"].map((color) => parseInt(color.slice(1), 16));
+
+/** Return a canvas with the colours of a map: red is near or anomalous. */
+export async function coloredMap(map) {
+  const bytes = Uint8Array.from(atob(map.png), (letter) => letter.charCodeAt(0));
+  const levels = await createImageBitmap(new Blob([bytes], { type: "image/png" }), { colorSpaceConversion: "none" });
+  const canvas = element("canvas", { width: levels.width, height: levels.height });
+  const pen = canvas.getContext("2d");
+  pen.drawImage(levels, 0, 0);
+  const image = pen.getImageData(0, 0, canvas.width, canvas.height);
+  const [low, high] = map.kind === "anomaly" ? [Math.min(map.minimum, 0), Math.max(map.maximum, 1)] : [map.minimum, map.maximum];
+  const isFar = map.kind === "metric_depth" || map.kind === "relative_depth";
+  for (let at = 0; at < image.data.length; at += 4) {
+    const value = map.minimum + (map.maximum - map.minimum) * image.data[at] / 255;
+    const share = high > low ? (value - low) / (high - low) : 0;
+    const step = (isFar ? 1 - share : share) * (GRADIENT.length - 1);
+    const before = Math.floor(step), after = Math.min(before + 1, GRADIENT.length - 1);
+    const mix = (shift) => ((GRADIENT[before] >> shift) & 255) * (1 - step + before) + ((GRADIENT[after] >> shift) & 255) * (step - before);
+    image.data.set([mix(16), mix(8), mix(0), 153], at);
+  }
+  pen.putImageData(image, 0, 0);
+  return canvas;
+}
+
+export function describeMap(map) {
+  if (map.kind === "anomaly") return `Anomaly of the picture: ${map.score.toFixed(2)}`;
+  const unit = map.kind === "metric_depth" ? " m" : "";
+  const name = { metric_depth: "Depth", relative_depth: "Relative depth", inverse_depth: "Inverse depth (greater is nearer)" }[map.kind];
+  return `${name}: ${map.minimum.toPrecision(3)} to ${map.maximum.toPrecision(3)}${unit}`;
+}
+
 /** Return the corners of an oriented box, clockwise from the one that is upper left at angle 0. */
 function cornersOf({ x, y, width, height, angle }) {
   const cosine = Math.cos(angle), sine = Math.sin(angle);

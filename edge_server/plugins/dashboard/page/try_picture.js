@@ -2,7 +2,7 @@
 
 import { Refused, request } from "./api.js";
 import { element, svg } from "./dom.js";
-import { colored, drawBox } from "./draw.js";
+import { colored, coloredMap, describeMap, drawBox } from "./draw.js";
 import { dropZone } from "./drop_zone.js";
 import { pictureSnippets, snippets } from "./snippets.js";
 import { tensorTable } from "./tensor_table.js";
@@ -43,6 +43,7 @@ async function showSeen(file, seen, took) {
   const pen = canvas.getContext("2d");
   pen.drawImage(bitmap, 0, 0, canvas.width, canvas.height);
   if (seen.mask) pen.drawImage(await colored(seen.mask), 0, 0, canvas.width, canvas.height);
+  if (seen.map) pen.drawImage(await coloredMap(seen.map), 0, 0, canvas.width, canvas.height);
   pen.scale(canvas.width / seen.width, canvas.height / seen.height);
   const line = Math.max(seen.width, seen.height) / 350;
   for (const found of [...seen.detections].reverse()) drawBox(pen, found, line);
@@ -55,7 +56,8 @@ async function showSeen(file, seen, took) {
     svg("svg", { viewBox: "0 0 100 6", preserveAspectRatio: "none", "aria-hidden": "true" },
         svg("rect", { width: Math.max(0, Math.min(100, item.score * 100)), height: 6 })),
   )));
-  const text = `${scores.length ? "" : "Nothing found. "}Version ${seen.version}, answered in ${Math.round(took)} ms`;
+  const found = seen.map ? `${describeMap(seen.map)}. ` : scores.length ? "" : "Nothing found. ";
+  const text = `${found}Version ${seen.version}, answered in ${Math.round(took)} ms`;
   showResult(element("div", { class: "answer" }, canvas, element("div", {}, list, element("p", { class: "note" }, text))),
              snippets(() => pictureSnippets(`edge/v1/models/${encodeURIComponent(seen.model)}/perception`)));
 }

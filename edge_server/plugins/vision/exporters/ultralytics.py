@@ -18,7 +18,7 @@ from edge_server.plugins.vision.exporters.exported_metadata import (
 )
 from edge_server.plugins.vision.outputs.box_candidates import NetworkSize
 
-TASKS = ("detect", "pose", "obb", "segment", "classify")
+TASKS = ("detect", "pose", "obb", "segment", "depth", "classify")
 
 _RTDETR = "RTDETRDecoder"
 _NAME = re.compile(r"""\s*(?:(\d{1,5})\s*:\s*)?('(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*")\s*(,|$)""")
@@ -48,6 +48,10 @@ def read_metadata(metadata: Mapping[str, str]) -> ExportedMetadata | None:
         layouts = ("end2end-obb",) if _is_final(metadata) else ("yolov8-obb",)
     elif task == "segment":
         layouts = ("end2end-seg",) if _is_final(metadata) else ("yolov8-seg",)
+    elif task == "depth":
+        return ExportedMetadata(
+            "yolo depth in metres", ("depth",), size=_read_size(metadata), parameters={"depth_kind": "metric"}
+        )
     elif task == "classify":
         layouts = ("classes",)
     elif task is None:

@@ -30,7 +30,7 @@ MAX_COEFFICIENTS = 1024
 MAX_LIST = 64
 """Maximum number of entries of a list, far more than any head has outputs or grids."""
 
-_PREFIXES = ("detection_", "class_", "mask_")
+_PREFIXES = ("detection_", "class_", "mask_", "depth_", "anomaly_")
 
 
 class HeadKind(enum.Enum):
@@ -96,6 +96,12 @@ USUAL_COLUMNS = (Column.BOX, Column.SCORE, Column.CLASS)
 
 class TrackMethod(enum.Enum):
     BYTETRACK = "bytetrack"
+
+
+class DepthKind(enum.Enum):
+    METRIC = "metric"
+    RELATIVE = "relative"
+    INVERSE = "inverse"
 
 
 class MaskLayout(enum.Enum):
@@ -306,13 +312,33 @@ MASK_PARAMETERS = (
     DeclaredParameter("mask_threshold", "0 to 1", "0.5", "with one class: pixels of at least this value belong to it"),
     DeclaredParameter("mask_unseen", "0 to 65535", "0", "class of pixels of the frame that image_fit crop removed"),
 )
-PARAMETERS = (*COMMON_PARAMETERS, *HEAD_PARAMETERS, *CLASS_PARAMETERS, *MASK_PARAMETERS)
+DEPTH_PARAMETERS = (
+    DeclaredParameter("depth_output", "name", "the only one", "output with the depth of each pixel"),
+    DeclaredParameter(
+        "depth_kind",
+        join_values(DepthKind),
+        "inverse",
+        "metric: a length; relative: no unit, greater is farther; inverse: no unit, greater is nearer",
+    ),
+    DeclaredParameter("depth_scale", "above 0", "1", "with metric: metres of depth 1 of the output"),
+)
+ANOMALY_PARAMETERS = (
+    DeclaredParameter("anomaly_output", "name", "the only one", "output with the anomaly of each pixel"),
+    DeclaredParameter(
+        "anomaly_score_output", "name", "the maximum of the map", "output with the anomaly of the picture"
+    ),
+    DeclaredParameter("anomaly_threshold", "0 or more", "0.5", "regions of at least this value are detections"),
+)
+MAP_PARAMETERS = (*DEPTH_PARAMETERS, *ANOMALY_PARAMETERS)
+PARAMETERS = (*COMMON_PARAMETERS, *HEAD_PARAMETERS, *CLASS_PARAMETERS, *MASK_PARAMETERS, *MAP_PARAMETERS)
 """All keys."""
 
 _COMMON = tuple(parameter.key for parameter in COMMON_PARAMETERS)
 _DETECTION_KEYS = tuple(parameter.key for parameter in (*COMMON_PARAMETERS, *HEAD_PARAMETERS))
 _CLASS_KEYS = tuple(parameter.key for parameter in CLASS_PARAMETERS)
 _MASK_KEYS = tuple(parameter.key for parameter in MASK_PARAMETERS)
+_DEPTH_KEYS = tuple(parameter.key for parameter in DEPTH_PARAMETERS)
+_ANOMALY_KEYS = tuple(parameter.key for parameter in ANOMALY_PARAMETERS)
 _KEYS = tuple(parameter.key for parameter in PARAMETERS)
 
 
@@ -368,21 +394,37 @@ class MaskDeclaration:
 
 
 @dataclass(frozen=True, slots=True)
+class DepthDeclaration:
+    output: str | None
+    kind: DepthKind
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class AnomalyDeclaration:
+    output: str | None
+    score_output: str | None
+    threshold: float
+
+
+@dataclass(frozen=True, slots=True)
 class OutputDeclaration:
     """Declarations about a model's outputs; None: not declared."""
 
-    detections: DetectionDeclaration | None
-    classes: ClassDeclaration | None
-    mask: MaskDeclaration | None
+    detections: DetectionDeclaration | None = None
+    classes: ClassDeclaration | None = None
+    mask: MaskDeclaration | None = None
+    depth: DepthDeclaration | None = None
+    anomaly: AnomalyDeclaration | None = None
 
 
 def read_declaration(model: str, parameters: Mapping[str, str]) -> OutputDeclaration:
     """Return the declaration from a model's `parameters`. Raises BadModelConfig: model, key, expected, given."""
     if not any(key.startswith(_PREFIXES) or key in ("image_top_k", "track", "deepstack") for key in parameters):
-        return OutputDeclaration(None, None, None)
+        return OutputDeclaration()
     reader = _Reader(model, parameters)
     reader.check_keys()
-    return OutputDeclaration(reader.detections(), reader.classes(), reader.mask())
+    return OutputDeclaration(reader.detections(), reader.classes(), reader.mask(), reader.depth(), reader.anomaly())
 
 
 class _Reader:
@@ -459,6 +501,29 @@ class _Reader:
             activation=activation,
             threshold=self._number("mask_threshold", 0.5, 1.0),
             unseen=self._integer("mask_unseen", 0, 0, 65535),
+        )
+
+    def depth(self) -> DepthDeclaration | None:
+        if not any(key in _DEPTH_KEYS for key in self._parameters):
+            return None
+        kind = self._choice("depth_kind", DepthKind) or DepthKind.INVERSE
+        if "depth_scale" in self._parameters and kind is not DepthKind.METRIC:
+            self.refuse("depth_scale", "depth_kind metric beside it")
+        scale = self._number("depth_scale", 1.0, 1e6)
+        if not scale:
+            self.refuse("depth_scale", "a number above 0")
+        return DepthDeclaration(self._parameters.get("depth_output"), kind, scale)
+
+    def anomaly(self) -> AnomalyDeclaration | None:
+        if not any(key in _ANOMALY_KEYS for key in self._parameters):
+            return None
+        for other in ("detection_head", "depth_output"):
+            if other in self._parameters:
+                self.refuse(other, "it to be left out beside anomaly_output, which gives detections and a map itself")
+        return AnomalyDeclaration(
+            self._parameters.get("anomaly_output"),
+            self._parameters.get("anomaly_score_output"),
+            self._number("anomaly_threshold", 0.5, 1e6),
         )
 
     def _track_threshold(self) -> float | None:

@@ -12,6 +12,7 @@ from edge_server.plugins.cameras.commands.result_text import drop_as_json, resul
 from edge_server.plugins.cameras.sinks.result_json import MAX_ELEMENTS, result_as_json
 from edge_server.protocol.frame_messages import (
     ClassScore,
+    DenseMap,
     Detection,
     DropReason,
     FrameDropped,
@@ -21,6 +22,7 @@ from edge_server.protocol.frame_messages import (
     Keypoint,
     Mask,
     ObjectMask,
+    RotatedBox,
 )
 
 HEADER = FrameHeader(12, 34, "front", 5)
@@ -54,6 +56,24 @@ def test_detections_are_counted_by_kind_with_the_best_score_of_each() -> None:
 def test_only_a_late_result_says_so() -> None:
     assert told(FrameResult(HEADER, is_late=True))["is_late"] is True
     assert "is_late" not in told(FrameResult(HEADER))
+
+
+def test_an_oriented_box_has_its_centre_size_and_angle() -> None:
+    box = Detection(0, 20, 30, 60, 0.75, 3, "ship", rotated=RotatedBox(12, 40, 50, 20, 1 / 3))
+    [found] = told(FrameResult(HEADER, detections=(box,)))["detections"]  # type: ignore[misc]
+    assert found["rotated"] == {"x": 12, "y": 40, "width": 50, "height": 20, "angle": 0.3333333}
+
+
+def test_a_map_is_printed_as_its_range_or_score_without_its_pixels() -> None:
+    depth = DenseMap("metric_depth", 2, 3, "32FC1", bytes(24), 0.25, 7.125)
+    result = FrameResult(HEADER, dense_map=depth)
+    assert result_in_words(result) == "metric depth 0.25 to 7.12 m"
+    assert told(result)["map"] == {"kind": "metric_depth", "height": 2, "width": 3, "minimum": 0.25, "maximum": 7.125}
+    assert "detections" not in told(result)
+    anomaly = DenseMap("anomaly", 2, 3, "mono16", bytes(12), 0.0, 0.75, 0.875)
+    result = FrameResult(HEADER, dense_map=anomaly, detections=(Detection(0, 0, 1, 1, 0.75, 0, "anomaly"),))
+    assert result_in_words(result) == "1 anomaly 0.75; anomaly of the picture 0.88"
+    assert told(result)["map"]["score"] == 0.875  # type: ignore[index]
 
 
 def test_an_image_without_detections_has_an_empty_list() -> None:
