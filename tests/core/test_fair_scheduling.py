@@ -145,7 +145,7 @@ def test_with_a_priority_weight_turns_follow_the_priorities_and_then_the_weights
 
 
 @given(st.lists(st.sets(st.integers(1, 3)), min_size=100, max_size=150))
-def test_with_a_priority_weight_the_lowest_priority_does_not_starve_whoever_else_comes_and_goes(others):
+def test_with_a_priority_weight_the_lowest_priority_does_not_starve_while_others_come_and_go(others):
     choice: FairChoice[int] = FairChoice(2)
     for member in range(4):
         choice.add(member, 4 - member, 1.0)

@@ -16,7 +16,7 @@ from typing import IO, Any
 from urllib.parse import unquote, urlsplit
 
 from edge_server.config.setting import shown_url
-from edge_server.plugins.cameras.sources.source_interface import SourceError, SourcePicture, trusting
+from edge_server.plugins.cameras.sources.source_interface import SourceError, SourcePicture, make_tls_context
 
 TIMEOUT_S = 5.0
 """Longest time without a byte, and to connect. A picture may take twice as long."""
@@ -77,7 +77,7 @@ class MjpegCamera:
         # Without `ca`, the context of the system's certificates is made only if the camera speaks TLS.
         opener = urllib.request.build_opener(
             urllib.request.ProxyHandler({}),
-            *([urllib.request.HTTPSHandler(context=trusting(ca))] if ca else []),
+            *([urllib.request.HTTPSHandler(context=make_tls_context(ca))] if ca else []),
             urllib.request.HTTPBasicAuthHandler(passwords),
             urllib.request.HTTPDigestAuthHandler(passwords),
             _SameHostRedirects(self.title),

@@ -17,7 +17,13 @@ from urllib.parse import urlsplit
 
 from edge_server.config.setting import shown_url
 from edge_server.errors import Unsupported, install_hint
-from edge_server.plugins.cameras.sources.source_interface import Source, SourceError, SourcePicture, opencv, trusting
+from edge_server.plugins.cameras.sources.source_interface import (
+    Source,
+    SourceError,
+    SourcePicture,
+    make_tls_context,
+    opencv,
+)
 
 _LOG = logging.getLogger(__name__)
 
@@ -194,7 +200,7 @@ def _tls_problem(url: str, ca: str) -> str:
     address = (parts.hostname or "", parts.port or _RTSPS_PORT)
     try:
         with socket.create_connection(address, TIMEOUT_S) as peer:
-            trusting(ca).wrap_socket(peer, server_hostname=parts.hostname).close()
+            make_tls_context(ca).wrap_socket(peer, server_hostname=parts.hostname).close()
     except SourceError as error:
         return error.message
     except ssl.SSLCertVerificationError as error:

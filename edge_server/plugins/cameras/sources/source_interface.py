@@ -60,8 +60,8 @@ class Source(Protocol):
         """Release all resources. The source must not be used afterwards."""
 
 
-def trusting(ca: str) -> ssl.SSLContext:
-    """Return a context that checks certificates against the PEM file `ca`, or "" against the system's. Raises
+def make_tls_context(ca: str) -> ssl.SSLContext:
+    """Return a TLS context that checks certificates against the PEM file `ca`, or "" against the system's. Raises
     SourceError for a file that cannot be used."""
     try:
         return ssl.create_default_context(cafile=ca or None)

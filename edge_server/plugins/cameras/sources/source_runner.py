@@ -51,6 +51,22 @@ STEADY_S = 10.0
 """After this long with pictures, the next failure counts as the first one."""
 
 
+class _PixelsOnce:
+    """Function that makes the pixels of a picture once, for several sinks: their threads may call it at the same time,
+    and FFmpeg converts a frame on one thread at a time only."""
+
+    def __init__(self, picture: SourcePicture) -> None:
+        self._picture = picture
+        self._lock = threading.Lock()
+        self._pixels: npt.NDArray[np.uint8] | None = None
+
+    def __call__(self) -> npt.NDArray[np.uint8]:
+        with self._lock:
+            if self._pixels is None:
+                self._pixels = picture_pixels(self._picture)
+            return self._pixels
+
+
 class SourceRunner:
     """One camera of the server, and its thread.
 
@@ -147,13 +163,14 @@ class SourceRunner:
         return self._zones is not None or perception.track_threshold is not None
 
     def take_picture(self, result: FrameResult) -> Callable[[], npt.NDArray[np.uint8]] | None:
-        """Return what makes the pixels of a result's frame, or None if its picture is not kept. Forget older ones."""
+        """Return a function that makes the pixels of a result's frame, or None if its picture is not kept. Forget older
+        pictures."""
         with self._pictures_lock:
             found = None
             while self._pictures and self._pictures[0][0] <= result.header.seq:
                 number, picture = self._pictures.popleft()
                 if number == result.header.seq:
-                    found = partial(picture_pixels, picture)
+                    found = _PixelsOnce(picture)
             return found
 
     def record_result(self, result: FrameResult) -> str:

@@ -36,8 +36,9 @@ _Ready: TypeAlias = "tuple[CameraStream, SourceRunner]"
 class SourceSet:
     """Runs the sources of the server. One thread at a time may call `apply` and `close`; the rest is thread-safe.
 
-    `on_result` gets the entry of a source, each of its results, the clock of its stamp, and for sources in `pictured`
-    what makes the pixels of its frame; `on_state` gets each change of a source's state. Both must return at once.
+    `on_result` gets the entry of a source, each of its results, the clock of its stamp, and for sources in `pictured` a
+    function that makes the pixels of its frame. `on_state` gets each change of a source's state. Both must return at
+    once.
     """
 
     def __init__(

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from edge_server.config import LogConfig, RepositoryConfig, ServerConfig
 from edge_server.core.back_off import BackOff
 from edge_server.plugins.cameras.settings import FramesConfig
 from edge_server.plugins.cameras.source_and_sink_settings import SourceEntry
-from edge_server.plugins.cameras.sources.source_set import SourceSet
+from edge_server.plugins.cameras.sources.source_set import MakePixels, SourceSet
 from edge_server.plugins.cameras.streams.stream_registry import StreamRegistry
 from edge_server.process.composition_root import build, first_desired_state
 from edge_server.protocol.frame_messages import FrameResult
@@ -198,18 +198,23 @@ class Cameras:
     def __init__(self, core) -> None:
         self.core = core
         self.results: list[tuple[str, FrameResult, str]] = []
+        self.pictures: list[tuple[FrameResult, MakePixels | None]] = []
         self.states: list[tuple[str, str]] = []
         self.events: list[tuple[str, dict]] = []
         self.set = SourceSet(
             core.streams,
             lambda kind, /, **fields: self.events.append((kind, fields)),
-            lambda entry, result, clock, picture: self.results.append((entry.name, result, clock)),
+            self._on_result,
             lambda runner: self.states.append((runner.entry.name, runner.state)),
             QUICK,
         )
 
-    def apply(self, *entries: SourceEntry) -> None:
-        self.set.apply({entry.name: entry for entry in entries})
+    def apply(self, *entries: SourceEntry, pictured: Collection[str] = ()) -> None:
+        self.set.apply({entry.name: entry for entry in entries}, pictured)
+
+    def _on_result(self, entry: SourceEntry, result: FrameResult, clock: str, picture: MakePixels | None) -> None:
+        self.pictures.append((result, picture))
+        self.results.append((entry.name, result, clock))
 
     def report(self, name: str = "cam"):
         return next(report for report in self.set.reports() if report.name == name)

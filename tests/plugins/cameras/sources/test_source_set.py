@@ -63,6 +63,21 @@ def test_a_lost_camera_is_reopened_and_the_gap_is_counted(cameras, camera, jpeg,
     assert {kind for kind, _ in cameras.events} == {"source.failed", "source.running"}
 
 
+def test_results_come_with_the_picture_of_their_own_frame_where_that_is_wanted(cameras, folder, eventually):
+    cameras.apply(entry(url=folder, fps=200), pictured={"cam"})
+    assert eventually(lambda: len(cameras.pictures) > 20)
+    cameras.apply(entry(url=folder, fps=200))
+    assert cameras.report().failures == 0
+    seen = len(cameras.pictures)
+    assert eventually(lambda: len(cameras.pictures) > seen + 20)
+    assert cameras.pictures[-1][1] is None
+    wanted = cameras.pictures[:20]
+    assert {round(float(make().mean()), -1) for _, make in wanted} == {10, 50, 90}
+    for result, make in wanted:
+        assert make() is make(), "several sinks share the pixels"
+        assert float(make().sum()) == pytest.approx(float(result.tensors[0].array.item()), rel=0.01)
+
+
 def test_two_hundred_reconnections_leak_nothing(cameras, camera, jpeg, eventually):
     camera.plays(jpeg(7))
     cameras.apply(entry(url=camera.url))
