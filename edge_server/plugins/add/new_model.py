@@ -86,7 +86,7 @@ def _of_file(path: Path) -> NewModelFiles:
         raise InvalidRequest(
             f"'{path}': no runtime reads files that end in '{path.suffix}'; expected one of .onnx, .xml (OpenVINO), "
             ".tflite, .pt (TorchScript), .pt2, .gguf, .plan, a forest (.json, .ubj, .txt), or the folder of a "
-            "SavedModel or a language model"
+            "SavedModel or a language model. Export others to ONNX"
         )
     copies = [(path, target)]
     if path.suffix.lower() == ".xml":

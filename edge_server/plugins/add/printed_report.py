@@ -78,7 +78,7 @@ def _print_evidence(reading: Reading) -> None:
     say(reading.match.evidence, "because")
     for doubt in reading.match.doubts:
         say(doubt, "unsure")
-    for labels in reading.match.labels.values():
+    for labels in dict.fromkeys(reading.match.labels.values()):
         rest = f" ... {len(labels)} in all" if len(labels) > MAX_SEEN else ""
         say(f"{', '.join(labels[:MAX_SEEN])}{rest}", "labels")
 

@@ -96,10 +96,12 @@ def _as_comments(lines: Iterable[str]) -> Iterator[str]:
 
 def _labels(folder: Path, spec: ModelSpec, chosen: Reading) -> Iterator[str]:
     """Write the label files, and yield the lines that name them."""
-    files: dict[str, str] = {}
-    for number, (output, labels) in enumerate((item for item in chosen.match.labels.items() if item[1]), 1):
-        files[output] = LABELS if number == 1 else f"labels_{number}.txt"
-        (folder / files[output]).write_text("".join(f"{label}\n" for label in labels), "utf-8")
+    named = {output: labels for output, labels in chosen.match.labels.items() if labels}
+    contents = list(dict.fromkeys(named.values()))
+    names = [LABELS if number == 1 else f"labels_{number}.txt" for number in range(1, len(contents) + 1)]
+    for name, labels in zip(names, contents, strict=True):
+        (folder / name).write_text("".join(f"{label}\n" for label in labels), "utf-8")
+    files = {output: names[contents.index(labels)] for output, labels in named.items()}
     if not files:
         return
     yield ""
