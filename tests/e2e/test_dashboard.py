@@ -376,9 +376,82 @@ def test_a_click_makes_a_camera_large_with_labels_of_the_size_of_text(page: Any,
         page.wait("document.querySelector('dialog.large .found')?.textContent === '1 face'")
         width, screen = page.run("return [document.querySelector('.stage canvas').clientWidth, window.innerWidth]")
         assert width > screen / 2
-        page.click("dialog.large button")
+        assert page.run("return document.querySelector('.edit-zones').hidden"), "the server does not open this camera"
+        page.click("dialog.large button:not([hidden])")
         page.wait("!document.querySelector('dialog.large')")
     page.wait("document.querySelector('main section').id === 'models'")
+
+
+def drag(browser: Any, css: str, x: float, y: float) -> None:
+    """Drag the middle of an element by x and y pixels, with the mouse."""
+    box = browser.run("return document.querySelector(arguments[0]).getBoundingClientRect().toJSON()", css)
+    left, top = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    for kind, at in (("mousePressed", 0), ("mouseMoved", 0.5), ("mouseMoved", 1), ("mouseReleased", 1)):
+        browser.command(
+            "Input.dispatchMouseEvent",
+            type=kind,
+            x=left + at * x,
+            y=top + at * y,
+            button="left",
+            buttons=1,
+            clickCount=1,
+        )
+
+
+def test_zones_are_drawn_with_the_mouse_and_kept_in_the_sources_file(
+    browser: Any, serve: Any, repository: Any, tmp_path: Path
+) -> None:
+    shutil.copytree(ROOT / "model_repository/face_detection_yunet", repository.path / "face_detection_yunet")
+    cameras = tmp_path / "cameras.toml"
+    cameras.write_text(f"# The cameras of the house.\n{SOURCES}")
+    field = "const input = [...document.querySelectorAll('.zone-row input')].at(arguments[0]);"
+    type_into = f"{field} input.value = arguments[1]; input.dispatchEvent(new Event('input'))"
+    with serve(repository.path, f"--sources-file={cameras}") as server:
+        browser.look(1280, 900)
+        browser.console()
+        browser.open(server.url("/"))
+        browser.wait("document.querySelector('[data-stream=\"door\"] img')?.naturalWidth > 0")
+        browser.click('[data-stream="door"] .picture')
+        browser.wait("document.querySelector('dialog.large .found')?.textContent === '1 face'")
+        browser.click(".edit-zones")
+        browser.wait("!document.querySelector('.zone-form').hidden")
+        browser.click('[data-add="zone"]')
+        browser.run(type_into, 0, "yard")
+        browser.run(type_into, 1, "face, cat")
+        # The picture has its new size with the next frame.
+        browser.wait(
+            "document.querySelector('.stage canvas').clientHeight <= document.querySelector('.stage').clientHeight"
+        )
+        width, height = browser.run(
+            "const canvas = document.querySelector('.stage canvas'); return [canvas.clientWidth, canvas.clientHeight]"
+        )
+        drag(browser, "circle.point", -0.2 * width, -0.2 * height)
+        drag(browser, "circle.between", 0, -0.1 * height)
+        browser.click('[data-add="line"]')
+        if axe := os.environ.get("EDGE_TEST_AXE"):
+            assert faults(browser, Path(axe)) == []
+        browser.click(".zone-form button.primary")
+        browser.wait("document.querySelector('.zone-form').hidden")
+        assert "Saved in the sources file." in browser.text()
+        browser.wait("document.querySelector('.found').textContent === '1 face'")
+        assert browser.console() == []
+        _, found = server.ask("/edge/v1/cameras/door/zones")
+        (yard,), (line,) = found["zones"], found["lines"]
+        assert (yard["name"], yard["classes"]) == ("yard", ["face", "cat"])
+        wanted = [[0.1, 0.1], [0.4, 0.1], [0.7, 0.3], [0.7, 0.7], [0.3, 0.7]]
+        assert np.abs(np.array(yard["points"]) - wanted).max() < 0.01
+        assert line == {"name": "line_1", "points": [[0.2, 0.5], [0.8, 0.5]]}
+        assert cameras.read_text().startswith("# The cameras of the house.\n")
+
+        # A mistake is answered in the form, which stays open.
+        browser.click(".edit-zones")
+        browser.wait("!document.querySelector('.zone-form').hidden")
+        browser.click('[data-add="line"]')
+        browser.run(type_into, -2, "line_1")
+        browser.click(".zone-form button.primary")
+        browser.wait("document.querySelector('.zone-form .error').textContent.includes('two lines have the name')")
+        assert len(browser.console()) == 1, "the browser itself logs the refusal"
+        assert server.stop() == 0
 
 
 def test_a_failed_camera_is_red_with_its_reason(browser: Any, serve: Any, repository: Any, tmp_path: Path) -> None:

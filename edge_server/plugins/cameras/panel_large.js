@@ -4,28 +4,34 @@
 import { multipartParts, request } from "../api.js";
 import { element, note, setText } from "../dom.js";
 import { drawBox } from "../draw.js";
+import { arrowOf, makeZoneEditor } from "./panel_zones.js";
 
 const LABEL_PX = 15;
+const OVERLAY = "#78ebff";
+const OVERLAY_FILL = "rgb(120 235 255 / 20%)";
 const RETRY_MS = 2000;
 
-/** Show the live picture of a frame stream until the dialog is closed. */
-export function openLarge(name) {
+/** Show the live picture of a frame stream until the dialog is closed. `hasZones`: its zones can be edited. */
+export function openLarge(name, { hasZones }) {
   const ended = new AbortController();
   const canvas = element("canvas", { role: "img", "aria-label": `Live picture of ${name}` });
   const stage = element("div", { class: "stage" }, canvas);
   const found = element("span", { class: "muted found" });
   const problem = element("p", { class: "error", role: "status", hidden: true });
+  let isEditing = false;
+  const editor = makeZoneEditor(name, stage, canvas, (state) => { isEditing = edit.hidden = state; });
+  const edit = element("button", { type: "button", class: "edit-zones", hidden: !hasZones, click: () => editor.open() }, "Zones");
   const dialog = element(
     "dialog", { class: "large", "aria-label": `Camera ${name}`, close: () => { ended.abort(); dialog.remove(); } },
-    element("div", { class: "head" }, element("h2", {}, name), found, element("button", { type: "button", click: () => dialog.close() }, "Close")),
-    stage, problem,
+    element("div", { class: "head" }, element("h2", {}, name), found, edit, element("button", { type: "button", click: () => dialog.close() }, "Close")),
+    stage, problem, ...editor.nodes,
   );
   document.body.append(dialog);
   dialog.showModal();
   follow(name, ended.signal, (seen, bitmap) => {
     note(problem, "");
     setText(found, summaryOf(seen));
-    draw(canvas, stage, seen, bitmap);
+    draw(canvas, stage, isEditing ? { ...seen, overlays: [] } : seen, bitmap);
   }, (error) => note(problem, error.message));
 }
 
@@ -57,7 +63,36 @@ function draw(canvas, stage, seen, bitmap) {
   pen.drawImage(bitmap, 0, 0, canvas.width, canvas.height);
   bitmap.close();
   pen.scale(scale * density, scale * density);
+  for (const overlay of seen.overlays ?? []) drawOverlay(pen, overlay, seen, 2 / scale, LABEL_PX / scale);
   for (const box of [...seen.detections].reverse()) drawBox(pen, box, 2 / scale, LABEL_PX / scale);
+}
+
+/** Draw a zone or line of the camera. Points are fractions of the picture; an arrow shows the direction "in". */
+function drawOverlay(pen, { text, points, is_closed: isClosed, is_active: isActive }, { width, height }, line, size) {
+  const path = new Path2D();
+  const pixels = points.map(([x, y]) => [x * width, y * height]);
+  for (const [x, y] of pixels) path.lineTo(x, y);
+  if (isClosed) path.closePath();
+  else path.addPath(new Path2D(arrowOf(pixels, line)));
+  if (isActive) {
+    pen.fillStyle = OVERLAY_FILL;
+    pen.fill(path);
+  }
+  // A dark edge, so that it is seen on any ground.
+  for (const [color, wide] of [["#000", 2 * line], [OVERLAY, line]]) {
+    pen.strokeStyle = color;
+    pen.lineWidth = wide;
+    pen.stroke(path);
+  }
+  const [x, y] = pixels.reduce((highest, point) => (point[1] < highest[1] ? point : highest));
+  pen.font = `600 ${size}px system-ui, sans-serif`;
+  const wide = pen.measureText(text).width + size * 0.6;
+  const left = Math.max(0, Math.min(x, width - wide));
+  const top = Math.max(0, Math.min(y, height - size * 1.5));
+  pen.fillStyle = "#202020";
+  pen.fillRect(left, top, wide, size * 1.5);
+  pen.fillStyle = OVERLAY;
+  pen.fillText(text, left + size * 0.3, top + size * 1.1);
 }
 
 function summaryOf({ detections, classes }) {

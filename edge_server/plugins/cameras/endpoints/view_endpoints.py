@@ -117,4 +117,6 @@ def _apart(view: StreamView) -> bytes:
         "height": height,
         "picture_scale": min(1.0, MAX_SIDE / max(height, width)),
     }
+    if frame.seen.overlays:
+        head["overlays"] = [overlay._asdict() for overlay in frame.seen.overlays]
     return _part("application/json", to_json(head | results_as_json(frame.seen))) + _part("image/jpeg", jpeg)

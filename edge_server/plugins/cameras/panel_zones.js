@@ -1,0 +1,224 @@
+// Editor of the zones and lines of a camera, over its large picture. Points are dragged, or moved with the arrow keys.
+
+import { getJson, request } from "../api.js";
+import { element, note, svg } from "../dom.js";
+
+const LEAST_POINTS = { zone: 3, line: 2 };
+const MOST_POINTS = 64;
+const NEW_POINTS = { zone: [[0.3, 0.3], [0.7, 0.3], [0.7, 0.7], [0.3, 0.7]], line: [[0.2, 0.5], [0.8, 0.5]] };
+const WHOLE_PICTURE = [[0, 0], [1, 0], [1, 1], [0, 1]];
+const STEPS = { ArrowLeft: [-0.01, 0], ArrowRight: [0.01, 0], ArrowUp: [0, -0.01], ArrowDown: [0, 0.01] };
+const STORED_IN = {
+  sources_file: "Saved in the sources file.",
+  state_folder: "Saved in the state folder, because the sources file cannot be changed. From now on this wins over the sources file.",
+};
+const inside = (value) => Math.round(1e4 * Math.min(1, Math.max(0, value))) / 1e4;
+
+/**
+ * Return {nodes, open()}: a form that is hidden until it is opened, and shows the points over `canvas` in `stage`.
+ * `onState` gets whether it is open.
+ */
+export function makeZoneEditor(camera, stage, canvas, onState) {
+  const path = `edge/v1/cameras/${encodeURIComponent(camera)}/zones`;
+  const drawing = svg("svg", { class: "zones", role: "group", "aria-label": "Points of zones and lines" });
+  const rows = element("div", { class: "zone-rows" });
+  const hint = element(
+    "p", { class: "note" }, "Drag the points, or choose one with Tab and move it with the arrow keys. The small points between them add one; " +
+      "Delete or a double click removes one. An object is where the middle of its box's lower edge is.",
+  );
+  const problem = element("p", { class: "error", role: "alert", hidden: true });
+  const saved = element("p", { class: "note", role: "status", hidden: true });
+  const form = element(
+    "form", { class: "zone-form", hidden: true, submit: (event) => { event.preventDefault(); save(); } }, hint, rows,
+    element(
+      "div", { class: "row" },
+      element("button", { type: "button", "data-add": "zone", click: () => add("zone") }, "Add a zone"),
+      element("button", { type: "button", "data-add": "line", click: () => add("line") }, "Add a line"),
+      element("button", { type: "submit", class: "primary" }, "Save"),
+      element("button", { type: "button", click: close }, "Cancel"),
+    ), problem,
+  );
+  let items = [];
+  let classes = [];
+  let dragged = null;
+  const size = new ResizeObserver(() => placeDrawing());
+
+  async function open() {
+    note(saved, "");
+    note(problem, "");
+    try {
+      show(await getJson(path));
+    } catch (error) {
+      note(saved, error.message);
+      return;
+    }
+    form.hidden = false;
+    stage.append(drawing);
+    size.observe(canvas);
+    placeDrawing();
+    onState(true);
+  }
+
+  function show(found) {
+    classes = found.classes;
+    items = [
+      ...found.zones.map(({ points = WHOLE_PICTURE, ...rest }) => ({ kind: "zone", points, rest })),
+      ...found.lines.map(({ points, ...rest }) => ({ kind: "line", points, rest })),
+    ];
+    build();
+  }
+
+  function close() {
+    form.hidden = true;
+    size.disconnect();
+    drawing.remove();
+    onState(false);
+  }
+
+  function add(kind) {
+    const names = new Set(items.filter((item) => item.kind === kind).map((item) => item.rest.name));
+    let number = 1;
+    while (names.has(`${kind}_${number}`)) number += 1;
+    items.push({ kind, points: NEW_POINTS[kind].map((point) => [...point]), rest: { name: `${kind}_${number}` } });
+    build();
+    rows.lastElementChild.querySelector("input").select();
+  }
+
+  async function save() {
+    const of = (wanted) => items.filter(({ kind }) => kind === wanted).map(({ points, rest }) => ({ ...rest, points }));
+    try {
+      const response = await request(path, {
+        method: "PUT", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ zones: of("zone"), lines: of("line") }),
+      });
+      note(saved, STORED_IN[(await response.json()).stored_in]);
+      close();
+    } catch (error) {
+      note(problem, error.message);
+    }
+  }
+
+  /** Make the rows and the drawing anew, after an item or a point came or went. */
+  function build() {
+    rows.replaceChildren(...items.map(makeRow));
+    buildDrawing();
+  }
+
+  function makeRow(item) {
+    const { kind, rest } = item;
+    const field = (label, attributes, take) => element(
+      "label", {}, label, element("input", { ...attributes, input: ({ target }) => take(target.value.trim(), target) }),
+    );
+    const optional = (key, value) => {
+      if (value === undefined) delete rest[key];
+      else rest[key] = value;
+    };
+    const split = (text) => (text ? text.split(",").map((part) => part.trim()).filter(Boolean) : undefined);
+    const numbers = kind === "line" ? [] : [
+      field("Frames until it counts", { type: "number", min: 1, max: 255, value: rest.inertia ?? 3 }, (text) => optional("inertia", text ? Number(text) : undefined)),
+      field("Loiters after seconds", { type: "number", min: 0, step: "any", value: rest.loitering_s ?? "", placeholder: "never" }, (text) => optional("loitering_s", text ? Number(text) : undefined)),
+    ];
+    const turn = element("button", { type: "button", click: () => { item.points.reverse(); buildDrawing(); } }, "Turn round");
+    return element(
+      "fieldset", { class: "zone-row", focusin: () => drawing.querySelectorAll("g").forEach((group, index) => group.classList.toggle("chosen", items[index] === item)) },
+      element("legend", {}, kind === "zone" ? "Zone" : "Line"),
+      field("Name", { value: rest.name, required: true, pattern: "[A-Za-z0-9_.\\-]{1,64}", title: "1 to 64 letters, digits, _ - ." }, (text) => { rest.name = text; }),
+      field("Classes", { value: (rest.classes ?? []).join(", "), placeholder: "all", title: classes.length ? `The model knows ${classes.slice(0, 30).join(", ")}` : "" }, (text) => optional("classes", split(text))),
+      ...numbers, kind === "line" ? turn : null,
+      element("button", { type: "button", click: () => { items = items.filter((one) => one !== item); build(); } }, "Remove"),
+    );
+  }
+
+  function buildDrawing() {
+    drawing.replaceChildren(...items.map((item) => {
+      const isLine = item.kind === "line";
+      const shape = svg(isLine ? "polyline" : "polygon", {});
+      const arrow = svg("path", { class: "arrow" });
+      const between = item.points.length < MOST_POINTS ? pairsOf(item).map((_, index) => svg("circle", { class: "between", r: 5, "data-index": index })) : [];
+      const points = item.points.map((_, index) => svg("circle", {
+        class: "point", r: 8, tabindex: 0, role: "button", "data-index": index, "aria-label": `Point ${index + 1} of ${item.kind} ${item.rest.name}`,
+      }));
+      points.forEach((point, index) => {
+        point.addEventListener("pointerdown", (event) => begin(event, item, index));
+        point.addEventListener("dblclick", () => removePoint(item, index));
+        point.addEventListener("keydown", (event) => press(event, item, index));
+      });
+      between.forEach((point, index) => point.addEventListener("pointerdown", (event) => {
+        item.points.splice(index + 1, 0, positionOf(event));
+        buildDrawing();
+        begin(event, item, index + 1);
+      }));
+      item.place = () => {
+        const { clientWidth: width, clientHeight: height } = canvas;
+        const pixels = item.points.map(([x, y]) => [x * width, y * height]);
+        shape.setAttribute("points", pixels.map((point) => point.join(",")).join(" "));
+        points.forEach((point, index) => moveTo(point, pixels[index]));
+        between.forEach((point, index) => {
+          const next = pixels[(index + 1) % pixels.length];
+          moveTo(point, [(pixels[index][0] + next[0]) / 2, (pixels[index][1] + next[1]) / 2]);
+        });
+        if (isLine) arrow.setAttribute("d", arrowOf(pixels));
+      };
+      item.place();
+      return svg("g", {}, shape, arrow, ...between, ...points);
+    }));
+  }
+
+  const pairsOf = ({ kind, points }) => (kind === "line" ? points.slice(1) : points);
+
+  function positionOf(event) {
+    const box = canvas.getBoundingClientRect();
+    return [inside((event.clientX - box.left) / box.width), inside((event.clientY - box.top) / box.height)];
+  }
+
+  function begin(event, item, index) {
+    dragged = { item, index };
+    drawing.setPointerCapture(event.pointerId);
+  }
+
+  drawing.addEventListener("pointermove", (event) => {
+    if (!dragged) return;
+    dragged.item.points[dragged.index] = positionOf(event);
+    dragged.item.place();
+  });
+  drawing.addEventListener("pointerup", () => { dragged = null; });
+  drawing.addEventListener("pointercancel", () => { dragged = null; });
+
+  function press(event, item, index) {
+    const step = STEPS[event.key];
+    if (step) {
+      item.points[index] = item.points[index].map((value, axis) => inside(value + step[axis]));
+      item.place();
+    } else if (event.key === "Delete" || event.key === "Backspace") {
+      removePoint(item, index);
+    } else {
+      return;
+    }
+    event.preventDefault();
+  }
+
+  function removePoint(item, index) {
+    if (item.points.length <= LEAST_POINTS[item.kind]) return;
+    item.points.splice(index, 1);
+    buildDrawing();
+  }
+
+  function placeDrawing() {
+    Object.assign(drawing.style, {
+      left: `${canvas.offsetLeft}px`, top: `${canvas.offsetTop}px`, width: `${canvas.clientWidth}px`, height: `${canvas.clientHeight}px`,
+    });
+    for (const item of items) item.place();
+  }
+
+  return { nodes: [form, saved], open };
+}
+
+const moveTo = (circle, [x, y]) => { circle.setAttribute("cx", x); circle.setAttribute("cy", y); };
+
+/** Return the path of an arrow from the middle of the longest part of a line to its right, the direction "in". */
+export function arrowOf(points, line = 2) {
+  const parts = points.slice(1).map(([x, y], index) => [points[index], [x - points[index][0], y - points[index][1]]]);
+  const [[x, y], [wide, tall]] = parts.reduce((longest, part) => (Math.hypot(...part[1]) > Math.hypot(...longest[1]) ? part : longest));
+  const length = Math.hypot(wide, tall) || 1;
+  const at = (along, right) => [x + wide / 2 + (along * wide - right * tall) / length, y + tall / 2 + (along * tall + right * wide) / length].join(" ");
+  return `M ${at(0, 0)} L ${at(0, 13 * line)} M ${at(-4 * line, 9 * line)} L ${at(0, 13 * line)} L ${at(4 * line, 9 * line)}`;
+}
