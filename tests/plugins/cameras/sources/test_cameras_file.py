@@ -105,9 +105,13 @@ def test_an_invalid_file_changes_no_camera(start, folder, tmp_path, eventually):
     file.write_text(FOLDER.format(name="door", folder=folder) + "modle = 'x'")
     assert eventually(lambda: "unknown key modle" in cameras.report().problem)
     assert [source.state for source in cameras.report().sources] == ["RUNNING"]
-    assert [fields["reason"] for kind, fields in cameras.events if kind == "sources.file_refused"] == [
-        cameras.report().problem
-    ]
+    # The event follows the report.
+    assert eventually(
+        lambda: (
+            [fields["reason"] for kind, fields in cameras.events if kind == "sources.file_refused"]
+            == [cameras.report().problem]
+        )
+    )
     file.unlink()
     assert eventually(lambda: "No such file" in cameras.report().problem)
     assert [source.name for source in cameras.report().sources] == ["door"]
