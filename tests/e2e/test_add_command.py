@@ -9,6 +9,7 @@ import pty
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,31 @@ def test_what_is_not_decided_is_written_as_comments(folder: Path, capsys: pytest
     assert "parameters" not in {line.partition(" ")[0] for line in config.splitlines()}
 
 
+@pytest.mark.full
+def test_without_opencv_a_model_is_added_and_not_tried_with_a_picture(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    save(folder / "yolo11n.onnx", export(detect(), ULTRALYTICS))
+    assert main(["add", "yolo11n.onnx"]) == 0
+    said = capsys.readouterr().out
+    assert "note    images need OpenCV" in said
+    assert "kind    yolo detect, 3 classes" in said
+    assert "picture" not in said.partition("Serve it")[0]
+
+
+@pytest.mark.full
+def test_a_layout_that_the_trial_disproves_is_not_configured(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = detect()
+    answer[4:] *= 3  # A server refuses scores above 1.
+    save(folder / "wrong.onnx", export(answer, ULTRALYTICS))
+    assert main(["add", "wrong.onnx"]) == 0
+    assert "problem scores up to 2.7, expected at most 1" in capsys.readouterr().out
+    config = (folder / "model_repository/wrong/config.pbtxt").read_text()
+    assert '\n# parameters { key: "detection_head" value { string_value: "yolov8" } }' in config
+
+
+@pytest.mark.full
 def test_on_a_terminal_the_user_chooses(folder: Path) -> None:
     save(folder / "bare.onnx", export(detect(), {}))
     terminal, end = pty.openpty()
@@ -191,14 +217,15 @@ def test_on_a_terminal_the_user_chooses(folder: Path) -> None:
             while chunk := os.read(terminal, 4096):
                 said += chunk
                 if said.endswith(b"0 for none: "):
-                    os.write(terminal, b"7\n" if said.count(b"Which one") == 1 else b"1\n")
+                    os.write(terminal, b"77\n" if said.count(b"Which one") == 1 else b"1\n")
     os.close(terminal)
     assert process.returncode == 0, said.decode()
-    assert said.count(b"Which one is it? 1, 0 for none: ") == 2
+    assert said.count(b"Which one is it? 1") == 2
     config = (folder / "model_repository/bare/config.pbtxt").read_text()
     assert '\nparameters { key: "detection_head" value { string_value: "yolov8" } }' in config
 
 
+@pytest.mark.full
 def test_without_options_the_repository_is_made_in_the_current_folder(folder: Path) -> None:
     save(folder / "sums.onnx", add_sub_model())
     assert main(["add", "sums.onnx"]) == 0

@@ -84,7 +84,7 @@ def _try_model(
     if spec.is_decoupled:  # a language model: no request tells how fast it is
         return TriedModel(files, spec, (), (), ())
     trial = PictureTrial(spec, metadata, picture)
-    notes = [trial.note] if trial.note else []
+    notes = trial.notes
     trials: Sequence[RuntimeTrial] = ()
     try:
         trials = try_runtimes(folder.parent, folder.name, spec.backend, trial.samples, settings, scratch)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edge_server.core.model_spec import ModelSpec, Recognised
-from edge_server.errors import EdgeServerError
+from edge_server.errors import EdgeServerError, Unsupported
 from edge_server.plugins.tuning.trial.tensor_files import Tensors
 from edge_server.plugins.vision.detector_sample_check import check_layout, make_noise
 from edge_server.plugins.vision.exporters.exported_metadata import UnfitMetadataError
@@ -32,6 +32,8 @@ _SCALES: Sequence[Mapping[str, str]] = (
 )
 """Usual scales: 0 to 1, 0 to 255, by the mean and deviation of ImageNet's pictures, and -1 to 1."""
 _COLORS = ("rgb", "bgr")
+_MAX_SAMPLE_BYTES = 128 << 20
+"""Size of the inputs from which on no more scales and colours are tried."""
 MIN_SCORE = 0.4
 """Least score of something in the picture that speaks for a layout."""
 MIN_RATIO = 2.0
@@ -74,6 +76,8 @@ class Reading(NamedTuple):
     @property
     def is_shown(self) -> bool:
         """Whether it may be the right one, and not only a variant that saw nothing."""
+        if self.match.is_certain:
+            return True
         is_classifier = self.class_score > 0 and self.match.parameters.get("image_color") == _COLORS[0]
         return self.finding.is_possible and (self.is_usual or self.score > 0 or is_classifier)
 
@@ -101,27 +105,37 @@ class Reading(NamedTuple):
 
 
 class PictureTrial:
-    """Trial of all layouts that fit a model. `note` says why metadata of a known exporter do not fit, or is empty.
+    """Trial of all layouts that fit a model. `notes` say why metadata of a known exporter do not fit, and that there is
+    no OpenCV to read the picture.
 
     `samples` are the inputs on which to run the model; `evaluate` takes its outputs.
     """
 
     def __init__(self, spec: ModelSpec, metadata: Mapping[str, str], picture: Path) -> None:
-        """Raises InvalidRequest for a picture that cannot be read, and Unsupported without OpenCV."""
-        self.note = ""
+        """Raises InvalidRequest for a picture that cannot be read."""
+        self.notes: list[str] = []
         try:
             find_stated_layout(spec, metadata)
         except UnfitMetadataError as error:
-            self.note = str(error)
+            self.notes.append(str(error))
         self._spec = spec
         self._readings = [reading for match in candidates(spec, metadata) for reading in _variants(match)]
         self._inputs: dict[tuple[tuple[str, str], ...], _FittedSamples] = {}
+        try:
+            self._fit_picture(picture)
+        except Unsupported as error:
+            self.notes.append(error.message)
+
+    def _fit_picture(self, picture: Path) -> None:
+        size_bytes = 0
         for reading in self._readings:
             key = _image_parameters(reading.match)
-            if key not in self._inputs:
-                images = make_image_plan(_with_match(spec, reading.match))
-                if images is not None and images.color is not Color.DEPTH:
-                    self._inputs[key] = _FittedSamples.make(spec.name, images, picture)
+            if key in self._inputs or (size_bytes > _MAX_SAMPLE_BYTES and not reading.is_usual):
+                continue
+            images = make_image_plan(_with_match(self._spec, reading.match))
+            if images is not None and images.color is not Color.DEPTH:
+                fitted = self._inputs[key] = _FittedSamples.make(self._spec.name, images, picture)
+                size_bytes += sum(array.nbytes for sample in fitted.samples for array in sample.values())
 
     @property
     def samples(self) -> list[Tensors]:
@@ -193,7 +207,7 @@ def decide(readings: Sequence[Reading]) -> Reading | None:
     if there is none."""
     certain = [reading for reading in readings if reading.match.is_certain]
     if certain:
-        return certain[0] if len(certain) == 1 else None
+        return certain[0] if len(certain) == 1 and certain[0].finding.is_possible else None
     best = max(readings, key=lambda reading: reading.score, default=None)
     if best is None or best.score < MIN_SCORE:
         return None
