@@ -123,7 +123,7 @@ class RunningPlugin:
     output_checks: Sequence[Callable[[ModelSpec], OutputCheck | None]] = ()
     """As `model_checks`. They return the check of the warmed-up model's answer, or None."""
     recognisers: Sequence[Recogniser] = ()
-    """Get each complete specification whose file has metadata, before the checks. The first result is taken."""
+    """Get each complete specification and the metadata of its file, before the checks. The first result is taken."""
     body_decoders: Mapping[str, BodyDecoder] = MappingProxyType({})
     """Beginning of a content type -> decoder of such bodies of inference requests over HTTP."""
     local_folders: Mapping[str, Path] = MappingProxyType({})

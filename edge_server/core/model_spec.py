@@ -238,6 +238,12 @@ class ModelSpec:
         """The configuration's parameters and those that were recognised."""
         return self.parameters if self.recognised is None else {**self.recognised.parameters, **self.parameters}
 
+    @property
+    def unrecognised_note(self) -> str:
+        """Why nothing was recognised, as "; ..." to end a sentence; "" if something was, or there was no attempt."""
+        failed = self.recognised is not None and not self.recognised.parameters
+        return f"; {self.recognised.note}" if failed and self.recognised is not None else ""
+
     def labels_of(self, output: OutputSpec) -> tuple[str, ...]:
         """Return the configuration's labels of an output, else those that were recognised."""
         recognised = {} if self.recognised is None else self.recognised.labels

@@ -19,6 +19,7 @@ from edge_server.repository.config_to_spec import to_spec
 from edge_server.repository.file_fingerprint import children, describe_files, digest
 from edge_server.repository.labels import read_labels
 from edge_server.repository.load_error_explanation import explain_by_content
+from edge_server.repository.metadata_files import read_metadata_files
 from edge_server.repository.pbtxt import ConfigMessage, new_config, parse_json, read_file, write_json
 from edge_server.repository.runtime_times import RuntimeTimes
 from edge_server.repository.scan import ModelDirectory, read_entries
@@ -40,7 +41,7 @@ class ResolveOptions:
 
     `checks` get each complete specification and raise BadModelConfig. They check the `parameters` of other parts of the
     server, so that a wrong one fails the load and not the first request. `output_checks` do so too, and return checks
-    of the model's answer, or None. `recognisers` get the specification and the metadata of a file that has some.
+    of the model's answer, or None. `recognisers` get the specification and the metadata of the file and beside it.
     `trust`: rules for the checksums and signatures of a version's files.
     `onnx_order`: the runtimes tried for an ONNX file. `runtime_times` may change this order; None: it does not.
     """
@@ -87,7 +88,9 @@ def resolve(
     )
     _remove_engine_settings(config, inspected, passed_over)
     notes = _complete_config(config, model.name, inspected, options)
-    metadata = _NOTHING if inspected.signature is None else inspected.signature.metadata
+    metadata = _NOTHING
+    if inspected.signature is not None and options.recognisers:
+        metadata = {**read_metadata_files(inspected.file), **inspected.signature.metadata}
     spec = _make_spec(config, model, options, notes, metadata)
     output_checks = _output_checks(spec, options)
     verified.confirm()
@@ -140,7 +143,7 @@ def _make_spec(
 
         template = read_chat_template(model.name, model.path, tokenizer)
     spec = to_spec(config, labels, notes, template)
-    for recognise in options.recognisers if metadata else ():
+    for recognise in options.recognisers:
         if (found := recognise(spec, metadata)) is not None:
             spec = replace(spec, recognised=found, notes=(*spec.notes, found.note))
             break

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from edge_server.backends import onnx_file_info
 from edge_server.errors import AlreadyExists, BadModelConfig, InvalidRequest
+from edge_server.repository import metadata_files
 from edge_server.repository.backend_choice import standard_name
 from edge_server.repository.file_fingerprint import is_ignored
 from edge_server.repository.safe_paths import check_relative
@@ -96,6 +97,7 @@ def _of_file(path: Path) -> NewModelFiles:
         copies.append((weights, "model.bin"))
     if path.suffix.lower() == ".onnx":
         copies += [(path.parent / name, name) for name in _external_files(path)]
+    copies += [(path.parent / name, name) for name in metadata_files.FILE_NAMES if (path.parent / name).is_file()]
     return NewModelFiles(path, path.stem, tuple(copies))
 
 

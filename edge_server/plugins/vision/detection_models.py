@@ -46,5 +46,6 @@ def plan_detection(spec: ModelSpec) -> tuple[ImagePlan, DetectionDecoder]:
     if images is None or perception is None or perception.detections is None:
         raise InvalidRequest(
             f"model '{spec.name}' does not detect objects: its configuration has no parameter 'detection_head'"
+            + spec.unrecognised_note
         )
     return images, perception.detections

@@ -45,7 +45,7 @@ class ImageBodies:
         if plan is None:
             raise InvalidRequest(
                 f"model '{spec.name}' does not take an image as a body: its configuration has no parameters "
-                "'image_...' or 'network_image_...' that say how an image becomes its input"
+                f"'image_...' or 'network_image_...' that say how an image becomes its input{spec.unrecognised_note}"
             )
         self._plans[spec.name] = (spec, plan)
         return plan

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec, Recognised
 from edge_server.core.tensor import DType
 from edge_server.errors import BadModelConfig
-from edge_server.plugins.vision.exporters import ultralytics
+from edge_server.plugins.vision.exporters import hugging_face, openvino_model_info, paddle_detection, ultralytics
 from edge_server.plugins.vision.exporters.exported_metadata import ExportedMetadata, UnfitMetadataError
 from edge_server.plugins.vision.image_plan import make_image_plan
 from edge_server.plugins.vision.outputs.box_candidates import NetworkSize, count_cells
@@ -51,7 +51,7 @@ _STRETCH = {"image_color": "rgb", "image_scale": "1/255", "image_fit": "stretch"
 
 class Layout(NamedTuple):
     """A layout of outputs. `parameters` are the configuration that it implies; "{K}" stands for the number of
-    keypoints and "{output}" for the names of the outputs, in the order of `outputs`.
+    keypoints, "{output}" for the names of the outputs in the order of `outputs`, "{first}" for the first of them.
 
     `image` are parameters about the picture as models of this layout are usually trained. `inputs` are the other inputs
     that it may have, with their values for a picture; "{W}" and "{H}" stand for the size of the network's input.
@@ -150,6 +150,11 @@ LAYOUTS: Sequence[Layout] = (
         _IMAGENET, inputs=_PADDLE_INPUTS,
     ),
     Layout(
+        "paddle-rows-count", "detect", ("A, 6", "N"),
+        {"detection_head": "yolov10", "detection_columns": "class,score,box", "detection_outputs": "{first}"},
+        _IMAGENET, inputs=_PADDLE_INPUTS,
+    ),
+    Layout(
         "yolov7-rows", "detect", ("A, 7",), {"detection_head": "yolov10", "detection_columns": "image,box,class,score"},
         _LETTERBOX,
     ),
@@ -194,7 +199,7 @@ LAYOUTS: Sequence[Layout] = (
     Layout("mmdeploy", "detect", ("A, 5", "A"), {"detection_head": "nms_inside"}, _IMAGENET, ("dets", "labels")),
     Layout(
         "ppyoloe", "detect", ("A, 4", "C, A"), {"detection_head": "ppyoloe"}, _IMAGENET, anchors_per_cell=1,
-        inputs={"scale_factor": "1,1"},
+        inputs=_PADDLE_INPUTS,
     ),
     Layout(
         "nanodet-plus", "detect", ("A, C + 32",), {"detection_head": "nanodet_plus"}, _NANODET_IMAGE,
@@ -204,6 +209,7 @@ LAYOUTS: Sequence[Layout] = (
     Layout(
         "picodet", "detect", ("D, C", "E, C", "F, C", "G, C", "D, 32", "E, 32", "F, 32", "G, 32"),
         {"detection_head": "nanodet", "detection_strides": "8,16,32,64"}, _IMAGENET,
+        inputs=_PADDLE_INPUTS,
     ),
     # libfacedetection.train alone writes these twelve, for pixels as OpenCV has them.
     Layout(
@@ -218,6 +224,13 @@ LAYOUTS: Sequence[Layout] = (
         {"anomaly_output": "anomaly_map", "anomaly_score_output": "pred_score"}, _STRETCH,
         names=("pred_score", "pred_label", "anomaly_map", "pred_mask"), is_unmistakable=True,
     ),
+    Layout(
+        "openvino-boxes", "detect", ("A, 5", "A"), {"detection_head": "nms_inside"}, _STRETCH, ("boxes", "labels")
+    ),
+    Layout(
+        "logits", "classify", ("C",), {"class_output": "{output}", "class_activation": "softmax"}, _IMAGENET,
+        ("logits",),
+    ),
     Layout("classes", "classify", ("C",), {"class_output": "{output}"}, _STRETCH),
 )  # fmt: skip
 """All known layouts; of two that fit equally well, the first is the likelier one."""
@@ -225,6 +238,9 @@ LAYOUTS: Sequence[Layout] = (
 
 _PARSERS: Mapping[str, Callable[[Mapping[str, str]], ExportedMetadata | None]] = {
     "a YOLO export": ultralytics.read_metadata,
+    "Hugging Face's transformers": hugging_face.read_metadata,
+    "PaddleDetection": paddle_detection.read_metadata,
+    "OpenVINO's model_info": openvino_model_info.read_metadata,
 }
 
 
@@ -259,15 +275,23 @@ def candidates(spec: ModelSpec, metadata: Mapping[str, str]) -> tuple[LayoutMatc
         certain = None
     if certain is not None:
         return (certain,)
-    found = []
-    for layout in LAYOUTS:
+    return tuple(sorted(_match_all(spec, LAYOUTS), key=lambda match: not match.is_certain))
+
+
+def find_unmistakable_layout(spec: ModelSpec) -> LayoutMatch | None:
+    """Return the layout whose shapes and names of outputs suffice, or None."""
+    return next(_match_all(spec, [layout for layout in LAYOUTS if layout.is_unmistakable]), None)
+
+
+def _match_all(spec: ModelSpec, layouts: Sequence[Layout]) -> Iterator[LayoutMatch]:
+    """Yield the layouts that the shapes of a model fit."""
+    for layout in layouts:
         try:
             match = _Model(spec, None).match(layout)
             check_match(spec, match)
         except (UnfitMetadataError, BadModelConfig):
             continue
-        found.append(match)
-    return tuple(sorted(found, key=lambda match: not match.is_certain))
+        yield match
 
 
 def find_stated_layout(spec: ModelSpec, metadata: Mapping[str, str]) -> LayoutMatch | None:
@@ -344,13 +368,14 @@ class _Model:
             raise UnfitMetadataError(f"{symbols['C']} classes")
         boxes_in_grid = self._check_box_count(layout, outputs, symbols)
         parameters = self._image_parameters(layout) | self._other_inputs(layout)
-        known = {"output": ",".join(output.name for output in outputs), **{k: str(v) for k, v in symbols.items()}}
+        joined = ",".join(output.name for output in outputs)
+        known = {"output": joined, "first": outputs[0].name, **{k: str(v) for k, v in symbols.items()}}
         try:
             parameters |= {key: value.format_map(known) for key, value in layout.parameters.items()}
         except KeyError as error:
             raise UnfitMetadataError(f"the size {error.args[0]} of [{'], ['.join(layout.outputs)}] is open") from None
         if len(outputs) > 1 and "detection_head" in layout.parameters:
-            parameters["detection_outputs"] = known["output"]
+            parameters.setdefault("detection_outputs", joined)
         exported = self._exported
         if exported is not None:
             parameters |= exported.parameters
@@ -410,6 +435,8 @@ class _Model:
         shape = without_batch(self._spec, self._input, 3)
         height, width = shape[1:] if shape[0] == 3 else shape[:2]
         stated = None if self._exported is None else self._exported.size
+        if self._exported is not None and not self._exported.is_exact_size and -1 not in (height, width):
+            stated = None
         if stated is not None:
             if height not in (-1, stated.height) or width not in (-1, stated.width):
                 raise UnfitMetadataError(

@@ -99,12 +99,12 @@ class PerceptionDecoder:
         """Least score that starts a track in a frame stream; None: no tracking."""
         return None if self.detections is None else self.detections.declaration.track_threshold
 
-    def settle(self, returns: Returns, *, model: str) -> Returns:
+    def settle(self, returns: Returns, *, model: str, note: str = "") -> Returns:
         """Return the settled results of a stream's `Returns`.
 
         A request for an annotated picture alone draws the declared results. Masks of objects are a part of detections,
         so requesting masks gives detections. Raises InvalidRequest, with the missing
-        configuration key, for classes, detections or a mask that the model does not declare.
+        configuration key and `note`, for classes, detections or a mask that the model does not declare.
         """
         what = self.what
         if not (returns.tensors or returns.top_k or returns.has_detections or returns.has_mask or returns.has_map):
@@ -120,7 +120,7 @@ class PerceptionDecoder:
         ):
             if is_requested and not is_declared:
                 raise InvalidRequest(
-                    f"model '{model}' cannot answer with {noun}: its configuration has no parameter '{key}'"
+                    f"model '{model}' cannot answer with {noun}: its configuration has no parameter '{key}'{note}"
                 )
         if returns.has_mask and self._has_object_masks:
             return replace(returns, has_detections=True)

@@ -52,8 +52,7 @@ def _prepare(spec: ModelSpec, body: Body) -> tuple[PerceptionDecoder, dict[str, 
     if images is None or decoder is None:
         raise InvalidRequest(
             f"model '{spec.name}' does not give classes or detections for an image: its configuration must say by "
-            "parameters how an image becomes its input and what its outputs mean"
-            + ("" if spec.recognised is None else f"; {spec.recognised.note}")
+            "parameters how an image becomes its input and what its outputs mean" + spec.unrecognised_note
         )
     tensor, fit = images.fit_file(memoryview(body), model=spec.name)
     return decoder, images.inputs(tensor), fit

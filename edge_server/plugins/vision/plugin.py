@@ -44,7 +44,8 @@ class Vision(RunningPlugin):
         self.body_decoders = {"image/": self._decode_image, "multipart/form-data": self._decode_image}
 
     def _recognise(self, spec: ModelSpec, metadata: Mapping[str, str]) -> Recognised | None:
-        if "stride" not in metadata:  # only Ultralytics' exporters write it
+        # A picture has three dimensions, and most have three channels.
+        if not any(len(item.dims) > 2 and 3 in item.dims for item in spec.inputs):
             return None
         from edge_server.plugins.vision.recognition import recognise
 

@@ -10,15 +10,15 @@ from collections.abc import Mapping
 
 from edge_server.core.model_spec import ModelSpec, Recognised
 from edge_server.plugins.vision.exporters.exported_metadata import UnfitMetadataError
-from edge_server.plugins.vision.layouts import find_stated_layout
+from edge_server.plugins.vision.layouts import find_stated_layout, find_unmistakable_layout
 
 _HEAD_KEYS = ("detection_head", "class_output", "mask_output", "depth_output", "anomaly_output")
 
 
 def recognise(spec: ModelSpec, metadata: Mapping[str, str]) -> Recognised | None:
-    """Return the image and output parameters and the labels that the metadata of a model's file give.
+    """Return the image and output parameters and the labels that a model's metadata and shapes give.
 
-    None for metadata of no known exporter, and for a configuration that states a head. What the configuration states
+    None for a model of no known exporter, and for a configuration that states a head. What the configuration states
     otherwise wins. If the metadata do not fit the model, nothing is recognised and the note says why.
     """
     task = metadata.get("task")
@@ -26,8 +26,11 @@ def recognise(spec: ModelSpec, metadata: Mapping[str, str]) -> Recognised | None
         return None
     try:
         found = find_stated_layout(spec, metadata)
-        if found is None:
-            return None
     except UnfitMetadataError as error:
         return Recognised({}, {}, str(error))
-    return Recognised(found.parameters, found.labels, f"recognised by its metadata: {found.title}")
+    if found is not None:
+        return Recognised(found.parameters, found.labels, f"recognised by its metadata: {found.title}")
+    found = find_unmistakable_layout(spec)
+    if found is None:
+        return None
+    return Recognised(found.parameters, {}, f"recognised by its outputs: {found.title}")

@@ -149,7 +149,7 @@ def _gives(spec: ModelSpec, perception: PerceptionDecoder | None, wanted: Return
     if any(name != "*" and spec.output(name) is None for name in wanted.tensors):
         return False
     try:
-        settled(perception, wanted, spec.name)
+        settled(perception, wanted, spec)
     except InvalidRequest:
         return False
     return True
@@ -170,7 +170,7 @@ class OutputPlan:
 
     def settled(self, returns: Returns) -> Returns:
         """Return the results to send, as `stream_settings.settled`."""
-        return settled(self.perception, returns, self.spec.name)
+        return settled(self.perception, returns, self.spec)
 
 
 class OutputPlans:

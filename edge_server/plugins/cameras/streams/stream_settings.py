@@ -80,7 +80,7 @@ def frame_plan(spec: ModelSpec) -> ImagePlan:
     if plan is None:
         raise InvalidRequest(
             f"model '{spec.name}' does not take frames: its configuration has no parameters 'image_...' or "
-            "'network_image_...' that say how an image becomes its input"
+            f"'network_image_...' that say how an image becomes its input{spec.unrecognised_note}"
         )
     filled = {plan.input_name, *(one.name for one in plan.constants)}
     others = [item.name for item in spec.inputs if item.name not in filled and not item.is_optional]
@@ -104,22 +104,22 @@ def _check_returns(spec: ModelSpec, returns: Returns) -> None:
     if returns.jpeg_quality > 100:
         raise _out_of_range(spec.name, "jpeg_quality", "0 to 100", returns.jpeg_quality)
     try:
-        settled(make_perception_decoder(spec), returns, spec.name)
+        settled(make_perception_decoder(spec), returns, spec)
     except BadModelConfig as error:
         raise InvalidRequest(f"model '{spec.name}' cannot answer frames: {error.message}") from None
 
 
-def settled(plan: PerceptionDecoder | None, returns: Returns, model: str) -> Returns:
+def settled(plan: PerceptionDecoder | None, returns: Returns, spec: ModelSpec) -> Returns:
     """Return the results to send. If the stream chose none: those that the model declares, else its tensors.
 
     Raises InvalidRequest for results that the model does not declare.
     """
     if plan is not None:
-        return plan.settle(returns, model=model)
+        return plan.settle(returns, model=spec.name, note=spec.unrecognised_note)
     if returns.top_k or returns.has_detections or returns.has_mask or returns.has_map:
         raise InvalidRequest(
-            f"model '{model}' cannot answer with classes, detections, a mask or a map: its configuration has no "
-            "parameters that say how its outputs are to be read; ask for tensors"
+            f"model '{spec.name}' cannot answer with classes, detections, a mask or a map: its configuration has no "
+            f"parameters that say how its outputs are to be read; ask for tensors{spec.unrecognised_note}"
         )
     return returns if returns.tensors or returns.has_annotated_jpeg else dataclasses.replace(returns, tensors=("*",))
 

@@ -22,7 +22,8 @@ class ExportedMetadata(NamedTuple):
 
     `title` is the kind of model for people, as "yolo detect, 80 classes". `layouts` are names in
     `LAYOUTS`. `symbols` are known sizes: "C" classes, "K" keypoints. `size` is the size of the input, `max_stride` the
-    greatest stride of its grids; None if it is not stated. `parameters` win over those of the layout.
+    greatest stride of its grids; None if it is not stated. `parameters` win over those of the layout. Where
+    `is_exact_size` is False, the model's own size wins over `size`.
     """
 
     title: str
@@ -32,6 +33,7 @@ class ExportedMetadata(NamedTuple):
     size: NetworkSize | None = None
     max_stride: int | None = None
     parameters: Mapping[str, str] = MappingProxyType({})
+    is_exact_size: bool = True
 
 
 def printable(text: str) -> str:

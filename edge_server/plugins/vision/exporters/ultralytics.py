@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from edge_server.plugins.vision.exporters.exported_metadata import (
     ExportedMetadata,
@@ -16,6 +17,8 @@ from edge_server.plugins.vision.exporters.exported_metadata import (
     labels_by_index,
     quote,
 )
+from edge_server.plugins.vision.exporters.json_object import parse_object
+from edge_server.plugins.vision.exporters.simple_yaml import parse_yaml
 from edge_server.plugins.vision.outputs.box_candidates import NetworkSize
 
 TASKS = ("detect", "pose", "obb", "segment", "depth", "classify")
@@ -27,7 +30,19 @@ _NUMBER = re.compile(r"\d{1,5}")
 
 
 def read_metadata(metadata: Mapping[str, str]) -> ExportedMetadata | None:
-    """Return what the metadata say, or None if they are not those of a YOLO export. Raises UnfitMetadataError."""
+    """Return what the metadata say, or None if they are not those of a YOLO export. Raises UnfitMetadataError.
+
+    They are in the file itself, else in metadata.yaml beside it, else packed into a TFLite file.
+    """
+    parameters: dict[str, str] = {}
+    if "stride" not in metadata and "metadata.yaml" in metadata:
+        metadata = _texts_of(parse_yaml(metadata["metadata.yaml"]))
+    elif "stride" not in metadata and "packed/metadata.json" in metadata:
+        metadata = _texts_of(parse_object("metadata.json", metadata["packed/metadata.json"]))
+        if metadata.get("task") not in ("detect", "pose", "classify") or _is_final(metadata):
+            raise UnfitMetadataError("a TFLite file is recognised for detect, pose and classify without NMS")
+        # Ultralytics divides positions by the size of the input, so that they can be quantized.
+        parameters = {} if metadata["task"] == "classify" else {"detection_box_unit": "normalized"}
     task = metadata.get("task")
     if "stride" not in metadata or (task is None and "names" not in metadata):
         return None
@@ -64,11 +79,26 @@ def read_metadata(metadata: Mapping[str, str]) -> ExportedMetadata | None:
         max_stride = int(text) if _NUMBER.fullmatch(text) else 0
         if max_stride not in (16, 32, 64):
             raise UnfitMetadataError(f"expected stride 16, 32 or 64, given {quote(text)}")
-    return ExportedMetadata(title, layouts, symbols, labels, _read_size(metadata), max_stride, _image_parameters(task))
+    if task == "classify":
+        parameters["image_fit"] = "crop"
+    return ExportedMetadata(title, layouts, symbols, labels, _read_size(metadata), max_stride, parameters)
 
 
-def _image_parameters(task: str | None) -> Mapping[str, str]:
-    return {"image_fit": "crop"} if task == "classify" else {}
+def _texts_of(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the values of a file as the texts that stand in an ONNX file."""
+    found = {key: value for key, value in values.items() if isinstance(value, str)}
+    for key in ("stride", "imgsz", "kpt_shape", "end2end"):
+        value = values.get(key, "")
+        found[key] = f"[{', '.join(map(str, value))}]" if isinstance(value, list) else str(value)
+    found["end2end"] = found["end2end"].capitalize()
+    names, arguments = values.get("names"), values.get("args")
+    if isinstance(names, dict):
+        found["names"] = f"{{{', '.join(f'{key}: {str(name)!r}' for key, name in names.items())}}}"
+    elif isinstance(names, list):
+        found["names"] = repr([str(name) for name in names])
+    if isinstance(arguments, dict) and str(arguments.get("nms", "")).lower() == "true":
+        found["args"] = "{'nms': True}"
+    return found
 
 
 def _detect_layouts(metadata: Mapping[str, str], class_count: int) -> tuple[str, ...]:

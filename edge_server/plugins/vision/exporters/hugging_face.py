@@ -1,0 +1,97 @@
+"""Parser of config.json and preprocessor_config.json, which Hugging Face's transformers write beside a model.
+
+Scores: `transformers` applies softmax, with "no object" as last class, for DETR and YOLOS, and sigmoid for the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from edge_server.plugins.vision.exporters.exported_metadata import (
+    ExportedMetadata,
+    UnfitMetadataError,
+    count_noun,
+    labels_by_index,
+    quote,
+)
+from edge_server.plugins.vision.exporters.json_object import number_text, numbers_text, parse_object
+from edge_server.plugins.vision.outputs.box_candidates import NetworkSize
+
+SOFTMAX_MODELS = ("detr", "yolos", "table-transformer")
+SIGMOID_MODELS = (
+    "rt_detr", "rt_detr_v2", "d_fine", "deimv2", "deformable_detr", "conditional_detr", "dab_detr", "lw_detr",
+    "rf_detr", "deta",
+)  # fmt: skip
+_MAX_SIDE = 16384
+
+
+def read_metadata(metadata: Mapping[str, str]) -> ExportedMetadata | None:
+    """Return what the files say, or None for no image model. Raises UnfitMetadataError."""
+    text = metadata.get("config.json")
+    # Language models have such a file, too.
+    if text is None or ("ForObjectDetection" not in text and "ForImageClassification" not in text):
+        return None
+    config = parse_object("config.json", text)
+    names = config.get("architectures")
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
+        raise UnfitMetadataError(f"config.json: expected one of architectures, given {quote(repr(names))}")
+    labels = labels_by_index(_labels(config.get("id2label")))
+    kind = config.get("model_type")
+    if names[0].endswith("ForImageClassification"):
+        layouts, task = ("logits",), "classify"
+    elif kind in SOFTMAX_MODELS:
+        layouts, task = ("detr-softmax",), "detect"
+    elif kind in SIGMOID_MODELS:
+        layouts, task = ("detr-sigmoid",), "detect"
+    else:
+        known = ", ".join((*SOFTMAX_MODELS, *SIGMOID_MODELS))
+        raise UnfitMetadataError(f"config.json: expected model_type out of {known}, given {quote(repr(kind))}")
+    if "preprocessor_config.json" not in metadata:
+        raise UnfitMetadataError("expected preprocessor_config.json beside config.json, given none")
+    size, parameters = _image(parse_object("preprocessor_config.json", metadata["preprocessor_config.json"]))
+    title = f"{quote(str(kind))[1:-1]} {task}, {count_noun(len(labels), 'class')}"
+    return ExportedMetadata(
+        title, layouts, {"C": len(labels)}, labels, size, parameters=parameters, is_exact_size=False
+    )
+
+
+def _labels(value: object) -> Iterator[tuple[int, str]]:
+    if not isinstance(value, dict):
+        raise UnfitMetadataError(f"config.json: expected id2label with an object, given {quote(repr(value))}")
+    for key, name in value.items():
+        if not (key.isascii() and key.isdecimal() and len(key) < 6 and isinstance(name, str)):
+            raise UnfitMetadataError(f"config.json: expected id2label as {{'0': 'name'}}, given {quote(repr(key))}")
+        yield int(key), name
+
+
+def _image(config: Mapping[str, Any]) -> tuple[NetworkSize, dict[str, str]]:
+    """Return the size of the picture, and how it becomes the input."""
+    parameters = {"image_color": "rgb", "image_scale": "1"}
+    if config.get("do_rescale", True):
+        parameters["image_scale"] = number_text(config.get("rescale_factor", 1 / 255), "rescale_factor")
+    if config.get("do_normalize", True):
+        parameters["image_mean"] = numbers_text(config.get("image_mean"), "image_mean")
+        parameters["image_stddev"] = numbers_text(config.get("image_std"), "image_std")
+    size = config.get("size")
+    shape = dict(size) if isinstance(size, dict) else {"shortest_edge": size}
+    if config.get("do_center_crop"):
+        crop = config.get("crop_size")
+        shape_of_crop = crop if isinstance(crop, dict) else {"height": crop, "width": crop}
+        parameters["image_fit"] = "crop"
+        if "shortest_edge" in shape:
+            parameters["image_resize"] = str(_side(shape["shortest_edge"], "shortest_edge"))
+        shape = shape_of_crop
+    elif "height" in shape:
+        parameters["image_fit"] = "stretch"
+    else:
+        # The picture keeps its shape. A border of the mean is 0 for the network.
+        parameters |= {"image_fit": "letterbox", "image_pad_value": "124,116,104"}
+        shape = {"height": shape.get("shortest_edge"), "width": shape.get("shortest_edge")}
+    return NetworkSize(_side(shape.get("width"), "width"), _side(shape.get("height"), "height")), parameters
+
+
+def _side(value: object, what: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_SIDE:
+        raise UnfitMetadataError(f"expected 1 to {_MAX_SIDE} pixels as {what} of size, given {quote(repr(value))}")
+    return value

@@ -1,0 +1,127 @@
+"""Detectors that are recognised by files beside them or by their outputs, with further inputs, served with known boxes.
+
+YOLO exports: test_yolo_exports.py. Metadata alone: tests/plugins/vision/test_exporters.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from edge_server.client import FrameStream, StreamError
+from edge_server.protocol.frame_messages import Returns
+from tests.e2e.conftest import Repository, finish
+from tests.e2e.yolo_exports import FOUND, NAMES, SIDE, scores, spread, stretched
+from tests.plugins.vision.test_exporters import PADDLE, of_hugging_face
+
+LOGITS = np.log(scores() / (1 - scores()))
+PIXELS = np.array([box for box, _, _ in FOUND]) * np.array([SIDE / 640, SIDE / 480] * 2)
+ROWS = np.concatenate(([[label, score] for _, label, score in FOUND], PIXELS), axis=1)
+
+
+def answer(outputs: dict[str, np.ndarray], constants: dict[str, list[float]] | None = None) -> onnx.ModelProto:
+    """Return a network with these outputs for any picture, times 1 only if its other inputs have the `constants`."""
+    initializers = [numpy_helper.from_array(np.float32(0), "zero"), numpy_helper.from_array(np.float32(1), "one")]
+    nodes = [
+        helper.make_node("ReduceMean", ["image"], ["mean"], keepdims=0),
+        helper.make_node("Mul", ["mean", "zero"], ["difference0"]),
+    ]
+    for index, (name, values) in enumerate((constants or {}).items()):
+        initializers.append(numpy_helper.from_array(np.array([values], np.float32), f"{name}_expected"))
+        nodes += [
+            helper.make_node("Sub", [name, f"{name}_expected"], [f"{name}_minus"]),
+            helper.make_node("ReduceL2", [f"{name}_minus"], [f"{name}_norm"], keepdims=0),
+            helper.make_node("Add", [f"difference{index}", f"{name}_norm"], [f"difference{index + 1}"]),
+        ]
+    nodes.append(helper.make_node("Sub", ["one", f"difference{len(constants or {})}"], ["factor"]))
+    for name, array in outputs.items():
+        initializers.append(numpy_helper.from_array(np.ascontiguousarray(array[None], np.float32), f"{name}_values"))
+        nodes.append(helper.make_node("Mul", [f"{name}_values", "factor"], [name]))
+    real = TensorProto.FLOAT
+    inputs = [helper.make_tensor_value_info("image", real, [1, 3, SIDE, SIDE])]
+    inputs += [helper.make_tensor_value_info(name, real, [1, len(v)]) for name, v in (constants or {}).items()]
+    made = [helper.make_tensor_value_info(name, real, [1, *array.shape]) for name, array in outputs.items()]
+    return finish(helper.make_graph(nodes, "net", inputs, made, initializers))
+
+
+@pytest.fixture(scope="module")
+def server(serve: Any, module_repository: Repository) -> Iterator[Any]:
+    def add(name: str, model: onnx.ModelProto, files: dict[str, str] | None = None, config: str = "") -> None:
+        module_repository.add(name, config, model=model)
+        for file_name, text in (files or {}).items():
+            (module_repository.path / name / file_name).write_text(text)
+
+    processor = {"size": {"height": SIDE, "width": SIDE}}
+    files = of_hugging_face({}, processor)
+    detr = {
+        "logits": spread(LOGITS, 300, 3) - 9 * (spread(LOGITS, 300, 3) == 0),
+        "pred_boxes": spread(stretched(), 300, 4),
+    }
+    add("hugging_face", answer(detr), {f"1/{name}": text for name, text in files.items()})
+    add("hugging_face_of_another", answer(detr), of_hugging_face({"id2label": {"0": "a"}}, processor))
+    add("rf_detr", answer({"labels": detr["logits"], "dets": detr["pred_boxes"]}))
+    paddle = PADDLE.replace("640", str(SIDE))
+    constants = {"im_shape": [SIDE, SIDE], "scale_factor": [1.0, 1.0]}
+    add("paddle", answer({"rows": spread(ROWS, 300, 6)}, constants), {"infer_cfg.yml": paddle})
+    with serve(module_repository.path) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def picture() -> bytes:
+    cv2 = pytest.importorskip("cv2")
+    return bytes(cv2.imencode(".jpg", np.full((480, 640, 3), 90, np.uint8))[1])
+
+
+def notes(server: Any, model: str) -> list[str]:
+    loaded = server.ask("/edge/v1/models")[1]["models"]
+    return next(item["notes"] for item in loaded if item["name"] == model)
+
+
+NOTES = {
+    "hugging_face": "recognised by its metadata: d_fine detect, 3 classes",
+    "rf_detr": "recognised by its outputs: rf-detr detect, 3 classes",
+    "paddle": "recognised by its metadata: PaddleDetection YOLO detect, 3 classes",
+}
+
+
+@pytest.mark.parametrize("model", NOTES)
+def test_boxes_of_a_model_without_configuration(server: Any, picture: bytes, model: str) -> None:
+    status, body = server.request("POST", f"/edge/v1/models/{model}/perception", picture)
+    assert status == 200, body
+    detections = json.loads(body)["detections"]
+    assert len(detections) == len(FOUND)
+    for seen, (box, index, score) in zip(detections, FOUND, strict=True):
+        assert (seen["class_index"], seen["label"]) == (index, "" if model == "rf_detr" else NAMES[index])
+        assert seen["score"] == pytest.approx(score, abs=1e-3)
+        assert [seen[key] for key in ("x_min", "y_min", "x_max", "y_max")] == pytest.approx(box, abs=0.1)
+    assert NOTES[model] in notes(server, model)
+
+
+def test_frames_fill_the_other_inputs_too(server: Any, picture: bytes) -> None:
+    with FrameStream(server.grpc, "paddle") as stream:
+        (result,) = stream.results([picture])
+    assert not result.error
+    assert [item.label for item in result.detections] == [NAMES[0], NAMES[2]]
+
+
+def test_files_of_another_model_say_why_nothing_is_recognised(server: Any, picture: bytes) -> None:
+    (note,) = [note for note in notes(server, "hugging_face_of_another") if "metadata" in note]
+    assert note.startswith("its metadata are those of Hugging Face's transformers, but nothing is recognised: output ")
+    status, body = server.request("POST", "/edge/v1/models/hugging_face_of_another/perception", picture)
+    assert (status, note in json.loads(body)["error"]) == (400, True)
+    stream = FrameStream(server.grpc, "hugging_face_of_another", returns=Returns(has_detections=True))
+    with stream, pytest.raises(StreamError) as caught:
+        list(stream.results([picture]))
+    assert note in str(caught.value)
+
+
+def test_clients_of_v2_see_no_recognised_parameters(server: Any) -> None:
+    config = server.ask("/v2/models/paddle/config")[1]
+    assert all(key.startswith("edge_") for key in config["parameters"])

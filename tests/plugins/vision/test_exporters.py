@@ -1,0 +1,236 @@
+"""Metadata of Hugging Face, PaddleDetection, OpenVINO and TFLite: what they make of a model, and hostile texts."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
+from edge_server.core.tensor import DType
+from edge_server.plugins.vision.exporters.exported_metadata import UnfitMetadataError
+from edge_server.plugins.vision.exporters.simple_yaml import parse_yaml
+from edge_server.plugins.vision.recognition import recognise
+
+NAMES = ("person", "cup", "it's \u00e9")
+CONFIG = {
+    "architectures": ["DFineForObjectDetection"],
+    "model_type": "d_fine",
+    "id2label": {"0": NAMES[0], "1": NAMES[1], "2": NAMES[2]},
+}
+PROCESSOR = {
+    "do_rescale": True,
+    "rescale_factor": 1 / 255,
+    "do_normalize": False,
+    "size": {"height": 320, "width": 640},
+}
+PADDLE = """mode: paddle
+arch: YOLO
+Preprocess:
+- interp: 2
+  keep_ratio: false
+  target_size:
+  - 320
+  - 640
+  type: Resize
+- mean:
+  - 0.485
+  - 0.456
+  - 0.406
+  norm_type: mean_std
+  std: [0.229, 0.224, 0.225]
+  type: NormalizeImage
+- type: Permute
+label_list:
+- person
+- "cup"
+- 'it''s \u00e9'
+NMS:
+  name: MultiClassNMS
+"""
+MODEL_INFO = {
+    "model_info/model_type": "YOLO", "model_info/labels": "person traffic_light", "model_info/pad_value": "114",
+    "model_info/reverse_input_channels": "YES", "model_info/scale_values": "255.0",
+    "model_info/resize_type": "fit_to_window_letterbox",
+}  # fmt: skip
+ULTRALYTICS_FILE = {
+    "stride": 32, "task": "detect", "names": {"0": NAMES[0], "1": NAMES[1], "2": NAMES[2]}, "imgsz": [320, 640],
+    "args": {"nms": False}, "end2end": False, "head": "Detect",
+}  # fmt: skip
+METADATA_YAML = """description: Ultralytics YOLO11n model
+stride: 32
+task: detect
+imgsz:
+- 320
+- 640
+names:
+  0: person
+  1: cup
+  2: it's \u00e9
+args:
+  nms: false
+end2end: false
+"""
+
+
+def network(
+    outputs: dict[str, tuple[int, ...]], image: tuple[int, ...] = (3, 320, 640), others: dict[str, int] | None = None
+) -> ModelSpec:
+    return ModelSpec(
+        name="net", backend="onnxruntime", platform="", max_batch_size=1, instance_groups=(),
+        inputs=(
+            InputSpec("image", DType.FP32, image),
+            *(InputSpec(name, DType.FP32, (count,)) for name, count in (others or {}).items()),
+        ),
+        outputs=tuple(OutputSpec(name, DType.FP32, dims) for name, dims in outputs.items()),
+    )  # fmt: skip
+
+
+def of_hugging_face(config: dict[str, Any] | None = None, processor: dict[str, Any] | None = None) -> dict[str, str]:
+    return {
+        "config.json": json.dumps(CONFIG | (config or {})),
+        "preprocessor_config.json": json.dumps(PROCESSOR | (processor or {})),
+    }
+
+
+DETR = {"logits": (300, 3), "pred_boxes": (300, 4)}
+RECOGNISED: dict[str, tuple[ModelSpec, dict[str, str], dict[str, str], tuple[str, ...]]] = {
+    "D-FINE": (
+        network(DETR), of_hugging_face(),
+        {"detection_head": "detr", "detection_outputs": "pred_boxes,logits", "image_fit": "stretch"}, NAMES,
+    ),
+    "D-FINE of any size": (
+        network(DETR, (3, -1, -1)), of_hugging_face(),
+        {"network_image_width": "640", "network_image_height": "320"}, NAMES,
+    ),
+    "DETR": (
+        network({"logits": (100, 4), "pred_boxes": (100, 4)}),
+        of_hugging_face(
+            {"model_type": "detr"},
+            {"size": {"shortest_edge": 800, "longest_edge": 1333}, "do_normalize": True, "image_mean": [0.5, 0.4, 0.3],
+             "image_std": [0.2, 0.2, 0.1]},
+        ),
+        {"detection_activation": "softmax", "detection_background": "3", "image_mean": "0.5,0.4,0.3",
+         "image_fit": "letterbox", "image_stddev": "0.2,0.2,0.1"}, NAMES,
+    ),
+    "ViT": (
+        network({"logits": (3,)}),
+        of_hugging_face({"architectures": ["ViTForImageClassification"], "model_type": "vit"}),
+        {"class_output": "logits", "class_activation": "softmax"}, NAMES,
+    ),
+    "classifier with a crop": (
+        network({"logits": (3,)}, (3, 224, 224)),
+        of_hugging_face(
+            {"architectures": ["ResNetForImageClassification"], "model_type": "resnet"},
+            {"size": {"shortest_edge": 256}, "do_center_crop": True, "crop_size": {"height": 224, "width": 224}},
+        ),
+        {"image_fit": "crop", "image_resize": "256"}, NAMES,
+    ),
+    "PP-YOLOE with NMS": (
+        network({"rows": (-1, 6), "count": (1,)}, others={"scale_factor": 2, "im_shape": 2}),
+        {"infer_cfg.yml": PADDLE},
+        {"detection_columns": "class,score,box", "detection_outputs": "rows", "image_input": "image",
+         "image_constants": "scale_factor=1,1;im_shape=320,640", "image_mean": "0.485,0.456,0.406",
+         "image_scale": "1/255"}, NAMES,
+    ),
+    "PP-YOLOE without NMS": (
+        network({"boxes": (4200, 4), "scores": (3, 4200)}, others={"scale_factor": 2}), {"infer_cfg.yml": PADDLE},
+        {"detection_head": "ppyoloe", "detection_outputs": "boxes,scores"}, NAMES,
+    ),
+    "OpenVINO": (
+        network({"out": (6, 4200)}), MODEL_INFO,
+        {"detection_head": "yolov8", "image_color": "rgb", "image_stddev": "255.0", "image_fit": "letterbox",
+         "image_pad_value": "114"}, ("person", "traffic_light"),
+    ),
+    "OpenVINO boxes": (
+        network({"boxes": (100, 5), "labels": (100,)}), MODEL_INFO | {"model_info/model_type": "ssd"},
+        {"detection_head": "nms_inside", "detection_outputs": "boxes,labels"}, ("person", "traffic_light"),
+    ),
+    "metadata.yaml": (
+        network({"out": (7, 4200)}), {"metadata.yaml": METADATA_YAML}, {"detection_head": "yolov8"}, NAMES
+    ),
+    "TFLite": (
+        network({"out": (7, 4200)}, (320, 640, 3)), {"packed/metadata.json": json.dumps(ULTRALYTICS_FILE)},
+        {"detection_head": "yolov8", "detection_box_unit": "normalized"}, NAMES,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RECOGNISED)
+def test_a_model_is_recognised_by_the_metadata_beside_it(name: str) -> None:
+    spec, metadata, expected, labels = RECOGNISED[name]
+    found = recognise(spec, metadata)
+    assert found is not None
+    assert found.parameters.items() >= expected.items(), found
+    assert set(found.labels.values()) == {labels}
+    assert found.note.startswith("recognised by its metadata: ")
+
+
+UNFIT: dict[str, tuple[dict[str, str], str]] = {
+    "no JSON": ({"config.json": "ForObjectDetection {"}, "config.json: expected JSON"),
+    "nested JSON": ({"config.json": "ForObjectDetection" + "[" * 200_000}, "config.json: expected JSON"),
+    "nested JSON without an end": ({"config.json": '{"ForObjectDetection":' + "[" * 200_000}, "expected JSON"),
+    "no preprocessor": ({"config.json": of_hugging_face()["config.json"]}, "expected preprocessor_config.json"),
+    "another model": (of_hugging_face({"model_type": "x" * 9000}), "expected model_type out of detr"),
+    "labels with a gap": (of_hugging_face({"id2label": {"0": "a", "7": "b"}}), "expected names for 0, 1, 2"),
+    "labels as numbers": (of_hugging_face({"id2label": {"0": 1}}), "expected id2label as"),
+    "other labels": (of_hugging_face({"id2label": {"0": "a"}}), "expected [boxes, 4], [boxes, 1] for 1 names"),
+    "a huge size": (of_hugging_face({}, {"size": {"height": 10**9, "width": 1}}), "expected 1 to 16384 pixels"),
+    "a mean of NaN": (
+        of_hugging_face({}, {"do_normalize": True, "image_mean": float("nan"), "image_std": 1}), "expected a number"
+    ),
+    "two means": (of_hugging_face({}, {"do_normalize": True, "image_mean": [1, 2]}), "expected one or three numbers"),
+    "a deviation of 0": (
+        of_hugging_face({}, {"do_normalize": True, "image_mean": 0.5, "image_std": 0}), "expected numbers other than 0"
+    ),
+    "a step of PaddleDetection": ({"infer_cfg.yml": PADDLE.replace("Permute", "Warp")}, "given ''Warp''"),
+    "a ratio that is kept": ({"infer_cfg.yml": PADDLE.replace("false", "true")}, "expected keep_ratio false"),
+    "no label list": ({"infer_cfg.yml": "arch: YOLO"}, "expected label_list"),
+    "OpenVINO's other type": (MODEL_INFO | {"model_info/model_type": "MaskRCNN"}, "expected model_type out of"),
+    "OpenVINO's labels": (MODEL_INFO | {"model_info/labels": ""}, "expected names"),
+    "TFLite with NMS": ({"packed/metadata.json": json.dumps(ULTRALYTICS_FILE | {"end2end": True})}, "without NMS"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_metadata_that_do_not_fit_say_why(name: str) -> None:
+    metadata, reason = UNFIT[name]
+    began_s = time.process_time()
+    found = recognise(network(DETR), metadata)
+    assert found is not None
+    assert (found.parameters, found.labels) == ({}, {})
+    assert "but nothing is recognised: " in found.note
+    assert reason in found.note
+    assert len(found.note) < 400
+    assert found.note.isprintable()
+    assert time.process_time() - began_s < 2
+
+
+def test_files_of_language_models_do_not_concern_it() -> None:
+    config = json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama"})
+    assert recognise(network(DETR), {"config.json": config}) is None
+
+
+def test_yaml_gives_mappings_and_lists() -> None:
+    text = "a:\n- 1\n- b: 'x # y'\n  c: [1, two]\n-\n  d: e # f\ng: {}\nh:\n  i: \"j\"\n  2: k\n"
+    assert parse_yaml(text) == {
+        "a": ["1", {"b": "x # y", "c": ["1", "two"]}, {"d": "e"}], "g": "", "h": {"i": "j", "2": "k"}
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a", "a: 1\na: 2", "a: &x 1", "a: !!python/object 1", "a: |\n  text", "a: [[1]]", "- 1\n- 2", "a: 1\n   b: 2",
+        "\n".join(" " * depth + "a:" for depth in range(1000)), "a: 1\n" * 30_000, "a: [1", "\ta: 1\n b: 2",
+        "'" * 100_000, "a" * 1_000_000, "- " * 100_000,
+    ],
+    ids=lambda text: repr(text[:12]) + str(len(text)),
+)  # fmt: skip
+def test_other_yaml_is_refused(text: str) -> None:
+    began_s = time.process_time()
+    with pytest.raises(UnfitMetadataError, match=r"^expected "):
+        parse_yaml(text)
+    assert time.process_time() - began_s < 2
