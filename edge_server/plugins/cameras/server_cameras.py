@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import os
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from edge_server.config import ConfigError
 from edge_server.errors import Draining, InvalidRequest, NotFound
@@ -109,16 +109,13 @@ class ServerCameras:
         with self._changing:
             if self._stop.is_set():
                 raise Draining("the server is stopping")
-            entry = self._entry(source)
+            entry, shapes = self._entry(source), Shapes(zones, lines)
             try:
-                entries, sinks = self._read()
-                if source in entries:
-                    entries[source] = dataclasses.replace(entries[source], zones=zones, lines=lines)
-                    check_required_zones(entries, sinks)
+                self._read({**self._zone_store.changes, source: shapes})
             except ConfigError as error:
                 raise InvalidRequest(str(error)) from None
             is_in_file = entry.name not in {own.name for own in self._config.sources}
-            self._zone_store.save(source, Shapes(zones, lines), is_in_file=is_in_file)
+            self._zone_store.save(source, shapes, is_in_file=is_in_file)
             self._apply()
         return self.zones_as_json(source)
 
@@ -128,10 +125,10 @@ class ServerCameras:
             raise NotFound(f"the server opens no camera '{source[:80]}'")
         return entry
 
-    def _read(self) -> tuple[dict[str, SourceEntry], dict[str, SinkEntry]]:
-        """Return the sources, with changed zones, and the sinks. Raises ConfigError."""
+    def _read(self, changes: Mapping[str, Shapes]) -> tuple[dict[str, SourceEntry], dict[str, SinkEntry]]:
+        """Return the sources, some with changed zones, and the sinks. Raises ConfigError."""
         sources, sinks = read_entries(self._config.file, self._config.sources, self._config.sinks)
-        for name, kept in self._zone_store.changes.items():
+        for name, kept in changes.items():
             if name in sources:
                 sources[name] = dataclasses.replace(sources[name], zones=kept.zones, lines=kept.lines)
         check_required_zones(sources, sinks)
@@ -139,7 +136,7 @@ class ServerCameras:
 
     def _apply(self) -> None:
         try:
-            sources, sinks = self._read()
+            sources, sinks = self._read(self._zone_store.changes)
         except ConfigError as error:
             if str(error) != self._problem:
                 self._problem = str(error)

@@ -69,7 +69,7 @@ class SinkRunner:
     def put(self, message: SinkMessage) -> None:
         """Send the message, or later, or never: if it holds no news, or if the receiver is too slow."""
         with self._lock:
-            if self._is_closing or not self._takes(message):
+            if self._is_closing or not self._is_wanted(message):
                 return
             self._received += 1
             if message.picture is not None and not self._takes_pictures:
@@ -127,7 +127,7 @@ class SinkRunner:
                 waiting=len(self._waiting) + held + self._sending,
             )
 
-    def _takes(self, message: SinkMessage) -> bool:
+    def _is_wanted(self, message: SinkMessage) -> bool:
         """Return whether a message is of a kind that the sink takes: of events, those in its zones."""
         required = self.entry.required_zones
         if message.event is None:

@@ -115,12 +115,12 @@ class SourceRunner:
         if self._stream is not None:
             self._stream.end()
 
-    def takes(self, entry: SourceEntry) -> bool:
+    def differs_in_zones_only(self, entry: SourceEntry) -> bool:
         """Return whether the entry differs from that of the runner in zones and lines only, or not at all."""
         return dataclasses.replace(entry, zones=(), lines=()) == dataclasses.replace(self.entry, zones=(), lines=())
 
     def replace_zones(self, entry: SourceEntry) -> None:
-        """Use the zones and lines of an entry from the next frame on. See `takes`."""
+        """Use the zones and lines of an entry from the next frame on. See `differs_in_zones_only`."""
         self.entry = entry
         if not entry.zones and not entry.lines:
             self._zones = None

@@ -65,7 +65,7 @@ class SourceSet:
         whose names are in `pictured` come with their pictures."""
         for name, runner in list(self._runners.items()):
             entry = entries.get(name)
-            if entry is not None and runner.takes(entry):
+            if entry is not None and runner.differs_in_zones_only(entry):
                 if entry != runner.entry:
                     runner.replace_zones(entry)
                     self._on_state(runner)

@@ -82,14 +82,15 @@ class ZoneMonitor:
         self._zones: list[_Zone] = []
         self._lines: list[_Line] = []
         self._positions: dict[int, tuple[float, float]] = {}
-        self._next: tuple[Sequence[ZoneEntry], Sequence[LineEntry]] | None = None
+        self._used = self._wanted = (zones, lines)
+        """Replaced, never changed: another thread sets what is wanted."""
         self.report = ZoneReport()
         """The report on the newest frame."""
         self._set(zones, lines)
 
     def replace(self, zones: Sequence[ZoneEntry], lines: Sequence[LineEntry]) -> None:
         """Use these from the next frame on. Those that stay the same keep their objects and counts."""
-        self._next = zones, lines
+        self._wanted = zones, lines
 
     def _set(self, zones: Sequence[ZoneEntry], lines: Sequence[LineEntry]) -> None:
         old_zones = {zone.entry: zone for zone in self._zones}
@@ -120,9 +121,9 @@ class ZoneMonitor:
         `ids` are the track ids of the detections, 0 for one without. `alive` are the ids of all tracks that may come
         back. `step_s` is the time since the frame before, 0 or more.
         """
-        if self._next is not None:
-            (zones, lines), self._next = self._next, None
-            self._set(zones, lines)
+        if self._used is not self._wanted:
+            self._used = self._wanted
+            self._set(*self._used)
         self._frame += 1
         self._now_s += step_s
         tracked = [(index, track) for index, track in enumerate(ids) if track]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -16,7 +17,15 @@ from edge_server.plugins.cameras.sinks import mqtt, sink_runner
 from edge_server.plugins.cameras.sinks.sink_interface import REMOVED, SinkMessage
 from edge_server.plugins.cameras.sinks.sink_runner import SinkRunner
 from edge_server.plugins.cameras.source_and_sink_settings import SinkEntry
-from edge_server.protocol.frame_messages import ClassScore, FrameHeader, FrameResult
+from edge_server.plugins.cameras.zones.zone_settings import LineEntry, ZoneEntry
+from edge_server.protocol.frame_messages import (
+    ClassScore,
+    FrameHeader,
+    FrameResult,
+    LineCounts,
+    ZoneCounts,
+    ZoneReport,
+)
 
 PATIENCE_S = 60.0
 PROGRAM = Path(__file__).with_name("home_assistant.py")
@@ -119,6 +128,29 @@ def test_a_camera_is_a_device_whose_entities_follow_results_and_state(
     assert eventually(lambda: home.states() == {"sensor.gate_class": "dog"})
     runner.close(PATIENCE_S)
     assert eventually(lambda: home.states() == {"sensor.gate_class": "unavailable"})
+    assert home.warnings() == []
+
+
+def test_zones_and_lines_of_a_camera_are_entities_of_its_device(
+    home: HomeAssistant, start, message, eventually
+) -> None:
+    runner = start()
+    zones = (ZoneEntry("yard", classes=("person",), loitering_s=5.0), ZoneEntry("lawn"))
+    lines = (LineEntry("gate", ((0.0, 0.0), (1.0, 1.0))),)
+    runner.put(dataclasses.replace(state("door", "RUNNING"), zones=zones, lines=lines))
+    off = {"binary_sensor.door_yard": "off", "binary_sensor.door_yard_person": "off"}
+    off |= {"binary_sensor.door_yard_loitering": "off", "binary_sensor.door_lawn": "off"}
+    off |= {"sensor.door_gate_in": "0", "sensor.door_gate_out": "0"}
+    assert eventually(lambda: home.states() == off)
+    counts = (ZoneCounts("yard", {"person": 2}, 2, {"person": 1}), ZoneCounts("lawn", {"dog": 1}, 1))
+    result = FrameResult(FrameHeader(), zones=ZoneReport(counts, (LineCounts("gate", 3, 1),)))
+    runner.put(SinkMessage("door", result))
+    on = {entity: {"off": "on", "0": "3"}[found] for entity, found in off.items()}
+    on |= {"sensor.door_gate_out": "1", "binary_sensor.door_lawn_dog": "on"}
+    assert eventually(lambda: home.states() == on)
+    assert home.entity("sensor.door_gate_in")["device"] == "door"
+    runner.put(dataclasses.replace(state("door", "RUNNING"), zones=zones[:1]))
+    assert eventually(lambda: set(home.states()) == {entity for entity in off if "yard" in entity})
     assert home.warnings() == []
 
 
