@@ -232,7 +232,7 @@ def _class_score_wire(item: ClassScore) -> Any:
 
 def _detection_wire(item: Detection) -> Any:
     box = {"x_min": item.x_min, "y_min": item.y_min, "x_max": item.x_max, "y_max": item.y_max, "score": item.score}
-    _check_floats("Detection", **box)
+    _check_floats("Detection", **box, text_score=item.text_score)
     keypoints = []
     for point in item.keypoints:
         coordinates = {"x": point.x, "y": point.y, "score": point.score}
@@ -241,7 +241,7 @@ def _detection_wire(item: Detection) -> Any:
     return _wire(
         "Detection", **box, class_index=item.class_index, label=item.label, keypoints=keypoints,
         track_id=item.track_id, rotated=None if item.rotated is None else _rotated_box_wire(item.rotated),
-        mask=None if item.mask is None else _object_mask_wire(item.mask),
+        mask=None if item.mask is None else _object_mask_wire(item.mask), text=item.text, text_score=item.text_score,
     )  # fmt: skip
 
 
@@ -323,6 +323,7 @@ def _result(wire: Any, tensors: Sequence[Tensor]) -> FrameResult:
                 tuple(Keypoint(point.x, point.y, point.score) for point in item.keypoints), item.track_id,
                 _object_mask(item.mask) if item.HasField("mask") else None,
                 _rotated_box(item.rotated) if item.HasField("rotated") else None,
+                text=item.text, text_score=item.text_score,
             )
             for item in wire.detections
         ),

@@ -222,7 +222,8 @@ class Detection:
     tracked, or not yet. `mask` is None if the model gives no masks, if none was requested, and for weaker detections
     beyond the server's limits on masks. `rotated` is the object's oriented box, None if the model gives only upright
     boxes; then the box is the part of its upright bounding box that lies within the frame. `zones` are those of a
-    camera that the server opens; no message has them.
+    camera that the server opens; no message has them. `text` is what a recogniser reads in the box, with `text_score`,
+    the mean probability of its characters; "" and 0 if it reads nothing, or if the model reads no text.
     """
 
     x_min: float
@@ -237,6 +238,8 @@ class Detection:
     mask: ObjectMask | None = None
     rotated: RotatedBox | None = None
     zones: tuple[ZonePresence, ...] = ()
+    text: str = ""
+    text_score: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

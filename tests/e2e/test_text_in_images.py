@@ -5,6 +5,7 @@ The networks are real and come from `fetch_pipeline_models.sh`; the model folder
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import threading
@@ -38,6 +39,16 @@ LINES = [
 ]  # fmt: skip
 
 
+READS_LINES = "".join(
+    f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
+    for key, value in {
+        "network_image_width": "640", "network_image_height": "960", "image_fit": "letterbox", "image_color": "bgr",
+        "image_scale": "1/255", "image_mean": "0.485,0.456,0.406", "image_stddev": "0.229,0.224,0.225",
+        "detection_head": "dbnet", "detection_score_threshold": "0.5", "detection_text_model": "text_recogniser",
+    }.items()
+)  # fmt: skip
+
+
 def write_pipeline(path: Path) -> None:
     """Copy the model folders and put the networks into them."""
     for name in ("read_text", *NETWORKS):
@@ -55,6 +66,9 @@ def server(module_repository: Any, shared_server: Callable[..., Any]) -> Iterato
     shutil.copytree(module_repository.path / "read_text", isolated)
     with (isolated / "config.pbtxt").open("a") as config:
         config.write('parameters { key: "isolation" value { string_value: "process" } }\n')
+    lines = module_repository.path / "text_lines"
+    shutil.copytree(module_repository.path / "text_detector", lines)
+    (lines / "config.pbtxt").write_text(READS_LINES)
     with shared_server(module_repository.path) as running:
         yield running
 
@@ -92,6 +106,13 @@ def test_any_number_of_rendered_lines_is_read_exactly(server: Any, library: Any,
             assert ((scores > 0.6) & (scores <= 1)).all()
             tops = corners[:, 0, 1]
             assert (np.abs(tops - (30 + 64 * np.arange(count))) < 16).all(), tops
+
+
+def test_a_detector_that_names_the_recogniser_reads_the_same_lines(server: Any) -> None:
+    status, body = server.request("POST", "/edge/v1/models/text_lines/perception", page(LINES))
+    assert status == 200, body
+    found = sorted(json.loads(body)["detections"], key=lambda line: line["y_min"])
+    assert [line["text"] for line in found] == LINES
 
 
 @pytest.mark.parametrize("size", [20, 28, 44])

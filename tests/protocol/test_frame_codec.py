@@ -79,6 +79,7 @@ object_masks = st.builds(ObjectMask, u32, u32, u32, u32, data)
 detections = st.builds(
     Detection, floats, floats, floats, floats, floats, u32, texts, st.lists(keypoints, max_size=2).map(tuple), u64,
     mask=st.none() | object_masks, rotated=st.none() | st.builds(RotatedBox, floats, floats, floats, floats, floats),
+    text=texts, text_score=floats,
 )  # fmt: skip
 
 
@@ -193,6 +194,7 @@ def to_frame_result(item: object) -> FrameResult:
                 if each.HasField("mask") else None,
                 RotatedBox(*(getattr(each.rotated, key) for key in ("x", "y", "width", "height", "angle")))
                 if each.HasField("rotated") else None,
+                text=each.text, text_score=each.text_score,
             )
             for each in item.detections
         ),

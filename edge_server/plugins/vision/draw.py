@@ -220,7 +220,7 @@ class _Pen:
         """Write label, track and score on a plate above the box, or inside its upper edge if there is no room. The
         plate of an oriented box is at its uppermost corner."""
         track = f" #{found.track_id}" if found.track_id else ""
-        text = self._measure(f"{found.label or f'class {found.class_index}'}{track} {found.score:.2f}")
+        text = self._measure(f"{found.text or found.label or f'class {found.class_index}'}{track} {found.score:.2f}")
         color = _color(found.class_index)
         (left, top), _ = self._corners(found)
         if found.rotated is not None:

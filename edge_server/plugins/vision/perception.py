@@ -99,6 +99,11 @@ class PerceptionDecoder:
         """Least score that starts a track in a frame stream; None: no tracking."""
         return None if self.detections is None else self.detections.declaration.track_threshold
 
+    @property
+    def text_model(self) -> str:
+        """Name of the model that reads the text in detections, see `text_reading`; "" without one."""
+        return "" if self.detections is None else self.detections.declaration.text_model
+
     def settle(self, returns: Returns, *, model: str, note: str = "") -> Returns:
         """Return the settled results of a stream's `Returns`.
 

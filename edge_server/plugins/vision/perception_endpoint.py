@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from edge_server.service import InferenceService
 if TYPE_CHECKING:
     from edge_server.plugins.vision.perception import Perception, PerceptionDecoder
     from edge_server.plugins.vision.resize import FittedPicture
+    from edge_server.plugins.vision.text_reading import Pixels
     from edge_server.protocol.frame_messages import DenseMap, Mask
 
 _MAX_MASK_SIDE = 960
@@ -31,16 +32,19 @@ async def perceive(service: InferenceService, request: HttpRequest) -> HttpRespo
     handle = service.find(request.names["model"], None)
     try:
         body = await request.read_body()
-        decoder, inputs, fit = await request.run_on_worker(partial(_prepare, handle.spec, body))
+        decoder, inputs, fit, picture = await request.run_on_worker(partial(_prepare, handle.spec, body))
         del body
     finally:
         request.release_body()
     response = await run_model(handle, request.context.dispatch, inputs)
-    return await request.run_on_worker(partial(_decode, handle.spec, decoder, fit, response))
+    return await request.run_on_worker(partial(_decode, service, handle.spec, decoder, fit, picture, response))
 
 
-def _prepare(spec: ModelSpec, body: Body) -> tuple[PerceptionDecoder, dict[str, Tensor], FittedPicture]:
-    """Return the decoder of the outputs and the inputs. Raises InvalidRequest and Unsupported."""
+def _prepare(spec: ModelSpec, body: Body) -> tuple[PerceptionDecoder, dict[str, Tensor], FittedPicture, Pixels | None]:
+    """Return the decoder of the outputs, the inputs, and the BGR picture if text is read in it.
+
+    Raises InvalidRequest and Unsupported.
+    """
     # Imported on the worker thread: that takes longer than the event loop may be held.
     from edge_server.plugins.vision.image_plan import make_image_plan
     from edge_server.plugins.vision.perception import make_perception_decoder
@@ -54,14 +58,30 @@ def _prepare(spec: ModelSpec, body: Body) -> tuple[PerceptionDecoder, dict[str, 
             f"model '{spec.name}' does not give classes or detections for an image: its configuration must say by "
             "parameters how an image becomes its input and what its outputs mean" + spec.unrecognised_note
         )
+    picture = None
     tensor, fit = images.fit_file(memoryview(body), model=spec.name)
-    return decoder, images.inputs(tensor), fit
+    if decoder.text_model:
+        from edge_server.plugins.vision.decode import decode_image
+
+        picture = decode_image(memoryview(body), as_gray=False, error_prefix=f"model '{spec.name}'")
+    return decoder, images.inputs(tensor), fit, picture
 
 
-def _decode(spec: ModelSpec, decoder: PerceptionDecoder, fit: FittedPicture, response: Response) -> HttpResponse:
+def _decode(
+    service: InferenceService,
+    spec: ModelSpec,
+    decoder: PerceptionDecoder,
+    fit: FittedPicture,
+    picture: Pixels | None,
+    response: Response,
+) -> HttpResponse:
     outputs = {tensor.name: tensor.array for tensor in response.outputs}
     item = 0 if spec.max_batch_size else None
     seen = decoder.decode(outputs, item, fit, decoder.what, model=spec.name)
+    if picture is not None:
+        from edge_server.plugins.vision.text_reading import read_text
+
+        seen = replace(seen, detections=read_text(service, decoder.text_model, picture, seen.detections))
     head = {"model": spec.name, "version": str(response.version), "width": fit.width, "height": fit.height}
     body = head | results_as_json(seen)
     if seen.mask is not None:
@@ -115,7 +135,7 @@ def _map_png(dense: DenseMap) -> str:
 
 def results_as_json(seen: Perception) -> dict[str, Any]:
     """Return classes and detections as JSON, in pixels of the frame. `track_id` is there for tracked objects,
-    `rotated` for oriented boxes, and `polygons` for objects with a mask."""
+    `rotated` for oriented boxes, `polygons` for objects with a mask, and `text` for lines that were read."""
     from edge_server.plugins.vision.mask_outlines import outline_polygons
 
     return {
@@ -133,6 +153,7 @@ def results_as_json(seen: Perception) -> dict[str, Any]:
                 **({"track_id": item.track_id} if item.track_id else {}),
                 **({"rotated": asdict(item.rotated)} if item.rotated else {}),
                 **({} if item.mask is None else {"polygons": outline_polygons(item.mask)}),
+                **({"text": item.text, "text_score": item.text_score} if item.text else {}),
             }
             for item in seen.detections
         ],

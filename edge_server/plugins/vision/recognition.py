@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from edge_server.core.model_spec import ModelSpec, Recognised
-from edge_server.plugins.vision.exporters.exported_metadata import UnfitMetadataError
+from edge_server.plugins.vision.exporters.exported_metadata import MAX_LABELS, UnfitMetadataError, printable
 from edge_server.plugins.vision.layouts import find_stated_layout, find_unmistakable_layout
 
 _HEAD_KEYS = ("detection_head", "class_output", "mask_output", "depth_output", "anomaly_output")
@@ -21,6 +21,8 @@ def recognise(spec: ModelSpec, metadata: Mapping[str, str]) -> Recognised | None
     None for a model of no known exporter, and for a configuration that states a head. What the configuration states
     otherwise wins. If the metadata do not fit the model, nothing is recognised and the note says why.
     """
+    if "stride" not in metadata and "character" in metadata:
+        return _recognise_characters(spec, metadata["character"])
     task = metadata.get("task")
     if any(key in spec.parameters for key in _HEAD_KEYS) or ("image_top_k" in spec.parameters and task != "classify"):
         return None
@@ -34,3 +36,17 @@ def recognise(spec: ModelSpec, metadata: Mapping[str, str]) -> Recognised | None
     if found is None:
         return None
     return Recognised(found.parameters, {}, f"recognised by its outputs: {found.title}")
+
+
+def _recognise_characters(spec: ModelSpec, text: str) -> Recognised | None:
+    """Return the labels of a recogniser of text of PP-OCR: a character in each line, and a space after the last.
+
+    None if the model has other outputs than one with a score for each of them and for the blank.
+    """
+    if len(spec.outputs) != 1 or text.count("\n") >= MAX_LABELS:
+        return None
+    (output,) = spec.outputs
+    labels = (*map(printable, text.split("\n")), " ")
+    if not output.dims or output.dims[-1] != len(labels) + 1:
+        return None
+    return Recognised({}, {output.name: labels}, f"recognised by its metadata: text of {len(labels)} characters")

@@ -36,6 +36,8 @@ _PERCEPTION = NamedSchema(
                 label=TEXT,
                 keypoints=list_of(list_of(NUMBER)),
                 rotated=object_of((), x=NUMBER, y=NUMBER, width=NUMBER, height=NUMBER, angle=NUMBER),
+                text=TEXT,
+                text_score=NUMBER,
                 polygons={
                     **list_of(list_of(list_of(COUNT))),
                     "description": "Outlines [x, y] of the object's parts, if the model gives masks of objects.",

@@ -51,7 +51,7 @@ def seeds() -> Iterable[bytes]:
         header, height=3, width=4, tensors=(Tensor("t", DType.FP32, np.ones((1, 2), np.float32)),),
         detections=(
             Detection(0.1, 0.2, 0.3, 0.4, 0.9, 1, "cup", mask=ObjectMask(1, 2, 3, 4, b"\x0f\xf0")),
-            Detection(0.1, 0.2, 0.3, 0.4, 0.9, 1, "tree", rotated=RotatedBox(0.2, 0.3, 0.1, 0.1, 0.5)),
+            Detection(0.1, 0.2, 0.3, 0.4, 0.9, 1, "tree", rotated=RotatedBox(0.2, 0.3, 0.1, 0.1, 0.5), text="exit"),
         ),
         mask=Mask(1, 2, "mono8", b"ab", ("x",)),
         annotated_jpeg=b"jpeg", error="e", model="m", version=1,

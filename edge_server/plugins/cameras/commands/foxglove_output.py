@@ -116,7 +116,7 @@ class FoxgloveOutput:
         return self._messages.TextAnnotation(
             timestamp=stamp,
             position=self._messages.Point2(x=x, y=y),
-            text=f"{found.label or f'class {found.class_index}'}{track} {found.score:.2f}",
+            text=f"{found.text or found.label or f'class {found.class_index}'}{track} {found.score:.2f}",
             font_size=14.0,
             text_color=self._color((0.0, 0.0, 0.0, 1.0)),
             background_color=self._color(_GREEN),

@@ -50,7 +50,9 @@ def _detections_in_words(result: FrameResult) -> str:
         for name, count in counts.most_common(_MAX_NAMED)
     ]
     more = len(counts) - len(named)
-    return ", ".join(named) + (f" and {more} more kinds" if more else "")
+    texts = [repr(item.text) for item in result.detections if item.text]
+    read = f": {', '.join(texts[:_MAX_NAMED])}" + (", ..." if len(texts) > _MAX_NAMED else "") if texts else ""
+    return ", ".join(named) + (f" and {more} more kinds" if more else "") + read
 
 
 def _map_in_words(dense: DenseMap) -> str:

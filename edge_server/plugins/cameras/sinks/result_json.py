@@ -108,6 +108,8 @@ def _detection_as_json(item: Detection) -> dict[str, Any]:
         ]
     if item.keypoints:
         fields["keypoints"] = [[_number(point.x), _number(point.y), _number(point.score)] for point in item.keypoints]
+    if item.text:
+        fields |= {"text": item.text, "text_score": _number(item.text_score)}
     if item.mask is not None:
         from edge_server.plugins.vision.mask_outlines import outline_polygons
 

@@ -276,4 +276,5 @@ def _result_key(result: FrameResult) -> Hashable:
     if result.mask is not None or result.dense_map is not None or result.tensors:
         return None
     zones = () if result.zones is None else (result.zones.zones, result.zones.lines)
-    return (best_class(result), frozenset(label_counts(result.detections).items()), repr(zones))
+    texts = tuple(found.text for found in result.detections if found.text)
+    return (best_class(result), frozenset(label_counts(result.detections).items()), texts, repr(zones))

@@ -58,7 +58,8 @@ _NORMAL = 2
 
 @dataclass(slots=True, eq=False)
 class PreparedFrame:
-    """A frame whose pixels are written to a row. `picture` and `pin` are set only if the frame is drawn on later.
+    """A frame whose pixels are written to a row. `picture` and `pin` are set only if the frame is drawn on or read
+    later.
 
     `view` is set if viewers of the stream wait for this picture.
     """
@@ -199,13 +200,13 @@ class FramePipeline:
         view = flight.stream.view
         if view is not None and not view.wants(time.monotonic_ns()):
             view = None
-        is_drawn_on = flight.stream.settings.returns.has_annotated_jpeg or view is not None
+        is_kept = flight.stream.settings.returns.has_annotated_jpeg or view is not None or plan.reads_text
         pin = self._pinned(frame)
         try:
             data = memoryview(frame.data) if pin is None else pin.view
-            picture = plan.image_plan.read_frame(frame, data, model=self._model, is_drawn=is_drawn_on)
+            picture = plan.image_plan.read_frame(frame, data, model=self._model, is_drawn=is_kept)
             fitted = PreparedFrame(flight, plan.image_plan.write(picture, row, model=self._model))
-            if is_drawn_on:
+            if is_kept:
                 fitted.picture, fitted.pin, fitted.view, pin = picture, pin, view, None
             return fitted
         finally:
@@ -292,13 +293,15 @@ class FramePipeline:
             seen = plan.perception.decode(outputs, row, one.fit, returns, model=self._model)
             result.classes, result.detections, result.mask = seen.classes, seen.detections, seen.mask
             result.dense_map = seen.dense_map
+            if plan.perception.text_model and one.picture is not None and returns.has_detections:
+                result.detections = self._read_text(one, plan.perception.text_model, seen.detections)
             threshold, stream = plan.perception.track_threshold, one.flight.stream
             zones = stream.zones
             if zones is not None and threshold is None:
                 threshold = TRACK_THRESHOLD
             if threshold is not None and returns.has_detections:
                 size = one.fit.width, one.fit.height
-                result.detections = stream.track(one.flight, seen.detections, threshold, size)
+                result.detections = stream.track(one.flight, result.detections, threshold, size)
                 if zones is not None:
                     result.zones = zones.report
         if returns.tensors:
@@ -314,6 +317,12 @@ class FramePipeline:
         result.height, result.width = one.fit.height, one.fit.width
         result.times = one.flight.times(time.monotonic_ns())
         return result
+
+    def _read_text(self, one: PreparedFrame, model: str, detections: tuple[Detection, ...]) -> tuple[Detection, ...]:
+        from edge_server.plugins.vision.text_reading import read_text
+
+        assert one.picture is not None
+        return read_text(self._service, model, one.picture.bgr(), detections, priority=self._rank(one.flight))
 
     def _show(
         self,

@@ -76,6 +76,8 @@ class InputPlan:
         self.image_plan = frame_plan(spec)
         self.priority = int(priority_class(spec))
         self.max_rows = max(1, spec.max_batch_size) if spec.dynamic_batching is not None else 1
+        self.reads_text = "detection_text_model" in spec.all_parameters
+        """Whether another model reads text in the frames, so that their pixels are kept until then."""
         self.is_sequence = spec.sequence is not None
         """Whether each stream sends one frame at a time; the scheduler batches the frames of several streams."""
         self.instance_count = max(

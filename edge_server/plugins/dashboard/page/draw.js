@@ -97,7 +97,7 @@ export function drawBox(pen, found, line, size = line * 6) {
     pen.fill();
   }
   const track = found.track_id ? ` #${found.track_id}` : "";
-  const text = `${found.label || `class ${found.class_index}`} ${found.score.toFixed(2)}${track}`;
+  const text = `${found.text || found.label || `class ${found.class_index}`} ${found.score.toFixed(2)}${track}`;
   pen.font = `600 ${size}px sans-serif`;
   const top = y > size * 1.4 ? y - size * 1.4 : y;
   pen.fillRect(labelX - line / 2, top, pen.measureText(text).width + size * 0.6, size * 1.4);

@@ -51,7 +51,7 @@ async function showSeen(file, seen, took) {
   const scores = [seen.classes, seen.detections, shares].find((items) => items.length) || [];
   const list = element("ol", { class: "scores" }, ...scores.slice(0, 12).map((item) => element(
     "li", {},
-    element("div", { class: "head" }, element("span", {}, item.label || `class ${item.index ?? item.class_index}`),
+    element("div", { class: "head" }, element("span", {}, item.text || item.label || `class ${item.index ?? item.class_index}`),
             element("span", { class: "number" }, `${(item.score * 100).toFixed(1)} %`)),
     svg("svg", { viewBox: "0 0 100 6", preserveAspectRatio: "none", "aria-hidden": "true" },
         svg("rect", { width: Math.max(0, Math.min(100, item.score * 100)), height: 6 })),

@@ -219,7 +219,8 @@ TRAITS: Mapping[HeadKind, HeadTraits] = {
         "as nanodet, distances from the corner of a cell", (*_NMS, *_DISTRIBUTIONS), strides=(8, 16, 32, 64)
     ),
     HeadKind.DBNET: HeadTraits(
-        "[1, H, W]: probability that a pixel is in a line of text; gives oriented boxes", ("detection_unclip_ratio",)
+        "[1, H, W]: probability that a pixel is in a line of text; gives oriented boxes",
+        ("detection_unclip_ratio", "detection_text_model"),
     ),
 }
 
@@ -291,6 +292,9 @@ HEAD_PARAMETERS = (
     DeclaredParameter("detection_bins", "2 to 64", "8", "values of a distribution of a distance, reg_max + 1"),
     DeclaredParameter(
         "detection_unclip_ratio", "0 to 10", "1.6", "a text box grows by this, times its area over its circumference"
+    ),
+    DeclaredParameter(
+        "detection_text_model", "name of a model", "no text is read", "recogniser that reads the text in each box"
     ),
 )
 """Keys of some heads, see TRAITS."""
@@ -368,6 +372,8 @@ class DetectionDeclaration:
     columns: tuple[Column, ...]
     bins: int
     unclip_ratio: float
+    text_model: str
+    """Name of the recogniser of text, or ""."""
     track_threshold: float | None
     """Least score that starts a track; None: no tracking."""
     is_deepstack: bool
@@ -478,6 +484,7 @@ class _Reader:
             columns=self._columns(),
             bins=self._integer("detection_bins", 8, 2, 64),
             unclip_ratio=self._number("detection_unclip_ratio", 1.6, 10.0),
+            text_model=self._parameters.get("detection_text_model", ""),
             track_threshold=self._track_threshold(),
             is_deepstack=self._boolean("deepstack"),
         )

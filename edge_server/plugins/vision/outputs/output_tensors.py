@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from edge_server.core.model_spec import ModelSpec, OutputSpec
+from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, BadModelConfig
 from edge_server.plugins.vision.outputs.output_parameters import Activation
@@ -87,9 +87,9 @@ def require_numbers(spec: ModelSpec, output: OutputSpec) -> None:
         )
 
 
-def drop_batch_dim(spec: ModelSpec, output: OutputSpec, rank: int) -> tuple[int, ...]:
-    """Return the output's dims without a batch dimension, which max_batch_size or a leading 1 or -1 declares."""
-    dims = output.dims
+def drop_batch_dim(spec: ModelSpec, tensor: InputSpec | OutputSpec, rank: int) -> tuple[int, ...]:
+    """Return the tensor's dims without a batch dimension, which max_batch_size or a leading 1 or -1 declares."""
+    dims = tensor.dims
     has_batch_inside = spec.max_batch_size == 0 and len(dims) > rank and dims[0] in (1, -1)
     return dims[1:] if has_batch_inside else dims
 

@@ -100,6 +100,18 @@ def test_masks_of_objects_are_a_fraction_of_the_picture_and_polygons() -> None:
     assert "polygons" not in last
 
 
+def test_texts_that_were_read_are_quoted() -> None:
+    found = (
+        Detection(0, 0, 9, 9, 0.8, 0, "line", text="Exit", text_score=0.9),
+        Detection(0, 20, 9, 29, 0.7, 0, "line"),
+    )
+    result = FrameResult(HEADER, detections=found)
+    assert result_in_words(result) == "2 line 0.80: 'Exit'"
+    first, last = told(result)["detections"]  # type: ignore[misc]
+    assert (first["text"], first["text_score"]) == ("Exit", 0.9)  # type: ignore[index]
+    assert "text" not in last
+
+
 def test_small_tensors_are_printed_with_their_values() -> None:
     array = np.array([[1.5, math.nan, math.inf]], np.float32)
     tensors = (

@@ -1,0 +1,178 @@
+"""Reading of the lines that a text detector finds: cuts them out of the picture, runs a recogniser on them, and decodes
+its scores.
+
+The recogniser is a model of its own, as in PP-OCR: its input is [3, height, any width], its output gives scores for a
+blank and for each character at each step along the line (CTC). Its labels are the characters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from edge_server.core.model_spec import ModelSpec
+from edge_server.core.request_response import Request, Response
+from edge_server.core.tensor import DType, Tensor
+from edge_server.errors import BackendError, InvalidRequest, ServingFault
+from edge_server.plugins.vision.decode import opencv
+from edge_server.plugins.vision.outputs.output_tensors import as_floats, drop_batch_dim
+from edge_server.protocol.frame_messages import Detection
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from edge_server.service import Handle, InferenceService
+
+    Pixels = npt.NDArray[np.uint8]
+
+MAX_AT_ONCE = 8
+"""Maximum number of lines in one request to the recogniser."""
+
+MIN_WIDTH, WIDTH_STEP, MAX_WIDTH = 320, 64, 4096
+"""Widths of the recogniser's input, in pixels: at least that of its training, few different ones, and bounded."""
+
+_TALL = 1.5
+"""A line that is this many times as high as wide is turned by a quarter."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Recogniser:
+    """A recogniser as it is read from its specification. `characters` are those of the scores after the blank."""
+
+    name: str
+    input_name: str
+    dtype: DType
+    height: int
+    output_name: str
+    output_dtype: DType
+    has_batches: bool
+    at_once: int
+    characters: tuple[str, ...]
+
+
+def read_text(
+    service: InferenceService, model: str, bgr: Pixels, detections: Sequence[Detection], *, priority: int = 0
+) -> tuple[Detection, ...]:
+    """Return the detections with the text that the recogniser `model` reads in them. *Blocking*.
+
+    `bgr` is the frame, (height, width, 3). Detections without an oriented box, or too small to be read, have no text.
+    Raises UnknownModel, NotReady and other errors of the recogniser, and InvalidRequest if the model is none.
+    """
+    found = list(detections)
+    lines = [(index, line) for index, one in enumerate(found) if (line := _cut(bgr, one)) is not None]
+    if not lines:
+        return tuple(found)
+    handle = service.find(model, None)
+    recogniser = _read_spec(handle.spec)
+    # Lines of similar lengths go together.
+    lines.sort(key=lambda item: item[1].shape[1] / item[1].shape[0])
+    for start in range(0, len(lines), recogniser.at_once):
+        part = lines[start : start + recogniser.at_once]
+        tensor = _input(recogniser, [line for _, line in part])
+        texts = _decode(recogniser, _run(handle, tensor, priority), len(part))
+        for (index, _), (text, score) in zip(part, texts, strict=True):
+            found[index] = replace(found[index], text=text, text_score=score)
+    return tuple(found)
+
+
+def _cut(bgr: Pixels, found: Detection) -> Pixels | None:
+    """Return the straightened pixels of a line, or None if it has none or is too large."""
+    box = found.rotated
+    if box is None:
+        return None
+    # Text runs from the two left corners to the two right ones, as PP-OCR assumes.
+    corners = np.array(sorted(box.corners()), np.float32)
+    left, right = (pair[np.argsort(pair[:, 1])] for pair in (corners[:2], corners[2:]))
+    corners = np.array((left[0], right[0], right[1], left[1]))
+    width, height = (round(math.dist(corners[0], corners[index])) for index in (1, 3))
+    # A frame may be huge, and a box reach out of it.
+    if not (1 <= width <= 2 * MAX_WIDTH and 1 <= height <= 2 * MAX_WIDTH):
+        return None
+    cv2 = opencv()
+    # Transforms are between centres of pixels.
+    target = np.array([(0, 0), (width, 0), (width, height), (0, height)], np.float32) - 0.5
+    matrix = cv2.getPerspectiveTransform(corners - 0.5, target)
+    line: Pixels = cv2.warpPerspective(
+        bgr, matrix, (width, height), flags=cv2.INTER_CUBIC, borderMode=cv2.BORDER_REPLICATE
+    )
+    return np.rot90(line) if height >= _TALL * width else line
+
+
+def _read_spec(spec: ModelSpec) -> _Recogniser:
+    """Raises InvalidRequest for a model that is no recogniser of text."""
+    shape: tuple[int, ...] = ()
+    if len(spec.inputs) == 1 and len(spec.outputs) == 1:
+        given, output = spec.inputs[0], spec.outputs[0]
+        shape = drop_batch_dim(spec, given, 3)
+        characters = spec.labels_of(output)
+        steps = drop_batch_dim(spec, output, 2)
+        is_fit = len(shape) == 3 and shape[0] == 3 and shape[1] > 0 and shape[2] == -1 and given.dtype is DType.FP32
+        if is_fit and len(steps) == 2 and characters and steps[1] in (-1, len(characters) + 1):
+            has_batches = spec.max_batch_size > 0
+            is_open = not has_batches and len(given.dims) == 4 and given.dims[0] == -1
+            at_once = min(spec.max_batch_size, MAX_AT_ONCE) if has_batches else MAX_AT_ONCE if is_open else 1
+            return _Recogniser(
+                spec.name, given.name, given.dtype, shape[1], output.name, output.dtype,
+                has_batches or len(given.dims) == 4, at_once, characters,
+            )  # fmt: skip
+    inputs = ", ".join(f"'{item.name}' {item.dtype.value} {list(item.dims)}" for item in spec.inputs)
+    outputs = ", ".join(
+        f"'{item.name}' {list(item.dims)} with {len(spec.labels_of(item))} labels" for item in spec.outputs
+    )
+    raise InvalidRequest(
+        f"model '{spec.name}' cannot read text: expected an input FP32 [3, height, -1] and an output [-1, characters + "
+        f"1] with a label for each character, given {inputs} and {outputs}"
+    )
+
+
+def _input(recogniser: _Recogniser, lines: Sequence[Pixels]) -> Tensor:
+    """Return lines of -1 to 1, all of one width: 0 follows the shorter ones."""
+    cv2, height = opencv(), recogniser.height
+    widths = [min(math.ceil(line.shape[1] / line.shape[0] * height), MAX_WIDTH) for line in lines]
+    width = max(MIN_WIDTH, max(widths) + -max(widths) % WIDTH_STEP)
+    array = np.zeros((len(lines), 3, height, width), np.float32)
+    for item, line, own_width in zip(array, lines, widths, strict=True):
+        resized = cv2.resize(line, (own_width, height))
+        item[:, :, :own_width] = resized.transpose(2, 0, 1).astype(np.float32) / 127.5 - 1
+    return Tensor(recogniser.input_name, recogniser.dtype, array if recogniser.has_batches else array[0])
+
+
+def _run(handle: Handle, tensor: Tensor, priority: int) -> Response:
+    responses: SimpleQueue[Response] = SimpleQueue()
+    request = Request(model=handle.spec.name, inputs={tensor.name: tensor}, priority=priority)
+    handle.submit(request, responses.put, hold_us=math.inf, may_stand_in=False)
+    while (response := responses.get()).is_empty and not response.is_final:
+        pass
+    if response.error is not None:
+        raise response.error
+    if response.is_empty:
+        raise ServingFault(f"model '{handle.spec.name}' sent no response")
+    return response
+
+
+def _decode(recogniser: _Recogniser, response: Response, count: int) -> Iterator[tuple[str, float]]:
+    """Yield text and score of each line: the characters that are best at a step, but neither blank nor the step before
+    again, and the mean of their scores. Raises BackendError for an output of another shape."""
+    arrays: dict[str, npt.NDArray[Any]] = {item.name: item.array for item in response.outputs}
+    array = arrays.get(recogniser.output_name)
+    if array is None:
+        raise BackendError(f"model '{recogniser.name}': expected an output '{recogniser.output_name}'")
+    scores = as_floats(array, recogniser.output_dtype)
+    scores = scores if recogniser.has_batches else scores[None]
+    classes = len(recogniser.characters) + 1
+    if scores.ndim != 3 or scores.shape[0] != count or scores.shape[2] != classes:
+        raise BackendError(
+            f"model '{recogniser.name}', output '{recogniser.output_name}': expected shape "
+            f"[{count}, steps, {classes}], given {list(scores.shape)}"
+        )
+    best, highest = scores.argmax(axis=2), np.nan_to_num(scores.max(axis=2, initial=0.0))
+    is_character = best > 0
+    is_character[:, 1:] &= best[:, 1:] != best[:, :-1]
+    for line, values, is_kept in zip(best, highest, is_character, strict=True):
+        text = "".join(recogniser.characters[index - 1] for index in line[is_kept])
+        yield text, float(values[is_kept].mean()) if text else 0.0
