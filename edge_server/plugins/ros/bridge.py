@@ -25,6 +25,7 @@ from edge_server.plugins.ros.message_conversion import (
     classification_message,
     detections_message,
     make_frame,
+    map_message,
     mask_message,
 )
 from edge_server.protocol.frame_messages import Delivery, Frame, FrameResult, Returns
@@ -111,9 +112,10 @@ class BridgeParameters:
 
     A topic that is "" is not published. `detections_topic` carries vision_msgs/Detection2DArray,
     `classification_topic` vision_msgs/Classification with the best `top_k`, `annotated_topic` sensor_msgs/
-    CompressedImage, `mask_topic` sensor_msgs/Image of class numbers. `image_is_compressed` subscribes to
-    CompressedImage. `class_id_is_number` writes class numbers instead of labels, like Isaac ROS. `stamp_tells_age`
-    computes a frame's age from its stamp, for cameras that use the clock of this machine.
+    CompressedImage, `mask_topic` sensor_msgs/Image of class numbers, `map_topic` sensor_msgs/Image of depth or anomaly.
+    `image_is_compressed` subscribes to CompressedImage. `class_id_is_number` writes class numbers instead of labels,
+    like Isaac ROS. `stamp_tells_age` computes a frame's age from its stamp, for cameras that use the clock of this
+    machine.
     """
 
     model_name: str
@@ -124,6 +126,7 @@ class BridgeParameters:
     classification_topic: str = ""
     annotated_topic: str = ""
     mask_topic: str = ""
+    map_topic: str = ""
     input_qos: str = "SENSOR_DATA"
     output_qos: str = "DEFAULT"
     input_queue_size: int = 1
@@ -139,7 +142,7 @@ class BridgeParameters:
         if not any(self._result_topics):
             raise InvalidRequest(
                 "a bridge publishes at least one topic: give detections_topic (--detections-topic), "
-                "classification_topic, annotated_topic or mask_topic"
+                "classification_topic, annotated_topic, mask_topic or map_topic"
             )
         names = [name.strip("/") for name in (self.image_topic, *self._result_topics) if name]
         if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -147,7 +150,9 @@ class BridgeParameters:
 
     @property
     def _result_topics(self) -> tuple[str, ...]:
-        return self.detections_topic, self.classification_topic, self.annotated_topic, self.mask_topic
+        return (
+            self.detections_topic, self.classification_topic, self.annotated_topic, self.mask_topic, self.map_topic,
+        )  # fmt: skip
 
     def open_stream(self, address: str) -> FrameStream:
         """Return the stream to a server's gRPC port. It connects when its results are read."""
@@ -161,6 +166,7 @@ class BridgeParameters:
                 top_k=self.top_k if self.classification_topic else 0,
                 has_detections=bool(self.detections_topic),
                 has_mask=bool(self.mask_topic),
+                has_map=bool(self.map_topic),
                 has_annotated_jpeg=bool(self.annotated_topic),
                 jpeg_quality=self.jpeg_quality,
             ),
@@ -236,6 +242,7 @@ class Bridge:
             (given.classification_topic, MessageKind.CLASSIFICATION),
             (given.annotated_topic, MessageKind.COMPRESSED_IMAGE),
             (given.mask_topic, MessageKind.IMAGE),
+            (given.map_topic, MessageKind.IMAGE),
         )
         for topic, kind in outputs:
             if topic:
@@ -304,6 +311,8 @@ class Bridge:
             self._transport.publish(given.annotated_topic, annotated)
         if given.mask_topic and mask is not None:
             self._transport.publish(given.mask_topic, mask)
+        if given.map_topic and (dense := map_message(result)) is not None:
+            self._transport.publish(given.map_topic, dense)
 
     def _count_result(self, result: FrameResult) -> None:
         now = time.monotonic()

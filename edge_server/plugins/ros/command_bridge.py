@@ -20,6 +20,7 @@ _TOPICS = {
     "classification": "vision_msgs/Classification",
     "annotated": "sensor_msgs/CompressedImage, the frame with the results drawn in,",
     "mask": "sensor_msgs/Image of class numbers, or of the numbers of objects",
+    "map": "sensor_msgs/Image of depth or anomaly, 32FC1 in metres or mono16,",
 }
 
 
@@ -109,6 +110,7 @@ def _parameters(options: argparse.Namespace) -> BridgeParameters:
         classification_topic=options.classification_topic,
         annotated_topic=options.annotated_topic,
         mask_topic=options.mask_topic,
+        map_topic=options.map_topic,
         input_qos=options.input_qos,
         output_qos=options.output_qos,
         input_queue_size=options.input_queue_size,

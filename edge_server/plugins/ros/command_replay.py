@@ -24,6 +24,7 @@ def run(arguments: Sequence[str]) -> int:
         top_k=options.top_k if "classes" in options.returns else 0,
         has_detections="detections" in options.returns,
         has_mask="mask" in options.returns,
+        has_map="map" in options.returns,
         has_annotated_jpeg="annotated" in options.returns,
     )
     parameters = ReplayParameters(
@@ -78,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
         dest="returns",
         action="append",
         default=[],
-        choices=("detections", "classes", "mask", "annotated"),
+        choices=("detections", "classes", "mask", "map", "annotated"),
         help="kind of result, repeatable; default: what the model declares",
     )
     parser.add_argument("--top-k", type=int, default=5, metavar="N", help="number of classes in a classification")

@@ -211,6 +211,15 @@ def mask_message(result: FrameResult, *, is_requested: bool = False) -> ImageMes
     return ImageMessage(result.header, mask.height, mask.width, mask.encoding, step, mask.data)
 
 
+def map_message(result: FrameResult) -> ImageMessage | None:
+    """Return the map of depth or anomaly as an image, 32FC1 (depth in metres, as in REP 118) or mono16, or None."""
+    dense = result.dense_map
+    if dense is None:
+        return None
+    step = dense.width * (2 if dense.encoding == "mono16" else 4)
+    return ImageMessage(result.header, dense.height, dense.width, dense.encoding, step, dense.data)
+
+
 def _object_masks_message(result: FrameResult) -> ImageMessage:
     image = np.zeros((result.height, result.width), np.uint8)
     # Only the best 100 detections have masks: MAX_MASKS of plugins.vision.

@@ -19,6 +19,7 @@ from edge_server.plugins.ros.message_conversion import (
     annotated_message,
     classification_message,
     detections_message,
+    map_message,
     mask_message,
 )
 from edge_server.plugins.ros.recording import RecordedFrame, RecordingWriter
@@ -35,8 +36,8 @@ class ReplayParameters:
     """Parameters of a replay. `rate`: 1.0 as recorded, 0 as fast as the server responds. `returns` are the requested
     results, by default those that the model declares.
 
-    Results go to topics below `namespace`: detections, classification, annotated/compressed, mask. The replay fails
-    when the server cannot be reached for `patience_s`.
+    Results go to topics below `namespace`: detections, classification, annotated/compressed, mask, map. The
+    replay fails when the server cannot be reached for `patience_s`.
     """
 
     model_name: str
@@ -189,9 +190,12 @@ class TopicReplay:
             yield f"{given.namespace}/classification", classification_message(result, has_numbers=numbers)
         if mask is not None:
             yield f"{given.namespace}/mask", mask
+        if (dense := map_message(result)) is not None:
+            yield f"{given.namespace}/map", dense
         if annotated is not None:
             yield f"{given.namespace}/annotated/compressed", annotated
-        has_other = bool(result.classes) or mask is not None or (annotated is not None and given.returns != Returns())
+        has_other = bool(result.classes) or mask is not None or dense is not None
+        has_other |= annotated is not None and given.returns != Returns()
         if result.detections or given.returns.has_detections or not has_other:
             yield f"{given.namespace}/detections", detections_message(result, has_numbers=numbers)
 

@@ -24,7 +24,7 @@ _edge_server_words() {
     "governor replay") echo --help --trip-c --temperature-limit --power-budget-watts --svg --json ;;
     "chat") echo --help --prompt --system --max-tokens --temperature --seed --url --header --timeout ;;
     "ros") echo bridge replay ;;
-    "ros bridge") echo --help --model --model-version --address --stream-id --class-numbers --transport --node-name --image-topic --compressed --detections-topic --classification-topic --annotated-topic --mask-topic --input-qos --output-qos --input-queue-size --output-queue-size --top-k --jpeg-quality --stamp-tells-age --depth --max-age-ms --deadline-ms --max-fps --weight --priority ;;
+    "ros bridge") echo --help --model --model-version --address --stream-id --class-numbers --transport --node-name --image-topic --compressed --detections-topic --classification-topic --annotated-topic --mask-topic --map-topic --input-qos --output-qos --input-queue-size --output-queue-size --top-k --jpeg-quality --stamp-tells-age --depth --max-age-ms --deadline-ms --max-fps --weight --priority ;;
     "ros replay") echo --help --model --model-version --address --stream-id --class-numbers --topic --output --rate --return --top-k --namespace --patience ;;
     "optimize") echo --help --model-repository --model-version --model-config-name --runtimes --precision --profiles --input --objective --tolerance --min-top1 --write --overwrite --json --runs --seconds --samples --timeout-secs --memory-mb --memory-floor-mb --backend-config --engine-cache-dir --state-dir --config ;;
     "perf") echo --help --model --model-version --concurrency --request-rate --frames --request-intervals --request-distribution --max-threads --streams --frame-size --batch-size --input-data --shape --seed --prompt --prompt-words --max-tokens --shared-memory --output-shared-memory-size --measurement-interval --measurement-request-count --stability-percentage --max-trials --protocol --address --url --metrics-url --timeout --header --tls --tls-root --tls-cert --tls-key --json --svg --quiet ;;
@@ -105,7 +105,7 @@ _edge_server_values() {
     "ros bridge --transport") echo dds rclpy ros1 ;;
     "ros bridge --input-qos") echo DEFAULT SENSOR_DATA ;;
     "ros bridge --output-qos") echo DEFAULT SENSOR_DATA ;;
-    "ros replay --return") echo detections classes mask annotated ;;
+    "ros replay --return") echo detections classes mask map annotated ;;
     "optimize --objective") echo latency throughput memory ;;
     "perf --request-distribution") echo constant poisson ;;
     "perf -i" | "perf --protocol") echo grpc stream http chat ;;

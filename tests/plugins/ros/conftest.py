@@ -12,6 +12,7 @@ import pytest
 from edge_server.protocol.frame_codec import STREAM_PATH, decode_client_message, encode_server_message
 from edge_server.protocol.frame_messages import (
     ClassScore,
+    DenseMap,
     Detection,
     DropReason,
     Frame,
@@ -25,7 +26,8 @@ from edge_server.protocol.frame_messages import (
 
 
 class ScriptedServer:
-    """Returns for each image one box whose left edge is the first byte of its data, and a class, a mask and an image.
+    """Returns for each image one box whose left edge is the first byte of its data, and a class, a mask, a map and an
+    image.
 
     `drops_each`: of the frames whose `seq` it divides, the first of each is dropped with a notice. `is_mute`:
     frames are accepted and never answered. `is_empty`: there is no such model. `error`: every response is this error.
@@ -94,6 +96,7 @@ class ScriptedServer:
             detections=(found,) if returns.has_detections or asks_nothing else (),
             classes=(ClassScore(1, 0.5, "indoors"), ClassScore(2, 0.25)) if returns.top_k else (),
             mask=Mask(2, 2, "mono8", b"\0\1\2\3") if returns.has_mask else None,
+            dense_map=DenseMap("metric_depth", 1, 2, "32FC1", bytes(8), 0.0, 0.0) if returns.has_map else None,
             annotated_jpeg=b"\xff\xd8\xff\xd9" if returns.has_annotated_jpeg else b"",
         )
 

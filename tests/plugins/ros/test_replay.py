@@ -220,7 +220,7 @@ def test_at_the_recorded_rate_every_frame_is_answered_or_counted_as_dropped(
 def test_every_requested_result_has_its_topic(
     scripted: Callable[..., Any], recorded: Callable[..., Path], tmp_path: Path
 ) -> None:
-    flags = [f"--return={name}" for name in ("detections", "classes", "mask", "annotated")]
+    flags = [f"--return={name}" for name in ("detections", "classes", "mask", "map", "annotated")]
     done = replayed(
         scripted().address, recorded(2), tmp_path / "out.mcap", *flags, "--namespace=/left/", "--class-numbers"
     )
@@ -228,7 +228,9 @@ def test_every_requested_result_has_its_topic(
     found: dict[str, list[Any]] = {}
     for topic, _, message in read_with_rosbags(tmp_path / "out.mcap"):
         found.setdefault(topic, []).append(message)
-    assert sorted(found) == ["/left/annotated/compressed", "/left/classification", "/left/detections", "/left/mask"]
+    names = ["annotated/compressed", "classification", "detections", "map", "mask"]
+    assert sorted(found) == [f"/left/{name}" for name in names]
+    assert (found["/left/map"][0].encoding, found["/left/map"][0].step) == ("32FC1", 8)
     assert [one.class_id for one in found["/left/classification"][0].results] == ["1", "2"]
     assert found["/left/detections"][0].detections[0].results[0].hypothesis.class_id == "3"
     mask = found["/left/mask"][0]

@@ -18,11 +18,13 @@ from edge_server.plugins.ros.message_conversion import (
     detections_message,
     kind_of,
     make_frame,
+    map_message,
     mask_message,
     view_bytes,
 )
 from edge_server.protocol.frame_messages import (
     ClassScore,
+    DenseMap,
     Detection,
     FrameHeader,
     FrameResult,
@@ -148,6 +150,15 @@ def test_a_mask_becomes_an_image_of_class_ids() -> None:
     assert message is not None
     assert (message.height, message.width, message.encoding, message.step) == (2, 3, "mono16", 6)
     assert message.kind is MessageKind.IMAGE
+
+
+def test_a_map_becomes_an_image_of_its_encoding() -> None:
+    assert map_message(FrameResult(HEADER)) is None
+    for encoding, size in (("32FC1", 4), ("mono16", 2)):
+        dense = DenseMap("metric_depth", 2, 3, encoding, bytes(6 * size), 0.0, 0.0)
+        message = map_message(FrameResult(HEADER, dense_map=dense))
+        assert (message.height, message.width, message.step) == (2, 3, 3 * size)
+        assert (message.encoding, bytes(message.data), message.header) == (encoding, bytes(6 * size), HEADER)
 
 
 def test_masks_of_objects_become_an_image_of_the_numbers_of_detections() -> None:

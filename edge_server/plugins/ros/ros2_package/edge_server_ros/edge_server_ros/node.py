@@ -32,6 +32,7 @@ DEFAULTS: dict[str, Any] = {
     "classification_topic": "",
     "annotated_topic": "",
     "mask_topic": "",
+    "map_topic": "",
     "input_qos": "SENSOR_DATA",
     "output_qos": "DEFAULT",
     "input_queue_size": 1,
