@@ -22,6 +22,7 @@ from edge_server.errors import AlreadyExists, BadModelConfig, InvalidRequest
 from edge_server.repository import metadata_files
 from edge_server.repository.backend_choice import standard_name
 from edge_server.repository.file_fingerprint import is_ignored
+from edge_server.repository.metadata_files import FILE_NAMES
 from edge_server.repository.safe_paths import check_relative
 from edge_server.repository.scan import is_model_name, parse_version
 
@@ -98,6 +99,12 @@ def _of_file(path: Path) -> NewModelFiles:
     if path.suffix.lower() == ".onnx":
         copies += [(path.parent / name, name) for name in _external_files(path)]
     copies += [(path.parent / name, name) for name in metadata_files.FILE_NAMES if (path.parent / name).is_file()]
+    # Hugging Face lays them above the folder of the ONNX file.
+    folders = (path.parent, path.parent.parent) if path.parent.name == "onnx" else (path.parent,)
+    for name in FILE_NAMES:
+        found = next((folder / name for folder in folders if (folder / name).is_file()), None)
+        if found is not None:
+            copies.append((found, name))
     return NewModelFiles(path, path.stem, tuple(copies))
 
 

@@ -48,6 +48,8 @@ def files_of(folder: Path) -> list[str]:
         ("net.xml", ["net.xml", "net.bin"], ["1/model.bin", "1/model.xml"]),
         ("net_openvino_model", ["net_openvino_model/net.xml", "net_openvino_model/net.bin"],
          ["1/model.bin", "1/model.xml"]),
+        ("net.onnx", ["net.onnx", "metadata.yaml", "other.yaml"], ["1/metadata.yaml", "1/model.onnx"]),
+        ("hub/onnx/net.onnx", ["hub/onnx/net.onnx", "hub/config.json"], ["1/config.json", "1/model.onnx"]),
         ("forest.ubj", ["forest.ubj"], ["1/xgboost.ubj"]),
         ("net.tflite", ["net.tflite"], ["1/model.tflite"]),
         ("saved", ["saved/saved_model.pb", "saved/variables/variables.index"],
