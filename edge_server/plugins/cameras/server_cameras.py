@@ -90,7 +90,9 @@ class ServerCameras:
 
     def zones_as_json(self, source: str) -> dict[str, object]:
         """Return the zones and lines of a source, with `classes`, those that its model knows. Raises NotFound."""
-        entry = self._entry(source)
+        entry = self._entries.get(source)
+        if entry is None:
+            raise _no_camera(source)
         stored_in = STATE_FOLDER if source in self._zone_store.changes else SOURCES_FILE
         return {
             "source": source,
@@ -109,21 +111,17 @@ class ServerCameras:
         with self._changing:
             if self._stop.is_set():
                 raise Draining("the server is stopping")
-            entry, shapes = self._entry(source), Shapes(zones, lines)
+            shapes = Shapes(zones, lines)
             try:
-                self._read({**self._zone_store.changes, source: shapes})
+                sources, _ = self._read({**self._zone_store.changes, source: shapes})
             except ConfigError as error:
                 raise InvalidRequest(str(error)) from None
-            is_in_file = entry.name not in {own.name for own in self._config.sources}
+            if source not in sources:
+                raise _no_camera(source)
+            is_in_file = source not in {own.name for own in self._config.sources}
             self._zone_store.save(source, shapes, is_in_file=is_in_file)
             self._apply()
         return self.zones_as_json(source)
-
-    def _entry(self, source: str) -> SourceEntry:
-        entry = self._entries.get(source)
-        if entry is None:
-            raise NotFound(f"the server opens no camera '{source[:80]}'")
-        return entry
 
     def _read(self, changes: Mapping[str, Shapes]) -> tuple[dict[str, SourceEntry], dict[str, SinkEntry]]:
         """Return the sources, some with changed zones, and the sinks. Raises ConfigError."""
@@ -188,6 +186,10 @@ class ServerCameras:
                 lines=runner.entry.lines,
             )
             self._sinks.put(runner.entry.sinks, message)
+
+
+def _no_camera(source: str) -> NotFound:
+    return NotFound(f"the server opens no camera '{source[:80]}'")
 
 
 def _sink_names(entry: SourceEntry, sinks: Collection[str]) -> set[str]:

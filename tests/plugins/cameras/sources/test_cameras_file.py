@@ -14,6 +14,7 @@ from edge_server.plugins.cameras import server_cameras
 from edge_server.plugins.cameras.server_cameras import ServerCameras
 from edge_server.plugins.cameras.settings import SourcesConfig
 from edge_server.plugins.cameras.source_and_sink_settings import SinkEntry, SourceEntry
+from edge_server.plugins.cameras.zones.zone_settings import ZoneEntry
 from edge_server.telemetry.event_bus import EventBus
 
 FOLDER = """
@@ -182,3 +183,16 @@ def test_zones_over_a_model_that_detects_nothing_are_reported_and_change_without
     assert eventually(lambda: cameras.report().sources[0].reason == "")
     (after,) = core.streams.reports()
     assert (after.open_s > before.open_s, cameras.report().sources[0].failures) == (True, 0)
+
+
+def test_a_zone_that_a_sink_requires_can_be_added_where_it_is_missing(start, folder, tmp_path):
+    file = tmp_path / "cameras.toml"
+    file.write_text(
+        f"[[sources]]\nname='door'\nurl='{folder}'\nmodel='sum'\n"
+        f"[[sinks]]\nname='log'\nurl='{tmp_path / 'log'}'\nrequired_zones=['yard']\n"
+    )
+    cameras = start(file=str(file))
+    assert cameras.report().problem == "sink 'log': no source has the zone 'yard'"
+    assert cameras.set_zones("door", (ZoneEntry("yard"),), ())["stored_in"] == "sources_file"
+    assert cameras.report().problem == ""
+    assert [source.name for source in cameras.report().sources] == ["door"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edge_server.config import ConfigError
 from edge_server.plugins.cameras.source_and_sink_settings import (
@@ -23,6 +25,7 @@ from edge_server.plugins.cameras.zones.zone_settings import (
 )
 
 TRIANGLE = [[0, 0], [1, 0], [0.5, 1]]
+KEYS = ["name", "points", "classes", "min_score", "inertia", "window", "loitering_s"]
 
 
 def test_the_file_gives_a_source_zones_and_lines(tmp_path):
@@ -150,3 +153,20 @@ def test_a_zone_that_a_sink_requires_must_exist(tmp_path):
     )
     with pytest.raises(ConfigError, match="sink 'log': no source has the zone 'yrad', did you mean 'yard'"):
         check_required_zones(*read_entries(str(path)))
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just("yard"),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=3), inner),
+    max_leaves=20,
+)
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(KEYS), values), max_size=3) | values)
+def test_whatever_comes_over_http_is_taken_or_refused(value):
+    for parse in (parse_zones, parse_lines):
+        try:
+            entries = parse(value)
+        except ValueError:
+            continue
+        assert parse(entries_as_plain(entries)) == entries
