@@ -305,12 +305,21 @@ def test_tensors_are_filled_and_their_request_can_be_copied(page: Any) -> None:
     page.wait("document.querySelector('#try-result .error')?.textContent.includes('4 elements, given 1')")
 
 
-def copied(page: Any, title: str) -> str:
-    """Return the output of the command or program that the page offers to copy."""
+def letterboxed(path: Path) -> np.ndarray[Any, Any]:
+    """Return a wide picture as RGB in 32x32 pixels, with borders above and below."""
+    picture = cv2.cvtColor(cv2.imread(str(path)), cv2.COLOR_BGR2RGB)
+    height = round(32 * picture.shape[0] / picture.shape[1])
+    top = (32 - height) // 2
+    small = cv2.resize(picture, (32, height), interpolation=cv2.INTER_AREA)
+    return np.pad(small, ((top, 32 - height - top), (0, 0), (0, 0)))
+
+
+def copied(page: Any, title: str, folder: Path = ROOT) -> str:
+    """Return the output, in a folder, of the command or program that the page offers to copy."""
     page.run("document.querySelector('#try-result details').open = true")
     text = page.wait(f"document.querySelector('.snippet pre[aria-label=\"{title}\"]')?.textContent")
     command = ["bash", "-c", text] if title == "curl" else [sys.executable, "-c", text]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT / "tests/data")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=folder)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -345,6 +354,10 @@ def test_any_picture_fills_a_4_d_input_and_the_lines_shown_make_it_permanent(
     page.run(DROP, base64.b64encode(bytes(png)).decode())
     output = page.wait("document.querySelector('[aria-label=\"Outputs\"]')?.innerText")
     assert "0 to 0.78431" in output
+    shutil.copyfile(PICTURE, module_repository.path.parent / "picture.jpg")
+    values = json.loads(copied(page, "Python", module_repository.path.parent))["outputs"][0]["data"]
+    expected = letterboxed(PICTURE).mean((0, 1)) / 255
+    assert np.array(values).reshape(3, -1).mean(1) == pytest.approx(expected, abs=0.02)
     lines = page.run("return document.querySelector('pre[aria-label=\"config.pbtxt\"]').textContent")
     config = module_repository.path / "tensor/config.pbtxt"
     config.write_text(f"{config.read_text()}\n{lines}\n")
@@ -581,7 +594,27 @@ def test_axe_reports_no_serious_violation(page: Any, server: Any, size: tuple[in
         page.open(server.url("/docs/api"))
         page.wait("document.querySelectorAll('.operation').length > 40")
         found += faults(page, Path(axe))
+        page.open(server.url("/docs#operations.md"))
+        page.wait("document.querySelector('.document table')")
+        found += faults(page, Path(axe))
     assert found == []
+
+
+def test_the_documents_can_be_read_and_link_each_other(page: Any) -> None:
+    page.wait("!document.querySelector('#documents-link').hidden")
+    page.click("#documents-link")
+    page.wait("document.querySelector('.document h1')")
+    missing = []
+    known = [path.name for path in (*(ROOT / "docs").glob("*.md"), *(ROOT / "docs/reference").glob("*.md"))]
+    for name in known:
+        page.run("location.hash = arguments[0]", name)
+        page.wait("document.title.startsWith(document.querySelector('.document h1')?.textContent)")
+        links = page.run(
+            "return [...document.querySelectorAll('.document a')].map((link) => link.getAttribute('href'))"
+        )
+        missing += [(name, link) for link in links if link.startswith("#") and link[1:].split("/")[0] not in known]
+        assert not page.run("return document.querySelector('.document .error')")
+    assert missing == []
 
 
 def faults(page: Any, axe: Path) -> list[str]:

@@ -16,7 +16,11 @@ from edge_server.plugins.dashboard.server_gauges import ServerGauges
 
 _FOLDER = Path(__file__).parent / "page"
 
+_DOCUMENTS = Path(__file__).parents[3] / "docs"
+"""The documents of a checkout. An installed package has none."""
+
 _TYPES = {
+    ".md": "text/plain; charset=utf-8",
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -58,6 +62,17 @@ class PageEndpoints:
     async def reference(self, request: HttpRequest) -> HttpResponse:
         return await _send_file(request, _FOLDER, "reference.html")
 
+    async def documents(self, request: HttpRequest) -> HttpResponse:
+        return await _send_file(request, _FOLDER, "documents.html")
+
+    async def document(self, request: HttpRequest) -> HttpResponse:
+        """Return a document as Markdown. Raises NotFound for any other file."""
+        name = request.names["file"]
+        if not name.endswith(".md") or not _has_documents():
+            raise _no_file(name)
+        is_reference = Path(name).name == name and (_DOCUMENTS / "reference" / name).is_file()
+        return await _send_file(request, _DOCUMENTS / "reference" if is_reference else _DOCUMENTS, name)
+
     async def history(self, request: HttpRequest) -> HttpResponse:
         return json_response(await request.run_on_worker(self._gauges.history))
 
@@ -81,6 +96,7 @@ class PageEndpoints:
                 "key_headers": access.key_headers,
                 "metrics_port": self._core.ports.get("metrics"),
                 "panels": list(self._core.panels()),
+                "has_documents": _has_documents(),
                 "machine": self._machine() if allowed["statistics"] else None,
             }
         )
@@ -99,6 +115,10 @@ async def _send_file(request: HttpRequest, folder: Path, name: str) -> HttpRespo
         raise _no_file(name)
     data = await request.run_on_worker(path.read_bytes)
     return HttpResponse(data, headers={"Content-Type": kind, **_HEADERS})
+
+
+def _has_documents() -> bool:
+    return (_DOCUMENTS / "README.md").is_file() and (_DOCUMENTS.parent / "pyproject.toml").is_file()
 
 
 def _no_file(name: str) -> NotFound:

@@ -44,6 +44,7 @@ class _Dashboard(RunningPlugin):
         panel = handler(lambda page: page.panel)
         access, reference = handler(lambda page: page.access), handler(lambda page: page.reference)
         history = handler(lambda page: page.history)
+        documents, document = handler(lambda page: page.documents), handler(lambda page: page.document)
         schemas = "edge_server.plugins.dashboard.schemas"
         # Open to everyone: a browser cannot send a key for the page itself.
         return (
@@ -59,6 +60,8 @@ class _Dashboard(RunningPlugin):
             ),
             Route("GET", "/edge/v1/page", "", "What the page may show and change for this caller", access),
             Route("GET", "/edge/v1/history", "statistics", "Gauges of the last half hour", history),
+            Route("GET", "/docs", "", "Documents of the project as a page", documents, schema=f"{schemas}:PAGE"),
+            Route("GET", "/docs/text/{file}", "", "A document as Markdown", document, schema=f"{schemas}:FILE"),
             Route("GET", "/docs/api", "", "Reference of this API as a page", reference, schema=f"{schemas}:PAGE"),
         )
 

@@ -12,6 +12,7 @@ import pytest
 from edge_server.config import CATEGORIES, RestrictedGroup
 from edge_server.frontends.auth_tokens import Tokens
 from edge_server.frontends.http import access_check
+from edge_server.plugins.dashboard import page_endpoints
 
 PLUGINS = Path(__file__).parents[3] / "edge_server/plugins"
 FILES = sorted((PLUGINS / "dashboard/page").iterdir())
@@ -63,6 +64,28 @@ def test_all_files_together_are_at_most_150_kb() -> None:
 def test_no_other_file_is_served(site: Any, name: str) -> None:
     reply = site.get(f"/page/{name}")
     assert (reply.status, "has no file" in reply.error) == (404, True)
+
+
+def test_documents_of_a_checkout_are_served_as_markdown(site: Any) -> None:
+    assert site.get("/docs").status == 200
+    docs = PLUGINS.parents[1] / "docs"
+    for path in (docs / "README.md", docs / "reference/commands.md"):
+        reply = site.get(f"/docs/text/{path.name}")
+        assert (reply.status, reply.body) == (200, path.read_bytes())
+    assert site.get("/edge/v1/page").json["has_documents"]
+
+
+@pytest.mark.parametrize(
+    "name", ["generate.py", "..%2fREADME.md", "none.md", "examples%2fREADME.md", "%2fetc%2fpasswd"]
+)
+def test_no_other_file_is_a_document(site: Any, name: str) -> None:
+    assert site.get(f"/docs/text/{name}").status == 404
+
+
+def test_an_installed_package_has_no_documents(site: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(page_endpoints, "_DOCUMENTS", tmp_path / "docs")
+    assert site.get("/docs/text/README.md").status == 404
+    assert not site.get("/edge/v1/page").json["has_documents"]
 
 
 def test_without_keys_the_page_shows_everything_locally_and_changes_nothing(site: Any) -> None:

@@ -69,6 +69,8 @@ async function update() {
   setBadge(byId("ready"), now.is_ready === null ? "needs a key" : now.is_ready ? "ready" : "not ready", now.is_ready ? "ok" : "busy");
   byId("key").hidden = !now.takes_tokens && !now.key_headers.length;
   showMetricsLink(now.metrics_port);
+  byId("documents-link").hidden = !now.has_documents;
+  byId("documents-place").hidden = now.has_documents;
   updateModels({ index, loaded: loaded?.models, activity }, tryModel, refresh);
   updatePanels(panels, reports);
   updateActivity(activity);

@@ -87,6 +87,12 @@ export async function pictureNumbers(file, layout, { color, fit, values, height,
   return { canvas, numbers };
 }
 
+/** Return the conversion in numbers. */
+export function conversionOf(layout, settings) {
+  const { scale, mean = [0], stddev = [1] } = VALUES[settings.values];
+  return { ...settings, scale, mean, stddev, isPlanar: layout.isPlanar };
+}
+
 /** Return the lines of config.pbtxt with which the server makes the same input of a picture. */
 export function configLines(name, isOnlyInput, layout, settings) {
   const lines = { image_color: settings.color, image_fit: settings.fit, ...VALUES[settings.values].lines };

@@ -45,6 +45,31 @@ export function pictureSnippets(path) {
   ];
 }
 
+/**
+ * Return a program that makes an input of a picture as the form does. `conversion` is {color, fit, width, height, scale, mean,
+ * stddev, isPlanar}.
+ */
+export function pictureTensorSnippets(model, { name, datatype, shape, conversion }) {
+  const { color, fit, width, height, scale, mean, stddev, isPlanar } = conversion;
+  const fitted = { letterbox: `ImageOps.pad(picture, (${width}, ${height}))`, crop: `ImageOps.fit(picture, (${width}, ${height}))`,
+                   stretch: `picture.resize((${width}, ${height}))` }[fit];
+  const isGray = color === "gray";
+  const steps = [color === "bgr" ? "[..., ::-1]" : "", isPlanar && !isGray ? ".transpose(2, 0, 1)" : ""].join("");
+  const program = `import numpy as np
+from PIL import Image, ImageOps  # pip install pillow
+
+picture = ImageOps.exif_transpose(Image.open("picture.jpg")).convert("${isGray ? "L" : "RGB"}")
+pixels = np.asarray(${fitted}, np.float32)
+values = ((pixels * ${scale === 1 ? "1" : "(1 / 255)"} - ${JSON.stringify(mean)}) / ${JSON.stringify(stddev)})${steps}
+inputs = [{"name": ${JSON.stringify(name)}, "datatype": "${datatype}", "shape": ${JSON.stringify(shape)}, "data": values.ravel().tolist()}]
+`;
+  const path = `v2/models/${encodeURIComponent(model)}/infer`;
+  return [
+    ["curl, with the lines above in config.pbtxt", pictureSnippets(path)[0][1]],
+    ["Python", python("application/json", 'json.dumps({"inputs": inputs}).encode()', addressOf(path)).replace("import urllib.request\n", `import urllib.request\n\n${program}`)],
+  ];
+}
+
 /** Return curl and Python for a JSON body. */
 export function jsonSnippets(path, value) {
   const url = addressOf(path);

@@ -51,4 +51,7 @@ function summaryOf(values) {
   return strange ? `${range}; ${strange} not finite` : range;
 }
 
-const short = (value) => (Number.isInteger(value) || !Number.isFinite(value) ? String(value) : String(Number(value.toPrecision(5))));
+function short(value) {
+  if (Number.isInteger(value) || !Number.isFinite(value)) return String(value);
+  return Math.abs(value) < 1e-4 ? value.toExponential(2) : String(Number(value.toPrecision(5)));
+}

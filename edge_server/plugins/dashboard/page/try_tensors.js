@@ -2,8 +2,8 @@
 
 import { element } from "./dom.js";
 import { dropZone } from "./drop_zone.js";
-import { configLines, pictureLayout, pictureNumbers, pictureSettings } from "./picture_tensor.js";
-import { snippet, snippets, tensorSnippets } from "./snippets.js";
+import { configLines, conversionOf, pictureLayout, pictureNumbers, pictureSettings } from "./picture_tensor.js";
+import { pictureTensorSnippets, snippet, snippets, tensorSnippets } from "./snippets.js";
 import { tensorTable } from "./tensor_table.js";
 import { countOf, encode, infer, isFloat } from "./tensors.js";
 import { run, showResult } from "./try_run.js";
@@ -28,7 +28,7 @@ export function tensorForm(name, metadata) {
       tensorTable("Outputs", outputs), element("p", { class: "note" }, took),
       ...tensors.flatMap(({ lines }) => (lines ? [element("p", { class: "note" }, "With these lines in its config.pbtxt the model takes pictures as they are, here, over HTTP and from cameras:"),
                                                   snippet("config.pbtxt", lines)] : [])),
-      snippets(() => tensorSnippets(name, typed)),
+      snippets(() => (tensors.length === 1 && tensors[0].conversion ? pictureTensorSnippets(name, tensors[0]) : tensorSnippets(name, typed))),
     );
   });
   return [element(
@@ -77,7 +77,7 @@ function inputField(id, input, isPictured, isOnly, send) {
       const { canvas, numbers } = await pictureNumbers(file, layout, now);
       const sides = layout.isPlanar ? [layout.channels, now.height, now.width] : [now.height, now.width, layout.channels];
       const shape = input.shape.length === 4 ? [1, ...sides] : sides;
-      return { name, datatype, shape, values: numbers, fill: "picture", canvas, lines: configLines(name, isOnly, layout, now) };
+      return { name, datatype, shape, values: numbers, fill: "picture", canvas, conversion: conversionOf(layout, now), lines: configLines(name, isOnly, layout, now) };
     }
     const shape = input.shape.map((size, axis) => (open[axis] ? Math.max(0, Math.round(Number(open[axis].value)) || 0) : size));
     const count = countOf(shape);
