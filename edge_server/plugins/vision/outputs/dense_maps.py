@@ -73,20 +73,24 @@ class DenseMapDecoder:
             )
         small = self._select(outputs, item, model=model)
         full = _scale_to_frame(small, fit, self.size)
-        is_number = np.isfinite(full)
-        numbers = full[is_number]
-        minimum, maximum = (float(numbers.min()), float(numbers.max())) if numbers.size else (0.0, 0.0)
+        minimum, maximum = float(full.min()), float(full.max())
+        if not (np.isfinite(minimum) and np.isfinite(maximum)):
+            is_number = np.isfinite(full)
+            numbers = full[is_number]
+            minimum, maximum = (float(numbers.min()), float(numbers.max())) if numbers.size else (0.0, 0.0)
+            full[~is_number] = np.nan if self.kind == "metric_depth" else minimum
         score = 0.0
         if self.threshold is not None:
             score = self._score(outputs, item, small, model=model)
         if self.kind == "metric_depth":
-            full[~is_number] = np.nan
-            data = full.astype("<f4", copy=False)
+            encoding, octets = "32FC1", full.astype("<f4", copy=False).reshape(-1).view(np.uint8).data
         else:
-            full[~is_number] = minimum
-            data = np.rint((full - minimum) * (_LEVELS / (maximum - minimum or 1.0))).astype("<u2")
-        encoding = "32FC1" if self.kind == "metric_depth" else "mono16"
-        octets = data.reshape(-1).view(np.uint8).data
+            # In place: a frame has millions of pixels.
+            full -= np.float32(minimum)
+            full *= np.float32(_LEVELS / (maximum - minimum or 1.0))
+            full += np.float32(0.5)
+            np.clip(full, 0, _LEVELS, out=full)
+            encoding, octets = "mono16", full.astype("<u2").reshape(-1).view(np.uint8).data
         return DenseMap(self.kind, fit.height, fit.width, encoding, octets, minimum, maximum, score)
 
     def find_regions(
@@ -96,9 +100,11 @@ class DenseMapDecoder:
         if self.threshold is None:
             return ()
         small = self._select(outputs, item, model=model)
-        _, regions, stats, _ = opencv().connectedComponentsWithStats((small >= self.threshold).astype(np.uint8))
+        is_anomalous = (small >= self.threshold) & (small < np.inf)
+        _, regions, stats, _ = opencv().connectedComponentsWithStats(is_anomalous.view(np.uint8))
         highest = np.full(len(stats), -np.inf, np.float32)
-        np.maximum.at(highest, regions.ravel(), np.where(np.isfinite(small), small, -np.inf).ravel())
+        anomalous = np.flatnonzero(regions)
+        np.maximum.at(highest, regions.ravel()[anomalous], small.ravel()[anomalous])
         # The first is the rest of the map.
         order = 1 + np.argsort(-highest[1:], kind="stable")[:MAX_REGIONS]
         left, top, width, height = stats[order, :4].T * (
@@ -162,8 +168,10 @@ def _scale_to_frame(small: FloatMap, fit: FittedPicture, size: NetworkSize) -> F
     )
     columns = (np.arange(fit.width) + 0.5) * fit.scale_x + fit.offset_x
     rows = (np.arange(fit.height) + 0.5) * fit.scale_y + fit.offset_y
-    full[:, (columns < 0) | (columns >= size.width)] = np.nan
-    full[(rows < 0) | (rows >= size.height)] = np.nan
+    unseen_columns, unseen_rows = (columns < 0) | (columns >= size.width), (rows < 0) | (rows >= size.height)
+    if unseen_columns.any():
+        full[:, unseen_columns] = np.nan
+    full[unseen_rows] = np.nan
     return full
 
 

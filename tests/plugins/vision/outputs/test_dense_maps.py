@@ -142,6 +142,15 @@ def test_anomalous_regions_are_detections_and_the_frame_has_a_score(inspection, 
     assert [one.label for one in seen.detections] == ["anomaly", "anomaly"]
 
 
+def test_values_that_are_no_numbers_are_no_anomaly(inspection, make_fit) -> None:
+    outputs = anomaly_outputs()
+    outputs["anomaly_map"][..., 0, :3] = np.nan, np.inf, -np.inf
+    outputs["pred_score"][:] = np.nan
+    seen = decode(inspection(), make_fit("stretch", 640, 320), **outputs)
+    assert [one.score for one in seen.detections] == pytest.approx([0.95, 0.7])
+    assert (seen.dense_map.score, seen.dense_map.minimum) == (0, pytest.approx(0.2))
+
+
 def test_regions_lie_within_a_letterboxed_frame(inspection, make_fit) -> None:
     seen = decode(inspection(anomaly_threshold="0"), make_fit("letterbox", 100, 50), **anomaly_outputs())
     [found] = seen.detections
