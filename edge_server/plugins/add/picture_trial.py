@@ -14,11 +14,11 @@ from edge_server.core.model_spec import ModelSpec, Recognised
 from edge_server.errors import EdgeServerError, Unsupported
 from edge_server.plugins.tuning.trial.tensor_files import Tensors
 from edge_server.plugins.vision.detector_sample_check import check_layout, make_noise
-from edge_server.plugins.vision.exporters.exported_metadata import UnfitMetadataError
 from edge_server.plugins.vision.image_plan import ImagePlan, make_image_plan
-from edge_server.plugins.vision.layouts import LayoutMatch, candidates, find_stated_layout
+from edge_server.plugins.vision.layouts import LayoutMatch, candidates
 from edge_server.plugins.vision.outputs.box_candidates import NetworkSize
 from edge_server.plugins.vision.perception import Perception, PerceptionDecoder, make_perception_decoder
+from edge_server.plugins.vision.recognition import recognise
 from edge_server.plugins.vision.resize import Color, FittedPicture
 from edge_server.protocol.frame_messages import Returns
 
@@ -105,21 +105,19 @@ class Reading(NamedTuple):
 
 
 class PictureTrial:
-    """Trial of all layouts that fit a model. `notes` say why metadata of a known exporter do not fit, and that there is
-    no OpenCV to read the picture.
+    """Trial of all layouts that fit a model. `notes` say what else the server recognises, why metadata of a known
+    exporter do not fit, and that there is no OpenCV to read the picture.
 
     `samples` are the inputs on which to run the model; `evaluate` takes its outputs.
     """
 
     def __init__(self, spec: ModelSpec, metadata: Mapping[str, str], picture: Path) -> None:
         """Raises InvalidRequest for a picture that cannot be read."""
-        self.notes: list[str] = []
-        try:
-            find_stated_layout(spec, metadata)
-        except UnfitMetadataError as error:
-            self.notes.append(str(error))
         self._spec = spec
         self._readings = [reading for match in candidates(spec, metadata) for reading in _variants(match)]
+        recognised = recognise(spec, metadata)
+        is_explained = recognised is not None and (not self._readings or not recognised.parameters)
+        self.notes = [recognised.note] if recognised is not None and is_explained else []
         self._inputs: dict[tuple[tuple[str, str], ...], _FittedSamples] = {}
         try:
             self._fit_picture(picture)

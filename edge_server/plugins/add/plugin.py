@@ -33,7 +33,7 @@ class AddPlugin(Plugin):
         local = next((path for path in config.repository.paths if "://" not in path), None)
         if local is None:
             return None
-        return AddedModels(Path(local).absolute())
+        return AddedModels(Path(local).absolute(), config.repository.state_dir)
 
 
 class AddedModels(RunningPlugin):
@@ -42,8 +42,9 @@ class AddedModels(RunningPlugin):
     panel = Path(__file__).with_name("panel.js")
     _access: AccessCheck
 
-    def __init__(self, repository: Path) -> None:
+    def __init__(self, repository: Path, state_dir: str) -> None:
         self._repository = repository
+        self._state_dir = state_dir
 
     def build(self, core: ServingCore) -> None:
         self._access = core.access
@@ -62,7 +63,7 @@ class AddedModels(RunningPlugin):
     def _uploads(self) -> ModelUploads:
         from edge_server.plugins.add.model_upload import ModelUploads
 
-        return ModelUploads(self._repository, self._access)
+        return ModelUploads(self._repository, self._state_dir, self._access)
 
     def stop(self, timeout_s: float) -> None:
         if "_uploads" in self.__dict__:
