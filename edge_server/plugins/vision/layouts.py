@@ -88,6 +88,10 @@ _POINTS = {"detection_keypoints": "{K}"}
 _TWO_VALUES = {"detection_keypoint_values": "2"}
 _TRANSPOSED = {"detection_transposed": "true"}
 _PERSON = {"C": 1, "K": 17}
+_TEXT = {"detection_head": "dbnet", "detection_score_threshold": "0.5"}
+_PPOCR = {
+    "image_color": "bgr", "image_scale": "1/255", "image_mean": "0.5", "image_stddev": "0.5", "image_fit": "letterbox",
+}  # fmt: skip
 _MASKS = {"detection_mask_coefficients": "{M}"}
 _PROTOTYPES = "M, H, W"
 _SOFTMAX = {"detection_activation": "softmax", "detection_background": "{C}"}
@@ -218,6 +222,9 @@ LAYOUTS: Sequence[Layout] = (
         tuple(f"{part}_{grid}" for part in ("cls", "obj", "bbox", "kps") for grid in _YUNET_GRIDS),
         is_unmistakable=True,
     ),
+    # Names that converters of Paddle's models give.
+    Layout("dbnet", "text", ("1, H, W",), _TEXT, _PPOCR, ("fetch_name_0",)),
+    Layout("dbnet-sigmoid", "text", ("1, H, W",), _TEXT, _PPOCR, ("sigmoid_0.tmp_0",)),
     Layout("depth", "depth", ("1, H, W",), {"depth_output": "{output}"}, _STRETCH),
     Layout(
         "anomalib", "anomaly", ("1", "1", "1, H, W", "1, H, W"),

@@ -92,6 +92,14 @@ def test_one_plane_of_numbers_may_be_depth() -> None:
     assert ("depth", False) in [(match.layout, match.is_certain) for match in found]
 
 
+def test_a_map_of_a_converter_of_paddle_may_be_of_text() -> None:
+    layouts = [
+        [match.layout for match in candidates(network({name: (1, -1, -1)}, side=-1), {}) if match.task == "text"]
+        for name in ("fetch_name_0", "sigmoid_0.tmp_0", "other")
+    ]
+    assert layouts == [["dbnet"], ["dbnet-sigmoid"], []]
+
+
 def test_an_unknown_model_has_no_candidates() -> None:
     assert candidates(network({"out": (5, 7, 9)}), {}) == ()
 
