@@ -170,6 +170,7 @@ LAYOUTS: Sequence[Layout] = (
         "score-class-box-rows", "detect", ("A, 6",),
         {"detection_head": "yolov10", "detection_columns": "score,class,box"}, _LETTERBOX,
     ),
+    Layout("yolox", "detect", ("A, 5 + C",), {"detection_head": "yolox"}, _BYTES_BGR, anchors_per_cell=1),
     Layout("detection-output", "detect", ("1, A, 7",), {"detection_head": "detection_output"}, _STRETCH),
     # RF-DETR's exporter alone names logits "labels".
     Layout(
@@ -184,13 +185,10 @@ LAYOUTS: Sequence[Layout] = (
         "detr-softmax", "detect", ("Q, 4", "Q, C + 1"), {"detection_head": "detr", **_SOFTMAX}, _IMAGENET,
         ("pred_boxes", "logits"), inputs=_MASK,
     ),
+    # torchvision, and RT-DETR and D-FINE of their authors.
     Layout(
-        "rtdetr-deploy", "detect", ("Q, 4", "Q", "Q"), {"detection_head": "nms_inside"}, _STRETCH,
+        "boxes-scores-labels", "detect", ("A, 4", "A", "A"), {"detection_head": "nms_inside"}, _STRETCH,
         ("boxes", "scores", "labels"), inputs={"orig_target_sizes": "{W},{H}"},
-    ),
-    Layout(
-        "torchvision", "detect", ("A, 4", "A", "A"), {"detection_head": "nms_inside"}, _STRETCH,
-        ("boxes", "scores", "labels"),
     ),
     Layout(
         "efficient-nms", "detect", ("A, 4", "A", "A", "1"), {"detection_head": "nms_inside"}, _LETTERBOX,
@@ -378,14 +376,12 @@ class _Model:
         joined = ",".join(output.name for output in outputs)
         known = {"output": joined, "first": outputs[0].name, **{k: str(v) for k, v in symbols.items()}}
         try:
-            parameters |= {key: value.format_map(known) for key, value in layout.parameters.items()}
+            parameters = {key: value.format_map(known) for key, value in layout.parameters.items()} | parameters
         except KeyError as error:
             raise UnfitMetadataError(f"the size {error.args[0]} of [{'], ['.join(layout.outputs)}] is open") from None
         if len(outputs) > 1 and "detection_head" in layout.parameters:
             parameters.setdefault("detection_outputs", joined)
         exported = self._exported
-        if exported is not None:
-            parameters |= exported.parameters
         shapes = ", ".join(f"'{output.name}' {list(output.dims)}" for output in outputs)
         evidence = f"outputs {shapes} fit {layout.name} [{'], ['.join(layout.outputs)}]"
         if boxes_in_grid:
@@ -503,7 +499,7 @@ class _Model:
 
     def _image_parameters(self, layout: Layout) -> dict[str, str]:
         stated = self._spec.parameters
-        image = dict(layout.image)
+        image = dict(layout.image) | dict({} if self._exported is None else self._exported.parameters)
         if any(key in stated for key in _FIT_KEYS):
             image = {key: value for key, value in image.items() if key not in (*_FIT_KEYS, "image_pad_value")}
         if any(key in stated for key in _SCALE_KEYS):

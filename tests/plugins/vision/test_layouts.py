@@ -163,6 +163,17 @@ def distributions(strides: tuple[int, ...], cell_point: float) -> list[np.ndarra
     return made
 
 
+def spread_yolox() -> np.ndarray:
+    """Offsets and logarithms of sizes in cells of the grid of stride 32, whose cells follow those of 8 and 16."""
+    rows = np.zeros((CELLS, 5 + CLASSES), np.float32)
+    for (x, y, width, height), label, score in zip(centred(), (0, 2), (0.9, 0.75), strict=True):
+        column, line = x // 32, y // 32
+        row = rows[CELLS - (SIDE // 32) ** 2 + int(line) * (SIDE // 32) + int(column)]
+        row[:5] = x / 32 - column, y / 32 - line, math.log(width / 32), math.log(height / 32), 1.0
+        row[5 + label] = score
+    return rows
+
+
 PLUS = distributions((8, 16, 32, 64), 0.0)
 MIDDLE = distributions((8, 16, 32, 64), 0.5)
 CASES: dict[str, dict[str, np.ndarray]] = {
@@ -178,14 +189,12 @@ CASES: dict[str, dict[str, np.ndarray]] = {
     "score-class-box-rows": {"o": spread(beside(ONE, LABEL, corners()), 100)},
     "yolov7-rows": {"o": spread(beside(IMAGE, corners(), LABEL, ONE), 100, -1)},
     "detection-output": {"o": spread(beside(IMAGE, LABEL, ONE, corners(SIDE)), 100)[None]},
+    "yolox": {"o": spread_yolox()},
     "rf-detr": {"labels": spread(LOGITS, 300, -9), "dets": spread(centred(SIDE), 300)},
     "detr-sigmoid": {"logits": spread(LOGITS, 300, -9), "pred_boxes": spread(centred(SIDE), 300)},
     "detr-softmax": {"logits": spread(SOFT, 100), "pred_boxes": spread(centred(SIDE), 100)},
-    "rtdetr-deploy": {
+    "boxes-scores-labels": {
         "labels": spread(LABEL, 300)[:, 0], "boxes": spread(corners(), 300), "scores": spread(ONE, 300)[:, 0]
-    },
-    "torchvision": {
-        "boxes": spread(corners(), 90), "labels": spread(LABEL, 90)[:, 0], "scores": spread(ONE, 90)[:, 0]
     },
     "efficient-nms": {
         "num_dets": np.array([9]), "det_boxes": spread(corners(), 100), "det_scores": spread(ONE, 100)[:, 0],
@@ -212,7 +221,7 @@ PERSON = {
     "end2end-pose": spread(beside(corners(), ONE, IMAGE, POINTS_XYS), 300),
     "end2end-pose-xy": spread(beside(corners(), ONE, IMAGE, POINTS_XY), 300),
 }
-EXTRA = {"rtdetr-deploy": (InputSpec("orig_target_sizes", DType.INT64, (2,)),)}
+EXTRA = {"boxes-scores-labels": (InputSpec("orig_target_sizes", DType.INT64, (2,)),)}
 LABEL_TYPES = {"labels": DType.INT64, "num_dets": DType.INT32}
 
 

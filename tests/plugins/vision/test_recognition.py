@@ -91,6 +91,7 @@ def test_open_sizes_come_from_the_metadata() -> None:
         ({"image_fit": "stretch"}, {"image_fit", "image_pad_value"}),
         ({"keep_aspect_ratio": "false"}, {"image_fit", "image_pad_value"}),
         ({"image_scale": "1", "image_mean": "127"}, {"image_scale"}),
+        ({"image_interpolation": "area"}, set()),
         ({"image_pad_value": "0", "track": "bytetrack"}, set()),
     ],
 )
@@ -136,3 +137,12 @@ def test_a_model_that_does_not_fit_says_why(changed: dict[str, Any], reason: str
     assert found is not None
     assert not found.parameters
     assert reason in found.note
+
+
+@pytest.mark.parametrize("stated", [{"keep_aspect_ratio": "false"}, {"image_fit": "stretch"}])
+def test_a_stated_fit_wins_over_that_of_a_classifier(stated: dict[str, str]) -> None:
+    classifier = spec(stated, outputs=(OutputSpec("output0", DType.FP32, (2,)),))
+    found = recognise(classifier, METADATA | {"task": "classify"})
+    assert found is not None
+    assert found.parameters["class_output"] == "output0"
+    assert "image_fit" not in found.parameters

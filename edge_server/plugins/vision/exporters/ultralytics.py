@@ -81,6 +81,9 @@ def read_metadata(metadata: Mapping[str, str]) -> ExportedMetadata | None:
             raise UnfitMetadataError(f"expected stride 16, 32 or 64, given {quote(text)}")
     if task == "classify":
         parameters["image_fit"] = "crop"
+    else:
+        # As LetterBox of Ultralytics, also where it shrinks a picture.
+        parameters["image_interpolation"] = "linear"
     return ExportedMetadata(title, layouts, symbols, labels, _read_size(metadata), max_stride, parameters)
 
 
