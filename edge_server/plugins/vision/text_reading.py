@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -35,6 +35,9 @@ MAX_AT_ONCE = 8
 
 MIN_WIDTH, WIDTH_STEP, MAX_WIDTH = 320, 64, 4096
 """Widths of the recogniser's input, in pixels: at least that of its training, few different ones, and bounded."""
+
+MAX_LINE_PIXELS = 1 << 22
+"""Maximum number of pixels of a line in the frame; larger ones are not read."""
 
 _TALL = 1.5
 """A line that is this many times as high as wide is turned by a quarter."""
@@ -60,28 +63,36 @@ def read_text(
 ) -> tuple[Detection, ...]:
     """Return the detections with the text that the recogniser `model` reads in them. *Blocking*.
 
-    `bgr` is the frame, (height, width, 3). Detections without an oriented box, or too small to be read, have no text.
-    Raises UnknownModel, NotReady and other errors of the recogniser, and InvalidRequest if the model is none.
+    `bgr` is the frame, (height, width, 3). Detections without an oriented box, or of no or too many pixels, have no
+    text. Raises UnknownModel, NotReady and other errors of the recogniser, and InvalidRequest if the model is none.
     """
     found = list(detections)
-    lines = [(index, line) for index, one in enumerate(found) if (line := _cut(bgr, one)) is not None]
+    lines = [(index, line) for index, one in enumerate(found) if (line := _find_line(one)) is not None]
     if not lines:
         return tuple(found)
     handle = service.find(model, None)
     recogniser = _read_spec(handle.spec)
-    # Lines of similar lengths go together.
-    lines.sort(key=lambda item: item[1].shape[1] / item[1].shape[0])
+    # Lines of similar lengths go together. Tall ones are turned.
+    lines.sort(key=lambda item: max(item[1].width / item[1].height, item[1].height / item[1].width))
     for start in range(0, len(lines), recogniser.at_once):
         part = lines[start : start + recogniser.at_once]
-        tensor = _input(recogniser, [line for _, line in part])
+        tensor = _input(recogniser, [_cut(bgr, line) for _, line in part])
         texts = _decode(recogniser, _run(handle, tensor, priority), len(part))
         for (index, _), (text, score) in zip(part, texts, strict=True):
             found[index] = replace(found[index], text=text, text_score=score)
     return tuple(found)
 
 
-def _cut(bgr: Pixels, found: Detection) -> Pixels | None:
-    """Return the straightened pixels of a line, or None if it has none or is too large."""
+class _Line(NamedTuple):
+    """Corners (4, 2) of a line in the frame, clockwise from the upper left one of its text, and its size in pixels."""
+
+    corners: npt.NDArray[np.float32]
+    width: int
+    height: int
+
+
+def _find_line(found: Detection) -> _Line | None:
+    """Return the line in a detection, or None if it has no pixels or too many."""
     box = found.rotated
     if box is None:
         return None
@@ -91,16 +102,20 @@ def _cut(bgr: Pixels, found: Detection) -> Pixels | None:
     corners = np.array((left[0], right[0], right[1], left[1]))
     width, height = (round(math.dist(corners[0], corners[index])) for index in (1, 3))
     # A frame may be huge, and a box reach out of it.
-    if not (1 <= width <= 2 * MAX_WIDTH and 1 <= height <= 2 * MAX_WIDTH):
-        return None
+    return _Line(corners, width, height) if 1 <= width * height <= MAX_LINE_PIXELS else None
+
+
+def _cut(bgr: Pixels, line: _Line) -> Pixels:
+    """Return the straightened pixels of a line."""
     cv2 = opencv()
+    corners, width, height = line
     # Transforms are between centres of pixels.
     target = np.array([(0, 0), (width, 0), (width, height), (0, height)], np.float32) - 0.5
     matrix = cv2.getPerspectiveTransform(corners - 0.5, target)
-    line: Pixels = cv2.warpPerspective(
+    pixels: Pixels = cv2.warpPerspective(
         bgr, matrix, (width, height), flags=cv2.INTER_CUBIC, borderMode=cv2.BORDER_REPLICATE
     )
-    return np.rot90(line) if height >= _TALL * width else line
+    return np.rot90(pixels) if height >= _TALL * width else pixels
 
 
 def _read_spec(spec: ModelSpec) -> _Recogniser:
