@@ -21,6 +21,8 @@ import tritonclient.http as triton_http
 from PIL import Image, ImageDraw, ImageFont
 from tritonclient.utils import InferenceServerException
 
+from edge_server.cli.main import main
+
 PIPELINE = Path(__file__).parent / "pipelines" / "text_in_images"
 NETWORKS = {"text_detector": "EDGE_TEST_TEXT_DETECTOR", "text_recogniser": "EDGE_TEST_TEXT_RECOGNISER"}
 
@@ -168,6 +170,18 @@ def test_an_invalid_image_is_a_client_error_and_the_next_one_is_read(server: Any
             read(client, triton_http, body)
         assert caught.value.status() == "400"
         assert texts(read(client, triton_http, page(LINES[:1]))) == LINES[:1]
+
+
+def test_a_detector_of_text_is_added_by_what_it_sees_in_a_picture_of_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "page.png").write_bytes(page(LINES[:4]))
+    flags = [f"--model-repository={tmp_path / 'models'}", f"--picture={tmp_path / 'page.png'}"]
+    assert main(["add", os.environ[NETWORKS["text_detector"]], "--name=lines", *flags]) == 0
+    assert "kind    dbnet text; bgr" in capsys.readouterr().out
+    config = (tmp_path / "models/lines/config.pbtxt").read_text()
+    assert '\nparameters { key: "detection_head" value { string_value: "dbnet" } }' in config
+    assert '\n# parameters { key: "detection_text_model" value { string_value: "NAME" } }' in config
 
 
 def test_an_unloaded_network_is_named_in_the_error(tmp_path: Path, serve: Callable[..., Any]) -> None:

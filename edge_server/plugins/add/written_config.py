@@ -12,6 +12,7 @@ from edge_server.errors import ServingFault
 from edge_server.plugins.add.picture_trial import Reading
 from edge_server.plugins.vision import image_parameters
 from edge_server.plugins.vision.outputs import output_parameters
+from edge_server.plugins.vision.outputs.output_parameters import HeadKind
 from edge_server.repository.pbtxt import parse_text
 
 LABELS = "labels.txt"
@@ -19,6 +20,8 @@ _WIDTH = 100
 _MEANINGS = {item.key: item for item in (*image_parameters.PARAMETERS, *output_parameters.PARAMETERS)}
 _OFTEN_CHANGED = {"detection_score_threshold": "0.25", "track": "bytetrack"}
 """Parameters of a detector that are written as comments, with a value."""
+_CHANGED_FOR_TEXT = {"detection_text_model": "NAME"}
+"""The same of a detector of text."""
 
 
 def write_config(
@@ -44,7 +47,8 @@ def write_config(
         lines += _comments(f"Not proven: {doubt}." for doubt in chosen.match.doubts)
         lines += [*_parameters(parameters), *_labels(folder, spec, chosen)]
         if "detection_head" in parameters:
-            more = {key: text for key, text in _OFTEN_CHANGED.items() if key not in parameters}
+            usual = _CHANGED_FOR_TEXT if parameters["detection_head"] == HeadKind.DBNET.value else _OFTEN_CHANGED
+            more = {key: text for key, text in usual.items() if key not in parameters}
             lines += ["", "# Often changed:", *_as_comments(_parameters(more))]
     others = [reading for reading in readings if reading is not chosen and reading.is_shown]
     if others and chosen is None:
