@@ -47,6 +47,10 @@ LoadCheck = Callable[["ModelFile", int], "str | None"]
 ENTRY_POINTS = "edge_server.plugins"
 
 
+COMMAND_GROUPS = ("Models", "A running server", "Cameras, robots and chats", "Measurement")
+"""Headings of commands in `edge-server --help`, in this order."""
+
+
 @dataclass(frozen=True, slots=True)
 class Command:
     """Command of the program: `run(arguments) -> exit code` in `module`, which is imported for the call."""
@@ -54,6 +58,8 @@ class Command:
     name: str
     summary: str
     module: str
+    group: str = "Others"
+    """Heading in `edge-server --help`; see COMMAND_GROUPS."""
 
 
 class StatusRow(NamedTuple):

@@ -60,11 +60,15 @@ def parse_expectation(text: str) -> Expectation:
 def find_failures(report: Mapping[str, Any]) -> list[str]:
     """Return what is wrong with a server: it is not ready, or versions failed to load or were rejected."""
     problems = [] if report["ready"] else ["the server is not ready"]
-    entries = [IndexEntry(row["name"], row["version"], row["state"], row["reason"]) for row in report["models"]]
-    for entry in find_failed(entries):
+    for entry in find_failed_entries(report):
         problems.append(reason_line(entry.name, entry.version, entry.reason or "is not served"))
     problems += [f"plugin {item['name']}: {item['error']}" for item in report.get("plugins", ()) if item["error"]]
     return problems
+
+
+def find_failed_entries(report: Mapping[str, Any]) -> list[IndexEntry]:
+    """Return the entries of a report whose newest files do not serve."""
+    return find_failed(IndexEntry(row["name"], row["version"], row["state"], row["reason"]) for row in report["models"])
 
 
 def find_unmet(report: Mapping[str, Any], expected: Sequence[Expectation]) -> list[str]:

@@ -8,26 +8,38 @@ import os
 import select
 import signal
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
 from edge_server.config import ConfigError, nearest
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import EdgeServerError
-from edge_server.plugin import Command, Plugin, find_plugins, own_plugins
+from edge_server.plugin import COMMAND_GROUPS, Command, Plugin, find_plugins, own_plugins
 from edge_server.version import __version__
 
 COMMANDS = tuple(
-    Command(name, summary, f"edge_server.cli.{name}")
-    for name, summary in {
-        "serve": "serve the models of one or more repositories until stopped",
-        "check": "load and warm up every model of a repository, run one inference each, and print a table",
-        "status": "show the models of a running server",
-        "models": "show all versions of the models of a running server, with states and reasons",
-        "events": "follow the events of a running server",
-        "sign": "list and sign the files of models, for servers that accept only signed models",
-        "rollback": "pin a model of a running server to an earlier version, or remove the pin",
-    }.items()
+    Command(name, summary, f"edge_server.cli.{name}", group)
+    for group, summaries in (
+        (
+            "Models",
+            {
+                "serve": "serve the models of one or more repositories until stopped",
+                "check": "load and warm up every model of a repository, run one inference each, and print a table",
+                "sign": "list and sign the files of models, for servers that accept only signed models",
+            },
+        ),
+        (
+            "A running server",
+            {
+                "status": "show the models of a running server",
+                "models": "show all versions of the models of a running server, with states and reasons",
+                "events": "follow the events of a running server",
+                "rollback": "pin a model of a running server to an earlier version, or remove the pin",
+            },
+        ),
+    )
+    for name, summary in summaries.items()
 )
 """The commands of the core."""
 
@@ -41,14 +53,22 @@ def find_all_commands(plugins: Sequence[Plugin]) -> dict[str, Command]:
 
 
 def usage(commands: Mapping[str, Command]) -> str:
-    lines = [f"  {command.name:9} {command.summary}" for command in commands.values()]
+    """Return the commands under the headings of their groups, in 80 columns."""
+    lines: list[str] = []
+    for group in dict.fromkeys((*COMMAND_GROUPS, *(command.group for command in commands.values()))):
+        members = [command for command in commands.values() if command.group == group]
+        lines += ["", f"{group}:"] if members else []
+        for command in members:
+            lines += textwrap.wrap(
+                command.summary, 80, initial_indent=f"  {command.name:9} ", subsequent_indent=" " * 12
+            )
     return "\n".join(
         [
             "usage: edge-server COMMAND [OPTIONS]",
-            "",
             *lines,
             "",
-            "  edge-server COMMAND --help shows the options; edge-server --version shows the version.",
+            "edge-server COMMAND --help shows the options of a command.",
+            "edge-server --version shows the version.",
         ]
     )
 

@@ -104,6 +104,28 @@ def parse_host_and_port(text: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
+DEFAULT_GRPC_ADDRESS = "127.0.0.1:8001"
+
+
+def parse_grpc_address(text: str) -> str:
+    """Return HOST:PORT or unix:PATH. Refuses an HTTP address, whose port is another one."""
+    host, _, port = text.rpartition(":")
+    if not text.startswith("unix:") and ("/" in text or not host or not (port.isascii() and port.isdigit())):
+        raise argparse.ArgumentTypeError(
+            f"expected the address of the server's gRPC, HOST:PORT such as {DEFAULT_GRPC_ADDRESS}, got '{text}'"
+        )
+    return text
+
+
+def add_grpc_address(group: argparse._ActionsContainer) -> None:
+    """Add --url for a command that speaks gRPC, as `address`, with the older name --address."""
+    option = group.add_argument(
+        "--url", dest="address", default=DEFAULT_GRPC_ADDRESS, type=parse_grpc_address, metavar="HOST:PORT",
+        help=f"gRPC address of the server; default: {DEFAULT_GRPC_ADDRESS}",
+    )  # fmt: skip
+    add_alias(group, "--address", option)
+
+
 def parse_header(text: str) -> tuple[str, str]:
     key, separator, value = text.partition("=")
     if not key or not separator or "\n" in text or "\r" in text:

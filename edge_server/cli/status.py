@@ -19,10 +19,13 @@ from edge_server.service import NOT_LOADED
 
 COLUMN_TITLES = (
     "MODEL", "VERSION", "STATE", "BACKEND", "PRECISION", "INPUTS", "OUTPUTS",
-    "LOAD MS", "INFER MS", "MEMORY MB", "REQUESTS", "FAILED",
+    "LOAD MS", "MS", "MB", "REQUESTS", "FAILED",
 )  # fmt: skip
 
-OPTIONAL_COLUMNS = ("OUTPUTS", "INPUTS", "PRECISION", "LOAD MS", "MEMORY MB", "BACKEND", "REQUESTS")
+VERBOSE_COLUMNS = ("OUTPUTS", "INPUTS", "PRECISION", "LOAD MS")
+"""Columns of --verbose. The others fit into 80 columns beside names of common length."""
+
+OPTIONAL_COLUMNS = (*VERBOSE_COLUMNS, "MB", "BACKEND", "REQUESTS")
 """Columns that are omitted on a narrow terminal, the first one first."""
 
 DEFAULT_WATCH_S = 2.0
@@ -35,9 +38,13 @@ def run(arguments: Sequence[str]) -> int:
     """
     parser = argparse.ArgumentParser(
         prog="edge-server status",
-        description="Show the models of a running server. INFER MS is the mean since the model was loaded. Exits with "
-        "0 if the server is ready, no version failed and each --expect is met, else with 1.",
+        description="Show the models of a running server, problems first. MS is the mean time of an inference since "
+        "the model was loaded, MB its memory. Exits with 0 if the server is ready, no version failed and each --expect "
+        "is met, else with 1.",
         allow_abbrev=False,
+    )
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="show tensors, precision and load time of the models too"
     )
     parser.add_argument(
         "--watch",
@@ -74,7 +81,7 @@ def run(arguments: Sequence[str]) -> int:
         print(f"edge-server status: {report}", file=sys.stderr)
         return 1
     unmet = expected_versions.find_unmet(report, options.expect)
-    lines = [*_lines(report), *(f"WRONG {problem}" for problem in unmet)]
+    lines = [*_lines(report, is_verbose=options.verbose), *(f"WRONG {problem}" for problem in unmet)]
     print(json.dumps({**report, "unmet": unmet}, indent=1) if options.json else "\n".join(lines))
     return 0 if is_well(report) else 1
 
@@ -87,7 +94,7 @@ def _watch(options: argparse.Namespace) -> int:
         while True:
             try:
                 report = read_report(options)
-                lines = [json.dumps(report)] if options.json else _lines(report)
+                lines = [json.dumps(report)] if options.json else _lines(report, is_verbose=options.verbose)
             except NO_REPORT as error:
                 problem = _error_text(options, error)
                 lines = [json.dumps({"url": options.url, "ready": False, "error": problem})]
@@ -151,25 +158,48 @@ def _model(options: argparse.Namespace, entry: dict[str, str], report: dict[str,
     return {**report, **model, **tensors, "inference_stats": statistics}
 
 
-def _lines(report: dict[str, Any]) -> list[str]:
-    """Return the report as lines of text."""
-    models = report["models"]
+def _lines(report: dict[str, Any], *, is_verbose: bool) -> list[str]:
+    """Return the report as lines of text: problems, the table, then the rest."""
+    failed = {(entry.name, entry.version) for entry in expected_versions.find_failed_entries(report)}
+    models = sorted(report["models"], key=lambda model: (model["name"], model["version"]) not in failed)
     is_ready = "ready" if report["ready"] else "NOT ready"
     lines = [f"{report['server']} {report['version']} at {report['url']} is {is_ready}"]
-    if models:
-        lines.append(render(COLUMN_TITLES, [_row(model) for model in models], sys.stdout, optional=OPTIONAL_COLUMNS))
-    else:
-        lines.append("there is no model")
-    lines += [line for model in models if (line := _sequences(model))]
+    reasons = [model for model in models if model["reason"]]
+    lines += [f"FAILED {_reason(model)}" for model in reasons if (model["name"], model["version"]) in failed]
+    parts = [part for plugin in report["plugins"] for part in _group(plugin["rows"])]
     for plugin in report["plugins"]:
         if plugin["error"]:
             lines.append(f"FAILED plugin {plugin['name']}: {plugin['error']}")
-        lines += [_render_part(row) for row in plugin["rows"]]
+    lines += [line for is_problem, rows in parts if is_problem for line in map(_render_part, rows)]
     for model in models:
         lines += [f"WARNING {reason_line(model['name'], model['version'], text)}" for text in model.get("warnings", ())]
+    if models:
+        rows = [dict(zip(COLUMN_TITLES, _row(model), strict=True)) for model in models]
+        titles = [title for title in COLUMN_TITLES if is_verbose or title not in VERBOSE_COLUMNS]
+        cells = [[row[title] for title in titles] for row in rows]
+        lines.append(render(titles, cells, sys.stdout, optional=OPTIONAL_COLUMNS))
+    else:
+        lines.append("there is no model")
+    lines += [line for model in models if (line := _sequences(model))]
+    lines += [line for is_problem, rows in parts if not is_problem for line in map(_render_part, rows)]
     lines += [reason_line(model["name"], model["version"], note) for model in models for note in model.get("notes", ())]
-    lines += [reason_line(model["name"], model["version"], model["reason"]) for model in models if model["reason"]]
+    lines += [_reason(model) for model in reasons if (model["name"], model["version"]) not in failed]
     return lines
+
+
+def _reason(model: dict[str, Any]) -> str:
+    return reason_line(model["name"], model["version"], model["reason"])
+
+
+def _group(rows: Sequence[dict[str, Any]]) -> list[tuple[bool, list[dict[str, Any]]]]:
+    """Return a plugin's rows and tables, each with the rows that belong to it, and whether it reports a problem."""
+    groups: list[tuple[bool, list[dict[str, Any]]]] = []
+    for row in rows:
+        if "columns" not in row and not row["title"] and groups:
+            groups[-1][1].append(row)
+        else:
+            groups.append((row.get("state", "ok") != "ok", [row]))
+    return groups
 
 
 def _render_part(part: dict[str, Any]) -> str:

@@ -217,8 +217,8 @@ def test_models_and_status_list_folders_without_a_model(start_server: Callable[.
     asked = edge("status", "--url", url)
     assert " is ready\n" in asked.stdout, "what never served leaves a server in mode poll ready"
     assert asked.returncode == 1, "but it is a failure"
-    assert "\nflat: has no version directories" in asked.stdout
-    assert "\nmisspelt: config.pbtxt line " in asked.stdout
+    assert "\nFAILED flat: has no version directories" in asked.stdout
+    assert "\nFAILED misspelt: config.pbtxt line " in asked.stdout
 
 
 def test_a_long_last_column_does_not_lengthen_the_rule() -> None:

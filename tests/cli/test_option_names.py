@@ -25,6 +25,7 @@ NEEDED = {
     [
         ("perf", "--model-version", "--version", "3"),
         ("stream", "--model-version", "--version", "3"),
+        ("stream", "--url", "--address", "box:8001"),
         ("optimize", "--model-version", "--version", "3"),
         ("analyze", "--overwrite", "--force", None),
     ],

@@ -81,7 +81,7 @@ def at_terminal(monkeypatch: pytest.MonkeyPatch, *arguments: str, columns: int) 
         terminal.flush()
         text = ""
         # A terminal hands on what was written piece by piece.
-        while "no such runtime" not in text:
+        while "it can batch" not in text:
             text += os.read(main, 65536).decode()
     os.close(main)
     return text.replace("\r\n", "\n")
@@ -97,21 +97,22 @@ def test_without_a_terminal_the_table_is_plain_text(
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "40")
     assert status.run(["--url", url]) == 1
-    first, heads, _, row, *_ = capsys.readouterr().out.splitlines()
-    assert first == f"edge-server 0.1.0 at {url} is ready"
-    assert tuple(re.split(r"\s{2,}", heads)) == status.COLUMN_TITLES
-    assert "probabilities FP32[-1,3,224,224]" in row
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"edge-server 0.1.0 at {url} is ready"
+    assert re.split(r"\s{2,}", lines[3]) == ["MODEL", "VERSION", "STATE", "BACKEND", "MS", "MB", "REQUESTS", "FAILED"]
+    assert max(map(len, lines)) <= 80
+    assert status.run(["--url", url, "-v"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert tuple(re.split(r"\s{2,}", lines[3])) == status.COLUMN_TITLES
+    assert "probabilities FP32[-1,3,224,224]" in lines[6]
 
 
-def test_warnings_come_after_the_tables_and_before_notes_and_reasons(
-    url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_problems_come_first_and_notes_last(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert status.run(["--url", url]) == 1
-    assert capsys.readouterr().out.splitlines()[-3:] == [
-        f"WARNING {MODEL} version 1: it looks doubtful",
-        f"{MODEL} version 1: it can batch",
-        "bad version 1: no such runtime",
-    ]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:3] == ["FAILED bad version 1: no such runtime", f"WARNING {MODEL} version 1: it looks doubtful"]
+    assert [line.split()[0] for line in lines[5:7]] == ["bad", MODEL]
+    assert lines[7:] == [f"{MODEL} version 1: it can batch"]
 
 
 GOVERNOR = {
@@ -133,15 +134,15 @@ def test_lines_tables_and_errors_of_plugins_are_printed(
     broken = {"name": "broken", "error": "KeyError: 'x'", "rows": [], "reports": {}}
     monkeypatch.setitem(ANSWERS, "/edge/v1/plugins", {"plugins": [GOVERNOR, broken]})
     assert status.run(["--url", url]) == 1
-    assert capsys.readouterr().out.splitlines()[-11:-3] == [
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2:4] == ["FAILED plugin broken: KeyError: 'x'", "WARNING fan: stands"]
+    assert lines[-7:-1] == [
         "governor: HOT - a [31mfan stands",
         "  98 °C",
         "",
         "MODEL  J",
         "-----  ---",
         "m      0.1",
-        "WARNING fan: stands",
-        "FAILED plugin broken: KeyError: 'x'",
     ]
     assert status.run(["--url", url, "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
@@ -166,12 +167,12 @@ def test_on_a_terminal_the_table_fits_and_has_colours_unless_no_color_is_set(
     monkeypatch.delenv("NO_COLOR", raising=False)
     if not has_colours:
         monkeypatch.setenv("NO_COLOR", "1")
-    drawn = [at_terminal(monkeypatch, "--url", url, columns=columns) for columns in (200, 72)]
+    drawn = [at_terminal(monkeypatch, "--url", url, "-v", columns=columns) for columns in (200, 72)]
     assert all(("\x1b[32mREADY" in text) is has_colours for text in drawn)
     wide, narrow = map(visible, drawn)
-    assert "INPUTS" in wide[1]
+    assert "INPUTS" in wide[3]
     assert all(len(line) <= 72 for line in narrow), narrow
-    assert "INPUTS" not in narrow[1]
+    assert "INPUTS" not in narrow[3]
     for lines in (wide, narrow):
         assert re.search(rf"^{MODEL}\s+1\s+READY\b", "\n".join(lines), re.MULTILINE), lines
 

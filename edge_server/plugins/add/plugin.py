@@ -26,6 +26,7 @@ class AddPlugin(Plugin):
             "add",
             "put a model file into a repository: say what it is, write its configuration, and try it",
             "edge_server.plugins.add.command",
+            "Models",
         ),
     )
 

@@ -26,16 +26,19 @@ class CamerasPlugin(Plugin):
             "stream",
             "send a video, pictures, a camera or a test pattern through a model, and show rates and latencies",
             "edge_server.plugins.cameras.commands.stream",
+            "Cameras, robots and chats",
         ),
         Command(
             "view",
             "show the frame streams of a running server in the Foxglove viewer",
             "edge_server.plugins.cameras.commands.view",
+            "Cameras, robots and chats",
         ),
         Command(
             "cameras",
             "find the network cameras of the local network, with the URLs of their streams (ONVIF)",
             "edge_server.plugins.cameras.commands.find_cameras",
+            "Cameras, robots and chats",
         ),
     )
 

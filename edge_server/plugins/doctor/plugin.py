@@ -12,6 +12,7 @@ class DoctorPlugin(Plugin):
             "doctor",
             "examine this machine, list problems for serving models, and say how to fix them",
             "edge_server.plugins.doctor.command",
+            "Models",
         ),
     )
 

@@ -13,8 +13,14 @@ class FleetPlugin(Plugin):
             "fleet",
             "show the models of many running servers in one table, and which servers differ",
             "edge_server.plugins.fleet.fleet",
+            "A running server",
         ),
-        Command("pull", "download a model into a repository and verify its SHA-256", "edge_server.plugins.fleet.pull"),
+        Command(
+            "pull",
+            "download a model into a repository and verify its SHA-256",
+            "edge_server.plugins.fleet.pull",
+            "Models",
+        ),
     )
 
 

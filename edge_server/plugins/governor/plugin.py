@@ -21,6 +21,7 @@ class GovernorPlugin(Plugin):
             "governor",
             "test the control policy for heat and power, on a simulated board or recorded temperatures",
             "edge_server.plugins.governor.command",
+            "Measurement",
         ),
     )
 

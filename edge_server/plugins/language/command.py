@@ -12,9 +12,15 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from edge_server.cli import http_client
+from edge_server.cli.console import busy_line
 from edge_server.cli.options import float_range, int_range
 
 _PROMPT = "> "
+_TEMPERATURE = 0.7
+"""Default of the command. That of the API, 1.0, makes small models wander from the subject."""
+_LOAD_TIMEOUT_S = 600.0
+"""Longest time to wait for a model that is being loaded."""
+_POLL_S = 0.5
 _DIM, _PLAIN = "\033[2m", "\033[0m"
 
 
@@ -30,12 +36,16 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--prompt", metavar="TEXT", help="ask this one question, and end")
     parser.add_argument("--system", metavar="TEXT", help="system message, before the first question")
     parser.add_argument("--max-tokens", type=int_range(1), metavar="N", help="longest answer; default: what fits")
-    parser.add_argument("--temperature", type=float_range(0, 100), metavar="T", help="0: always the most likely token")
+    parser.add_argument(
+        "--temperature", type=float_range(0, 100), default=_TEMPERATURE, metavar="T",
+        help=f"0: always the most likely token; default: {_TEMPERATURE:g}",
+    )  # fmt: skip
     parser.add_argument("--seed", type=int_range(0), metavar="N", help="the same seed gives the same answers")
     http_client.add_options(parser)
     options = parser.parse_args(arguments)
     chat = Chat(options)
     try:
+        _wait_while_loading(options)
         if options.prompt is not None or not sys.stdin.isatty():
             chat.ask(sys.stdin.read() if options.prompt is None else options.prompt)
             return 0
@@ -45,6 +55,28 @@ def run(arguments: Sequence[str]) -> int:
     except http_client.NO_ANSWER as error:
         print(f"edge-server chat: no answer from {options.url}: {http_client.describe_failure(error)}", file=sys.stderr)
     return 1
+
+
+def _wait_while_loading(options: argparse.Namespace) -> None:
+    """Wait until the model is loaded or has failed. Raises Refused and the errors in NO_ANSWER."""
+    end_s = time.monotonic() + _LOAD_TIMEOUT_S
+    with contextlib.ExitStack() as shown:
+        is_shown = False
+        while _is_loading(options) and time.monotonic() < end_s:
+            if not is_shown:
+                shown.enter_context(busy_line(f"waiting until {options.model} is loaded"))
+                is_shown = True
+            time.sleep(_POLL_S)
+
+
+def _is_loading(options: argparse.Namespace) -> bool:
+    """Return whether the model is being loaded and no version of it serves."""
+    try:
+        index = http_client.request_json(options, "/v2/repository/index", {})
+    except http_client.Refused:
+        return False  # the key may be for chats alone
+    states = {str(entry.get("state", "")) for entry in index if entry.get("name") == options.model}
+    return "LOADING" in states and "READY" not in states
 
 
 def _talk(chat: Chat) -> int:

@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 class LanguagePlugin(Plugin):
     name = "language"
     commands = (
-        Command("chat", "talk to a language model of a running server", "edge_server.plugins.language.command"),
+        Command(
+            "chat",
+            "talk to a language model of a running server",
+            "edge_server.plugins.language.command",
+            "Cameras, robots and chats",
+        ),
     )
     backends = MappingProxyType(
         {

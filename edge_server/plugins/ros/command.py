@@ -7,9 +7,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from edge_server.cli.options import add_grpc_address
 from edge_server.config.setting_sources import set_library_defaults
-
-DEFAULT_ADDRESS = "127.0.0.1:8001"
 
 COMMANDS = {
     "bridge": "subscribe to a camera topic and publish the results: ROS 2 over DDS or rclpy, ROS 1 over rospy",
@@ -41,7 +40,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of both commands: the model, the server, and the stream id."""
     parser.add_argument("--model", required=True, help="name of the model")
     parser.add_argument("--model-version", type=int, default=0, metavar="N", help="0: the newest served version")
-    parser.add_argument("--address", default=DEFAULT_ADDRESS, help="gRPC address of the server: HOST:PORT or unix:PATH")
+    add_grpc_address(parser)
     parser.add_argument("--stream-id", default="", metavar="ID", help="id of the stream in the server's statistics")
     parser.add_argument(
         "--class-numbers", action="store_true", help="write class_id as a number even if the model has labels"

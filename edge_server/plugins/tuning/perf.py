@@ -15,7 +15,8 @@ from typing import TextIO
 
 from edge_server.cgroup_limits import usable_cores
 from edge_server.cli import options as kinds
-from edge_server.cli.console import LiveView, bar, format_remaining, render
+from edge_server.cli.console import LiveView, bar, format_duration, format_remaining, render
+from edge_server.cli.http_client import DEFAULT_URL, server_url
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import EdgeServerError, InvalidRequest
 from edge_server.plugins.tuning import perf_options
@@ -61,10 +62,18 @@ def _raise_interrupt(_: int, __: FrameType | None) -> None:
 
 def _measure(options: argparse.Namespace) -> int:
     protocol = "grpc" if options.frames is not None else options.protocol
+    is_http = protocol in ("http", "chat")
+    try:
+        url = server_url(options.url) if is_http and options.url else DEFAULT_URL
+        address = kinds.DEFAULT_GRPC_ADDRESS
+        if not is_http and (options.address or options.url):
+            address = kinds.parse_grpc_address(options.address or options.url)
+    except argparse.ArgumentTypeError as error:
+        raise InvalidRequest(f"--url with the protocol {protocol}: {error}") from None
     target = MeasuredServer(
         protocol,
-        options.address,
-        options.url,
+        address,
+        url,
         options.metrics_url,
         tuple(options.header),
         kinds.read_tls(options),
@@ -73,6 +82,8 @@ def _measure(options: argparse.Namespace) -> int:
     session = _open_session(options, target)
     points: list[MeasuredPoint] = []
     levels = _levels(options, session)
+    if not options.quiet:
+        print(_expected_time(options, len(levels)), file=sys.stderr)
     live = _LiveTable(options, session, len(levels))
     session.on_window = live.window
     is_cut = False
@@ -118,6 +129,20 @@ def _open_session(options: argparse.Namespace, target: MeasuredServer) -> LoadSe
         control.close()
         raise
     return session
+
+
+def _expected_time(options: argparse.Namespace, level_count: int) -> str:
+    """Return how long the measurement takes."""
+    window_s = options.measurement_interval / 1000
+    least, most = (
+        format_duration(level_count * window_s * count)
+        for count in (min(STEADY_WINDOWS, options.max_trials), options.max_trials)
+    )
+    levels = f"{level_count} levels of load" if level_count > 1 else "one level of load"
+    return (
+        f"{levels}: takes {least} min if windows of {window_s:g} s agree at once, else up to {most} min; more if "
+        "answers are slow"
+    )
 
 
 def _levels(options: argparse.Namespace, session: LoadSession) -> list[tuple[float, Callable[[], MeasuredPoint]]]:
@@ -347,10 +372,15 @@ def _add_connection(group: argparse._ArgumentGroup) -> None:
         default="grpc",
         help="chat: streamed chats of OpenAI's API with a language model; default: grpc",
     )
-    group.add_argument("--address", default="127.0.0.1:8001", metavar="HOST:PORT", help="the server's gRPC address")
     group.add_argument(
-        "--url", default="http://127.0.0.1:8000", type=lambda text: text.rstrip("/"), help="the server's HTTP address"
+        "-u",
+        "--url",
+        default="",
+        help=f"address of the server for this protocol; default: {kinds.DEFAULT_GRPC_ADDRESS} for grpc and stream, "
+        f"{DEFAULT_URL} for http and chat",
     )
+    # An older name, for gRPC alone.
+    group.add_argument("--address", default="", help=argparse.SUPPRESS)
     group.add_argument(
         "--metrics-url",
         default="",

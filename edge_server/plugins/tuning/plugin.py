@@ -18,16 +18,19 @@ class TuningPlugin(Plugin):
             "optimize",
             "compare all runtimes and precisions for a model on this machine, and save the best one",
             "edge_server.plugins.tuning.optimize",
+            "Measurement",
         ),
         Command(
             "perf",
             "measure latency and throughput of a model on a running server under load",
             "edge_server.plugins.tuning.perf",
+            "Measurement",
         ),
         Command(
             "analyze",
             "search for the best configuration of a model on this machine, within limits of latency and memory",
             "edge_server.plugins.tuning.analyze",
+            "Measurement",
         ),
     )
 

@@ -10,12 +10,16 @@ import re
 import select
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+
+from edge_server.plugins.language import command
 
 HELLO = "Hello! How can I help you?"
 LONG = "word " * 2000
@@ -69,6 +73,46 @@ def test_an_error_is_one_line(url: str, run_command: Any, model: str, more: tupl
     assert done.stderr.startswith("edge-server chat: ")
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+class LoadingServer(BaseHTTPRequestHandler):
+    """A server whose model is loaded at the second look, and which keeps the bodies of chats."""
+
+    states: ClassVar[list[str]] = []
+    chats: ClassVar[list[dict[str, Any]]] = []
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/v2/repository/index":
+            answer = json.dumps([{"name": "m", "version": "1", "state": self.states.pop(0)}])
+        else:
+            assert not self.states, "asked before the model was loaded"
+            self.chats.append(body)
+            answer = 'data: {"choices": [{"delta": {"content": "Yes."}}]}\n\ndata: [DONE]\n\n'
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer.encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("more", "temperature"), [((), 0.7), (("--temperature=0",), 0)])
+def test_a_loading_model_is_waited_for_and_the_temperature_has_a_default(
+    more: tuple[str, ...], temperature: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    LoadingServer.states, LoadingServer.chats = ["LOADING", "READY"], []
+    with ThreadingHTTPServer(("127.0.0.1", 0), LoadingServer) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            assert command.run(["m", f"--url=127.0.0.1:{server.server_address[1]}", "--prompt=hello", *more]) == 0
+        finally:
+            server.shutdown()
+            thread.join()
+    assert capsys.readouterr().out == "Yes.\n"
+    assert [chat["temperature"] for chat in LoadingServer.chats] == [temperature]
 
 
 class Terminal:

@@ -173,7 +173,7 @@ def test_inputs_are_read_from_files(measure: Any, tmp_path: Path) -> None:
         (("repeat", "--shape=IN:1", "--shape=DELAY:1"), "--protocol=stream"),
         (("slow", "--concurrency=0"), "expected N"),
         (("slow", "--concurrency=1:8:x1"), "expected N"),
-        (("slow", "--url=ftp://here", "-i", "http"), "expected an address as http://"),
+        (("slow", "--url=ftp://here", "-i", "http"), "--url with the protocol http: expected http://HOST:PORT"),
     ],
 )
 def test_an_impossible_measurement_is_reported(measure: Any, flags: tuple[str, ...], message: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from edge_server.cli.options import (
     add_alias,
+    add_grpc_address,
     add_tls_options,
     float_range,
     parse_host_and_port,
@@ -139,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
         "--model-version", type=_count, default=0, metavar="N", help="its version; default: the newest"
     )
     add_alias(parser, "--version", version)
-    parser.add_argument("--address", default="127.0.0.1:8001", metavar="HOST:PORT", help="the server's gRPC address")
+    add_grpc_address(parser)
     _add_source(parser.add_argument_group("source"))
     _add_results(parser.add_argument_group("results"))
     _add_delivery(parser.add_argument_group("delivery"))
