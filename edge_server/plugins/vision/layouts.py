@@ -225,10 +225,6 @@ LAYOUTS: Sequence[Layout] = (
     Layout("dbnet-sigmoid", "text", ("1, H, W",), _TEXT, _PPOCR, ("sigmoid_0.tmp_0",)),
     Layout("depth", "depth", ("1, H, W",), {"depth_output": "{output}"}, _STRETCH),
     Layout(
-        "dbnet", "text", ("1, H, W",), {"detection_head": "dbnet", "detection_score_threshold": "0.5"},
-        {**_IMAGENET, "image_color": "bgr", "image_fit": "letterbox", "image_pad_value": "0"},
-    ),
-    Layout(
         "anomalib", "anomaly", ("1", "1", "1, H, W", "1, H, W"),
         {"anomaly_output": "anomaly_map", "anomaly_score_output": "pred_score"}, _STRETCH,
         names=("pred_score", "pred_label", "anomaly_map", "pred_mask"), is_unmistakable=True,
