@@ -343,3 +343,19 @@ def test_the_least_recently_used_go_first_and_no_more_than_needed() -> None:
     assert to_evict([new, old, busy], 2) == [old, new]
     assert to_evict([new, old, busy], 1) == [old, new]
     assert to_evict([new, old, busy], 4) == []
+
+
+def test_work_of_each_second_goes_on_after_an_error_and_idle_models_leave_beside_it(new_core: Any) -> None:
+    core = new_core(idle_unload_s=0.2)
+    calls = threading.Semaphore(0)
+
+    def work() -> None:
+        calls.release()
+        raise ValueError("a plugin's fault")
+
+    core.manager.call_each_second(work)
+    set_desired(core, "a")
+    for _ in range(3):
+        assert calls.acquire(timeout=20)
+    while "a" in resident(core):
+        assert calls.acquire(timeout=20)

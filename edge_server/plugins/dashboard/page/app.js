@@ -97,6 +97,7 @@ byId("key").addEventListener("click", () => {
 dialog.addEventListener("close", async () => {
   if (!["save", "forget"].includes(dialog.returnValue)) return;
   setKey(dialog.returnValue === "save" ? byId("key-value").value.trim() : "");
+  hasPast = false;
   await refresh();
   reopenEvents();
   if (key() && !access.may_change_models && !Object.values(access.allowed).every(Boolean)) {
