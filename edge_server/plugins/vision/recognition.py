@@ -23,13 +23,14 @@ def recognise(spec: ModelSpec, metadata: Mapping[str, str]) -> Recognised | None
     """
     if "stride" not in metadata and "character" in metadata:
         return _recognise_characters(spec, metadata["character"])
-    task = metadata.get("task")
-    if any(key in spec.parameters for key in _HEAD_KEYS) or ("image_top_k" in spec.parameters and task != "classify"):
+    if any(key in spec.parameters for key in _HEAD_KEYS):
         return None
     try:
         found = find_stated_layout(spec, metadata)
     except UnfitMetadataError as error:
         return Recognised({}, {}, str(error))
+    if "image_top_k" in spec.parameters and (found is None or found.task != "classify"):
+        return None  # the configuration states a classifier
     if found is not None:
         return Recognised(found.parameters, found.labels, f"recognised by its metadata: {found.title}")
     found = find_unmistakable_layout(spec)

@@ -31,7 +31,7 @@ def seeds() -> Iterable[bytes]:
     config = {"architectures": ["DetrForObjectDetection"], "model_type": "detr", "id2label": {"0": "a", "1": "b"}}
     processor = {"size": {"height": 64, "width": 64}, "image_mean": [0, 0, 0], "image_std": 1}
     yield b"\x4a" + json.dumps(config).encode() + b"\x1e" + json.dumps(processor).encode()
-    steps = "Preprocess:\n- type: Resize\n  keep_ratio: false\n  target_size: [64, 64]\n"
+    steps = "Preprocess:\n- type: Resize\n  keep_ratio: false\n  target_size: [64, 64]\n  interp: 2\n"
     yield ("\x42" + f"\x1e\x1earch: 'YOLO'\nlabel_list:\n- a\n{steps}").encode()
     yield ("\x40" + f"\x1e\x1e\x1estride: 32\ntask: detect\nimgsz: 64\nnames:\n  0: a\n  1: {names[1:3]}").encode()
     packed = {"stride": 32, "task": "detect", "names": {"0": "a", "1": "b"}, "imgsz": [64, 64]}

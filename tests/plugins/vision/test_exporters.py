@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from typing import Any
@@ -181,6 +182,13 @@ UNFIT: dict[str, tuple[dict[str, str], str]] = {
     "a mean of NaN": (
         of_hugging_face({}, {"do_normalize": True, "image_mean": float("nan"), "image_std": 1}), "expected a number"
     ),
+    "a huge mean": (of_hugging_face({}, {"do_normalize": True, "image_mean": 10**400}), "expected a number"),
+    "a border of OpenVINO": (MODEL_INFO | {"model_info/pad_value": "\x07" * 90_000}, "expected 1 numbers as pad_value"),
+    "a mean of OpenVINO": (MODEL_INFO | {"model_info/mean_values": "1 2 \x00"}, "expected 3 numbers as mean_values"),
+    "a size that is a list": (
+        {"infer_cfg.yml": PADDLE.replace("interp: 2", "interp: [2]").replace("  - 640", "  - nan")},
+        "expected 2 numbers as target_size",
+    ),
     "two means": (of_hugging_face({}, {"do_normalize": True, "image_mean": [1, 2]}), "expected one or three numbers"),
     "a deviation of 0": (
         of_hugging_face({}, {"do_normalize": True, "image_mean": 0.5, "image_std": 0}), "expected numbers other than 0"
@@ -211,6 +219,18 @@ def test_metadata_that_do_not_fit_say_why(name: str) -> None:
 def test_files_of_language_models_do_not_concern_it() -> None:
     config = json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama"})
     assert recognise(network(DETR), {"config.json": config}) is None
+
+
+def test_files_of_other_programs_do_not_concern_it() -> None:
+    files = {"metadata.yaml": "- [[conda", "packed/metadata.json": "{", "preprocessor_config.json": "{"}
+    assert recognise(network(DETR), files) is None
+
+
+@pytest.mark.parametrize(("name", "is_recognised"), [("ViT", True), ("D-FINE", False)])
+def test_the_best_classes_of_a_configuration_leave_only_a_classifier(name: str, is_recognised: bool) -> None:
+    spec, metadata, _, _ = RECOGNISED[name]
+    found = recognise(dataclasses.replace(spec, parameters={"image_top_k": "3"}), metadata)
+    assert (found is not None) == is_recognised
 
 
 def test_yaml_gives_mappings_and_lists() -> None:

@@ -3,7 +3,7 @@ metadata share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ from edge_server.plugins.vision.outputs.box_candidates import NetworkSize
 
 MAX_LABELS = 65536
 MAX_LABEL_LENGTH = 256
+MAX_NUMBER = 1e9
 
 
 class UnfitMetadataError(Exception):
@@ -51,6 +52,17 @@ def labels_by_index(names: Iterable[tuple[int, str]]) -> tuple[str, ...]:
     if not by_index or max(by_index) != len(by_index) - 1:
         raise UnfitMetadataError(f"expected names for 0, 1, 2 ..., given {len(by_index)} of them")
     return tuple(by_index[index] for index in range(len(by_index)))
+
+
+def parse_numbers(texts: Sequence[object], what: str, count: int) -> list[float]:
+    """Return `count` numbers of at most MAX_NUMBER in size. Raises UnfitMetadataError."""
+    try:
+        found = [float(text) for text in texts[: count + 1] if isinstance(text, str) and len(text) < 40]
+    except ValueError:
+        found = []
+    if len(found) != count or not all(abs(number) <= MAX_NUMBER for number in found):
+        raise UnfitMetadataError(f"expected {count} numbers as {what}, given {quote(repr(texts[: count + 1]))}")
+    return found
 
 
 def count_noun(number: int, noun: str) -> str:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
-from edge_server.plugins.vision.exporters.exported_metadata import UnfitMetadataError, quote
+from edge_server.plugins.vision.exporters.exported_metadata import MAX_NUMBER, UnfitMetadataError, quote
 
 
 def parse_object(name: str, text: str) -> Mapping[str, Any]:
@@ -23,7 +22,8 @@ def parse_object(name: str, text: str) -> Mapping[str, Any]:
 
 def number_text(value: object, what: str) -> str:
     """Return a finite number as a text. Raises UnfitMetadataError."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or abs(value) > 1e9:
+    # NaN fails the comparison.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_NUMBER:
         raise UnfitMetadataError(f"expected a number as {what}, given {quote(repr(value))}")
     return repr(value)
 

@@ -12,6 +12,7 @@ from edge_server.plugins.vision.exporters.exported_metadata import (
     UnfitMetadataError,
     count_noun,
     labels_by_index,
+    parse_numbers,
     quote,
 )
 
@@ -44,10 +45,12 @@ def read_metadata(metadata: Mapping[str, str]) -> ExportedMetadata | None:
     is_reversed = info.get("reverse_input_channels", "").lower() in ("true", "yes", "1")
     parameters = {"image_fit": _FITS[fit], "image_color": "rgb" if is_reversed else "bgr", "image_scale": "1"}
     if fit == "fit_to_window_letterbox":
-        parameters["image_pad_value"] = info.get("pad_value", "0")
+        (pad_value,) = parse_numbers([info.get("pad_value", "0")], "pad_value", 1)
+        parameters["image_pad_value"] = f"{pad_value:.0f}"
     for key, parameter in (("mean_values", "image_mean"), ("scale_values", "image_stddev")):
         if info.get(key, "").strip():
-            parameters[parameter] = ",".join(info[key].replace(",", " ").split())
+            texts = info[key].replace(",", " ").split()
+            parameters[parameter] = ",".join(map(repr, parse_numbers(texts, key, 1 if len(texts) == 1 else 3)))
     title = f"OpenVINO {quote(kind)[1:-1]}, {count_noun(len(labels), 'class')}"
     max_stride = 32 if "yolov8" in layouts else None
     return ExportedMetadata(title, layouts, {"C": len(labels)}, labels, None, max_stride, parameters)

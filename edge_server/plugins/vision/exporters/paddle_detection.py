@@ -9,6 +9,7 @@ from edge_server.plugins.vision.exporters.exported_metadata import (
     UnfitMetadataError,
     count_noun,
     labels_by_index,
+    parse_numbers,
     quote,
 )
 from edge_server.plugins.vision.exporters.simple_yaml import Node, parse_yaml
@@ -47,18 +48,17 @@ def _image(steps: Node) -> tuple[NetworkSize, dict[str, str]]:
         if kind == "Resize":
             if _is_true(step.get("keep_ratio", "true")):
                 raise UnfitMetadataError("Resize: expected keep_ratio false, given true")
-            height, width = (int(value) for value in _numbers(step.get("target_size", ""), "target_size", 2))
+            height, width = (int(value) for value in parse_numbers(_list(step, "target_size"), "target_size", 2))
             if not (1 <= height <= _MAX_SIDE and 1 <= width <= _MAX_SIDE):
                 raise UnfitMetadataError(f"Resize: expected target_size of 1 to {_MAX_SIDE}, given {height}, {width}")
             size = NetworkSize(width, height)
-            if step.get("interp") in _INTERPOLATIONS:
-                parameters["image_interpolation"] = _INTERPOLATIONS[str(step["interp"])]
+            parameters["image_interpolation"] = _INTERPOLATIONS.get(str(step.get("interp")), "auto")
         elif kind == "NormalizeImage":
             if _is_true(step.get("is_scale", "true")):
                 parameters["image_scale"] = "1/255"
             if step.get("norm_type", "mean_std") == "mean_std":
-                parameters["image_mean"] = ",".join(map(repr, _numbers(step.get("mean", ""), "mean", 3)))
-                parameters["image_stddev"] = ",".join(map(repr, _numbers(step.get("std", ""), "std", 3)))
+                parameters["image_mean"] = ",".join(map(repr, parse_numbers(_list(step, "mean"), "mean", 3)))
+                parameters["image_stddev"] = ",".join(map(repr, parse_numbers(_list(step, "std"), "std", 3)))
     if size is None:
         raise UnfitMetadataError("expected a step Resize in Preprocess")
     return size, parameters
@@ -68,12 +68,6 @@ def _is_true(value: Node) -> bool:
     return value in ("true", "True", "1")
 
 
-def _numbers(value: Node, what: str, count: int) -> list[float]:
-    texts = value if isinstance(value, list) else []
-    try:
-        found = [float(text) for text in texts if isinstance(text, str) and len(text) < 40]
-    except ValueError:
-        found = []
-    if len(found) != count or not all(abs(number) < 1e9 for number in found):
-        raise UnfitMetadataError(f"expected {count} numbers as {what}, given {quote(repr(value))}")
-    return found
+def _list(step: dict[str, Node], key: str) -> list[Node]:
+    value = step.get(key)
+    return value if isinstance(value, list) else []

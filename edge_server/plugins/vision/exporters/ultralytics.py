@@ -35,9 +35,10 @@ def read_metadata(metadata: Mapping[str, str]) -> ExportedMetadata | None:
     They are in the file itself, else in metadata.yaml beside it, else packed into a TFLite file.
     """
     parameters: dict[str, str] = {}
-    if "stride" not in metadata and "metadata.yaml" in metadata:
+    # Other programs write files of these names, too.
+    if "stride" not in metadata and "stride:" in metadata.get("metadata.yaml", ""):
         metadata = _texts_of(parse_yaml(metadata["metadata.yaml"]))
-    elif "stride" not in metadata and "packed/metadata.json" in metadata:
+    elif "stride" not in metadata and '"stride"' in metadata.get("packed/metadata.json", ""):
         metadata = _texts_of(parse_object("metadata.json", metadata["packed/metadata.json"]))
         if metadata.get("task") not in ("detect", "pose", "classify") or _is_final(metadata):
             raise UnfitMetadataError("a TFLite file is recognised for detect, pose and classify without NMS")
