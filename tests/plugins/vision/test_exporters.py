@@ -13,6 +13,7 @@ from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.plugins.vision.exporters.exported_metadata import UnfitMetadataError
 from edge_server.plugins.vision.exporters.simple_yaml import parse_yaml
+from edge_server.plugins.vision.plugin import METADATA_KEYS
 from edge_server.plugins.vision.recognition import recognise
 
 NAMES = ("person", "cup", "it's \u00e9")
@@ -164,6 +165,7 @@ def test_a_model_is_recognised_by_the_metadata_beside_it(name: str) -> None:
     spec, metadata, expected, labels = RECOGNISED[name]
     found = recognise(spec, metadata)
     assert found is not None
+    assert METADATA_KEYS & metadata.keys()
     assert found.parameters.items() >= expected.items(), found
     assert set(found.labels.values()) == {labels}
     assert found.note.startswith("recognised by its metadata: ")
