@@ -17,10 +17,9 @@ from edge_server.plugins.add.runtime_trial import RuntimeTrial, try_runtimes
 from edge_server.plugins.add.written_config import write_config
 from edge_server.plugins.tuning.trial.stored_times import store_times
 from edge_server.repository.resolve_version import ResolveOptions, resolve
+from edge_server.repository.runtime_times import MIN_RATIO
 from edge_server.repository.scan import Scanner
 
-_MUCH_FASTER = 0.8
-"""Ratio of times below which a runtime is named as the faster one."""
 _MIN_TIME_MS = 1.0
 """Time below which other work of a request takes longer than the model, so that runtimes are not compared."""
 
@@ -39,12 +38,12 @@ class TriedModel(NamedTuple):
 
     @property
     def faster_backend(self) -> str:
-        """The backend that was faster than the default one by a fifth or more, or ""."""
-        measured = [item for item in self.trials if item.times_ms]
-        fastest = min(measured, key=lambda item: item.median_ms, default=None)
-        default_ms = next((item.median_ms for item in measured if item.backend == self.spec.backend), 0.0)
-        is_faster = fastest is not None and fastest.median_ms < default_ms * _MUCH_FASTER and default_ms > _MIN_TIME_MS
-        return fastest.backend if fastest is not None and is_faster else ""
+        """The backend that was faster than the default one, by the rule of `runtime_times`, or ""."""
+        shortest_ms = {item.backend: min(item.times_ms) for item in self.trials if item.times_ms}
+        default_ms = shortest_ms.get(self.spec.backend, 0.0)
+        fastest = min(shortest_ms, key=lambda backend: shortest_ms[backend], default="")
+        is_faster = default_ms > _MIN_TIME_MS and default_ms >= MIN_RATIO * shortest_ms[fastest]
+        return fastest if is_faster else ""
 
 
 def add_model(
