@@ -106,7 +106,7 @@ def test_a_plugin_adds_a_setting_route_metric_command_check_and_status_line(
         assert index["known"]["state"] == "READY"
         status = run(site, "status", f"--url={http}")
     assert "site: asked 1 times for the contact" in status.stdout.splitlines()
-    assert "unknown version 1: parameter 'contact' is missing" in status.stdout.splitlines()
+    assert "FAILED unknown version 1: parameter 'contact' is missing" in status.stdout.splitlines()
     assert run(site, "contact").stdout == "call the night shift\n"
     checked = run(site, "check", str(tmp_path))
     assert checked.returncode == 1
