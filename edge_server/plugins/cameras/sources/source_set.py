@@ -79,11 +79,13 @@ class SourceSet:
             self._thread = threading.Thread(target=self._take_results, name="source-results", daemon=True)
             self._thread.start()
         for name, entry in entries.items():
-            if name not in self._runners:
+            is_new = name not in self._runners
+            if is_new:
                 runner = SourceRunner(entry, self._streams, self._watch, self._on_change, self._back_off)
                 self._runners = {**self._runners, name: runner}
-                runner.start()
             self._runners[name].keeps_pictures = name in pictured
+            if is_new:
+                self._runners[name].start()
 
     def close(self, timeout_s: float) -> None:
         """Stop all sources. Wait at most `timeout_s` for their threads."""
