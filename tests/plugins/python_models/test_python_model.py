@@ -79,6 +79,50 @@ def test_a_model_gets_tritons_arguments_and_responds_in_order(python_core: Any) 
     }  # fmt: skip
 
 
+WARMED = """
+max_batch_size: 4
+input { name: "IN" data_type: TYPE_FP32 dims: [-1] }
+output { name: "OUT" data_type: TYPE_FP32 dims: [1] }
+model_warmup {
+  name: "three readings"
+  batch_size: 1
+  inputs { key: "IN" value { data_type: TYPE_FP32 dims: [3] random_data: true } }
+}
+"""
+
+MEAN = """
+class TritonPythonModel:
+    def execute(self, requests):
+        return [answer(given(request).mean(axis=1, keepdims=True)) for request in requests]
+"""
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        (MEAN.replace("given(", "givn("), r"NameError: name 'givn' is not defined \(model.py, line 14\)"),
+        (MEAN.replace("keepdims=True", "keepdims=False"), "OUT.*shape"),
+    ],
+    ids=["exception", "shape"],
+)
+def test_model_warmup_keeps_the_old_file_in_service_if_execute_of_the_new_one_fails(
+    python_core: Any, wrong: str, reason: str
+) -> None:
+    python_core.add("m", MEAN, WARMED)
+    with pytest.raises(LoadError, match=f"'three readings'.*{reason}"):
+        python_core.add("m", wrong, WARMED)
+    assert python_core.value("m", [[1.0, 2.0, 6.0]]) == [[3.0]]
+
+
+def test_without_model_warmup_a_mistake_in_execute_fails_each_request_of_the_new_file(python_core: Any) -> None:
+    config = WARMED.partition("model_warmup")[0]
+    python_core.add("m", MEAN, config)
+    python_core.add("m", MEAN.replace("given(", "givn("), config)
+    assert "NameError: name 'givn' is not defined (model.py, line 14)" in python_core.error("m", [[1.0, 2.0, 6.0]])
+    (statistics,) = python_core.service.statistics("m", None)
+    assert statistics.fail.count == 1
+
+
 def test_requests_of_one_batch_fail_or_succeed_independently(python_core: Any) -> None:
     python_core.add(
         "m",
