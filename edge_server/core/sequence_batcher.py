@@ -258,7 +258,7 @@ class SequenceQueue(Generic[Item]):
                     f"inference request for sequence {entry.id} to model '{self._name}' must specify the START flag on "
                     f"the first request of the sequence; no such sequence is live: it ended, was idle for more than "
                     f"{self._batching.max_idle_us / 1000:g} ms, lost every request before one ran, or began before the "
-                    f"model was loaded anew"
+                    f'model was loaded anew; the START flag is the request parameter "sequence_start": true'
                 )
             self._limits.check_sequences(len(self._backlog), self._slots.count, self._name)
             sequence = self._live[entry.id] = LiveSequence(entry.id)

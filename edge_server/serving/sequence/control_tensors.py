@@ -72,8 +72,8 @@ class Controls:
 
     def _bad_id(self, control: ControlInput, expected: str, given: str) -> InvalidRequest:
         return InvalidRequest(
-            f"inference request to model '{self._model}': the correlation ID goes into its input '{control.name}' of "
-            f"type {control.dtype.value}: expected {expected}, given {given}"
+            f"inference request to model '{self._model}': the correlation ID (sequence_id) goes into its "
+            f"input '{control.name}' of type {control.dtype.value}: expected {expected}, given {given}"
         )
 
 

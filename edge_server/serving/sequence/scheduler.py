@@ -138,7 +138,8 @@ class SequenceScheduler(Scheduler):
             step = SequenceStep(next(self._made_ids) % _MAX_SEQUENCE_ID + 1 if step is None else step.id, is_start=True)
         elif step is None:
             raise InvalidRequest(
-                f"inference request to model '{self._name}' must specify a non-zero or non-empty correlation ID"
+                f"inference request to model '{self._name}' must specify a non-zero or non-empty correlation ID: "
+                "the request parameter sequence_id"
             )
         if ticket.item_count > 1:
             raise InvalidRequest(

@@ -173,7 +173,7 @@ def test_without_a_batch_dimension_a_control_has_one_element_and_an_instance_one
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({}, "must specify a non-zero or non-empty correlation ID"),
+        ({}, "must specify a non-zero or non-empty correlation ID: the request parameter sequence_id"),
         ({"sequence": SequenceStep(5)}, "sequence 5 to model 'm' must specify the START flag on the first request"),
         ({"sequence": SequenceStep("x")}, "its input 'ID' of type INT32: expected an integer, given the string 'x'"),
         ({"sequence": SequenceStep(2**40, True)}, "given 1099511627776"),
@@ -510,7 +510,7 @@ def test_a_reload_finishes_accepted_requests_and_forgets_live_sequences(core: An
     blocker.wait_blocked()
     new = load(core, OldestStrategy(1), mark="b")
     assert new is not old
-    with pytest.raises(InvalidRequest, match=r"must specify the START flag.*before the model was loaded anew"):
+    with pytest.raises(InvalidRequest, match=r"must specify the START flag.*model was loaded anew.*sequence_start"):
         step(core, 1, 3)
     blocker.release(10)
     assert [answer(box) for box in boxes[:2]] == [1, 3]
