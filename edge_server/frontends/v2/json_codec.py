@@ -144,7 +144,9 @@ class _InferBody:
 
     def _inputs(self, payload: memoryview, pins: RequestRegions) -> dict[str, Tensor]:
         if "inputs" not in self._members:
-            raise InvalidRequest("Unable to parse 'inputs': attempt to access non-existing object member 'inputs'")
+            raise InvalidRequest(
+                "Unable to parse 'inputs': attempt to access non-existing object member 'inputs'" + _example(self._spec)
+            )
         inputs: dict[str, Tensor] = {}
         used = 0
         for item in _objects(self._members, "inputs"):
@@ -201,6 +203,21 @@ class _InferBody:
                 raise InvalidRequest(f"output '{name}' for model '{self._spec.name}' is requested more than once")
             outputs[name] = requested_output(name, _object(item, "parameters", f"output '{name}'"))
         return outputs
+
+
+def _example(spec: ModelSpec) -> str:
+    """Return what a body without `inputs` should be, with the first input of the model; "" for one without inputs."""
+    if not spec.inputs:
+        return ""
+    first = spec.inputs[0]
+    dims = [1 if dim == -1 else dim for dim in first.dims]
+    shape = [1, *dims] if spec.max_batch_size > 0 and not first.is_shape_tensor else dims
+    item = f'{{"name": "{first.name}", "datatype": "{first.dtype.value}", "shape": {shape}, "data": [...]}}'
+    more = ", ..." if len(spec.inputs) > 1 else ""
+    return (
+        f'; expected {{"inputs": [{item}{more}]}}. The flat object {{"{first.name}": [...]{more}}} is for '
+        f"/v2/models/{spec.name}/generate"
+    )
 
 
 def _objects(members: Json, key: str) -> list[Json]:

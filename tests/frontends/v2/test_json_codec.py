@@ -73,6 +73,17 @@ def given_input(dtype, shape, data=None, **parameters):
     return {"inputs": [item]}
 
 
+def test_the_error_of_a_body_without_inputs_shows_the_body_of_the_model_and_the_path_of_flat_objects():
+    expected = (
+        "Unable to parse 'inputs': attempt to access non-existing object member 'inputs'; expected "
+        '{"inputs": [{"name": "IN0", "datatype": "FP32", "shape": [1, 1], "data": [...]}, ...]}. The flat object '
+        '{"IN0": [...], ...} is for /v2/models/m/generate'
+    )
+    with pytest.raises(InvalidRequest) as error:
+        decode({"IN0": [1, 2, 6]}, spec=model(DType.FP32, DType.INT64, max_batch_size=8))
+    assert error.value.message == expected
+
+
 def tensor_of(dtype, shape, data):
     return decode(given_input(dtype, shape, data)).request.inputs["IN0"]
 
