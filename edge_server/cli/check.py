@@ -23,12 +23,14 @@ COLUMN_TITLES = ("MODEL", "VERSION", "BACKEND", "PRECISION", "INPUTS", "OUTPUTS"
 
 HELP = """usage: edge-server check DIR [DIR ...] [OPTIONS of serve]
 
-Loads and warms up every model of the repositories as `serve` would, runs one inference of each, and prints a table. The
-input is the first warm-up sample, or zeros with every free dimension set to 1, or to 64 if 1 fails. MEMORY is the
-growth of the process while the model loads. A detector also gets a picture of noise, in which it should see nothing. A
-model that `serve` would accept, but whose input shapes are unknown, is listed as "not tried". Exits with 0 if `serve`
-would serve every model, with 1 and the reasons if not, with 2 if a repository cannot be read, and with 78 if an option
-is wrong."""
+Loads and warms up every model of the repositories as `serve` would, runs one
+inference of each, and prints a table. The input is the first warm-up sample, or
+zeros with every free dimension set to 1, or to 64 if 1 fails. MEMORY is the
+growth of the process while the model loads. A detector also gets a picture of
+noise, in which it should see nothing. A model that `serve` would accept, but
+whose input shapes are unknown, is listed as "not tried". Exits with 0 if
+`serve` would serve every model, with 1 and the reasons if not, with 2 if a
+repository cannot be read, and with 78 if an option is wrong."""
 
 
 def run(arguments: Sequence[str]) -> int:

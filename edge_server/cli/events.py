@@ -12,6 +12,7 @@ from typing import IO, Any
 
 from edge_server.cli import http_client
 from edge_server.cli.models import format_local_time
+from edge_server.cli.options import CommandParser
 
 FIRST_WAIT_S = 0.5
 MAX_WAIT_S = 15.0
@@ -28,7 +29,7 @@ _RETRY_STATUSES = (429, 502, 503, 504)
 
 def run(arguments: Sequence[str]) -> int:
     """Print events until interrupted, or with --no-follow only past events. Return 0 on success, 1 on failure."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="edge-server events",
         description="Print the events of a running server, such as a model that loads, fails, drains or is pinned. "
         "Starts with past events and continues until interrupted, also when the server restarts.",

@@ -12,13 +12,14 @@ from typing import Any
 
 from edge_server.cli import http_client
 from edge_server.cli.console import render
+from edge_server.cli.options import CommandParser
 
 COLUMN_TITLES = ("MODEL", "VERSION", "STATE", "GENERATION", "SINCE", "SERVED", "SHARE", "REASON")
 
 
 def run(arguments: Sequence[str]) -> int:
     """Print the versions of the models of the server at `--url`. Return 0, or 1 if the server does not answer."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="edge-server models",
         description="Show all versions of the models of a running server. SINCE is the time of the last state change. "
         "SERVED counts requests since the version was loaded. SHARE is its share of the requests without a version.",

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
+from edge_server.config import nearest
 from edge_server.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from edge_server.client import Tls
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Parser of a command's arguments that names the nearest option to one that does not exist."""
+
+    def error(self, message: str) -> NoReturn:
+        unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
+        options = re.findall(r"--[a-z][\w-]*", self.format_help()) if unknown else ()
+        super().error(message + (nearest(unknown[1], options) if unknown else ""))
 
 
 def add_alias(parser: argparse._ActionsContainer, alias: str, option: argparse.Action) -> None:

@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edge_server.cli import http_client
+from edge_server.cli.options import CommandParser
 
 
 def run(arguments: Sequence[str]) -> int:
     """Send the request and print the result. Return 0 on success, 1 on failure."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="edge-server rollback",
         description="Pin a model of a running server to the version before the current one. Until --undo, no other "
         "version is served and new versions are not loaded. If the version does not load, nothing changes.",

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from edge_server.cli.options import CommandParser
 from edge_server.errors import EdgeServerError
 from edge_server.repository.trust.ed25519_keys import PasswordRequired, PrivateKey, new_key, read_private_key
 from edge_server.repository.trust.sign_model import sign_model
@@ -33,7 +34,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="edge-server sign",
         description="Write SHA256SUMS into the directory of a model and into each of its versions, and with --key an "
         "Ed25519 signature SHA256SUMS.sig beside each. A server with --signature-public-key serves signed models only.",

@@ -13,7 +13,7 @@ from typing import Any, cast
 from edge_server.cli import expected_versions, http_client
 from edge_server.cli.check import describe_tensor, reason_line
 from edge_server.cli.console import LiveView, clean, render
-from edge_server.cli.options import float_range
+from edge_server.cli.options import CommandParser, float_range
 from edge_server.core.status_reports import TensorMetadata
 from edge_server.service import NOT_LOADED
 
@@ -36,7 +36,7 @@ def run(arguments: Sequence[str]) -> int:
 
     With --watch, repeat this until Ctrl-C, and return 0.
     """
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="edge-server status",
         description="Show the models of a running server, problems first. MS is the mean time of an inference since "
         "the model was loaded, MB its memory. Exits with 0 if the server is ready, no version failed and each --expect "
@@ -245,7 +245,8 @@ def _row(model: dict[str, Any]) -> tuple[str, ...]:
         version,
         state,
         model["backend"],
-        model["precision"],
+        # "as the model says": its backend does not know it.
+        model["precision"] if model["precision"] != "as the model says" else "-",
         _tensors(model["inputs"]),
         _tensors(model["outputs"]),
         f"{model['load_s'] * 1000:.0f}",

@@ -18,15 +18,17 @@ from edge_server.config.setting_sources import BACKENDS, CONFIG_FLAG, CONFIG_VAR
 def help_text(declared: DeclaredSettings) -> str:
     """Return the text of `serve --help`."""
     lines = [
-        "usage: edge-server serve --model-repository=FOLDER [--flag=value ...], or serve --demo",
+        "usage: edge-server serve --model-repository=FOLDER [--flag=value ...]",
+        "       edge-server serve --demo",
         "",
-        "Flags override environment variables, which override the configuration file, which overrides the defaults.",
-        "An empty variable counts as not set. A boolean flag without a value means true.",
+        "Flags override environment variables, which override the configuration file,",
+        "which overrides the defaults. An empty variable counts as not set. A boolean",
+        "flag without a value means true.",
         "",
         f"  {CONFIG_FLAG} <path>",
         f"        Configuration file in TOML. [{CONFIG_VARIABLE}]",
         f"  {PRINT_FLAG}",
-        "        Print the effective settings as a configuration file, each with its origin.",
+        *_wrapped("Print the effective settings as a configuration file, each with its origin."),
         "  --help",
     ]
     section = ""
@@ -35,7 +37,7 @@ def help_text(declared: DeclaredSettings) -> str:
             section = setting.section
             lines += ["", f"{declared.titles[section]} (table [{section}] of a configuration file):"]
         lines += [f"  {setting.flag} <{setting.kind.metavar}>"]
-        lines += textwrap.wrap(setting.help, 100, initial_indent=" " * 8, subsequent_indent=" " * 8)
+        lines += _wrapped(setting.help)
         names = setting.variable
         if setting.separator:
             between = "spaces" if setting.separator == " " else f"'{setting.separator}'"
@@ -43,8 +45,16 @@ def help_text(declared: DeclaredSettings) -> str:
         if setting.field:
             names += f"; {setting.name}"
         default = default_text(setting)
-        lines.append(f"        [{names}{f'; default {default}' if default else ''}]")
+        lines += _wrapped(f"[{names}{f'; default {default}' if default else ''}]")
     return "\n".join(lines) + "\n"
+
+
+def _wrapped(text: str) -> list[str]:
+    """Return lines of 80 columns. No word is divided: flags, variables and paths are copied from them."""
+    indent = " " * 8
+    return textwrap.wrap(
+        text, 80, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def default_text(setting: Setting) -> str:

@@ -62,3 +62,11 @@ def test_an_invalid_value_names_the_option_as_it_was_spelt(capsys: pytest.Captur
     with pytest.raises(SystemExit):
         main.main(["stream", *NEEDED["stream"], "--version=newest"])
     assert "--version: expected a number" in capsys.readouterr().err
+
+
+def test_an_unknown_option_is_refused_with_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, nearest in ((["status", "--wach"], "--watch"), (["perf", "-m=m", "--proto=http"], "--protocol")):
+        with pytest.raises(SystemExit) as caught:
+            main.main(words)
+        assert caught.value.code == 2
+        assert capsys.readouterr().err.endswith(f"unrecognized arguments: {words[-1]}, did you mean '{nearest}'?\n")

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge_server.cli.console import busy_line
+from edge_server.cli.options import CommandParser
 from edge_server.config import ServerConfig
 from edge_server.config.merge_settings import parse_serve
 from edge_server.config.setting_sources import process_environment
@@ -52,7 +53,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="edge-server add",
         description="Put a model into a repository: look into the file, say what it is, write a commented "
         "config.pbtxt, try it on a picture and on noise, and measure each installed runtime. A running server that "

@@ -90,6 +90,12 @@ def _print_finding(reading: Reading) -> None:
         if picture.detections or noise.detections:
             scores = [item.score for item in noise.detections]
             say(f"{len(scores)} detections" + (f", the best {max(scores):.2f}" if scores else ""), "noise")
+            if scores:
+                say(
+                    "a picture of noise has no objects: detection_head, image_scale or image_color may be another, or "
+                    "detection_score_threshold too low",
+                    "note",
+                )
     for problem in reading.finding.problems:
         say(problem, "problem")
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import json
+import shutil
+import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
 from edge_server.cli.console import busy_line, clean
+from edge_server.cli.options import CommandParser
 from edge_server.core.exit_code import ExitCode
 from edge_server.plugins.doctor.finding import Finding, FindingLevel, can_serve, findings_as_json
 from edge_server.plugins.doctor.machine import (
@@ -28,7 +31,7 @@ _MARKS = {FindingLevel.OK: " ", FindingLevel.NOTE: " ", FindingLevel.WARNING: "!
 
 def run(arguments: Sequence[str]) -> int:
     """Print the findings. Return 0 if this machine can serve models, 1 if a problem prevents it."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="edge-server doctor",
         description="Examine this machine: board, software, runtimes, permissions, memory, sensors. Changes nothing. "
         "Exits with 1 if a problem prevents serving.",
@@ -65,15 +68,24 @@ def run(arguments: Sequence[str]) -> int:
 
 def _text(findings: Sequence[Finding]) -> str:
     width = max(len(item.name) for item in findings)
+    # A file or another program gets whole lines.
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+
+    def wrapped(title: str, text: str) -> list[str]:
+        room = max(columns, len(title) + 20)
+        return textwrap.wrap(
+            clean(text), room, initial_indent=title, subsequent_indent=" " * len(title), break_on_hyphens=False
+        ) or [title.rstrip()]
+
     lines: list[str] = []
     section = ""
     for item in findings:
         if item.section != section:
             section = item.section
             lines += ["", section] if lines else [section]
-        lines.append(f"{_MARKS[item.level]} {clean(item.name):{width}}  {clean(item.text)}".rstrip())
+        lines += wrapped(f"{_MARKS[item.level]} {clean(item.name):{width}}  ", item.text)
         if item.advice and item.level is not FindingLevel.OK:
-            lines.append(f"  {'':{width}}  -> {clean(item.advice)}")
+            lines += wrapped(f"  {'':{width}}  -> ", item.advice)
     problems = sum(item.level is FindingLevel.PROBLEM for item in findings)
     warnings = sum(item.level is FindingLevel.WARNING for item in findings)
     lines += ["", _conclusion(problems, warnings)]

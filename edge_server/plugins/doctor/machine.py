@@ -123,7 +123,10 @@ def check_sensors(reading: MachineReading) -> Iterator[Finding]:
     else:
         advice = ""
         if any("powercap" in why or "energy_uj" in why for why in reading.missing.values()):
-            advice = "let the service read it: the last line of tmpfiles.d/edge-server.conf"
+            advice = (
+                "let the service read it: uncomment the last line of /etc/tmpfiles.d/edge-server.conf "
+                "(systemd/tmpfiles.conf in a clone)"
+            )
         yield Finding(section, "power", reading.missing.get("power_mw", "not reported"), FindingLevel.NOTE, advice)
     for gpu in reading.gpus:
         yield from _gpu(section, gpu.name or gpu.key, gpu.is_lost, gpu.missing)

@@ -19,7 +19,7 @@ _SECTION = "runtimes"
 _TIMEOUT_S = 120.0
 """Longest time to import one runtime and to run the sample; TensorRT builds an engine first."""
 
-_BUILT_IN = ("c_abi", "ensemble", "identity", "python", "repeat", "square", "stub")
+_WITHOUT_LIBRARY = ("c_abi", "ensemble", "identity", "python", "repeat", "scripted_llm", "square", "stub")
 _ALIASES = ("fil", "tflite")
 _DISTRIBUTIONS = {
     "forest": "treelite",
@@ -40,10 +40,19 @@ Probe = Callable[[str], Mapping[str, Any]]
 def check_runtimes(packages: Mapping[str, str], *, is_jetson: bool, probe: Probe | None = None) -> Iterator[Finding]:
     """Try each runtime. `packages` are NVIDIA's installed system packages."""
     probe = probe or run_probe
-    names = [name for name in backend_names() if name not in (*_BUILT_IN, *_ALIASES)]
+    names = [name for name in backend_names() if name not in (*_WITHOUT_LIBRARY, *_ALIASES)]
     found = {name: probe(name) for name in sorted(names)}
+    absent: dict[str, str] = {}
     for name, answer in found.items():
-        yield _finding(name, answer, packages, is_jetson=is_jetson)
+        extra = _missing_extra(answer)
+        if extra and not (name == "tensorrt" and is_jetson):
+            absent[name] = extra
+        else:
+            yield _finding(name, answer, packages, is_jetson=is_jetson)
+    if absent:
+        extras = ", ".join(sorted(set(absent.values())))
+        advice = f"pip install '.[EXTRA]' in a clone of edge_server, with one of the extras {extras}"
+        yield Finding(_SECTION, "not installed", ", ".join(absent), FindingLevel.NOTE, advice)
     yield from _same_files_twice()
     works = [name for name, answer in found.items() if "problem" not in answer]
     if not works:
@@ -54,6 +63,14 @@ def check_runtimes(packages: Mapping[str, str], *, is_jetson: bool, probe: Probe
         best = min(timed, key=lambda name: timed[name])
         told = ", ".join(f"{name} {ms:.1f} ms" for name, ms in sorted(timed.items(), key=lambda item: item[1]))
         yield Finding(_SECTION, "fastest", f"{best}: a small convolutional net, FP32, one picture at a time: {told}")
+
+
+def _missing_extra(answer: Mapping[str, Any]) -> str:
+    """Return the extra that installs a runtime whose library is absent; "" if it works or fails for another reason."""
+    why = str(answer.get("problem", ""))
+    if answer.get("is_broken") or ("ModuleNotFoundError" not in why and "is not installed" not in why):
+        return ""
+    return why.partition("; install the extra ")[2].partition(":")[0]
 
 
 def _same_files_twice() -> Iterator[Finding]:

@@ -19,6 +19,7 @@ from typing import Any
 
 from edge_server.cli import expected_versions, http_client
 from edge_server.cli.console import render
+from edge_server.cli.options import CommandParser
 from edge_server.cli.status import NO_REPORT, read_report
 
 COLUMN_TITLES = ("HOST", "STATE", "SERVER", "MODELS", "TEMPERATURE", "WORK ALLOWED", "STREAMS", "DROPPED", "FAILED")
@@ -31,7 +32,7 @@ _NOT_SERVED = "not served"
 
 def run(arguments: Sequence[str]) -> int:
     """Print the table. Return 0 if all servers are ready, serve the same and nothing failed, else 1."""
-    parser = argparse.ArgumentParser(prog="edge-server fleet", description="Commands for many servers.")
+    parser = CommandParser(prog="edge-server fleet", description="Commands for many servers.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     status = commands.add_parser(
         "status",

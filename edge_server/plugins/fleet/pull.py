@@ -26,7 +26,7 @@ from typing import IO, Any
 
 from edge_server.cli import http_client
 from edge_server.cli.console import Progress, clean, render
-from edge_server.cli.options import int_range
+from edge_server.cli.options import CommandParser, int_range
 from edge_server.config.setting import shown_url
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import AlreadyExists, InvalidRequest
@@ -49,6 +49,7 @@ class _Interrupted(PullFailed):
 def run(arguments: Sequence[str]) -> int:
     """Install the model, or print the index. Return 0, or 1 if that failed. Raises InvalidRequest, AlreadyExists."""
     options = _parser().parse_args(arguments)
+    options.model_repository = options.model_repository or _default_repository()
     if options.list and not options.index:
         raise InvalidRequest("--list needs --index=URL")
     try:
@@ -71,7 +72,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="edge-server pull",
         description="Download a model into a repository and verify its SHA-256. SOURCE is the URL of an archive "
         f"({' '.join(ARCHIVES)}) or of one model file ({' '.join(_MODEL_FILES)}); with --index it is a name in the "
@@ -81,8 +82,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("source", nargs="?", default="", metavar="SOURCE", help="URL, or with --index a name")
     parser.add_argument("--sha256", type=_sha256, metavar="HEX", help="SHA-256 of the file; URLs need it")
     parser.add_argument(
-        "--model-repository", type=Path, default=Path("models"), metavar="DIR", help="repository to install into"
-    )
+        "--model-repository", type=Path, metavar="DIR",
+        help="repository to install into (default: model_repository here, or models if there is only that)",
+    )  # fmt: skip
     parser.add_argument("--name", default="", help="name of the model; default: that of the file, or in the index")
     parser.add_argument("--replace", action="store_true", help="replace the model of this name, if there is one")
     parser.add_argument(
@@ -96,6 +98,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="print the index and download nothing")
     http_client.add_request_options(parser, timeout_s=60.0)
     return parser
+
+
+def _default_repository() -> Path:
+    """Return the folder that `add` has as its default, or the one that earlier versions of `pull` made here."""
+    given, before = Path("model_repository"), Path("models")
+    return before if before.is_dir() and not given.exists() else given
 
 
 def _sha256(text: str) -> str:

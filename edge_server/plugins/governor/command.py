@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_server.cli.console import Progress, render
-from edge_server.cli.options import add_alias
+from edge_server.cli.options import CommandParser, add_alias
 from edge_server.core.priority import PriorityClass
 from edge_server.plugins.governor.control_policy import PolicyConstants
 from edge_server.plugins.governor.simulation.plots import draw_replay, draw_simulation
@@ -26,7 +26,7 @@ _MAX_SECONDS = 86_400.0
 
 def run(arguments: Sequence[str]) -> int:
     """Simulate or replay, print a table, and write the chart of --svg. Return 0, or 2 for invalid options."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="edge-server governor",
         description="Test the governor's control policy on a simulated board, or on recorded temperatures.",
         allow_abbrev=False,

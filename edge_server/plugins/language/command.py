@@ -13,7 +13,7 @@ from typing import Any
 
 from edge_server.cli import http_client
 from edge_server.cli.console import busy_line
-from edge_server.cli.options import float_range, int_range
+from edge_server.cli.options import CommandParser, float_range, int_range
 
 _PROMPT = "> "
 _TEMPERATURE = 0.7
@@ -26,7 +26,7 @@ _DIM, _PLAIN = "\033[2m", "\033[0m"
 
 def run(arguments: Sequence[str]) -> int:
     """Chat until the input ends, or answer one question; 0 when that worked, 1 when not."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="edge-server chat",
         description="Chat with a language model of a running server. Ctrl-C stops an answer; Ctrl-D ends the chat. "
         "Without a terminal the standard input is one question.",

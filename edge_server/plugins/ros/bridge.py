@@ -141,8 +141,8 @@ class BridgeParameters:
     def __post_init__(self) -> None:
         if not any(self._result_topics):
             raise InvalidRequest(
-                "a bridge publishes at least one topic: give detections_topic (--detections-topic), "
-                "classification_topic, annotated_topic, mask_topic or map_topic"
+                "a bridge publishes at least one topic: give --detections-topic, --classification-topic, "
+                "--annotated-topic, --mask-topic or --map-topic"
             )
         names = [name.strip("/") for name in (self.image_topic, *self._result_topics) if name]
         if twice := sorted({name for name in names if names.count(name) > 1}):

@@ -7,6 +7,7 @@ import importlib
 import signal
 from collections.abc import Sequence
 
+from edge_server.cli.options import CommandParser
 from edge_server.config import LogConfig
 from edge_server.config.setting_sources import process_environment
 from edge_server.plugins.ros.bridge import QOS_PROFILES, TRANSPORTS, Bridge, BridgeParameters, Transport
@@ -43,7 +44,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="edge-server ros bridge",
         description="Subscribe to a topic of sensor_msgs/Image or CompressedImage, send its frames to a running "
         "server, and publish the results with the stamp and frame_id of the frame.",

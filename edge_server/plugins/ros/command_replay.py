@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge_server.cli.console import LiveView, bar
-from edge_server.cli.options import float_range
+from edge_server.cli.options import CommandParser, float_range
 from edge_server.plugins.ros.command import add_model_options
 from edge_server.plugins.ros.recording import RecordingWriter, TopicRecording
 from edge_server.plugins.ros.replay import ReplayParameters, ReplaySummary, TopicReplay
@@ -56,7 +56,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="edge-server ros replay",
         description="Send the images of a recording (MCAP, rosbag2 folder, .db3, ROS 1 .bag) to a running server, and "
         "write the results into a new recording, each with the stamp and the time of its frame.",

@@ -18,6 +18,7 @@ from edge_server.backends import load_backend
 from edge_server.cgroup_limits import usable_cores
 from edge_server.cli import options as kinds
 from edge_server.cli.console import LiveView, bar, clean, format_remaining, render
+from edge_server.cli.options import CommandParser
 from edge_server.cli.svg_charts import COLORS, Bar, draw_bars
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import BackendMissing, InvalidRequest
@@ -405,7 +406,7 @@ def _name_list(text: str) -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="edge-server analyze",
         description="Search for the best configuration of a model on this machine: runtime, precision, instances, "
         "threads and batch size. Each configuration gets its own server on free ports, with links to the model's "

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from edge_server.cli.console import Progress, clean, render
-from edge_server.cli.options import add_alias
+from edge_server.cli.options import CommandParser, add_alias
 from edge_server.config import ServerConfig
 from edge_server.config.merge_settings import parse_serve
 from edge_server.config.setting_sources import process_environment
@@ -195,7 +195,7 @@ def _configured_root(config: ServerConfig, name: str) -> Path:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="edge-server optimize",
         description="Open a model with every runtime and precision that this machine offers, each in its own process. "
         "Compare outputs, time and memory, and print a table. With --write, save the best one as a configuration for "

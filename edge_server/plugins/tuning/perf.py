@@ -17,6 +17,7 @@ from edge_server.cgroup_limits import usable_cores
 from edge_server.cli import options as kinds
 from edge_server.cli.console import LiveView, bar, format_duration, format_remaining, render
 from edge_server.cli.http_client import DEFAULT_URL, server_url
+from edge_server.cli.options import CommandParser
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import EdgeServerError, InvalidRequest
 from edge_server.plugins.tuning import perf_options
@@ -261,7 +262,7 @@ def _write_file(flag: str, path: Path, text: str) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="edge-server perf",
         description="Measure a model of a running server (or any KServe v2 server) under load. Each load level is "
         "measured in time windows until three agree; a level marked ~ did not become steady. QUEUE to OUTPUT are mean "

@@ -229,7 +229,7 @@ complete -c edge-server -n '__edge_server_runs fleet' -l header -x -d 'header to
 complete -c edge-server -n '__edge_server_runs fleet' -l timeout -x -d 'time limit for each answer'
 complete -c edge-server -n '__edge_server_runs pull' -s h -l help -f -d 'show this help message and exit'
 complete -c edge-server -n '__edge_server_runs pull' -l sha256 -x -d 'SHA-256 of the file'
-complete -c edge-server -n '__edge_server_runs pull' -l model-repository -r -d 'repository to install into'
+complete -c edge-server -n '__edge_server_runs pull' -l model-repository -r -d 'repository to install into (default: model_repository here, or models if ...'
 complete -c edge-server -n '__edge_server_runs pull' -l name -x -d 'name of the model'
 complete -c edge-server -n '__edge_server_runs pull' -l replace -f -d 'replace the model of this name, if there is one'
 complete -c edge-server -n '__edge_server_runs pull' -l max-bytes -x -d 'most bytes that an archive may unpack to'

@@ -17,6 +17,7 @@ import onnx
 import onnxruntime
 import pytest
 
+from edge_server.errors import install_hint
 from edge_server.plugins.doctor import command as doctor
 from edge_server.plugins.doctor import sample_model
 from edge_server.plugins.doctor.finding import Finding, FindingLevel, can_serve
@@ -328,3 +329,16 @@ def test_the_sample_model_is_valid_onnx() -> None:
     assert scores.shape == sample_model.OUTPUT_SHAPE
     assert np.isfinite(scores).all()
     assert scores.std() > 0
+
+
+def test_runtimes_whose_libraries_are_absent_share_one_line() -> None:
+    absent = {
+        name: {"problem": f"runtime {name} does not import (ModuleNotFoundError: No module); {install_hint(extra)}"}
+        for name, extra in {"pytorch": "pytorch", "tensorrt": "tensorrt"}.items()
+    }
+    findings = {item.name: item for item in check_runtimes({}, is_jetson=False, probe=prober(**absent))}
+    assert findings["not installed"].text == "pytorch, tensorrt"
+    assert findings["not installed"].advice.endswith("extras pytorch, tensorrt")
+    assert not findings.keys() & {"pytorch", "scripted_llm"}
+    on_jetson = {item.name: item for item in check_runtimes({}, is_jetson=True, probe=prober(**absent))}
+    assert "python3-libnvinfer" in on_jetson["tensorrt"].advice

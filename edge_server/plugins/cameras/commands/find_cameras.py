@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from urllib.parse import quote, urlsplit
 
+from edge_server.cli.options import CommandParser
 from edge_server.config import process_environment
 from edge_server.plugins.cameras.onvif.device import CameraError, CameraProfile, NotAuthorized, OnvifCamera, host_of
 from edge_server.plugins.cameras.onvif.discovery import FoundCamera, find_cameras
@@ -23,7 +24,7 @@ USER_VARIABLE, PASSWORD_VARIABLE = "EDGE_CAMERA_USER", "EDGE_CAMERA_PASSWORD"
 
 def run(arguments: Sequence[str]) -> int:
     """Print the cameras. Return 0 if there is one, else 1."""
-    parser = argparse.ArgumentParser(prog="edge-server cameras", description="Commands for network cameras.")
+    parser = CommandParser(prog="edge-server cameras", description="Commands for network cameras.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     find = commands.add_parser(
         "find",

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge_server.cli.options import (
+    CommandParser,
     add_alias,
     add_grpc_address,
     add_tls_options,
@@ -127,7 +128,7 @@ def _stream_options(options: argparse.Namespace, *, keeps_all: bool) -> StreamOp
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="edge-server stream",
         description="Send the pictures of a source through a model of a running server, as a camera would: a newer "
         "picture replaces a waiting one, which is dropped and counted. Shows rates, ages and drops. AGE is the time "

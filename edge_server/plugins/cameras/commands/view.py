@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from edge_server.cli import http_client
-from edge_server.cli.options import parse_host_and_port
+from edge_server.cli.options import CommandParser, parse_host_and_port
 from edge_server.plugins.cameras.commands.foxglove_output import DEFAULT_ADDRESS, FoxgloveOutput, Polygons
 from edge_server.protocol.frame_messages import Detection, Frame, FrameHeader, FrameResult, RotatedBox
 
@@ -135,7 +135,7 @@ def _detection(item: dict[str, Any], scale: float) -> Detection:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="edge-server view",
         description="Show the frame streams of a running server, also those of cameras that it opens itself, in the "
         "Foxglove viewer: at most 5 pictures a second of each, with the detections as annotations, and only while a "

@@ -232,7 +232,7 @@ def doubts(point: MeasuredPoint, cores: int) -> list[str]:
     """Return the reasons, as sentences, why a result may not describe the server."""
     reasons = []
     if not point.is_steady:
-        reasons.append("the figures did not become steady; measure longer, or on a machine that does nothing else")
+        reasons.append("the figures did not become steady (~); measure longer, or on a machine that does nothing else")
     if point.client_cpu > CLIENT_IS_BUSY:
         reasons.append(
             f"this client used {point.client_cpu:.2f} of the one core it can use: it is the bottleneck, the server may"
