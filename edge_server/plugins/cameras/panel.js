@@ -35,7 +35,7 @@ export function makePanel() {
     setBadge(failed, lost ? `${lost} failed` : "", "bad");
     failed.hidden = !lost;
     const sinks = (own?.sinks ?? []).filter((sink) => sink.state === "FAILED").map((sink) => `Results do not reach ${sink.name}: ${sink.reason}`);
-    note(problem, [own?.problem && `The cameras are unchanged: ${own.problem}`, ...sinks].filter(Boolean).join("\n"));
+    note(problem, [own?.problem && `${own.problem[0].toUpperCase()}${own.problem.slice(1)}`, ...sinks].filter(Boolean).join("\n"));
     empty.hidden = Boolean(cameras.length) || !found;
     note(hint, !found ? "Cameras need a key." : access.allowed.view || !cameras.length ? "" :
       "Pictures are shown on the machine itself, or with a key for the category view.");

@@ -71,7 +71,7 @@ class SinkReport(NamedTuple):
 
 
 class CamerasReport(NamedTuple):
-    """Sources and sinks. `problem` says why the last change of their file is not in use, else ""."""
+    """Sources and sinks. `problem` says that the file is not in use, or not its last change, and why; else ""."""
 
     sources: tuple[SourceReport, ...] = ()
     sinks: tuple[SinkReport, ...] = ()

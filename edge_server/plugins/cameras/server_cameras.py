@@ -44,13 +44,19 @@ _CLOSE_S = 2.0
 
 
 class ServerCameras:
-    """The sources and sinks of a server. A mistake in their file leaves those that run unchanged, and is reported."""
+    """The sources and sinks of a server. A mistake in their file leaves those that run unchanged, and is reported.
+
+    At the start it opens no camera, and the server's models serve nevertheless: a machine in the field must not lose
+    them with its cameras.
+    """
 
     def __init__(self, config: SourcesConfig, streams: StreamRegistry, events: EventBus, state_dir: str = "") -> None:
         self._config = config
         self._zone_store = ZoneStore(config.file, state_dir)
         self._changing = threading.Lock()
         """Held while the sources change."""
+        self._state_order = threading.Lock()
+        """Held from the reading of a source's state until the sinks have it, so that the newest comes last."""
         self._events = events
         self._sinks = SinkSet(events.publish)
         self._sources = SourceSet(streams, events.publish, self._on_result, self._on_state)
@@ -136,15 +142,16 @@ class ServerCameras:
         try:
             sources, sinks = self._read(self._zone_store.changes)
         except ConfigError as error:
-            if str(error) != self._problem:
-                self._problem = str(error)
-                _LOG.error("the cameras are unchanged: %s", error)
+            problem = ("the cameras are unchanged: " if self._entries else "no camera is open: ") + str(error)
+            if problem != self._problem:
+                self._problem = problem
+                _LOG.error("%s", problem)
                 self._events.publish(SOURCES_FILE_REFUSED, reason=self._problem)
             return
         self._problem = ""
         # New sinks first and old ones last, so that no result finds its sink absent.
         if sources:
-            self._sinks.apply(sinks)
+            self._tell_states(self._sinks.apply(sinks), sources)
         pictured = {
             name
             for name, entry in sources.items()
@@ -173,8 +180,19 @@ class ServerCameras:
             self._events.publish_frequent(event.kind, source=entry.name, **zone_event_fields(event))
             self._sinks.put(entry.sinks, SinkMessage(entry.name, event=event, header=result.header, clock=clock))
 
+    def _tell_states(self, new_sinks: Collection[str], sources: Collection[str]) -> None:
+        """Send new sinks the states of the sources that stay."""
+        for runner in self._sources.runners():
+            if runner.entry.name in sources:
+                self._send_state(runner, _sink_names(runner.entry, new_sinks).intersection(new_sinks))
+
     def _on_state(self, runner: SourceRunner) -> None:
-        if runner.state != CONNECTING:
+        self._send_state(runner, runner.entry.sinks)
+
+    def _send_state(self, runner: SourceRunner, sinks: Collection[str] | None) -> None:
+        with self._state_order:
+            if runner.state == CONNECTING:
+                return
             message = SinkMessage(
                 runner.entry.name,
                 state=runner.state,
@@ -185,7 +203,7 @@ class ServerCameras:
                 zones=runner.entry.zones,
                 lines=runner.entry.lines,
             )
-            self._sinks.put(runner.entry.sinks, message)
+            self._sinks.put(sinks, message)
 
 
 def _no_camera(source: str) -> NotFound:

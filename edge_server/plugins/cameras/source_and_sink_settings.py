@@ -26,7 +26,13 @@ from edge_server.config.setting import (
     shown_url,
 )
 from edge_server.config.toml_file import read_toml
-from edge_server.plugins.cameras.zones.zone_settings import LineEntry, ZoneEntry, parse_lines, parse_zones
+from edge_server.plugins.cameras.zones.zone_settings import (
+    LineEntry,
+    ZoneEntry,
+    parse_labels,
+    parse_lines,
+    parse_zones,
+)
 
 _FILE_FLAG = "--sources-file"
 
@@ -84,7 +90,12 @@ _NAME_KIND = Kind("name", _parse_name)
 _NAMES = Kind("names", lambda text: tuple(_parse_name(name) for name in text.split("+") if name))
 _SECONDS = number(0, 86_400)
 _ZONES, _LINES = Kind("zones", _refuse_text), Kind("lines", _refuse_text)
-_TABLES: dict[str, Callable[[object], object]] = {"zones": parse_zones, "lines": parse_lines}
+_CLASSES = Kind("classes", lambda text: parse_labels([label for label in text.split("+") if label]))
+_TOML_PARSERS: dict[str, Callable[[object], object]] = {
+    "zones": parse_zones,
+    "lines": parse_lines,
+    "classes": parse_labels,
+}
 _TOPIC = Kind("topic", _parse_topic)
 
 
@@ -138,6 +149,7 @@ class SinkEntry:
     MQTT topics; an empty `topic` is "edge_server/HOST", an empty `discovery` switches Home Assistant's discovery off.
     `ca`, `cert` and `key` are PEM files for mqtts://: whom to trust, and the client's own. `max_mb` bounds a file or a
     folder. `crop`: pictures of objects show only the object. `required_zones`: only objects in one of these zones.
+    `classes`: only objects of these classes, () for all.
     """
 
     what: ClassVar[str] = "sink"
@@ -153,6 +165,7 @@ class SinkEntry:
     max_mb: int = _key(integer(1, 1_000_000), 100)
     crop: bool = _key(BOOLEAN, False)
     required_zones: tuple[str, ...] = _key(_NAMES, ())
+    classes: tuple[str, ...] = _key(_CLASSES, ())
 
     def __post_init__(self) -> None:
         for name in ("ca", "cert", "key"):
@@ -182,8 +195,8 @@ def _entry_of(kind: type[_Entry], values: Mapping[str, object]) -> _Entry:
             shown = key[:40] if key.isidentifier() else "one with other characters"
             raise ValueError(f"unknown key {shown}{nearest(key, kinds)}, expected {', '.join(kinds)}")
         try:
-            if key in _TABLES and not isinstance(value, str):
-                parsed[key] = _TABLES[key](value)
+            if key in _TOML_PARSERS and not isinstance(value, str):
+                parsed[key] = _TOML_PARSERS[key](value)
             else:
                 parsed[key] = kinds[key].parse(_as_text(kinds[key], value))
         except ValueError as error:

@@ -47,11 +47,12 @@ def camera_rows(report: Mapping[str, Any]) -> Sequence[StatusPart]:
             (item["name"], item["url"], item["state"], *(str(item[count]) for count in counts))
             for item in report["sinks"]
         ]
-        rows.append(StatusTable(_SINK_COLUMNS, sinks, optional=("WAITING", "SUPPRESSED", "RECEIVED", "URL")))
+        rows.append(StatusTable(_SINK_COLUMNS, sinks, optional=("WAITING", "RECEIVED", "URL", "SUPPRESSED")))
     for kind in ("source", "sink"):
         rows += [
             StatusRow(f"{kind} {item['name']}", "ok", item["reason"]) for item in report[f"{kind}s"] if item["reason"]
         ]
     if report.get("problem"):
-        rows.append(StatusRow("the cameras are unchanged", "ok", report["problem"]))
+        title, _, text = report["problem"].partition(": ")
+        rows.append(StatusRow(title, "failed", text))
     return rows

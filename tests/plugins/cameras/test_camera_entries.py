@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from pathlib import Path
+
 import pytest
 
 from edge_server.config import ConfigError, describe, parse_serve
@@ -21,6 +24,24 @@ def read(tmp_path, text):
     path = tmp_path / "cameras.toml"
     path.write_text(text)
     return read_entries(str(path))
+
+
+def test_the_documentation_has_each_key_of_a_sink():
+    page = (Path(__file__).parents[3] / "docs" / "cameras.md").read_text()
+    _, _, table = page.partition("| Key | Type, default | For | Meaning |")
+    table, _, _ = table.partition("\n\n")
+    for key in fields(SinkEntry):
+        assert f"`{key.name}`" in "".join(row.split("|")[1] for row in table.splitlines() if row), key.name
+
+
+def test_classes_of_a_sink_may_have_spaces(tmp_path):
+    _, sinks = read(tmp_path, "[[sinks]]\nname='home'\nurl='mqtt://h'\nclasses=['traffic light', 'person']")
+    assert sinks["home"].classes == ("traffic light", "person")
+    parsed = parse("--sink=name=home,url=mqtt://h,classes=traffic light+person")
+    (sink,) = parsed.config.table(SourcesConfig).sinks
+    assert sink == sinks["home"]
+    with pytest.raises(ConfigError, match="sink 'home': classes: expected an array of names of classes"):
+        read(tmp_path, "[[sinks]]\nname='home'\nurl='mqtt://h'\nclasses=[1]")
 
 
 def test_flags_define_sources_and_sinks():

@@ -26,7 +26,7 @@ class JsonLinesFile:
         except OSError as error:
             raise SinkError(f"{self._path}: cannot be written: {error.strerror}") from None
 
-    def send(self, message: SinkMessage) -> None:
+    def send(self, message: SinkMessage) -> bool:
         assert self._file is not None
         line = json.dumps(message.as_json(), allow_nan=False).encode() + b"\n"
         try:
@@ -39,6 +39,7 @@ class JsonLinesFile:
                 raise SinkError(f"{self._path}: only a part of a line could be written")
         except OSError as error:
             raise SinkError(f"{self._path}: cannot be written: {error.strerror}") from None
+        return True
 
     def refresh(self) -> None:
         """Do nothing: no connection is kept."""

@@ -4,7 +4,7 @@
 |---|---|---|
 | TOPIC/status | yes | "online"; "offline" is the broker's last will |
 | TOPIC/SOURCE/status | yes | "online" while the camera delivers pictures, else "offline" |
-| TOPIC/SOURCE/result | no | the result as a JSON object, as in JSON lines |
+| TOPIC/SOURCE/result | yes | the last result as a JSON object, as in JSON lines |
 | TOPIC/SOURCE/count/LABEL | yes | number of objects of that class, sent when it changes, and once a minute |
 | TOPIC/SOURCE/class | yes | the best class of a classifier, sent as the counts are |
 | TOPIC/SOURCE/event | no | an event of a zone or line as a JSON object |
@@ -19,8 +19,10 @@ TOPIC is edge_server/HOST by default. ID consists of TOPIC, the host, SOURCE, an
 letters, digits, "_" and "-"; spaces and dots become "_". A name with other characters gets a hash at its end, so that
 no two are the same.
 
-Retained messages stay true after any failure. All of them are sent after each connection, and once a minute: counts and
-classes with the next result, the others without one. What an earlier run left in the broker is reset.
+With `classes`, the counts of other classes that an earlier run left in the broker are deleted with their descriptions.
+
+Retained messages stay true after any failure. All of them are sent after each connection, and once a minute: results,
+counts and classes with the next result, the others without one. What an earlier run left in the broker is reset.
 
 Discovery: the MQTT integration of Home Assistant, home-assistant.io/integrations/mqtt.
 """
@@ -65,13 +67,22 @@ EXPIRES_AFTER_S = 180
 
 ONLINE, OFFLINE = "online", "offline"
 
-_VALUE_TOPICS = ("status", "class", "count/+", "zone/+/count", "zone/+/count/+", "zone/+/loitering", "line/+/+")
+_VALUE_TOPICS = (
+    "status",
+    "result",
+    "class",
+    "count/+",
+    "zone/+/count",
+    "zone/+/count/+",
+    "zone/+/loitering",
+    "line/+/+",
+)
 """Below TOPIC/SOURCE, what an earlier run may have left in the broker."""
 
 
 @dataclass(slots=True)
 class _RetainedMessages:
-    """Retained messages of one source: topic -> text. `values` are counts and the class."""
+    """Retained messages of one source: topic -> text. `values` are the last result, counts and the class."""
 
     descriptions: dict[str, str] = field(default_factory=dict)
     values: dict[str, str] = field(default_factory=dict)
@@ -106,6 +117,7 @@ class MqttBroker:
         self._shown = shown_url(entry.url)
         self._topic = entry.topic.strip("/") or f"edge_server/{host}"
         self._discovery = entry.discovery.strip("/")
+        self._classes = {_name(label) for label in entry.classes}
         parts = [_name(part) for part in self._topic.split("/")]
         self._id = "_".join(parts if host in parts else [*parts, host])
         self._wake = wake
@@ -165,15 +177,15 @@ class MqttBroker:
         # Without the server's own status: it is sent last, so that nobody takes what an earlier run left for true.
         self._synchronize(self._sources.values())
 
-    def send(self, message: SinkMessage) -> None:
+    def send(self, message: SinkMessage) -> bool:
         result, base = message.result, f"{self._topic}/{_name(message.source)}"
         if message.event is not None:
             self._publish([(f"{base}/event", json.dumps(message.as_json(), allow_nan=False))], is_retained=False)
-            return
+            return True
         if message.state == REMOVED:
             self._removed.update(dict.fromkeys(self._sources.pop(message.source, _RetainedMessages()).all(), ""))
             self._synchronize([])
-            return
+            return True
         retained = self._sources.setdefault(message.source, _RetainedMessages())
         # A result implies that the camera runs.
         is_online = result is not None or message.state == "RUNNING"
@@ -182,7 +194,7 @@ class MqttBroker:
         if result is None:
             self._describe_zones(retained, message)
         if result is not None:
-            self._publish([(f"{base}/result", json.dumps(message.as_json(), allow_nan=False))], is_retained=False)
+            retained.values[f"{base}/result"] = json.dumps(message.as_json(), allow_nan=False)
         if result is not None and not result.error_code:
             counts = label_counts(result.detections)
             label = best_class(result)
@@ -205,18 +217,25 @@ class MqttBroker:
                     self._sent.pop(topic, None)
         self._synchronize([retained])
         self._retain({f"{self._topic}/status": ONLINE})
+        return True
 
     def refresh(self) -> None:
         """Reset what an earlier run left in the broker, and repeat statuses and descriptions when it is time.
 
-        Counts and classes are not repeated: they are true only while results come.
+        Results, counts and classes are not repeated: they are true only while results come.
         """
         self._check_connection()
         values = {topic for retained in self._sources.values() for topic in retained.values}
         if not self._left_over.empty():
             known = {topic for retained in self._sources.values() for topic in retained.all()}
             left_over = {self._left_over.get() for _ in range(self._left_over.qsize())}
-            self._publish([(topic, _neutral_text(topic)) for topic in left_over - known])
+            unknown = left_over - known
+            excluded = {topic for topic in unknown if self._is_excluded(topic)}
+            for topic in excluded:
+                source, _, label = topic.removeprefix(f"{self._topic}/").split("/")
+                self._removed |= {self._description_topic(source, "binary_sensor", label): "", topic: ""}
+            base = f"{self._topic}/"
+            self._publish([(topic, _neutral_text(topic.removeprefix(base))) for topic in unknown - excluded])
         now_s = time.monotonic()
         if now_s - self._repeated_s >= self.refresh_s:
             self._repeated_s = now_s
@@ -237,6 +256,11 @@ class MqttBroker:
         self._client = None
         client.disconnect()
         client.loop_stop()
+
+    def _is_excluded(self, topic: str) -> bool:
+        """Return whether a topic of the broker is the count of a class that is not in `classes`."""
+        parts = topic.removeprefix(f"{self._topic}/").split("/")
+        return bool(self._classes) and len(parts) == 3 and parts[1] == "count" and parts[2] not in self._classes
 
     def _tls_context(self) -> ssl.SSLContext:
         entry = self._entry
@@ -389,7 +413,8 @@ class MqttBroker:
 
     def _on_message(self, client: Any, data: Any, message: Any) -> None:
         # Only messages that were retained before the subscription have the flag.
-        if message.retain and message.payload not in (b"0", OFFLINE.encode()):
+        is_neutral = message.payload in (b"0", OFFLINE.encode()) and not self._is_excluded(message.topic)
+        if message.retain and not is_neutral:
             self._left_over.put(message.topic)
             self._wake()
 
@@ -410,8 +435,9 @@ def _zone_values(base: str, report: ZoneReport) -> dict[str, str]:
 
 
 def _neutral_text(topic: str) -> str:
-    """Return the text that a topic has while nothing is known."""
-    return OFFLINE if topic.endswith("/status") else "" if topic.endswith("/class") else "0"
+    """Return the text that a topic, without its prefix, has while nothing is known."""
+    key = topic.partition("/")[2]
+    return OFFLINE if key == "status" else "" if key in ("result", "class") else "0"
 
 
 def _name(text: str) -> str:

@@ -173,7 +173,12 @@ def _number(value: float) -> float | None:
 
 def label_counts(detections: Iterable[Detection]) -> Counter[str]:
     """Return how many objects there are of each class."""
-    return Counter(item.label or f"class {item.class_index}" for item in detections)
+    return Counter(map(label_of, detections))
+
+
+def label_of(detection: Detection) -> str:
+    """Return the class of an object."""
+    return detection.label or f"class {detection.class_index}"
 
 
 def best_class(result: FrameResult) -> str:

@@ -79,8 +79,9 @@ class Sink(Protocol):
     def open(self) -> None:
         """Connect. Called before the first `send`, and again after an error. Raises SinkError."""
 
-    def send(self, message: SinkMessage) -> None:
-        """Send a message, and return once the receiver has it. Raises SinkError."""
+    def send(self, message: SinkMessage) -> bool:
+        """Send a message, and return once the receiver has it. Return False if it held nothing for the receiver. Raises
+        SinkError."""
 
     def refresh(self) -> None:
         """Check the connection, and repeat what the receiver may have forgotten. Called only while open. Raises

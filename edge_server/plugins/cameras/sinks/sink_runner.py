@@ -15,7 +15,7 @@ from edge_server.config.setting import shown_url
 from edge_server.core.back_off import BackOff
 from edge_server.plugins.cameras.failure_reason import failure_reason
 from edge_server.plugins.cameras.reports import SinkReport
-from edge_server.plugins.cameras.sinks.result_json import best_class, label_counts
+from edge_server.plugins.cameras.sinks.result_json import best_class, label_counts, label_of
 from edge_server.plugins.cameras.sinks.sink_choice import is_file, make_sink
 from edge_server.plugins.cameras.sinks.sink_interface import Sink, SinkMessage
 from edge_server.plugins.cameras.source_and_sink_settings import SinkEntry, takes_pictures
@@ -74,12 +74,19 @@ class SinkRunner:
             self._received += 1
             if message.picture is not None and not self._takes_pictures:
                 message = replace(message, picture=None)  # it must not keep pixels while it waits
+            classes = self.entry.classes
             if message.result is None:
                 if message.is_state:
                     self._paces.pop(message.source, None)
+                    if classes:
+                        labels = tuple(label for label in message.labels if label in classes)
+                        message = replace(message, labels=labels)
                 self._queue(message)
                 return
             result = message.result
+            if classes and not result.error_code:
+                result = replace(result, detections=tuple(one for one in result.detections if label_of(one) in classes))
+                message = replace(message, result=result)
             if self.entry.required_zones and not result.error_code:
                 result = replace(result, detections=counted_detections(result, self.entry.required_zones))
                 message = replace(message, result=result)
@@ -203,7 +210,7 @@ class SinkRunner:
     # -- the thread
 
     def _run(self) -> None:
-        failures, is_open = 0, False
+        failures, is_open, is_sent = 0, False, False
         while True:
             with self._lock:
                 step = self._next(is_open)
@@ -218,13 +225,14 @@ class SinkRunner:
                     self._plan_refresh()
                     self._sink.refresh()
                 else:
-                    self._sink.send(message)
+                    is_sent = self._sink.send(message)
             except Exception as error:  # noqa: BLE001 - boundary of the thread: a sink must not stay silent for ever
                 reason = failure_reason(f"sink '{self.entry.name}'", error)
             else:
                 failures = 0
                 with self._lock:
-                    self._delivered += message is not None
+                    self._delivered += message is not None and is_sent
+                    self._suppressed += message is not None and not is_sent
                     self._sending = 0
                 self._set_state(RUNNING, "")
                 continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from edge_server.plugins.cameras.reports import SinkReport
 from edge_server.plugins.cameras.sinks.sink_interface import SinkMessage
@@ -26,8 +26,11 @@ class SinkSet:
         self._publish = publish
         self._runners: dict[str, SinkRunner] = {}
 
-    def apply(self, entries: Mapping[str, SinkEntry], timeout_s: float = 2.0) -> None:
-        """Close the sinks that are absent or changed, each within `timeout_s`, and make the new and changed ones."""
+    def apply(self, entries: Mapping[str, SinkEntry], timeout_s: float = 2.0) -> Collection[str]:
+        """Close the sinks that are absent or changed, each within `timeout_s`, and make the new and changed ones.
+
+        Return the names of those that were made.
+        """
         before = self._runners
         kept = {name: runner for name, runner in before.items() if entries.get(name) == runner.entry}
         made = {name: SinkRunner(entry, self._on_change) for name, entry in entries.items() if name not in kept}
@@ -37,8 +40,9 @@ class SinkSet:
             if name not in kept:
                 runner.close(max(0.0, end_s - time.monotonic()))
                 _LOG.info("sink '%s' was removed", name)
+        return made
 
-    def put(self, names: Sequence[str] | None, message: SinkMessage) -> None:
+    def put(self, names: Collection[str] | None, message: SinkMessage) -> None:
         """Send a message to the named sinks, or to all. Returns at once."""
         runners = self._runners
         for name in runners if names is None else names:

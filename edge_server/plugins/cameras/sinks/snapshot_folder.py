@@ -63,7 +63,7 @@ class SnapshotFolder:
     """Writes pictures into a folder, which is made if it is missing. At `max_bytes` the oldest ones are deleted.
 
     Only files with names as above are counted and deleted. `is_cropped`: only the object's box, instead of the whole
-    frame with all results drawn in.
+    frame with this box drawn in.
     """
 
     refresh_s = None
@@ -96,16 +96,16 @@ class SnapshotFolder:
         except OSError as error:
             raise self._failure(error) from None
 
-    def send(self, message: SinkMessage) -> None:
+    def send(self, message: SinkMessage) -> bool:
         result = message.result
         if result is None:
             (self._tracked.add if message.is_tracked else self._tracked.discard)(message.source)
-            return
+            return False
         if result.error_code:
-            return
+            return False
         now_ns = result.times.received_unix_ns
         self._forget(now_ns)
-        whole_frame: bytes | None = None
+        is_written = False
         for candidate in self._candidates(message.source, result):
             # Without its label: the class of a tracked object may change.
             key = (message.source, "" if candidate.track else candidate.label, candidate.track)
@@ -117,11 +117,13 @@ class SnapshotFolder:
             if self._is_cropped and candidate.detection is not None:
                 self._write(known.file, self._jpeg(message.picture, Perception(), candidate.detection))
             else:
-                if whole_frame is None:
-                    seen = Perception(result.classes, result.detections, result.mask, dense_map=result.dense_map)
-                    whole_frame = self._jpeg(message.picture, seen)
-                self._write(known.file, whole_frame)
+                # Without other objects: two pictures of one frame must show which object each is of.
+                marked = () if candidate.detection is None else (candidate.detection,)
+                seen = Perception(result.classes, marked, result.mask, dense_map=result.dense_map)
+                self._write(known.file, self._jpeg(message.picture, seen))
             known.score = candidate.score
+            is_written = True
+        return is_written
 
     def refresh(self) -> None:
         """Do nothing: no connection is kept."""

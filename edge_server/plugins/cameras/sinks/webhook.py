@@ -30,7 +30,7 @@ class Webhook:
     def open(self) -> None:
         """Do nothing: a connection that is kept would often be closed by the receiver between two messages."""
 
-    def send(self, message: SinkMessage) -> None:
+    def send(self, message: SinkMessage) -> bool:
         kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
         assert self._parts.hostname is not None
         connection = kind(self._parts.hostname, self._parts.port, timeout=TIMEOUT_S)
@@ -45,6 +45,7 @@ class Webhook:
             connection.close()
         if not 200 <= status < 300:
             raise SinkError(f"{self._shown}: expected a status of 200 to 299, given {status}")
+        return True
 
     def refresh(self) -> None:
         """Do nothing: no connection is kept."""

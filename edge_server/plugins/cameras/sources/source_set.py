@@ -103,6 +103,10 @@ class SourceSet:
         """Return reports of the sources, sorted by name."""
         return [runner.report() for _, runner in sorted(self._runners.items())]
 
+    def runners(self) -> Collection[SourceRunner]:
+        """Return the sources."""
+        return self._runners.values()
+
     def labels_of(self, name: str) -> Sequence[str]:
         """Return the classes that the model of a source counts, as far as known."""
         runner = self._runners.get(name)

@@ -50,7 +50,8 @@ def _is_fraction(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
 
 
-def _labels(value: object) -> tuple[str, ...]:
+def parse_labels(value: object) -> tuple[str, ...]:
+    """Return names of classes. Raises ValueError."""
     if not isinstance(value, list) or not all(
         isinstance(item, str) and 0 < len(item) <= _MAX_LABEL_LENGTH and item.isprintable() for item in value
     ):
@@ -92,7 +93,7 @@ class ZoneEntry:
     what: ClassVar[str] = "zone"
     name: str = _key(_name)
     points: tuple[tuple[float, float], ...] = _key(_points, WHOLE_PICTURE)
-    classes: tuple[str, ...] = _key(_labels, ())
+    classes: tuple[str, ...] = _key(parse_labels, ())
     min_score: float = _key(_number(1.0), 0.0)
     inertia: int = _key(_whole_number, 3)
     window: int = _key(_whole_number, 0)
@@ -112,7 +113,7 @@ class LineEntry:
     what: ClassVar[str] = "line"
     name: str = _key(_name)
     points: tuple[tuple[float, float], ...] = _key(_points)
-    classes: tuple[str, ...] = _key(_labels, ())
+    classes: tuple[str, ...] = _key(parse_labels, ())
 
     def __post_init__(self) -> None:
         if len(self.points) < 2 or any(math.dist(*pair) < 1e-3 for pair in pairwise(self.points)):

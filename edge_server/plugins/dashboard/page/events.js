@@ -46,7 +46,7 @@ export async function followEvents(onEvent) {
 export const reopenEvents = () => stopped.abort();
 
 function kindOf({ kind }) {
-  if (/failed|hung|lost/.test(kind)) return "bad";
+  if (/failed|hung|lost|refused/.test(kind)) return "bad";
   if (/ready|back|resumed/.test(kind)) return "ok";
   if (/loading|draining|paused|started|progress|variant|state/.test(kind)) return "busy";
   return "";

@@ -47,12 +47,13 @@ class StubSink:
         if self.fails:
             raise SinkError(self.fails)
 
-    def send(self, message: SinkMessage) -> None:
+    def send(self, message: SinkMessage) -> bool:
         self.is_sending.set()
         assert self.goes_on.wait(PATIENCE_S)
         if self.fails:
             raise SinkError(self.fails)
         self.sent.append(message)
+        return True
 
     def refresh(self) -> None:
         self.refreshed += 1

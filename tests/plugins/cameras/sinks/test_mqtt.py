@@ -62,10 +62,36 @@ def test_counts_results_and_the_state_of_the_camera_have_topics(broker, listen, 
     assert listener.topics["edge_server/front_door/count/person"] == "1"
     runner.put(SinkMessage("front door", state="FAILED", reason="gone"))
     assert eventually(lambda: listener.topics["edge_server/front_door/status"] == "offline")
-    # A later subscriber gets the same, except the result, which is not retained.
+    # A later subscriber gets the same.
     later = listen()
-    assert eventually(lambda: "edge_server/front_door/count/person" in later.retained)
-    assert "edge_server/front_door/result" not in later.topics
+    assert eventually(lambda: later.topics == listener.topics)
+    assert len(json.loads(later.topics["edge_server/front_door/result"])["detections"]) == 1
+
+
+@pytest.mark.full
+def test_other_classes_of_an_earlier_run_are_deleted_once_classes_are_chosen(
+    broker, listen, start, message, eventually
+):
+    before = start(address(broker))
+    before.put(state("door", "RUNNING", "person", "sports ball", "zebra"))
+    before.put(message("door", "person", "zebra"))
+    before.close(PATIENCE_S)
+    runner = start(address(broker), classes=("person", "sports ball"))
+    runner.put(state("door", "RUNNING", "person", "sports ball", "zebra"))
+    runner.put(message("door", "person", "person", "zebra"))
+    listener = listen()
+    kept = {f"edge_server/door/count/{label}" for label in ("person", "sports_ball")}
+    kept |= {f"homeassistant/binary_sensor/{ID}_door_{label}/config" for label in ("person", "sports_ball")}
+
+    def found() -> set[str]:
+        later = listen()
+        assert eventually(lambda: "edge_server/status" in later.topics)
+        return {topic for topic in later.topics if "count" in topic or topic.endswith("config")}
+
+    assert eventually(lambda: found() == kept)
+    assert eventually(lambda: listener.topics.get("edge_server/door/count/person") == "2")
+    found_labels = [one["label"] for one in json.loads(listener.topics["edge_server/door/result"])["detections"]]
+    assert found_labels == ["person", "person"]
 
 
 @pytest.mark.full

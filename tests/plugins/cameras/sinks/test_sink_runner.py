@@ -60,6 +60,16 @@ def test_only_results_whose_classes_or_counts_differ_are_sent(start, sink, messa
     assert runner.report().suppressed == 3
 
 
+def test_with_classes_only_these_are_known_counted_and_sent(start, sink, message):
+    runner = start(classes=("cat", "class 0"))
+    runner.put(SinkMessage("door", state="RUNNING", labels=("cat", "dog")))
+    for seen in (["cat", "dog"], ["cat"], ["dog", "dog", ""], ["dog"]):
+        runner.put(message("door", *seen))
+    runner.close(PATIENCE_S)
+    assert sink.sent[0].labels == ("cat",)
+    assert labels(sink) == [["cat"], [""], []]
+
+
 def test_each_source_has_its_own_last_result(start, sink, message):
     runner = start()
     for source in ("a", "b", "a", "b"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import cv2
 import numpy as np
 import pytest
@@ -61,6 +63,28 @@ def test_each_tracked_object_has_one_picture_the_one_of_its_best_score(make_sink
     sink.send(seen(("cat", 0.93, 1), at_s=2, picture=lambda: gray(20)))  # hardly better
     assert names(folder) == ["20260131T142501.250Z_door_cat_1.jpg", "20260131T142501.750Z_door_dog_2.jpg"]
     assert [round(brightness(path), -1) for path in sorted(folder.iterdir())] == [200, 200]
+
+
+def test_two_pictures_of_one_frame_each_show_the_box_of_their_object_alone(make_sink, folder):
+    cat, dog = Detection(5, 20, 25, 50, 0.9, 0, "cat", (), 1), Detection(45, 20, 65, 50, 0.8, 1, "dog", (), 2)
+    message = seen()
+    assert make_sink().send(
+        dataclasses.replace(message, result=dataclasses.replace(message.result, detections=(cat, dog)))
+    )
+    first, second = (cv2.imread(str(path)).astype(int) - 100 for path in sorted(folder.iterdir()))
+    # The lower edges of the two boxes.
+    assert abs(first[48:52, 7:23]).max() > 50 > abs(first[48:52, 47:63]).max()
+    assert abs(second[48:52, 7:23]).max() < 50 < abs(second[48:52, 47:63]).max()
+
+
+def test_only_messages_that_bring_a_picture_count_as_delivered(folder):
+    runner = SinkRunner(SinkEntry("pictures", f"{folder}/"), lambda runner: None)
+    runner.put(SinkMessage("door", state="RUNNING", is_tracked=True))
+    for at_s in range(3):
+        runner.put(seen(("cat", 0.9, 1), at_s=at_s))
+    runner.close(20)
+    report = runner.report()
+    assert (report.received, report.delivered, report.suppressed, report.dropped) == (4, 1, 3, 0)
 
 
 def test_an_object_whose_class_changes_keeps_its_picture(make_sink, folder):

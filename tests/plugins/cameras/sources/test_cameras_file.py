@@ -86,7 +86,7 @@ def test_results_of_a_source_go_to_its_sinks(start, folder, tmp_path, eventually
 def test_editing_the_file_adds_changes_and_removes_cameras(start, folder, tmp_path, eventually):
     file, out = tmp_path / "cameras.toml", tmp_path / "out.jsonl"
     cameras = start(file=str(file))
-    assert "cannot read" in cameras.report().problem
+    assert cameras.report().problem.startswith(f"no camera is open: --sources-file: cannot read '{file}'")
     file.write_text(FOLDER.format(name="door", folder=folder) + SINK.format(path=out))
     assert eventually(lambda: [source.state for source in cameras.report().sources] == ["RUNNING"])
     assert cameras.report().problem == ""
@@ -105,6 +105,7 @@ def test_an_invalid_file_changes_no_camera(start, folder, tmp_path, eventually):
     assert eventually(lambda: [source.state for source in cameras.report().sources] == ["RUNNING"])
     file.write_text(FOLDER.format(name="door", folder=folder) + "modle = 'x'")
     assert eventually(lambda: "unknown key modle" in cameras.report().problem)
+    assert cameras.report().problem.startswith(f"the cameras are unchanged: {file}: ")
     assert [source.state for source in cameras.report().sources] == ["RUNNING"]
     # The event follows the report.
     assert eventually(
@@ -116,6 +117,16 @@ def test_an_invalid_file_changes_no_camera(start, folder, tmp_path, eventually):
     file.unlink()
     assert eventually(lambda: "No such file" in cameras.report().problem)
     assert [source.name for source in cameras.report().sources] == ["door"]
+
+
+def test_a_sink_that_is_added_gets_the_state_of_the_cameras_that_run(start, folder, tmp_path, eventually):
+    file, out = tmp_path / "cameras.toml", tmp_path / "out.jsonl"
+    file.write_text(FOLDER.format(name="door", folder=folder))
+    cameras = start(file=str(file))
+    assert eventually(lambda: [source.state for source in cameras.report().sources] == ["RUNNING"])
+    file.write_text(FOLDER.format(name="door", folder=folder) + SINK.format(path=out))
+    assert eventually(lambda: {"kind": "source", "source": "door", "state": "RUNNING"} in lines(out))
+    assert cameras.report().sources[0].failures == 0
 
 
 def test_a_failing_sink_loses_no_frame(start, folder, tmp_path, eventually):
@@ -192,7 +203,7 @@ def test_a_zone_that_a_sink_requires_can_be_added_where_it_is_missing(start, fol
         f"[[sinks]]\nname='log'\nurl='{tmp_path / 'log'}'\nrequired_zones=['yard']\n"
     )
     cameras = start(file=str(file))
-    assert cameras.report().problem == "sink 'log': no source has the zone 'yard'"
+    assert cameras.report().problem == "no camera is open: sink 'log': no source has the zone 'yard'"
     assert cameras.set_zones("door", (ZoneEntry("yard"),), ())["stored_in"] == "sources_file"
     assert cameras.report().problem == ""
     assert [source.name for source in cameras.report().sources] == ["door"]
