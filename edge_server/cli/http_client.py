@@ -13,6 +13,7 @@ from http.client import HTTPMessage
 from typing import IO, Any, NoReturn, cast
 
 from edge_server.cli.options import float_range, parse_header
+from edge_server.config.setting import nearest
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -90,6 +91,15 @@ def open_response(
         with error:
             raise Refused(error.code, _error_message(error, options.url)) from None
     return cast(http.client.HTTPResponse, response)
+
+
+def nearest_model(options: argparse.Namespace, model: str) -> str:
+    """Return `, did you mean '...'?` with the server's model of the nearest name. Return "" if none is near, the server
+    has the model, or it does not list its models to this client."""
+    try:
+        return nearest(model, {str(entry["name"]) for entry in request_json(options, "/v2/repository/index", {})})
+    except (Refused, *NO_ANSWER, KeyError, TypeError):
+        return ""
 
 
 def describe_failure(error: BaseException) -> str:

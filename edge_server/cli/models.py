@@ -8,6 +8,7 @@ import json
 import sys
 import urllib.parse
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from typing import Any
 
 from edge_server.cli import http_client
@@ -33,7 +34,9 @@ def run(arguments: Sequence[str]) -> int:
     try:
         text = _text(options, "/edge/v1/versions" + query)
     except http_client.Refused as error:
-        print(f"edge-server models: {error}", file=sys.stderr)
+        is_unknown = options.model is not None and error.status == HTTPStatus.NOT_FOUND
+        guess = http_client.nearest_model(options, options.model) if is_unknown else ""
+        print(f"edge-server models: {error}{guess}", file=sys.stderr)
         return 1
     except (*http_client.NO_ANSWER, KeyError, TypeError) as error:
         print(

@@ -3,7 +3,7 @@ grpcio and numpy, and no part of the server.
 
 Programs import everything from here: `FrameStream` is for threads, `AioFrameStream` for asyncio. Both use
 `stream_protocol` (messages), `flow_control` (credit and counts), `pictures` (images to frames), `endpoint` (address and
-TLS) and `stream_errors`. May import core, errors and the codec of protocol. Used by the command line and `ros`.
+TLS) and `stream_errors`. May import core, errors and protocol. Used by the command line and `ros`.
 """
 
 from edge_server.client.asyncio_stream import AioFrameStream

@@ -12,6 +12,8 @@ import grpc
 KEEPALIVE_S = 10.0
 """gRPC sends a keepalive ping if a frame is in flight and the server has sent nothing for this time."""
 
+_INDEX_TIMEOUT_S = 5.0
+
 _CHANNEL_OPTIONS = [
     ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),
     ("grpc.keepalive_timeout_ms", 5_000),
@@ -66,3 +68,17 @@ class ServerEndpoint:
         if credentials is None:
             return library.insecure_channel(self.address, options)
         return library.secure_channel(self.address, credentials, options)
+
+    def model_names(self) -> list[str]:
+        """Ask the server for the names of its models. Return [] if it does not answer, or not to this client."""
+        from edge_server.protocol import messages  # protobuf, which streams do not need
+
+        with self.channel(grpc) as channel:
+            ask = channel.unary_unary(
+                f"/{messages.GRPC_SERVICE}/RepositoryIndex", None, messages.RepositoryIndexResponse.FromString
+            )
+            try:
+                index = ask(b"", timeout=_INDEX_TIMEOUT_S, metadata=tuple(self.metadata) or None)
+            except grpc.RpcError:
+                return []
+        return [item.name for item in index.models]

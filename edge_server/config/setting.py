@@ -118,11 +118,11 @@ class SettingTable:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return `, did you mean '...'?` with the nearest spelling, or "" if none is near."""
+    """Return `, did you mean '...'?` with the nearest spelling, or "" if none is near or the word is known."""
     import difflib
 
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f", did you mean '{close[0]}'?" if close else ""
+    return f", did you mean '{close[0]}'?" if close and close[0] != word else ""
 
 
 def shown_url(url: str) -> str:

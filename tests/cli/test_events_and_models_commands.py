@@ -120,6 +120,8 @@ def test_models_of_one_model_in_json(url: str) -> None:
     done = edge("models", "no/body", "--url", url)
     assert done.returncode == 1
     assert done.stderr == "edge-server models: Request for unknown model: 'no/body' is not found\n"
+    done = edge("models", "onne", "--url", url)
+    assert done.stderr == "edge-server models: Request for unknown model: 'onne' is not found, did you mean 'one'?\n"
 
 
 def test_rollback_prints_the_serving_version_and_how_long_the_pin_lasts(url: str) -> None:

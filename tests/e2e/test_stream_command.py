@@ -188,6 +188,8 @@ def test_an_impossible_stream_is_reported_and_sets_the_exit_code(
 def test_an_unknown_model_or_an_absent_server_ends_the_command_at_once(address: str) -> None:
     unknown = stream(address, "--source=pattern", model="nonsense")
     assert (unknown.returncode, "NOT_FOUND" in unknown.stdout) == (1, True)
+    near = stream(address, "--source=pattern", model=MODEL + "k")
+    assert f"'{MODEL}k' is not found, did you mean '{MODEL}'?" in near.stdout
     nobody = stream("127.0.0.1:1", "--source=pattern")
     assert (nobody.returncode, "UNAVAILABLE" in nobody.stdout) == (1, True)
 

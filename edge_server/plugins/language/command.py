@@ -9,6 +9,8 @@ import json
 import sys
 import time
 from collections.abc import Generator, Sequence
+from http import HTTPStatus
+from http.client import HTTPResponse
 from typing import Any
 
 from edge_server.cli import http_client
@@ -141,7 +143,7 @@ class Chat:
                 body[name] = getattr(options, name)
         begin_s, first_s, usage = time.monotonic(), 0.0, None
         # The server stops the model when the connection closes.
-        with http_client.open_response(options, "/v1/chat/completions", body) as response:
+        with self._open(body) as response:
             for line in response:
                 if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
                     continue
@@ -157,6 +159,14 @@ class Chat:
         print(flush=True)
         if usage is not None:
             _print_stats(usage, begin_s, first_s or time.monotonic(), time.monotonic())
+
+    def _open(self, body: dict[str, Any]) -> HTTPResponse:
+        options = self._options
+        try:
+            return http_client.open_response(options, "/v1/chat/completions", body)
+        except http_client.Refused as error:
+            guess = http_client.nearest_model(options, options.model) if error.status == HTTPStatus.NOT_FOUND else ""
+            raise http_client.Refused(error.status, f"{error}{guess}") from None
 
 
 def _safe(text: str) -> str:

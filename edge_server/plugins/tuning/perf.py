@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import signal
 import sys
@@ -18,10 +19,12 @@ from edge_server.cli import options as kinds
 from edge_server.cli.console import LiveView, bar, format_duration, format_remaining, render
 from edge_server.cli.http_client import DEFAULT_URL, server_url
 from edge_server.cli.options import CommandParser
+from edge_server.config.setting import nearest
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import EdgeServerError, InvalidRequest
 from edge_server.plugins.tuning import perf_options
 from edge_server.plugins.tuning.load.chat_client import made_up_prompts
+from edge_server.plugins.tuning.load.client_interface import ModelFacts, RequestRefused, ServerQueries
 from edge_server.plugins.tuning.load.input_data import make_inputs
 from edge_server.plugins.tuning.load.measurement_session import (
     MAX_WORKERS,
@@ -114,7 +117,7 @@ def _measure(options: argparse.Namespace) -> int:
 def _open_session(options: argparse.Namespace, target: MeasuredServer) -> LoadSession:
     control = target.control()
     try:
-        model = control.model(options.model, options.model_version)
+        model = _described_model(control, options)
         session = LoadSession(
             target, model, control, perf_options.measurement_times(options), pid=local_process(target)
         )
@@ -130,6 +133,19 @@ def _open_session(options: argparse.Namespace, target: MeasuredServer) -> LoadSe
         control.close()
         raise
     return session
+
+
+def _described_model(control: ServerQueries, options: argparse.Namespace) -> ModelFacts:
+    """Raises RequestRefused, with the nearest name if the server has no model of this name."""
+    try:
+        return control.model(options.model, options.model_version)
+    except RequestRefused as error:
+        if "unknown model" not in error.message:
+            raise
+        guess = ""
+        with contextlib.suppress(RequestRefused):  # the key may be for inference alone
+            guess = nearest(options.model, control.model_names())
+        raise RequestRefused(f"{error.message}{guess}") from None
 
 
 def _expected_time(options: argparse.Namespace, level_count: int) -> str:

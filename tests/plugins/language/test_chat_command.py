@@ -63,6 +63,7 @@ def test_without_a_terminal_stdin_is_the_prompt(url: str) -> None:
     ("model", "more", "message"),
     [
         ("nosuch", (), "Request for unknown model: 'nosuch'"),
+        ("talkr", (), "'talkr' is not found, did you mean 'talker'?"),
         ("talker", ("--system=" + "x" * 9000,), "expected a prompt of less than"),
         ("talker", ("--url=127.0.0.1:1",), "no answer from http://127.0.0.1:1: connection refused"),
     ],

@@ -69,6 +69,13 @@ def test_random_prompts_have_the_requested_length_and_a_refusal_is_reported(meas
     assert "HTTP 404: Request for unknown model: 'nosuch'" in done.errors
 
 
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_an_unknown_model_is_reported_with_the_nearest_name(measure: Any, protocol: str) -> None:
+    done = measure("slwo", "-i", protocol)
+    assert "Request for unknown model: 'slwo' is not found, did you mean 'slow'?" in done.errors
+    assert "did you mean" not in measure("nothing_like_it", "-i", protocol).errors
+
+
 def test_a_batch_counts_as_many_inferences(measure: Any) -> None:
     point = measure("slow", "-b", "4").report["points"][0]
     assert point["throughput"] == pytest.approx(4 * point["requests"] / point["seconds"], rel=1e-4)

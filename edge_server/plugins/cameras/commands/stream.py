@@ -21,6 +21,7 @@ from edge_server.cli.options import (
     read_tls,
 )
 from edge_server.client import Delivery, Returns
+from edge_server.client.endpoint import ServerEndpoint
 from edge_server.errors import EdgeServerError
 from edge_server.plugins.cameras.commands.annotated_output import WritingThread, open_writer
 from edge_server.plugins.cameras.commands.foxglove_output import DEFAULT_ADDRESS, FoxgloveOutput
@@ -61,7 +62,8 @@ def run(arguments: Sequence[str]) -> int:
         for name, writer in zip(names, writers, strict=True)
     ]
     source_settings = SourceSettings(fps, options.encoding, options.frames, options.seconds, options.loop)
-    settings = RunSettings(options.model, options.address, source, source_settings)
+    endpoint = ServerEndpoint(options.address, stream_options.tls, metadata=stream_options.metadata)
+    settings = RunSettings(options.model, options.address, source, source_settings, endpoint.model_names)
     try:
         return _run(settings, cameras, lines)
     finally:

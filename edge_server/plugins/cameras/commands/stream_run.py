@@ -6,11 +6,12 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
 from edge_server.cli.console import LiveView
+from edge_server.config.setting import nearest
 from edge_server.plugins.cameras.commands.json_output import JsonLines
 from edge_server.plugins.cameras.commands.result_text import result_in_words
 from edge_server.plugins.cameras.commands.sent_frame_counts import FrameCounts, StreamFigures
@@ -33,12 +34,13 @@ _SLOW_SOURCE_SHARE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """Constant settings of a run."""
+    """Constant settings of a run. `model_names` asks the server for the names of its models."""
 
     model: str
     address: str
     source: Source
     source_settings: SourceSettings
+    model_names: Callable[[], Collection[str]]
 
 
 class StreamRun:
@@ -196,7 +198,11 @@ class StreamRun:
 
     def _problems(self, figures: StreamFigures) -> list[str]:
         """Return the problems of the run as sentences."""
-        found = [f"{camera.name}: {camera.failure}" for camera in self._cameras if camera.failure is not None]
+        failures = [(camera.name, camera.failure) for camera in self._cameras if camera.failure is not None]
+        guess = ""
+        if any(failure.status == "NOT_FOUND" for _, failure in failures):
+            guess = nearest(self._settings.model, self._settings.model_names())
+        found = [f"{name}: {failure}{guess}" for name, failure in failures]
         found += [str(self._source_thread.error)] if self._source_thread.error is not None else []
         for camera in self._cameras:
             if camera.writer is not None and camera.writer.error is not None:

@@ -72,6 +72,10 @@ class StreamRegistry:
         """Keep these ids, and no others, for streams of the server's own sources."""
         self._reserved_ids = stream_ids
 
+    def model_names(self) -> set[str]:
+        """Return the names of the server's models, in any state."""
+        return {entry.name for entry in self._service.repository_index()}
+
     def open(self, request: StreamRequest, *, is_source: bool = False) -> CameraStream:
         """Open a stream. It ends an open stream of the same id and continues its counters.
 

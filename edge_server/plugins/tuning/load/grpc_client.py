@@ -68,6 +68,9 @@ class GrpcControl:
             len(config.ensemble_scheduling.step) > 0,
         )
 
+    def model_names(self) -> list[str]:
+        return self._endpoint.model_names()
+
     def counts(self, name: str, version: str) -> ServerCounts:
         total = ServerCounts()
         for item in self._request("ModelStatistics", name=name, version=version).model_stats:

@@ -59,6 +59,9 @@ class HttpControl:
         is_ensemble = bool(config.get("ensemble_scheduling", {}).get("step"))
         return ModelFacts(name, version, inputs, outputs, config.get("max_batch_size", 0), is_decoupled, is_ensemble)
 
+    def model_names(self) -> list[str]:
+        return [item["name"] for item in self.request_json("/v2/repository/index", {})]
+
     def counts(self, name: str, version: str) -> ServerCounts:
         total = ServerCounts()
         for item in self.request_json(f"{_model_path(name, version)}/stats")["model_stats"]:

@@ -111,6 +111,13 @@ def test_a_source_opens_its_camera_only_once_its_model_serves(cameras, camera, j
     assert camera.heads == []
 
 
+def test_the_reason_of_a_source_with_an_unknown_model_has_the_nearest_name(cameras, folder, eventually):
+    cameras.apply(entry(url=folder, model="summ"))
+    assert eventually(
+        lambda: cameras.report().reason == "Request for unknown model: 'summ' is not found, did you mean 'sum'?"
+    )
+
+
 def test_a_source_waits_for_a_model_that_loads_without_counting_failures(cameras, folder, eventually, monkeypatch):
     monkeypatch.setattr(source_runner, "MODEL_POLL_S", 0.001)
     opens, reason = cameras.core.streams.open, "it is LOADING"
