@@ -101,11 +101,14 @@ def test_sdist_and_wheel_build_cleanly_and_hold_what_the_server_reads(tmp_path: 
     assert run("twine", "check", "--strict", str(wheel), str(sdist)).count("PASSED") == 2
     with zipfile.ZipFile(wheel) as archive:
         packed = set(archive.namelist())
-    command = ["git", "ls-files", "edge_server", "model_repository"]
+    command = ["git", "ls-files", "edge_server", "model_repository", "docs/*.md"]
     tracked = subprocess.run(command, cwd=clone, capture_output=True, text=True, check=True).stdout.splitlines()
-    # All of the package, with the bundled models that a link in it names, and nothing else.
-    expected = {name.replace("model_repository/", "edge_server/demo_models/") for name in tracked}
-    assert {name for name in packed if ".dist-info/" not in name} == expected - {"edge_server/demo_models"}
+    # All of the package, with the bundled models and the documents that links in it name, and nothing else.
+    links = {"edge_server/demo_models": "model_repository/", "edge_server/plugins/dashboard/documents": "docs/"}
+    expected = set(tracked) - links.keys()
+    for link, folder in links.items():
+        expected = {name.replace(folder, f"{link}/", 1) if name.startswith(folder) else name for name in expected}
+    assert {name for name in packed if ".dist-info/" not in name} == expected
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"pyproject.toml", "README.md", "LICENSE", "edge_server/py.typed"} <= names

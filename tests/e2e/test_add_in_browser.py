@@ -32,7 +32,7 @@ def test_a_dropped_model_is_added_and_the_page_says_what_it_sees(
         page.look(1280, 900)
         page.open(server.url("/"))
         page.wait("document.querySelector('#add-refusal')?.innerText.includes('only with a key')")
-        page.click("#key")
+        page.click("#add-refusal button")
         page.run("document.querySelector('#key-value').value = 'open sesame'")
         page.click('#key-dialog button[value="save"]')
         page.wait("document.querySelector('#add-drop')?.hidden === false")

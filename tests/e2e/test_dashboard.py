@@ -111,6 +111,7 @@ def server(browser: Any, serve: Any, board: Any, module_repository: Any, identit
         shutil.copytree(ROOT / "model_repository" / name, module_repository.path / name)
     module_repository.add("yolo11n", model=export(detect(), ULTRALYTICS))
     module_repository.add("scale", identity("FP32", "4"))
+    module_repository.add("steps", identity("FP32", "4") + "sequence_batching { }")
     module_repository.add("tensor", identity("FP32", "3, 32, 32"))
     halves = module_repository.add("halves", HALVES)
     (halves / "1/model.py").write_text(HALVES_CODE)
@@ -303,6 +304,21 @@ def test_tensors_are_filled_and_their_request_can_be_copied(page: Any) -> None:
     page.run("document.querySelector('#try-input-0-values').value = '[1]'")
     page.click("#try-form button[type=submit]")
     page.wait("document.querySelector('#try-result .error')?.textContent.includes('4 elements, given 1')")
+
+
+def test_a_sequence_is_asked_from_its_first_request_to_its_last(page: Any) -> None:
+    page.wait("document.querySelector('#try-model option[value=\"steps\"]')")
+    page.click('[data-model="steps"] .actions button')
+    page.wait("document.querySelector('#try-first')?.checked")
+    for values, is_last in (("[1, 2, 3, 4]", False), ("[5, 6, 7, 8]", True), ("[9, 10, 11, 12]", True)):
+        page.run("document.querySelector('#try-input-0-values').value = arguments[0]", values)
+        page.run("document.querySelector('#try-last').checked = arguments[0]", is_last)
+        page.click("#try-form button[type=submit]")
+        page.wait(f"document.querySelector('[aria-label=\"Outputs\"]')?.innerText.includes('{values}')")
+        assert page.run("return document.querySelector('#try-first').checked") is is_last
+    # The last one is a sequence of its own, which can be sent again.
+    for title in ("curl", "Python"):
+        assert json.loads(copied(page, title))["outputs"][0]["data"] == [9, 10, 11, 12]
 
 
 def letterboxed(path: Path) -> np.ndarray[Any, Any]:
@@ -632,6 +648,9 @@ def test_the_page_fits_a_phone(page: Any, server: Any) -> None:
     with camera(server):
         page.wait("document.querySelector('.camera img')?.naturalWidth > 0")
         assert page.run("return document.documentElement.scrollWidth") <= 390
+    page.open(server.url("/docs/api"))
+    page.wait("document.querySelectorAll('.operation').length > 40")
+    assert page.run("return document.documentElement.scrollWidth") <= 390
 
 
 @pytest.mark.skipif("EDGE_TEST_SCREENSHOTS" not in os.environ, reason="EDGE_TEST_SCREENSHOTS names no folder")

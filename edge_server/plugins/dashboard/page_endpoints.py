@@ -16,8 +16,8 @@ from edge_server.plugins.dashboard.server_gauges import ServerGauges
 
 _FOLDER = Path(__file__).parent / "page"
 
-_DOCUMENTS = Path(__file__).parents[3] / "docs"
-"""The documents of a checkout. An installed package has none."""
+_DOCUMENTS = Path(__file__).parent / "documents"
+"""A link to the folder docs in a clone, its Markdown files in an installed package. A clone without links has none."""
 
 _TYPES = {
     ".md": "text/plain; charset=utf-8",
@@ -118,7 +118,7 @@ async def _send_file(request: HttpRequest, folder: Path, name: str) -> HttpRespo
 
 
 def _has_documents() -> bool:
-    return (_DOCUMENTS / "README.md").is_file() and (_DOCUMENTS.parent / "pyproject.toml").is_file()
+    return (_DOCUMENTS / "README.md").is_file()
 
 
 def _no_file(name: str) -> NotFound:

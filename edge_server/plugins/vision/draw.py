@@ -169,7 +169,8 @@ class _Pen:
         wide, high = text.width + 2 * self._gap, text.height + text.below + 2 * self._gap
         # At the highest point, where the boxes of objects that stand in the zone seldom are.
         x, y = points[points[:, 1].argmin()].tolist()
-        left = max(0, min(round(x), self._width - wide))
+        # Off the left edge, where a label looks cut off.
+        left = max(0, min(max(round(x), self._gap), self._width - wide))
         top = max(0, min(round(y), self._height - high))
         self._cv2.rectangle(self._canvas, (left, top), (left + wide - 1, top + high - 1), _PANEL, -1)
         self._write(text, left + self._gap, top + self._gap, _OVERLAY)

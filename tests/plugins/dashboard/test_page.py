@@ -13,6 +13,7 @@ from edge_server.config import CATEGORIES, RestrictedGroup
 from edge_server.frontends.auth_tokens import Tokens
 from edge_server.frontends.http import access_check
 from edge_server.plugins.dashboard import page_endpoints
+from edge_server.plugins.vision import draw
 
 PLUGINS = Path(__file__).parents[3] / "edge_server/plugins"
 FILES = sorted((PLUGINS / "dashboard/page").iterdir())
@@ -66,7 +67,12 @@ def test_no_other_file_is_served(site: Any, name: str) -> None:
     assert (reply.status, "has no file" in reply.error) == (404, True)
 
 
-def test_documents_of_a_checkout_are_served_as_markdown(site: Any) -> None:
+def test_the_page_draws_boxes_in_the_colours_of_the_server() -> None:
+    found = re.findall(r'"(#[0-9a-f]{6})"', (PLUGINS / "dashboard/page/draw.js").read_text().partition("];")[0])
+    assert found == [f"#{red:02x}{green:02x}{blue:02x}" for blue, green, red in draw._COLORS.tolist()]
+
+
+def test_the_documents_are_served_as_markdown(site: Any) -> None:
     assert site.get("/docs").status == 200
     docs = PLUGINS.parents[1] / "docs"
     for path in (docs / "README.md", docs / "reference/commands.md"):
@@ -82,7 +88,7 @@ def test_no_other_file_is_a_document(site: Any, name: str) -> None:
     assert site.get(f"/docs/text/{name}").status == 404
 
 
-def test_an_installed_package_has_no_documents(site: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_the_documents_the_page_says_so(site: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(page_endpoints, "_DOCUMENTS", tmp_path / "docs")
     assert site.get("/docs/text/README.md").status == 404
     assert not site.get("/edge/v1/page").json["has_documents"]

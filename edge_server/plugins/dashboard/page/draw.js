@@ -2,7 +2,10 @@
 
 import { element } from "./dom.js";
 
-const COLORS = ["#3cdc50", "#ff901e", "#286eff", "#e63ce6", "#14d7fa", "#e63c5a"];
+// Those of the pictures that the server draws.
+const COLORS = [
+  "#3cdc50", "#1e90ff", "#ff6e28", "#e63ce6", "#fad714", "#e63c5a", "#00c8c8", "#ffa500", "#9678d2", "#bef078", "#82beff", "#ff6e96",
+];
 
 /** Return a canvas with the colours of a mask's classes. Class 0 is the background and stays as it is. */
 export async function colored(mask) {
@@ -14,7 +17,7 @@ export async function colored(mask) {
   const image = pen.getImageData(0, 0, canvas.width, canvas.height);
   for (let at = 0; at < image.data.length; at += 4) {
     const index = image.data[at];
-    const color = parseInt(COLORS[index % COLORS.length].slice(1), 16);
+    const color = parseInt(COLORS[(index + COLORS.length - 1) % COLORS.length].slice(1), 16);
     image.data.set([color >> 16, (color >> 8) & 255, color & 255, index ? 128 : 0], at);
   }
   pen.putImageData(image, 0, 0);

@@ -49,7 +49,7 @@ export function pictureSnippets(path) {
  * Return a program that makes an input of a picture as the form does. `conversion` is {color, fit, width, height, scale, mean,
  * stddev, isPlanar}.
  */
-export function pictureTensorSnippets(model, { name, datatype, shape, conversion }) {
+export function pictureTensorSnippets(model, { name, datatype, shape, conversion }, parameters) {
   const { color, fit, width, height, scale, mean, stddev, isPlanar } = conversion;
   const fitted = { letterbox: `ImageOps.pad(picture, (${width}, ${height}))`, crop: `ImageOps.fit(picture, (${width}, ${height}))`,
                    stretch: `picture.resize((${width}, ${height}))` }[fit];
@@ -66,7 +66,7 @@ inputs = [{"name": ${JSON.stringify(name)}, "datatype": "${datatype}", "shape": 
   const path = `v2/models/${encodeURIComponent(model)}/infer`;
   return [
     ["curl, with the lines above in config.pbtxt", pictureSnippets(path)[0][1]],
-    ["Python", python("application/json", 'json.dumps({"inputs": inputs}).encode()', addressOf(path)).replace("import urllib.request\n", `import urllib.request\n\n${program}`)],
+    ["Python", python("application/json", `json.dumps({"inputs": inputs${parameters ? `, "parameters": ${pythonValue(parameters)}` : ""}}).encode()`, addressOf(path)).replace("import urllib.request\n", `import urllib.request\n\n${program}`)],
   ];
 }
 
@@ -98,12 +98,15 @@ with urllib.request.urlopen(request) as response:
 
 const pythonValue = (value) => JSON.stringify(value).replace(/"(?:[^"\\]|\\.)*"|true|false|null/g, (part) => ({ true: "True", false: "False", null: "None" })[part] ?? part);
 
-/** Return curl and Python for tensors: {name, datatype, shape, fill ("zeros", "random" or "values"), values}. */
-export function tensorSnippets(model, tensors) {
+/**
+ * Return curl and Python for tensors: {name, datatype, shape, fill ("zeros", "random" or "values"), values}. `parameters` are those
+ * of the request, if it has any.
+ */
+export function tensorSnippets(model, tensors, parameters) {
   const path = `v2/models/${encodeURIComponent(model)}/infer`;
   const json = JSON.stringify(tensors.map(({ values }) => Array.from(values ?? [])));
   if (tensors.every(({ values }) => values) && json.length <= MAX_JSON) {
-    return jsonSnippets(path, { inputs: tensors.map(({ name, datatype, shape, values }) => ({ name, datatype, shape, data: Array.from(values) })) });
+    return jsonSnippets(path, { inputs: tensors.map(({ name, datatype, shape, values }) => ({ name, datatype, shape, data: Array.from(values) })), parameters });
   }
   const url = addressOf(path);
   const dataOf = ({ fill, values, shape, datatype }) => {
@@ -113,8 +116,9 @@ export function tensorSnippets(model, tensors) {
     return fill === "random" ? `[${/^(FP|BF)/.test(datatype) ? "random.random()" : "random.randrange(2)"} for _ in range(${count})]` : `[${zero}] * ${count}`;
   };
   const inputs = tensors.map((tensor) => `    {"name": ${JSON.stringify(tensor.name)}, "datatype": "${tensor.datatype}", "shape": ${JSON.stringify(tensor.shape)}, "data": ${dataOf(tensor)}},`).join("\n");
-  const body = `json.dumps({"inputs": [\n${inputs}\n    ]}).encode()`;
+  const rest = parameters ? `, "parameters": ${pythonValue(parameters)}` : "";
+  const body = `json.dumps({"inputs": [\n${inputs}\n    ]${rest}}).encode()`;
   const program = python("application/json", body, url).replace("import urllib", `${/random\./.test(inputs) ? "import random\n" : ""}import urllib`);
-  const command = `python3 -c 'import json, random; print(json.dumps({"inputs": [\n${inputs}\n]}))' |\n  curl -H 'Content-Type: application/json'${curlKey()} -d @- ${quoted(url)}`;
+  const command = `python3 -c 'import json, random; print(json.dumps({"inputs": [\n${inputs}\n]${rest}}))' |\n  curl -H 'Content-Type: application/json'${curlKey()} -d @- ${quoted(url)}`;
   return [["curl", command], ["Python", program]];
 }

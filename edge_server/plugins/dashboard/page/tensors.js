@@ -78,11 +78,11 @@ function decode(datatype, bytes) {
   return /64$/.test(datatype) && datatype !== "FP64" ? Array.from(array, Number) : array;
 }
 
-/** Run a model. `inputs` are {name, datatype, shape, bytes}; returns {version, outputs: [{name, datatype, shape, values}]}. */
-export async function infer(model, inputs, signal) {
+/** Run a model. `inputs` are {name, datatype, shape, bytes}, `parameters` those of the request; returns {version, outputs: [{name, datatype, shape, values}]}. */
+export async function infer(model, inputs, signal, parameters = {}) {
   const head = new TextEncoder().encode(JSON.stringify({
     inputs: inputs.map(({ name, datatype, shape, bytes }) => ({ name, datatype, shape, parameters: { binary_data_size: bytes.length } })),
-    parameters: { binary_data_output: true },
+    parameters: { binary_data_output: true, ...parameters },
   }));
   return readOutputs(await request(`v2/models/${encodeURIComponent(model)}/infer`, {
     method: "POST", signal, body: new Blob([head, ...inputs.map(({ bytes }) => bytes)]),

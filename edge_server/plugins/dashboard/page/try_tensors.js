@@ -11,15 +11,18 @@ import { run, showResult } from "./try_run.js";
 const MAX_TYPED = 256;
 const MAX_ELEMENTS = 64e6;
 
-export function tensorForm(name, metadata) {
+export function tensorForm(name, metadata, hasSequences) {
   // The first input that may be a picture takes one.
   const pictured = metadata.inputs.find(pictureLayout);
   const fields = metadata.inputs.map((input, index) => inputField(`try-input-${index}`, input, input === pictured, metadata.inputs.length === 1, () => send()));
+  const sequence = hasSequences ? sequenceFields() : null;
   const send = () => run(async (signal) => {
+    const parameters = sequence?.read();
     const tensors = await Promise.all(fields.map((field) => field.read()));
     const began = performance.now();
     const inputs = tensors.map((tensor) => ({ ...tensor, bytes: encode(tensor.datatype, tensor.values) }));
-    const { version, outputs } = await infer(name, inputs, signal);
+    const { version, outputs } = await infer(name, inputs, signal, parameters);
+    sequence?.advance();
     const took = `Version ${version ?? ""}, answered in ${Math.round(performance.now() - began)} ms`;
     const typed = tensors.map((tensor) => (tensor.fill === "values" ? tensor : { ...tensor, values: null }));
     showResult(
@@ -28,13 +31,32 @@ export function tensorForm(name, metadata) {
       tensorTable("Outputs", outputs), element("p", { class: "note" }, took),
       ...tensors.flatMap(({ lines }) => (lines ? [element("p", { class: "note" }, "With these lines in its config.pbtxt the model takes pictures as they are, here, over HTTP and from cameras:"),
                                                   snippet("config.pbtxt", lines)] : [])),
-      snippets(() => (tensors.length === 1 && tensors[0].conversion ? pictureTensorSnippets(name, tensors[0]) : tensorSnippets(name, typed))),
+      snippets(() => (tensors.length === 1 && tensors[0].conversion ? pictureTensorSnippets(name, tensors[0], parameters) : tensorSnippets(name, typed, parameters))),
     );
   });
   return [element(
     "form", { submit: (event) => { event.preventDefault(); send(); } }, ...fields.map(({ node }) => node),
+    ...(sequence ? [sequence.node] : []),
     element("div", { class: "row" }, element("button", { type: "submit", class: "primary" }, "Send")),
   )];
+}
+
+/** Return {node, read(), advance()} of the place of a request in its sequence. `advance` sets the boxes for the next request. */
+function sequenceFields() {
+  const id = element("input", { id: "try-sequence", value: "1", required: true, autocomplete: "off", size: "12" });
+  const first = element("input", { type: "checkbox", id: "try-first", checked: true });
+  const last = element("input", { type: "checkbox", id: "try-last" });
+  const node = element(
+    "fieldset", {}, element("legend", {}, "Sequence"),
+    element("div", { class: "row" }, element("label", { for: "try-sequence" }, "Id"), id,
+            element("label", { class: "field" }, first, "First request"), element("label", { class: "field" }, last, "Last request")),
+  );
+  const read = () => ({ sequence_id: /^\d{1,15}$/.test(id.value) ? Number(id.value) : id.value, sequence_start: first.checked, sequence_end: last.checked });
+  const advance = () => {
+    first.checked = last.checked;
+    last.checked = false;
+  };
+  return { node, read, advance };
 }
 
 /** Return {node, read()} of one input. `read` returns its tensor, and what made it. */
@@ -57,7 +79,7 @@ function inputField(id, input, isPictured, isOnly, send) {
     send();
   });
   const picture = layout && element("div", { class: "picture-input" }, drop, chosen, element("div", { class: "row" }, ...settings.nodes));
-  const sizes = element("span", { class: "row" }, ...open.filter(Boolean).map((field) => field));
+  const sizes = element("span", { class: "row" }, ...open.flatMap((field, axis) => (field ? [element("label", { class: "field" }, `Size of dimension ${axis}`, field)] : [])));
   const showFill = () => {
     values.hidden = fill.value !== "values";
     if (picture) picture.hidden = fill.value !== "picture";

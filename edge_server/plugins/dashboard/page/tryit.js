@@ -62,5 +62,5 @@ function formOf(name, metadata, config) {
   if (inputs.has("text_input") && metadata.outputs.some((output) => output.name === "text_output")) {
     return textForm(name, inputs.has("messages"), Boolean(config.model_transaction_policy?.decoupled));
   }
-  return tensorForm(name, metadata);
+  return tensorForm(name, metadata, Boolean(config.sequence_batching));
 }
