@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from edge_server.config.setting import shown_url
+from edge_server.config.setting import nearest, shown_url
 from edge_server.core.back_off import BackOff
 from edge_server.plugins.cameras.failure_reason import failure_reason
 from edge_server.plugins.cameras.reports import SinkReport
@@ -61,6 +61,8 @@ class SinkRunner:
         self._wake = threading.Condition(self._lock)
         self._waiting: deque[SinkMessage] = deque()
         self._paces: dict[str, _Pace] = {}
+        self._unknown_classes: set[tuple[str, str]] = set()
+        """(Source, class) of each warning, which comes once."""
         self._is_closing = self._must_refresh = False
         self._refresh_due_s = 0.0
         self._received = self._delivered = self._suppressed = self._dropped = self._sending = 0
@@ -79,6 +81,7 @@ class SinkRunner:
                 if message.is_state:
                     self._paces.pop(message.source, None)
                     if classes:
+                        self._warn_of_unknown_classes(message)
                         labels = tuple(label for label in message.labels if label in classes)
                         message = replace(message, labels=labels)
                 self._queue(message)
@@ -148,6 +151,16 @@ class SinkRunner:
         return _result_key(result) if self._on_change_only else None
 
     # -- with the lock held
+
+    def _warn_of_unknown_classes(self, message: SinkMessage) -> None:
+        for label in self.entry.classes if message.labels else ():
+            found = (message.source, label)
+            if label not in message.labels and found not in self._unknown_classes:
+                self._unknown_classes.add(found)
+                _LOG.warning(
+                    "sink '%s': the model of source '%s' has no class '%s'%s", self.entry.name, message.source, label,
+                    nearest(label, message.labels),
+                )  # fmt: skip
 
     def _pass(self, pace: _Pace, message: SinkMessage, now_s: float) -> None:
         assert message.result is not None

@@ -70,6 +70,15 @@ def test_with_classes_only_these_are_known_counted_and_sent(start, sink, message
     assert labels(sink) == [["cat"], [""], []]
 
 
+def test_a_class_that_the_model_of_a_source_does_not_have_is_named_once(start, caplog):
+    runner = start(classes=("cat", "zebar"))
+    for labels in ((), ("cat", "zebra"), ("cat", "zebra")):
+        runner.put(SinkMessage("door", state="RUNNING", labels=labels))
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "sink 's': the model of source 'door' has no class 'zebar', did you mean 'zebra'?"
+    ]
+
+
 def test_each_source_has_its_own_last_result(start, sink, message):
     runner = start()
     for source in ("a", "b", "a", "b"):
