@@ -213,7 +213,7 @@ class ServerProcess:
         if open_categories := open_without_token(self._config, self._tokens.requires_token):
             log.info("%s", open_categories)
         if self._grpc_waits:
-            log.info("gRPC refuses connections to port %d until each model is loaded or has failed", self.ports["grpc"])
+            log.info("gRPC opens port %d when each model is loaded or has failed", self.ports["grpc"])
 
     async def _open_http(self) -> None:
         from edge_server.frontends.http.event_endpoints import EventEndpoints
