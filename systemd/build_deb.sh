@@ -89,7 +89,9 @@ else
   fi
   rm -rf "$home/lib/bin"
 fi
-(cd "$source" && find edge_server -type f ! -path '*/__pycache__/*' ! -path '*/.mypy_cache/*' -print0) |
+# -L: the bundled models and the documents are links to other folders. Of the documents only the text is shown.
+(cd "$source" && find -L edge_server -type f ! -path '*/__pycache__/*' ! -path '*/.mypy_cache/*' \
+  ! \( -path '*/dashboard/documents/*' ! -name '*.md' \) -print0) |
   (cd "$source" && tar --null -T - -cf -) | tar -C "$home/lib" -xf -
 
 # -- the program ------------------------------------------------------------------------------------------------------

@@ -101,7 +101,8 @@ def test_sdist_and_wheel_build_cleanly_and_hold_what_the_server_reads(tmp_path: 
     assert run("twine", "check", "--strict", str(wheel), str(sdist)).count("PASSED") == 2
     with zipfile.ZipFile(wheel) as archive:
         packed = set(archive.namelist())
-    command = ["git", "ls-files", "edge_server", "model_repository", "docs/*.md"]
+    documents = (":(glob)docs/*.md", ":(glob)docs/reference/*.md")
+    command = ["git", "ls-files", "edge_server", "model_repository", *documents]
     tracked = subprocess.run(command, cwd=clone, capture_output=True, text=True, check=True).stdout.splitlines()
     # All of the package, with the bundled models and the documents that links in it name, and nothing else.
     links = {"edge_server/demo_models": "model_repository/", "edge_server/plugins/dashboard/documents": "docs/"}

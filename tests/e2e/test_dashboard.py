@@ -159,7 +159,7 @@ def test_the_page_shows_models_sensors_and_events(page: Any) -> None:
     page.wait("document.querySelector('#machine-charts').innerText.includes('°C')")
     page.wait("document.querySelector('#activity-charts').innerText.includes('Tokens of assistant')")
     page.wait("document.querySelector('li[data-kind=\"server.ready\"]')")
-    assert "7 of 7 ready" in page.text()
+    assert "8 of 8 ready" in page.text()
 
 
 def test_a_copied_model_appears_and_a_failed_one_has_its_reason(page: Any, module_repository: Any) -> None:
@@ -240,8 +240,8 @@ def test_a_segmentation_mask_is_drawn_over_the_image(page: Any) -> None:
     assert "75.0" in page.run("return document.querySelector('.scores').innerText")
     left, right = page.run(RIGHT_AND_LEFT)
     assert left == [100, 100, 100, 255]
-    # Half of the picture's gray and half of the colour of class 1, #ff901e.
-    assert np.abs(np.array(right) - [178, 122, 65, 255]).max() <= 3
+    # Half of the picture's gray and half of the colour of class 1, #3cdc50.
+    assert np.abs(np.array(right) - [80, 160, 90, 255]).max() <= 3
 
 
 def test_a_damaged_picture_is_answered_with_a_reason(server: Any, browser: Any) -> None:
