@@ -423,8 +423,8 @@ def _read_root(root: Path) -> tuple[list[Path], dict[str, str]]:
     }
     for name, is_dir in sorted(found):
         if not is_dir and name.endswith(_MODEL_ENDINGS):
-            file, place = os.path.join(root, name), os.path.join(root, Path(name).stem, "1")
-            passed_over[_printable(name)] = f"{file!r} was skipped: a model is a folder, for this file {place!r}"
+            file, place = os.path.join(root, name), Path(root, Path(name).stem, "1", f"model{Path(name).suffix}")
+            passed_over[_printable(name)] = f"{file!r} was skipped: a model is a folder, move it to {str(place)!r}"
     return [root / name for name in folders if is_model_name(name)], passed_over
 
 

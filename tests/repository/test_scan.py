@@ -333,7 +333,7 @@ def test_the_message_about_a_model_file_outside_of_any_folder_says_where_it_belo
     assert sorted(snapshot.models) == ["m"]
     (warning,) = snapshot.warnings
     assert f"'{root}/yolov8n.onnx' was skipped" in warning
-    assert f"'{root}/yolov8n/1'" in warning
+    assert f"move it to '{root}/yolov8n/1/model.onnx'" in warning
 
 
 def test_the_message_about_a_model_without_versions_says_where_its_files_belong(root: Path) -> None:
