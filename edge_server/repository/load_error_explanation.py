@@ -6,6 +6,8 @@ They are looked for after a load failed, to give the reason in place of a runtim
 
 from __future__ import annotations
 
+import codecs
+import mmap
 import os
 import re
 from pathlib import Path
@@ -18,6 +20,15 @@ _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 _MAX_FILES = 1000
 _PAGES = (".html", ".htm", ".xhtml")
+_KINDS = {".onnx": "an ONNX model", ".tflite": "a TensorFlow Lite model", ".gguf": "a GGUF model"}
+"""Suffixes of binary files -> what they hold."""
+_TFLITE_IDENTIFIER = b"TFL3"
+"""file_identifier of https://github.com/tensorflow/tensorflow/blob/master/tensorflow/compiler/mlir/lite/schema/schema.fbs."""
+_ONNX_FIRST_BYTES = bytes.fromhex("08 12 1a 22 28 32 3a 42 72 a2 ca d2")
+"""First bytes of the tags of ModelProto's fields, https://github.com/onnx/onnx/blob/main/onnx/onnx.proto."""
+_ZIPMAP = b'"\x06ZipMap'
+"""NodeProto.op_type of the operator that makes a list of maps of a classifier's scores."""
+_CONTROL_CHARACTERS = frozenset(range(32)) - frozenset(b"\t\n\v\f\r\x1b") | {127}
 
 
 def explain_by_content(error: LoadError, file: ModelFile) -> LoadError | None:
@@ -68,16 +79,44 @@ def _describe(path: Path) -> str:
         return f"is a Git LFS pointer to the file{whole}, not the file itself: run 'git lfs pull' where it was cloned"
     if path.suffix not in _PAGES and re.match(rb"\s*(<!doctype html|<html)", head, re.IGNORECASE):
         return "is an HTML page: a download returned a web page in place of the file"
+    if head and path.suffix in _KINDS and _is_text(head):
+        return f"is text, not {_KINDS[path.suffix]}"
+    if path.suffix == ".tflite" and head[4:8] != _TFLITE_IDENTIFIER:
+        return f"is not a TensorFlow Lite file: expected 'TFL3' at byte 4, given {head[4:8]!r}"
+    if path.suffix == ".onnx" and head[0] not in _ONNX_FIRST_BYTES:
+        return f"is not an ONNX model: no field of one begins with the byte {head[0]:#04x}"
     if path.suffix == ".onnx":
         expected, given = _protobuf_end(path), path.stat().st_size
         if expected > given:
             return f"is cut short: it has {given} bytes, and its content ends at byte {expected} or later"
+        if _contains(path, _ZIPMAP):
+            return (
+                "was exported with ZipMap, whose output requests cannot carry: export it with "
+                'options={"zipmap": False} of skl2onnx\'s to_onnx'
+            )
     if path.suffix == ".bin" and path.with_suffix(".xml").is_file():
         ends = re.findall(rb'offset="(\d{1,18})" size="(\d{1,18})"', path.with_suffix(".xml").read_bytes())
         expected, given = max((int(offset) + int(size) for offset, size in ends), default=0), path.stat().st_size
         if expected > given:
             return f"is cut short: it has {given} bytes, and '{path.stem}.xml' names {expected}"
     return ""
+
+
+def _is_text(head: bytes) -> bool:
+    """Return whether the first bytes of a file are those of a text, in UTF-8."""
+    if not _CONTROL_CHARACTERS.isdisjoint(head):
+        return False
+    try:
+        # The last character may go on behind the head.
+        codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _contains(path: Path, part: bytes) -> bool:
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return content.find(part) >= 0
 
 
 def _protobuf_end(path: Path) -> int:

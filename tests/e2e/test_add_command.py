@@ -92,7 +92,7 @@ def test_a_file_that_the_page_sends_is_added_and_its_report_comes_back(server: A
         ("sent.py", 400, "expected a file that ends in .onnx"),
         ("a%2Fb.onnx", 400, "name 'a/b' cannot be used"),
         ("%2E%2E.onnx", 400, "cannot be used"),
-        ("damaged.onnx", 400, "damaged"),
+        ("damaged.onnx", 400, "'damaged.onnx' is text, not an ONNX model"),
     ):
         status, answer = server.request("POST", f"/edge/v1/new-models/{file}", b"x" * 20)
         assert (status, message in json.loads(answer)["error"]) == (code, True), answer
@@ -234,6 +234,9 @@ def test_without_options_the_repository_is_made_in_the_current_folder(folder: Pa
 
 def test_a_file_that_no_runtime_opens_leaves_nothing_behind(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "page.onnx").write_text("<!doctype html>")
-    assert main(["add", "page.onnx", "--model-repository=models"]) == 2
-    assert "is an HTML page" in capsys.readouterr().err
+    (folder / "cut.onnx").write_bytes(b"\x08\x07\x12\x00")
+    for name, message in (("page.onnx", "'page.onnx' is an HTML page"), ("cut.onnx", "'cut.onnx': onnxruntime cannot")):
+        assert main(["add", name, "--model-repository=models"]) == 2
+        said = capsys.readouterr().err
+        assert (message in said, ".add-" in said) == (True, False), said
     assert list((folder / "models").iterdir()) == []

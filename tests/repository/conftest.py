@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class DescribedBackend(Backend):
-    """Reports a given signature; refuses files whose content is b"corrupt"."""
+    """Reports a given signature; refuses files whose content is the byte 8 and "corrupt"."""
 
     def __init__(self, name: str, default_filename: str, signature: ModelSignature | None) -> None:
         self.name = name
@@ -29,7 +29,7 @@ class DescribedBackend(Backend):
 
     def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature | None:
         self.inspected.append((file, dict(parameters)))
-        if file.path.is_file() and file.path.read_bytes() == b"corrupt":
+        if file.path.is_file() and file.path.read_bytes() == b"\x08corrupt":
             raise LoadError(f"{self.name} cannot parse '{file.path.name}'")
         return self.signature
 

@@ -291,7 +291,7 @@ def test_the_first_runtime_that_reads_an_onnx_file_wins_and_the_others_are_noted
 
     monkeypatch.setitem(backends._made, "openvino", Refusing("openvino", "model.xml", None))
     described("onnxruntime", "model.onnx", signature(IMAGE, SCORES))
-    add_model("m", None, {"1/model.onnx": b"x"})
+    add_model("m", None, {"1/model.onnx": b"\x08"})
     spec = resolved().spec
     assert (spec.backend, spec.platform) == ("onnxruntime", "onnxruntime_onnx")
     assert any("openvino" in note and "NonZero" in note for note in spec.notes)
@@ -300,7 +300,7 @@ def test_the_first_runtime_that_reads_an_onnx_file_wins_and_the_others_are_noted
 def test_an_onnx_file_that_no_runtime_reads_gives_every_reason(
     add_model: Any, onnx_backends: Any, resolved: Any
 ) -> None:
-    add_model("m", None, {"1/model.onnx": b"corrupt"})
+    add_model("m", None, {"1/model.onnx": b"\x08corrupt"})
     with pytest.raises(LoadError) as caught:
         resolved()
     assert "model 'm'" in caught.value.message

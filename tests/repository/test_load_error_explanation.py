@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from onnx import TensorProto, helper
 
 from edge_server.errors import LoadError
 from edge_server.repository.resolve_version import ResolveOptions, resolve
@@ -18,6 +19,27 @@ from edge_server.repository.scan import Scanner
 MODEL = Path(__file__).parents[2] / "model_repository/face_detection_yunet/1/model.onnx"
 GGUF = Path(__file__).parents[1] / "data/tiny_llm/tiny.gguf"
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 12345\n"
+CLASSIFIER = helper.make_model(
+    helper.make_graph(
+        [helper.make_node("ZipMap", ["x"], ["y"], domain="ai.onnx.ml", classlabels_int64s=[0, 1])],
+        "classifier",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [None, 2])],
+        [
+            helper.make_value_info(
+                "y",
+                helper.make_sequence_type_proto(
+                    helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+                ),
+            )
+        ],
+    ),
+    ir_version=8,
+    opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 1)],
+).SerializeToString()
+WITH_ZIPMAP = (
+    "was exported with ZipMap, whose output requests cannot carry: export it with "
+    'options={"zipmap": False} of skl2onnx\'s to_onnx'
+)
 IR = b"<?xml version='1.0'?><net name='a' version='11'/>"
 
 
@@ -52,6 +74,19 @@ def failure(root: Path) -> Callable[[dict[str, bytes]], str]:
             "file 'model.onnx' is an HTML page: a download returned a web page in place of the file",
         ),
         ({"model.onnx": b""}, "file 'model.onnx' is empty"),
+        (
+            {"model.onnx": b"See our page: " + "\N{EURO SIGN}".encode() * 400},
+            "file 'model.onnx' is text, not an ONNX model",
+        ),
+        (
+            {"model.onnx": b"\x43\x00\x99\x10"},
+            "file 'model.onnx' is not an ONNX model: no field of one begins with the byte 0x43",
+        ),
+        (
+            {"model.tflite": b"\x1c\x00\x00\x00TFL2\x99\x10"},
+            "file 'model.tflite' is not a TensorFlow Lite file: expected 'TFL3' at byte 4, given b'TFL2'",
+        ),
+        ({"model.onnx": CLASSIFIER}, f"file 'model.onnx' {WITH_ZIPMAP}"),
         (
             {"model.onnx": MODEL.read_bytes()[:50_000]},
             "file 'model.onnx' is cut short: it has 50000 bytes, and its content ends at byte 232583 or later",

@@ -47,8 +47,7 @@ TYPES = {
 def declared_tensor(file: ModelFile, role: str, node: Any) -> tuple[str, DType, tuple[int, ...]]:
     """Return name, type and dims (-1: any size) of an input or output as declared in the file. Raises LoadError."""
     if node.type not in TYPES:
-        hint = "; export the model without ZipMap" if "map" in node.type else ""
-        raise LoadError(f"{file_title(file)}: {role} '{node.name}' is a {node.type}, which requests cannot carry{hint}")
+        raise LoadError(f"{file_title(file)}: {role} '{node.name}' is a {node.type}, which requests cannot carry")
     dims = tuple(size if isinstance(size, int) and size >= 0 else -1 for size in node.shape or ())
     return node.name, TYPES[node.type], dims
 

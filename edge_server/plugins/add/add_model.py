@@ -65,15 +65,28 @@ def add_model(
     """
     with staging_folder(repository) as staging, tempfile.TemporaryDirectory(prefix="edge-add-") as scratch:
         folder = copy_files(files, staging / name)
-        tried = _try_model(files, folder, picture, settings, Path(scratch))
-        chosen = choose(tried)
-        write_config(folder, tried.spec, files.backend, chosen, tried.readings, _remarks(tried))
-        _resolve(folder)  # what was written must load
+        try:
+            tried = _try_model(files, folder, picture, settings, Path(scratch))
+            chosen = choose(tried)
+            write_config(folder, tried.spec, files.backend, chosen, tried.readings, _remarks(tried))
+            _resolve(folder)  # what was written must load
+        except LoadError as error:
+            message = _name_sources(error.message, files, folder)
+            is_named = str(files.path) in message
+            raise type(error)(message if is_named else f"'{files.path}': {message}") from error
         if tried.trials and not any(-1 in item.dims for item in tried.spec.inputs):
             # Before a watching server loads it. A move keeps the file, so that it is not read again.
             times = {item.backend: min(item.times_ms, default=None) for item in tried.trials}
             store_times(state_dir, folder / "1" / files.copies[0][1], times)
         return tried, chosen, move_into_place(folder, repository)
+
+
+def _name_sources(message: str, files: NewModelFiles, folder: Path) -> str:
+    """Return the message with the files that were given in place of their copies in the staging folder."""
+    for source, target in files.copies:
+        message = message.replace(f"model '{folder.name}' version 1, file '{target}'", f"'{source}'")
+        message = message.replace(str(folder / "1" / target), str(source))
+    return message.replace(str(folder), str(files.path))
 
 
 def _try_model(
@@ -86,7 +99,10 @@ def _try_model(
     notes = trial.notes
     trials: Sequence[RuntimeTrial] = ()
     try:
-        trials = try_runtimes(folder.parent, folder.name, spec.backend, trial.samples, settings, scratch)
+        trials = [
+            item._replace(reason=_name_sources(item.reason, files, folder))
+            for item in try_runtimes(folder.parent, folder.name, spec.backend, trial.samples, settings, scratch)
+        ]
     except InvalidRequest as error:  # a Python model
         notes.append(f"not tried: {error.message}")
     outputs = next((item.outputs for item in trials if item.outputs), ())

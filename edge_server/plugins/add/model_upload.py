@@ -95,6 +95,8 @@ class ModelUploads:
         finally:
             with self._lock:
                 self._process = None
+        # The user knows the name of the file, and not the folder.
+        said, errors = (text.replace(f"{file.parent}/", "") for text in (said, errors))
         if process.returncode < 0:
             raise ServingFault(f"the command that adds the model was ended by signal {-process.returncode}")
         if process.returncode > 0:
