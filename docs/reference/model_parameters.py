@@ -17,7 +17,9 @@ They say how a picture becomes the input, and what the outputs mean. `edge-serve
 parameters { key: "image_fit" value { string_value: "letterbox" } }
 ```
 
-Values are texts. Lists are separated by commas. A misspelt key fails the load, with the nearest key.
+Values are texts. Lists are separated by commas. A misspelt key that begins with `image_`,
+`network_image_`, `detection_`, `class_`, `mask_`, `depth_` or `anomaly_` fails the load, with the nearest key. Another
+one that is near a known key is a warning.
 """
 _IMAGES = """\
 A channel's value v of 0 to 255 becomes (v * `image_scale` - `image_mean`) / `image_stddev`. With `image_scale: "1"`

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import enum
+from collections.abc import Collection
 from typing import NamedTuple
+
+_PAGE = "docs/reference/model-parameters.md"
 
 
 class DeclaredParameter(NamedTuple):
@@ -13,6 +17,13 @@ class DeclaredParameter(NamedTuple):
     value: str
     default: str
     meaning: str
+
+
+def describe_unknown(given: str, names: Collection[str]) -> str:
+    """Return the nearest of many names, if one is near, and the page that lists them, as the end of an error."""
+    near = difflib.get_close_matches(given[:100], names, n=1)
+    page = f"expected one of those in {_PAGE}"
+    return f"did you mean '{near[0]}'? E{page[1:]}" if near else page
 
 
 def join_values(kind: type[enum.Enum]) -> str:

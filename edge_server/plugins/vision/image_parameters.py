@@ -23,7 +23,6 @@ false is stretch, true with padding is letterbox, true without padding is crop.
 
 from __future__ import annotations
 
-import difflib
 import enum
 import math
 from collections.abc import Mapping
@@ -32,7 +31,7 @@ from fractions import Fraction
 from typing import NoReturn, TypeVar
 
 from edge_server.errors import BadModelConfig
-from edge_server.plugins.vision.declared_parameter import DeclaredParameter, join_values
+from edge_server.plugins.vision.declared_parameter import DeclaredParameter, describe_unknown, join_values
 from edge_server.plugins.vision.resize import Color, FitMode, Interpolation
 
 Choice = TypeVar("Choice", bound=enum.Enum)
@@ -178,8 +177,7 @@ class _Reader:
             if key in _ISAAC_NEEDLESS_KEYS:
                 self.refuse(key, "it to be left out, because each image says its own size and encoding")
             if key.startswith(_PREFIXES) and key not in _KEYS:
-                nearest = difflib.get_close_matches(key, _KEYS, n=1, cutoff=0.0)[0]
-                self.refuse(key, f"one of {', '.join(_KEYS)}; did you mean '{nearest}'")
+                raise BadModelConfig(f"model '{self._model}', parameter '{key}': {describe_unknown(key, _KEYS)}")
 
     def fit_mode(self) -> FitMode:
         stated = self.choice("image_fit", FitMode)

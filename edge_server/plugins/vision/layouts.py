@@ -303,7 +303,8 @@ def _match_all(spec: ModelSpec, layouts: Sequence[Layout]) -> Iterator[LayoutMat
 def find_stated_layout(spec: ModelSpec, metadata: Mapping[str, str]) -> LayoutMatch | None:
     """Return the layout that the metadata state, or None for metadata of no known exporter.
 
-    Raises UnfitMetadataError, a whole sentence, if the metadata do not fit the model.
+    Raises UnfitMetadataError, a whole sentence, if the metadata do not fit the model, and BadModelConfig for a wrong
+    parameter of the configuration.
     """
     for source, read in _PARSERS.items():
         try:
@@ -330,11 +331,21 @@ def _match_stated_layout(spec: ModelSpec, exported: ExportedMetadata) -> LayoutM
         try:
             check_match(spec, match)
         except BadModelConfig as error:
+            if spec.parameters and _fits(replace(spec, parameters={}), match):
+                raise  # the configuration's own parameters are wrong
             raise UnfitMetadataError(error.message) from None
         return match
     # The outputs are alike in all of them.
     expected = " or ".join(dict.fromkeys(error.expected for error in errors))
     raise UnfitMetadataError(f"{errors[0].given}, expected {expected}{model.describe_symbols()}")
+
+
+def _fits(spec: ModelSpec, match: LayoutMatch) -> bool:
+    try:
+        check_match(spec, match)
+    except BadModelConfig:
+        return False
+    return True
 
 
 def check_match(spec: ModelSpec, match: LayoutMatch) -> None:

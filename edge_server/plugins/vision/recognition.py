@@ -7,23 +7,32 @@ other, nothing is recognised and the note says why.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from edge_server.core.model_spec import ModelSpec, Recognised
+from edge_server.errors import BadModelConfig
 from edge_server.plugins.vision.exporters.exported_metadata import MAX_LABELS, UnfitMetadataError, printable
 from edge_server.plugins.vision.layouts import find_stated_layout, find_unmistakable_layout
 
 _HEAD_KEYS = ("detection_head", "class_output", "mask_output", "depth_output", "anomaly_output")
+_KIND_OF_HEAD = {
+    "yolov5": "objectness", "yolox": "objectness", "yolox_decoded": "objectness", "yolov8": "columns",
+    "yolo11": "columns", "yolov10": "after NMS", "yolov8_obb": "oriented", "yolo26_obb": "oriented, after NMS",
+}  # fmt: skip
+"""Heads of YOLO -> name of what they read. A head reads nothing true in the outputs of another kind."""
 
 
 def recognise(spec: ModelSpec, metadata: Mapping[str, str]) -> Recognised | None:
     """Return the image and output parameters and the labels that a model's metadata and shapes give.
 
     None for a model of no known exporter, and for a configuration that states a head. What the configuration states
-    otherwise wins. If the metadata do not fit the model, nothing is recognised and the note says why.
+    otherwise wins. If the metadata do not fit the model, nothing is recognised and the note says why. Raises
+    BadModelConfig for a wrong parameter of the configuration, also for a head that metadata and shapes disprove.
     """
     if "stride" not in metadata and "character" in metadata:
         return _recognise_characters(spec, metadata["character"])
     if any(key in spec.parameters for key in _HEAD_KEYS):
+        _check_stated_head(spec, metadata)
         return None
     try:
         found = find_stated_layout(spec, metadata)
@@ -37,6 +46,26 @@ def recognise(spec: ModelSpec, metadata: Mapping[str, str]) -> Recognised | None
     if found is None:
         return None
     return Recognised(found.parameters, {}, f"recognised by its outputs: {found.title}")
+
+
+def _check_stated_head(spec: ModelSpec, metadata: Mapping[str, str]) -> None:
+    """Raise BadModelConfig if metadata and shapes of outputs together prove another head than `detection_head`."""
+    stated = spec.parameters.get("detection_head", "").strip().lower()
+    if stated not in _KIND_OF_HEAD or any(-1 in output.dims[-2:] for output in spec.outputs):
+        return
+    parameters = {key: value for key, value in spec.parameters.items() if not key.startswith("detection_")}
+    try:
+        found = find_stated_layout(replace(spec, parameters=parameters), metadata)
+    except (UnfitMetadataError, BadModelConfig):
+        return
+    if found is None:
+        return
+    recognised = found.parameters.get("detection_head", "")
+    if recognised in _KIND_OF_HEAD and _KIND_OF_HEAD[recognised] != _KIND_OF_HEAD[stated]:
+        raise BadModelConfig(
+            f"model '{spec.name}', parameter 'detection_head': expected {recognised}, as metadata and shapes of the "
+            f"file say ({found.title}), given '{stated}'; without the parameter it is recognised"
+        )
 
 
 def _recognise_characters(spec: ModelSpec, text: str) -> Recognised | None:

@@ -148,8 +148,10 @@ def test_outputs_that_are_not_as_declared_are_errors_that_name_the_model(make_mo
 WRONG = [
     ({"detection_hed": "yolov5"}, "did you mean 'detection_head'"),
     ({"class_actvation": "none"}, "did you mean 'class_activation'"),
-    ({"detection_head": "yolov9000"}, "one of yolov5, yolov8"),
-    ({"detection_max": "5"}, "detection_head beside it"),
+    ({"class_zzzzzzzzzzzzzz": "1"}, "'class_zzzzzzzzzzzzzz': expected one of those in docs/reference/model-"),
+    ({"detection_head": "yolov99"}, "'detection_head': did you mean 'yolov8'\\? Expected one of .*, given 'yolov99'"),
+    ({"detection_max": "5"}, "'detection_max': expected detection_head beside it, given '5'"),
+    ({"track": "bytetrak"}, "'track': expected bytetrack, given 'bytetrak'"),
     ({"detection_head": "yolov5", "detection_strides": "8"}, "has no use for it"),
     ({"detection_head": "yolov10", "detection_iou_threshold": "0.5"}, "has no use for it"),
     ({"detection_head": "yolov5", "detection_score_threshold": "1.5"}, "a number from 0 to 1"),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec, Recognised
 from edge_server.core.tensor import DType
+from edge_server.errors import BadModelConfig
 from edge_server.plugins.vision.exporters.ultralytics import read_names, read_pair
 from edge_server.plugins.vision.image_plan import make_image_plan
 from edge_server.plugins.vision.plugin import Vision
@@ -104,10 +105,30 @@ def test_stated_parameters_win(stated: dict[str, str], absent: set[str]) -> None
 
 @pytest.mark.parametrize(
     "stated",
-    [{"detection_head": "yolov5"}, {"class_output": "output0"}, {"mask_output": "out"}, {"image_top_k": "5"}],
+    [
+        {"detection_head": "yolov8"},
+        {"detection_head": "ssd"},
+        {"class_output": "output0"},
+        {"mask_output": "out"},
+        {"image_top_k": "5"},
+    ],
 )
 def test_a_stated_head_leaves_nothing_to_recognise(stated: dict[str, str]) -> None:
     assert recognise(spec(stated), METADATA) is None
+
+
+def test_a_stated_head_that_metadata_and_shapes_disprove_is_refused_with_the_right_one() -> None:
+    known_sizes = (OutputSpec("output0", DType.FP32, (6, 4200)),)
+    with pytest.raises(BadModelConfig, match=r"'net', .* expected yolov8, as .* \(yolo detect, 2 .*, given 'yolov5'"):
+        recognise(spec({"detection_head": "yolov5"}, outputs=known_sizes), METADATA)
+    assert recognise(spec({"detection_head": "yolo11"}, outputs=known_sizes), METADATA) is None
+    open_sizes = (OutputSpec("output0", DType.FP32, (-1, -1)),)
+    assert recognise(spec({"detection_head": "yolov5"}, outputs=open_sizes), METADATA) is None
+
+
+def test_a_wrong_parameter_beside_a_recognised_head_is_refused_for_its_value() -> None:
+    with pytest.raises(BadModelConfig, match="parameter 'track': expected bytetrack, given 'bytetrak'"):
+        recognise(spec({"track": "bytetrak"}), METADATA)
 
 
 def test_other_metadata_do_not_concern_it() -> None:

@@ -178,7 +178,7 @@ HEAD = {"detection_head": "yolov10"}
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"track": "sort", **HEAD}, "parameter 'track': expected one of bytetrack, given 'sort'"),
+        ({"track": "sort", **HEAD}, "parameter 'track': expected bytetrack, given 'sort'"),
         ({"track": "bytetrack"}, "parameter 'track': expected detection_head beside it"),
         ({"detection_track_threshold": "0.5", **HEAD}, "'detection_track_threshold': expected track beside it"),
         ({"track": "bytetrack", "detection_track_threshold": "2", **HEAD}, "a number from 0 to 1"),

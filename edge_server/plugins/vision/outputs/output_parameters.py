@@ -10,14 +10,13 @@ output is unambiguous, and by a single output with labels and one dimension.
 
 from __future__ import annotations
 
-import difflib
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
 from edge_server.errors import BadModelConfig
-from edge_server.plugins.vision.declared_parameter import DeclaredParameter, join_values
+from edge_server.plugins.vision.declared_parameter import DeclaredParameter, describe_unknown, join_values
 
 Choice = TypeVar("Choice", bound=enum.Enum)
 
@@ -30,6 +29,8 @@ MAX_COEFFICIENTS = 1024
 MAX_LIST = 64
 """Maximum number of entries of a list, far more than any head has outputs or grids."""
 
+_MAX_LISTED = 8
+"""Maximum number of values that an error lists."""
 _PREFIXES = ("detection_", "class_", "mask_", "depth_", "anomaly_")
 
 
@@ -447,15 +448,15 @@ class _Reader:
     def check_keys(self) -> None:
         for key in self._parameters:
             if key.startswith(_PREFIXES) and key not in _KEYS:
-                nearest = difflib.get_close_matches(key, _KEYS, n=1, cutoff=0.0)[0]
-                self.refuse(key, f"one of {', '.join(_KEYS)}; did you mean '{nearest}'")
+                raise BadModelConfig(f"model '{self._model}', parameter '{key}': {describe_unknown(key, _KEYS)}")
 
     def detections(self) -> DetectionDeclaration | None:
         head = self._choice("detection_head", HeadKind)
         stated = [key for key in self._parameters if key in _DETECTION_KEYS]
         if head is None:
+            self._choice("track", TrackMethod)
             if stated:
-                self.refuse(stated[0], f"detection_head beside it: one of {_values(HeadKind)}")
+                self.refuse(stated[0], "detection_head beside it")
             return None
         traits = TRAITS[head]
         for key in stated:
@@ -552,7 +553,11 @@ class _Reader:
             return None
         found = {member.value: member for member in kind}.get(text.strip().lower())
         if found is None:
-            self.refuse(key, f"one of {_values(kind)}")
+            names = [str(member.value) for member in kind]
+            if len(names) > _MAX_LISTED:
+                expected = describe_unknown(text, names)
+                raise BadModelConfig(f"model '{self._model}', parameter '{key}': {expected}, given '{text}'")
+            self.refuse(key, f"{'one of ' if len(names) > 1 else ''}{', '.join(names)}")
         return found
 
     def _boolean(self, key: str) -> bool:
@@ -610,10 +615,6 @@ class _Reader:
         if len(found) != 2 or len(values) != 2:
             self.refuse("detection_variances", "two numbers above 0, for centre and size")
         return found[0], found[1]
-
-
-def _values(kind: type[enum.Enum]) -> str:
-    return ", ".join(str(member.value) for member in kind)
 
 
 def _whole(text: str) -> int | None:
