@@ -18,8 +18,6 @@ from edge_server.cli.console import busy_line
 from edge_server.cli.options import CommandParser, float_range, int_range
 
 _PROMPT = "> "
-_TEMPERATURE = 0.7
-"""Default of the command. That of the API, 1.0, makes small models wander from the subject."""
 _LOAD_TIMEOUT_S = 600.0
 """Longest time to wait for a model that is being loaded."""
 _POLL_S = 0.5
@@ -39,8 +37,8 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--system", metavar="TEXT", help="system message, before the first question")
     parser.add_argument("--max-tokens", type=int_range(1), metavar="N", help="longest answer; default: what fits")
     parser.add_argument(
-        "--temperature", type=float_range(0, 100), default=_TEMPERATURE, metavar="T",
-        help=f"0: always the most likely token; default: {_TEMPERATURE:g}",
+        "--temperature", type=float_range(0, 100), metavar="T",
+        help="0: always the most likely token; default: as in the model's generation_config.json, else 1",
     )  # fmt: skip
     parser.add_argument("--seed", type=int_range(0), metavar="N", help="the same seed gives the same answers")
     http_client.add_options(parser)

@@ -99,9 +99,9 @@ class LoadingServer(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.mark.parametrize(("more", "temperature"), [((), 0.7), (("--temperature=0",), 0)])
-def test_a_loading_model_is_waited_for_and_the_temperature_has_a_default(
-    more: tuple[str, ...], temperature: float, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("more", "temperature"), [((), None), (("--temperature=0",), 0)])
+def test_a_loading_model_is_waited_for_and_the_temperature_is_the_models_own_by_default(
+    more: tuple[str, ...], temperature: float | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     LoadingServer.states, LoadingServer.chats = ["LOADING", "READY"], []
     with ThreadingHTTPServer(("127.0.0.1", 0), LoadingServer) as server:
@@ -113,7 +113,7 @@ def test_a_loading_model_is_waited_for_and_the_temperature_has_a_default(
             server.shutdown()
             thread.join()
     assert capsys.readouterr().out == "Yes.\n"
-    assert [chat["temperature"] for chat in LoadingServer.chats] == [temperature]
+    assert [chat.get("temperature") for chat in LoadingServer.chats] == [temperature]
 
 
 class Terminal:
