@@ -191,7 +191,7 @@ def machine(emulated: Path, tmp_path_factory: pytest.TempPathFactory) -> Machine
     for name in filter(None, listed.stdout.split("\0")):
         if (SOURCE / name).exists():
             (project / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(SOURCE / name, project / name)
+            shutil.copy2(SOURCE / name, project / name, follow_symlinks=False)
     (project / "tmp").mkdir()
     return Machine(emulated, project)
 
