@@ -206,7 +206,7 @@ class _InferBody:
 
 
 def _example(spec: ModelSpec) -> str:
-    """Return what a body without `inputs` should be, with the first input of the model; "" for one without inputs."""
+    """Return an example for an error: a body with the first input of the model; "" for a model without inputs."""
     if not spec.inputs:
         return ""
     first = spec.inputs[0]

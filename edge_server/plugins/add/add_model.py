@@ -55,8 +55,7 @@ def add_model(
     choose: Callable[[TriedModel], Reading | None],
     state_dir: str = "",
 ) -> tuple[TriedModel, Reading | None, Path]:
-    """Add a model to a repository. Return what was found, the chosen layout, and the model's folder. *Blocking* for
-    seconds.
+    """Add a model to a repository. Return the trial, the chosen layout, and the model's folder. *Blocking* for seconds.
 
     `settings` are the server's for each backend. `choose` returns the layout to configure, None for none. The times of
     the runtimes are stored in `state_dir`, "" for nowhere, where a server finds them. Raises AlreadyExists for a name

@@ -48,7 +48,7 @@ class ModelUploads:
                 self._process.kill()
 
     async def add(self, request: HttpRequest) -> HttpResponse:
-        """Add the model file in the body; the path has its name. Return what `edge-server add` prints."""
+        """Add the model file in the body; the path has its name. Return the report of `edge-server add`."""
         self._access.check_change(request.peer)
         name = request.names["file"]
         stem, suffix = os.path.splitext(name)

@@ -82,7 +82,7 @@ class Reading(NamedTuple):
         return self.finding.is_possible and (self.is_usual or self.score > 0 or is_classifier)
 
     def describe(self) -> str:
-        """Return what speaks for or against it."""
+        """Return the detections in the picture and the problems, as text."""
         if self.finding.picture is None:
             return "; ".join(self.finding.problems) or "not tried"
         return "; ".join((f"it sees {describe_seen(self.finding.picture)}", *self.finding.problems))
@@ -245,7 +245,7 @@ def _wanted(decoder: PerceptionDecoder) -> Returns:
 def _problems(
     spec: ModelSpec, images: ImagePlan, decoder: PerceptionDecoder, outputs: Tensors, item: int | None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return what is impossible, and what is doubtful, about the answer of a detector."""
+    """Return the faults that disprove the answer of a detector, and those that are only doubts."""
     if decoder.detections is None:
         return (), ()
     arrays = decoder.detections.select(outputs, item, model=spec.name)

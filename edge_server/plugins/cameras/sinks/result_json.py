@@ -128,7 +128,7 @@ def _zones_as_json(report: ZoneReport) -> dict[str, Any]:
 
 
 def zone_event_fields(event: ZoneEvent) -> dict[str, str | int | float]:
-    """Return what happened in a zone or at a line, without its kind."""
+    """Return an event of a zone or a line as JSON, without its kind."""
     crosses = event.kind == LINE_CROSSED
     fields: dict[str, str | int | float] = {
         "line" if crosses else "zone": event.name, "label": event.label, "track_id": event.track_id

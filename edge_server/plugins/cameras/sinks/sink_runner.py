@@ -145,7 +145,7 @@ class SinkRunner:
         return not self._takes_pictures and (not required or message.event.name in required)
 
     def _change_key(self, result: FrameResult) -> Hashable:
-        """Return what must change before the next result of the source is sent; None: it is sent whatever it is."""
+        """Return the key of a result: the next one with an equal key is not sent. None: it is always sent."""
         if self.entry.required_zones and not result.error_code and not result.detections:
             return "no object in the zones"
         return _result_key(result) if self._on_change_only else None

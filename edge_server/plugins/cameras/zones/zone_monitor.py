@@ -102,7 +102,7 @@ class ZoneMonitor:
         self.report = self._make_report(())
 
     def overlays(self) -> tuple[Overlay, ...]:
-        """Return what is drawn over a picture. Only for the thread that calls `update`."""
+        """Return the outlines and texts to draw over a picture. Only for the thread that calls `update`."""
         from edge_server.plugins.cameras.zones.zone_overlays import make_overlays
 
         zones, lines = [zone.entry for zone in self._zones], [line.entry for line in self._lines]

@@ -10,7 +10,7 @@ from edge_server.protocol.frame_messages import ZoneReport
 
 
 def make_overlays(zones: Sequence[ZoneEntry], lines: Sequence[LineEntry], report: ZoneReport) -> tuple[Overlay, ...]:
-    """Return what is drawn for zones and lines. `report` has them in the same order."""
+    """Return outlines and texts of zones and lines. `report` has them in the same order."""
     overlays = []
     for zone, counts in zip(zones, report.zones, strict=True):
         count = sum(counts.counts.values())

@@ -53,7 +53,7 @@ def measure_in_background(
     """Return backend -> the shortest milliseconds of an inference with made-up inputs, None if it cannot run the file.
 
     The runtimes run one after the other, each in a process of the lowest priority. Returns {} for a model of free
-    dimensions, whose usual sizes nobody knows. `check` is called 20 times a second; its exceptions end the measurement.
+    dimensions, whose usual sizes are unknown. `check` is called 20 times a second; its exceptions end the measurement.
     Raises EdgeServerError for a model that cannot be tried.
     """
     times: dict[str, float | None] = {}

@@ -27,7 +27,7 @@ _MAX_SIDE = 16384
 
 
 def read_metadata(metadata: Mapping[str, str]) -> ExportedMetadata | None:
-    """Return what the files say, or None for no image model. Raises UnfitMetadataError."""
+    """Return the layout and labels of config.json, or None for no image model. Raises UnfitMetadataError."""
     text = metadata.get("config.json")
     # Language models have such a file, too.
     if text is None or ("ForObjectDetection" not in text and "ForImageClassification" not in text):

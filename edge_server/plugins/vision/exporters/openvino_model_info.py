@@ -30,7 +30,7 @@ _FITS = {"standard": "stretch", "fit_to_window_letterbox": "letterbox", "crop": 
 
 
 def read_metadata(metadata: Mapping[str, str]) -> ExportedMetadata | None:
-    """Return what the texts say, or None if there are none. Raises UnfitMetadataError."""
+    """Return the layout and labels of model_info, or None if there is none. Raises UnfitMetadataError."""
     info = {key.removeprefix(_PREFIX): text for key, text in metadata.items() if key.startswith(_PREFIX)}
     if "model_type" not in info:
         return None

@@ -21,7 +21,7 @@ _INTERPOLATIONS = {"0": "nearest", "1": "linear", "2": "cubic", "3": "area"}
 
 
 def read_metadata(metadata: Mapping[str, str]) -> ExportedMetadata | None:
-    """Return what the file says, or None if there is none. Raises UnfitMetadataError."""
+    """Return the layout and labels of infer_cfg.yml, or None if there is none. Raises UnfitMetadataError."""
     text = metadata.get("infer_cfg.yml")
     if text is None:
         return None

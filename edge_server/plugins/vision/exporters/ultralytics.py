@@ -30,7 +30,8 @@ _NUMBER = re.compile(r"\d{1,5}")
 
 
 def read_metadata(metadata: Mapping[str, str]) -> ExportedMetadata | None:
-    """Return what the metadata say, or None if they are not those of a YOLO export. Raises UnfitMetadataError.
+    """Return the layout and labels of the metadata, or None for others than those of a YOLO export. Raises
+    UnfitMetadataError.
 
     They are in the file itself, else in metadata.yaml beside it, else packed into a TFLite file.
     """
