@@ -9,6 +9,7 @@ import math
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -209,6 +210,11 @@ class RepositoryMachine(RuleBasedStateMachine):
         desired, _ = self.source.desired_models()
         self.manager.set_desired_state(desired.values())
         assert self.manager.wait_settled(timeout_s=TIMEOUT_S)
+        # The new state is reached before the old generations are closed. Until then a version that failed is UNLOADING.
+        limit_s = time.monotonic() + TIMEOUT_S
+        while any(entry.state == "UNLOADING" for entry in self.manager.index()):
+            assert time.monotonic() < limit_s
+            time.sleep(0.001)
         for model in MODELS:
             before = self.expected.get(model, Expected())
             self.expected[model] = self.what_must_serve(model, before)
