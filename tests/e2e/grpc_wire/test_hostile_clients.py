@@ -43,9 +43,7 @@ def raw(kind: int, flags: int, stream: int, payload: bytes = b"", length: int | 
 @pytest.fixture
 def bounded(target: Any) -> Iterator[Any]:
     """The server, which may spend little on what the test does, and comes to rest while the connections are open."""
-    # grpcio takes 40 KB for an open stream: 79 MiB for 2,000 of them, on a fresh server more than on a used one.
-    memory_mib = 96 if target.transport == "grpcio" else 64
-    with target.holds(memory_bytes=memory_mib * MIB, processor_s=6):
+    with target.holds(memory_bytes=64 * MIB, processor_s=6):
         yield target
         target.assert_serves()
     target.assert_settles()
