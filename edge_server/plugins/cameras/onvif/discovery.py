@@ -43,7 +43,7 @@ class FoundCamera(NamedTuple):
 
 
 def find_cameras(seconds: float) -> list[FoundCamera]:
-    """Send a probe through each network interface, and return what answers within the time, by address.
+    """Send a probe through each network interface, and return the answers that come in time, by address.
 
     Raises OSError if the probe leaves through no interface.
     """
