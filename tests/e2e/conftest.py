@@ -110,6 +110,10 @@ class ServerProcess:
         assert status == 200, answer
         return answer["model_stats"][0]
 
+    def notes(self, model: str) -> list[str]:
+        loaded = self.ask("/edge/v1/models")[1]["models"]
+        return next(item["notes"] for item in loaded if item["name"] == model)
+
     def read_metrics(self) -> str:
         with urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=30) as reply:
             return reply.read().decode()
@@ -455,6 +459,13 @@ def repeat_config() -> str:
 @pytest.fixture(scope="session")
 def bundled_repository() -> Path:
     return BUNDLED
+
+
+@pytest.fixture(scope="session")
+def picture() -> bytes:
+    """A gray JPEG of 640 x 480 pixels."""
+    cv2 = pytest.importorskip("cv2")
+    return bytes(cv2.imencode(".jpg", np.full((480, 640, 3), 90, np.uint8))[1])
 
 
 @pytest.fixture(scope="session")

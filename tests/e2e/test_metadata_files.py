@@ -73,17 +73,6 @@ def server(serve: Any, module_repository: Repository) -> Iterator[Any]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def picture() -> bytes:
-    cv2 = pytest.importorskip("cv2")
-    return bytes(cv2.imencode(".jpg", np.full((480, 640, 3), 90, np.uint8))[1])
-
-
-def notes(server: Any, model: str) -> list[str]:
-    loaded = server.ask("/edge/v1/models")[1]["models"]
-    return next(item["notes"] for item in loaded if item["name"] == model)
-
-
 NOTES = {
     "hugging_face": "recognised by its metadata: d_fine detect, 3 classes",
     "rf_detr": "recognised by its outputs: rf-detr detect, 3 classes",
@@ -101,7 +90,7 @@ def test_boxes_of_a_model_without_configuration(server: Any, picture: bytes, mod
         assert (seen["class_index"], seen["label"]) == (index, "" if model == "rf_detr" else NAMES[index])
         assert seen["score"] == pytest.approx(score, abs=1e-3)
         assert [seen[key] for key in ("x_min", "y_min", "x_max", "y_max")] == pytest.approx(box, abs=0.1)
-    assert NOTES[model] in notes(server, model)
+    assert NOTES[model] in server.notes(model)
 
 
 def test_frames_fill_the_other_inputs_too(server: Any, picture: bytes) -> None:
@@ -112,7 +101,7 @@ def test_frames_fill_the_other_inputs_too(server: Any, picture: bytes) -> None:
 
 
 def test_files_of_another_model_say_why_nothing_is_recognised(server: Any, picture: bytes) -> None:
-    (note,) = [note for note in notes(server, "hugging_face_of_another") if "metadata" in note]
+    (note,) = [note for note in server.notes("hugging_face_of_another") if "metadata" in note]
     assert note.startswith("its metadata are those of Hugging Face's transformers, but nothing is recognised: output ")
     status, body = server.request("POST", "/edge/v1/models/hugging_face_of_another/perception", picture)
     assert (status, note in json.loads(body)["error"]) == (400, True)

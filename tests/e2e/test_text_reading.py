@@ -130,6 +130,5 @@ def test_a_model_that_reads_no_text_is_named(server: Any, picture: bytes, model:
 
 
 def test_characters_that_fit_the_scores_are_recognised(server: Any) -> None:
-    loaded = {model["name"]: model["notes"] for model in server.ask("/edge/v1/models")[1]["models"]}
-    assert "recognised by its metadata: text of 3 characters" in loaded["reader"]
-    assert not any("recognised" in note for note in loaded["other_characters"])
+    assert "recognised by its metadata: text of 3 characters" in server.notes("reader")
+    assert not any("recognised" in note for note in server.notes("other_characters"))

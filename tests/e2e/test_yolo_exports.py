@@ -105,21 +105,10 @@ def server(serve: Any, module_repository: Repository) -> Iterator[Any]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def picture() -> bytes:
-    cv2 = pytest.importorskip("cv2")
-    return bytes(cv2.imencode(".jpg", np.full((480, 640, 3), 90, np.uint8))[1])
-
-
 def perceive(server: Any, model: str, picture: bytes) -> Any:
     status, body = server.request("POST", f"/edge/v1/models/{model}/perception", picture)
     assert status == 200, body
     return json.loads(body)
-
-
-def notes(server: Any, model: str) -> list[str]:
-    loaded = server.ask("/edge/v1/models")[1]["models"]
-    return next(item["notes"] for item in loaded if item["name"] == model)
 
 
 def check_boxes(detections: Any, labels: tuple[str, ...] = NAMES) -> None:
@@ -134,7 +123,7 @@ def check_boxes(detections: Any, labels: tuple[str, ...] = NAMES) -> None:
 @pytest.mark.parametrize("model", [*EXPORTS, "onnxruntime", "dynamic", "yolov5"])
 def test_boxes_and_labels_of_an_export_without_configuration(server: Any, picture: bytes, model: str) -> None:
     check_boxes(perceive(server, model, picture)["detections"])
-    assert "recognised by its metadata: yolo detect, 3 classes" in notes(server, model)
+    assert "recognised by its metadata: yolo detect, 3 classes" in server.notes(model)
 
 
 @pytest.mark.parametrize("model", ["pose", "pose_xy", "pose_end2end"])
@@ -144,7 +133,7 @@ def test_keypoints_of_a_pose_export(server: Any, picture: bytes, model: str) -> 
     for seen, point in zip(detections[0]["keypoints"], POINTS, strict=True):
         score = 1.0 if model == "pose_xy" else point[2]
         assert seen == [pytest.approx(point[0], abs=1), pytest.approx(point[1], abs=1), pytest.approx(score)]
-    assert "recognised by its metadata: yolo pose, 1 class, 2 keypoints" in notes(server, model)
+    assert "recognised by its metadata: yolo pose, 1 class, 2 keypoints" in server.notes(model)
 
 
 @pytest.mark.parametrize("model", ["obb", "obb_end2end"])
@@ -153,7 +142,7 @@ def test_oriented_boxes_of_an_obb_export(server: Any, picture: bytes, model: str
     for seen, (box, index, score) in zip(detections, ROTATED, strict=True):
         assert (seen["class_index"], seen["label"], seen["score"]) == (index, NAMES[index], pytest.approx(score))
         assert [seen["rotated"][key] for key in ("x", "y", "width", "height", "angle")] == pytest.approx(box, abs=0.01)
-    assert "recognised by its metadata: yolo obb, 3 classes" in notes(server, model)
+    assert "recognised by its metadata: yolo obb, 3 classes" in server.notes(model)
 
 
 def test_oriented_boxes_of_a_stream_are_tracked(server: Any, picture: bytes) -> None:
@@ -199,7 +188,7 @@ def test_depth_of_an_export_in_metres(server: Any, picture: bytes) -> None:
     levels = cv2.imdecode(np.frombuffer(base64.b64decode(seen["png"]), np.uint8), cv2.IMREAD_UNCHANGED)
     assert levels.shape == (480, 640)
     assert levels[0, [0, 320, 639]].tolist() == [0, pytest.approx(128, abs=1), 255]
-    assert "recognised by its metadata: yolo depth in metres" in notes(server, "depth")
+    assert "recognised by its metadata: yolo depth in metres" in server.notes("depth")
     with FrameStream(server.grpc, "depth") as stream:
         (result,) = stream.results([picture])
     assert result.dense_map.values()[100, 320] == pytest.approx(5, abs=0.03)
@@ -237,7 +226,7 @@ def test_clients_of_v2_see_the_model_as_its_file_says(server: Any, picture: byte
 
 @pytest.mark.parametrize("model", HOSTILE)
 def test_metadata_that_do_not_fit_are_not_believed(server: Any, picture: bytes, model: str) -> None:
-    (note,) = [note for note in notes(server, model) if "metadata" in note]
+    (note,) = [note for note in server.notes(model) if "metadata" in note]
     assert note.startswith("its metadata are those of a YOLO export, but nothing is recognised: ")
     assert len(note) < 300
     status, body = server.request("POST", f"/edge/v1/models/{model}/perception", picture)
@@ -249,7 +238,7 @@ def test_a_stated_head_wins(server: Any, picture: bytes) -> None:
     first = perceive(server, "stated", picture)["detections"][0]
     assert first["label"] == ""
     assert first["x_min"] == pytest.approx(corners()[0, 0] * 640 / SIDE, abs=1)
-    assert not any("metadata" in note for note in notes(server, "stated"))
+    assert not any("metadata" in note for note in server.notes("stated"))
 
 
 def test_other_stated_parameters_hold_beside_the_recognised_ones(server: Any, picture: bytes) -> None:
@@ -273,7 +262,7 @@ def test_a_real_export_finds_what_its_runtime_finds(serve: Any, repository: Repo
     repository.add("faces", model=onnx.load(REAL))
     with serve(repository.path) as server:
         first = perceive(server, "faces", bytes(cv2.imencode(".png", astronaut[:, :, ::-1])[1]))["detections"][0]
-        assert "recognised by its metadata: yolo detect, 18 classes" in notes(server, "faces")
+        assert "recognised by its metadata: yolo detect, 18 classes" in server.notes("faces")
     assert first["label"] == "FACE_FEMALE"
     assert math.isclose(first["score"], max(probabilities), abs_tol=0.01)
     assert [first[key] for key in ("x_min", "y_min", "x_max", "y_max")] == pytest.approx(expected, abs=1)
