@@ -11,8 +11,8 @@ from edge_server.plugins.vision.outputs.output_tensors import FloatArray
 
 
 @dataclass(frozen=True, slots=True)
-class Transposed:
-    """Reads the first output with its two dimensions swapped, such as [A, 4 + C] with a head for [4 + C, A]."""
+class _Adapter:
+    """Base of adapters, with the ranks and labels of the adapted head."""
 
     head: DetectionHead
 
@@ -23,6 +23,11 @@ class Transposed:
     @property
     def labels_index(self) -> int:
         return self.head.labels_index
+
+
+@dataclass(frozen=True, slots=True)
+class Transposed(_Adapter):
+    """Reads the first output with its two dimensions swapped, such as [A, 4 + C] with a head for [4 + C, A]."""
 
     def check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
         expected = self.head.check_shapes([shapes[0][::-1], *shapes[1:]])
@@ -33,22 +38,13 @@ class Transposed:
 
 
 @dataclass(frozen=True, slots=True)
-class ReorderedColumns:
+class ReorderedColumns(_Adapter):
     """Reads rows of box, score and class in the order of `columns`. What follows them stays where it is.
 
     Rows of another image than 0, the only one, are omitted.
     """
 
-    head: DetectionHead
     columns: tuple[Column, ...]
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        return self.head.ranks
-
-    @property
-    def labels_index(self) -> int:
-        return self.head.labels_index
 
     def check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
         shape, extra = shapes[0], Column.IMAGE in self.columns
