@@ -241,6 +241,11 @@ class Detection:
     text: str = ""
     text_score: float = 0.0
 
+    @property
+    def class_name(self) -> str:
+        """The label, or "class 7" if there is none."""
+        return self.label or f"class {self.class_index}"
+
 
 @dataclass(frozen=True, slots=True)
 class ClassScore:
@@ -249,6 +254,11 @@ class ClassScore:
     index: int
     score: float
     label: str = ""
+
+    @property
+    def class_name(self) -> str:
+        """The label, or "class 7" if there is none."""
+        return self.label or f"class {self.index}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ class Cameras(RunningPlugin):
         return (
             *deepstack_routes(self._core.service),
             *report_routes(self._stream_reports, self._camera_report),
-            *zone_routes(self._core.access, self._find_cameras),
+            *zone_routes(self._core.access, self._require_cameras),
             *view_routes(self._core.access, self._frames.view),
         )
 
@@ -113,7 +113,7 @@ class Cameras(RunningPlugin):
     def reports(self) -> Mapping[str, object]:
         return {"streams": self._stream_reports(), "cameras": self._camera_report()}
 
-    def _find_cameras(self) -> ServerCameras:
+    def _require_cameras(self) -> ServerCameras:
         if self._server_cameras is None:
             raise NotFound("the server opens no cameras itself; --sources-file names them")
         return self._server_cameras

@@ -151,7 +151,10 @@ class ServerCameras:
         self._problem = ""
         # New sinks first and old ones last, so that no result finds its sink absent.
         if sources:
-            self._tell_states(self._sinks.apply(sinks), sources)
+            new_sinks = self._sinks.apply(sinks)
+            for runner in self._sources.runners():  # sources that stay: new sinks do not know their states
+                if runner.entry.name in sources:
+                    self._send_state(runner, _sink_names(runner.entry, new_sinks).intersection(new_sinks))
         pictured = {
             name
             for name, entry in sources.items()
@@ -179,12 +182,6 @@ class ServerCameras:
         for event in () if result.zones is None else result.zones.events:
             self._events.publish_frequent(event.kind, source=entry.name, **zone_event_fields(event))
             self._sinks.put(entry.sinks, SinkMessage(entry.name, event=event, header=result.header, clock=clock))
-
-    def _tell_states(self, new_sinks: Collection[str], sources: Collection[str]) -> None:
-        """Send new sinks the states of the sources that stay."""
-        for runner in self._sources.runners():
-            if runner.entry.name in sources:
-                self._send_state(runner, _sink_names(runner.entry, new_sinks).intersection(new_sinks))
 
     def _on_state(self, runner: SourceRunner) -> None:
         self._send_state(runner, runner.entry.sinks)

@@ -221,7 +221,7 @@ class _Pen:
         """Write label, track and score on a plate above the box, or inside its upper edge if there is no room. The
         plate of an oriented box is at its uppermost corner."""
         track = f" #{found.track_id}" if found.track_id else ""
-        text = self._measure(f"{found.text or found.label or f'class {found.class_index}'}{track} {found.score:.2f}")
+        text = self._measure(f"{found.text or found.class_name}{track} {found.score:.2f}")
         color = _color(found.class_index)
         (left, top), _ = self._corners(found)
         if found.rotated is not None:
@@ -239,7 +239,7 @@ class _Pen:
         """List the best classes on a dark panel in the upper left corner, each with a bar proportional to its score."""
         if not classes:
             return
-        texts = [self._measure(f"{best.score:.2f}  {best.label or f'class {best.index}'}") for best in classes]
+        texts = [self._measure(f"{best.score:.2f}  {best.class_name}") for best in classes]
         row = max(text.height + text.below for text in texts) + 2 * self._gap
         wide = min(self._width, max(text.width for text in texts) + 4 * self._gap)
         panel = self._canvas[: min(self._height, row * len(texts) + 2 * self._gap), :wide]

@@ -53,7 +53,12 @@ def run(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if not 0 < options.seconds <= 60:
         find.error("--seconds: expected a number above 0, at most 60")
-    login = _login(process_environment().get(USER_VARIABLE, "") if options.user is None else options.user)
+    environment = process_environment()
+    user = environment.get(USER_VARIABLE, "") if options.user is None else options.user
+    login = None
+    if user:
+        password = environment.get(PASSWORD_VARIABLE)
+        login = Login(user, getpass.getpass(f"password of {user}: ") if password is None else password)
     if options.address:
         found = options.address
     else:
@@ -85,17 +90,11 @@ def _parse_address(text: str) -> FoundCamera:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _login(user: str) -> Login | None:
-    if not user:
-        return None
-    password = process_environment().get(PASSWORD_VARIABLE)
-    return Login(user, getpass.getpass(f"password of {user}: ") if password is None else password)
-
-
 def describe_camera(
     camera: FoundCamera, login: Login | None, options: argparse.Namespace, names: set[str]
 ) -> list[str]:
-    """Return the lines of one camera: comments, and its `[[sources]]` table if it gives its streams."""
+    """Return the lines of one camera: comments, and its `[[sources]]` table if it gives its streams. The name of the
+    source is added to `names`, those in use."""
     title = " ".join(filter(None, (camera.scope("name"), camera.scope("hardware")))) or "camera"
     lines = [f"# {title} at {camera.host}"]
     lines += [f"#   address: {address}" for address in camera.addresses]
@@ -115,13 +114,18 @@ def describe_camera(
     if not streams:
         return [*lines, "#   it has no stream over RTSP", ""]
     first, *others = streams
-    name = _unique(re.sub(r"[^A-Za-z0-9_.-]+", "-", camera.scope("name") or camera.host).strip("-")[:60], names)
+    stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", camera.scope("name") or camera.host).strip("-")[:60] or "camera"
+    name, count = stem, 1
+    while name in names:
+        count += 1
+        name = f"{stem}-{count}"
+    names.add(name)
     return [
         *lines,
         "[[sources]]",
         f"name = {json.dumps(name)}",
-        f"url = {_url(first, login, options)}  # {_what(first)}",
-        *(f"# url = {_url(each, login, options)}  # {_what(each)}" for each in others),
+        f"url = {_url(first, login, options)}  # {_describe_stream(first)}",
+        *(f"# url = {_url(each, login, options)}  # {_describe_stream(each)}" for each in others),
         f"model = {json.dumps(options.model)}",
         "",
     ]
@@ -134,23 +138,14 @@ def _is_at(address: str, host: str) -> bool:
         return False
 
 
-def _unique(name: str, names: set[str]) -> str:
-    name = name or "camera"
-    unique = next(
-        each for count in range(1, len(names) + 2) if (each := name if count == 1 else f"{name}-{count}") not in names
-    )
-    names.add(unique)
-    return unique
-
-
 def _url(stream: CameraProfile, login: Login | None, options: argparse.Namespace) -> str:
-    user, password = (quote(each, safe="") for each in login) if login else ("", "")
-    if not login:
+    if login is None:
         return json.dumps(stream.url)
+    user, password = (quote(each, safe="") for each in login)
     scheme, _, rest = stream.url.partition("://")
     return json.dumps(f"{scheme}://{user}:{password if options.write_password else 'PASSWORD'}@{rest}")
 
 
-def _what(stream: CameraProfile) -> str:
+def _describe_stream(stream: CameraProfile) -> str:
     size = f"{stream.width}x{stream.height}" if stream.width and stream.height else ""
     return ", ".join(filter(None, (stream.name, " ".join(filter(None, (stream.encoding, size))))))

@@ -19,12 +19,6 @@ _GREEN = (0.24, 0.86, 0.31, 1.0)
 _FILL_OPACITY = 0.35
 
 
-def _outline(found: Detection) -> Polygons:
-    from edge_server.plugins.vision.mask_outlines import outline_polygons
-
-    return () if found.mask is None else outline_polygons(found.mask)
-
-
 class FoxgloveOutput:
     """WebSocket server for viewers. Topics of each stream: /NAME/image or /NAME/image/compressed, and /NAME/detections.
 
@@ -79,7 +73,11 @@ class FoxgloveOutput:
         if channel.has_sinks():
             stamp = self._stamp(result.header)
             shapes = [self._box(found, stamp) for found in result.detections]
-            for polygons in outlines or [_outline(found) for found in result.detections]:
+            if not outlines:
+                from edge_server.plugins.vision.mask_outlines import outline_polygons
+
+                outlines = [outline_polygons(found.mask) for found in result.detections if found.mask is not None]
+            for polygons in outlines:
                 shapes += [self._polygon(points, stamp) for points in polygons]
             texts = [self._text(found, stamp) for found in result.detections]
             channel.log(self._messages.ImageAnnotations(timestamp=stamp, points=shapes, texts=texts))
@@ -116,7 +114,7 @@ class FoxgloveOutput:
         return self._messages.TextAnnotation(
             timestamp=stamp,
             position=self._messages.Point2(x=x, y=y),
-            text=f"{found.text or found.label or f'class {found.class_index}'}{track} {found.score:.2f}",
+            text=f"{found.text or found.class_name}{track} {found.score:.2f}",
             font_size=14.0,
             text_color=self._color((0.0, 0.0, 0.0, 1.0)),
             background_color=self._color(_GREEN),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edge_server.plugins.cameras.sinks.result_json import REASONS, label_counts, mask_shares
-from edge_server.protocol.frame_messages import ClassScore, DenseMap, DropReason, FrameDropped, FrameResult
+from edge_server.protocol.frame_messages import DenseMap, DropReason, FrameDropped, FrameResult
 
 _MAX_NAMED = 4
 
@@ -18,7 +18,7 @@ def result_in_words(result: FrameResult) -> str:
         return f"{result.error_code}: {result.error}"
     parts = []
     if result.classes:
-        parts.append(", ".join(_class_in_words(item) for item in result.classes[:_MAX_NAMED]))
+        parts.append(", ".join(f"{item.class_name} {item.score:.2f}" for item in result.classes[:_MAX_NAMED]))
     if result.detections:
         parts.append(_detections_in_words(result))
     if result.mask is not None:
@@ -31,16 +31,12 @@ def result_in_words(result: FrameResult) -> str:
     return "; ".join(parts) or "nothing found"
 
 
-def _class_in_words(item: ClassScore) -> str:
-    return f"{item.label or f'class {item.index}'} {item.score:.2f}"
-
-
 def _detections_in_words(result: FrameResult) -> str:
     counts = label_counts(result.detections)
     best: dict[str, float] = {}
     pixels: dict[str, int] = {}
     for item in result.detections:
-        name = item.label or f"class {item.class_index}"
+        name = item.class_name
         best[name] = max(best.get(name, 0.0), item.score)
         if item.mask is not None:
             pixels[name] = pixels.get(name, 0) + int(item.mask.pixels().sum())

@@ -101,7 +101,7 @@ def _least_score(form: Mapping[str, memoryview]) -> float:
 
 def _prediction(item: Detection) -> dict[str, Any]:
     return {
-        "label": item.label or f"class {item.class_index}",
+        "label": item.class_name,
         "confidence": item.score,
         "x_min": round(item.x_min),
         "y_min": round(item.y_min),

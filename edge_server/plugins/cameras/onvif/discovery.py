@@ -48,7 +48,7 @@ def find_cameras(seconds: float) -> list[FoundCamera]:
     Raises OSError if the probe leaves through no interface.
     """
     ids = {f"urn:uuid:{uuid.uuid4()}": kind for kind in _TYPES}
-    probes = [_probe(message_id, kind) for message_id, kind in ids.items()]
+    probes = [_make_probe(message_id, kind) for message_id, kind in ids.items()]
     found: dict[str, FoundCamera] = {}
     with contextlib.ExitStack() as stack:
         sockets: list[socket.socket] = []
@@ -89,7 +89,7 @@ def _send(sock: socket.socket, probes: list[bytes]) -> None:
         sock.sendto(probe, (GROUP, PORT))
 
 
-def _probe(message_id: str, kind: str) -> bytes:
+def _make_probe(message_id: str, kind: str) -> bytes:
     return envelope(
         f"<d:Probe><d:Types>{kind}</d:Types></d:Probe>",
         f"<a:MessageID>{message_id}</a:MessageID><a:To>urn:schemas-xmlsoap-org:ws:2005:04:discovery</a:To>"

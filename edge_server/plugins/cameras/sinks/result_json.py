@@ -173,15 +173,10 @@ def _number(value: float) -> float | None:
 
 def label_counts(detections: Iterable[Detection]) -> Counter[str]:
     """Return how many objects there are of each class."""
-    return Counter(map(label_of, detections))
-
-
-def label_of(detection: Detection) -> str:
-    """Return the class of an object."""
-    return detection.label or f"class {detection.class_index}"
+    return Counter(detection.class_name for detection in detections)
 
 
 def best_class(result: FrameResult) -> str:
     """Return the class with the best score, "" if there is none."""
     best = max(result.classes, key=lambda item: item.score, default=None)
-    return "" if best is None else best.label or f"class {best.index}"
+    return "" if best is None else best.class_name

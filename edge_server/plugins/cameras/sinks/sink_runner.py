@@ -15,7 +15,7 @@ from edge_server.config.setting import nearest, shown_url
 from edge_server.core.back_off import BackOff
 from edge_server.plugins.cameras.failure_reason import failure_reason
 from edge_server.plugins.cameras.reports import SinkReport
-from edge_server.plugins.cameras.sinks.result_json import best_class, label_counts, label_of
+from edge_server.plugins.cameras.sinks.result_json import best_class, label_counts
 from edge_server.plugins.cameras.sinks.sink_choice import is_file, make_sink
 from edge_server.plugins.cameras.sinks.sink_interface import Sink, SinkMessage
 from edge_server.plugins.cameras.source_and_sink_settings import SinkEntry, takes_pictures
@@ -69,9 +69,13 @@ class SinkRunner:
         self._thread: threading.Thread | None = None
 
     def put(self, message: SinkMessage) -> None:
-        """Send the message, or later, or never: if it holds no news, or if the receiver is too slow."""
+        """Send the message now or later, or drop it: if it changes nothing, if the receiver is too slow, or if it is an
+        event that the sink does not take."""
         with self._lock:
-            if self._is_closing or not self._is_wanted(message):
+            if self._is_closing:
+                return
+            zones = self.entry.required_zones
+            if message.event is not None and (self._takes_pictures or (zones and message.event.name not in zones)):
                 return
             self._received += 1
             if message.picture is not None and not self._takes_pictures:
@@ -88,10 +92,11 @@ class SinkRunner:
                 return
             result = message.result
             if classes and not result.error_code:
-                result = replace(result, detections=tuple(one for one in result.detections if label_of(one) in classes))
+                counted = tuple(one for one in result.detections if one.class_name in classes)
+                result = replace(result, detections=counted)
                 message = replace(message, result=result)
-            if self.entry.required_zones and not result.error_code:
-                result = replace(result, detections=counted_detections(result, self.entry.required_zones))
+            if zones and not result.error_code:
+                result = replace(result, detections=counted_detections(result, zones))
                 message = replace(message, result=result)
             pace = self._paces.setdefault(message.source, _Pace())
             now_s = time.monotonic()
@@ -136,13 +141,6 @@ class SinkRunner:
                 dropped=self._dropped,
                 waiting=len(self._waiting) + held + self._sending,
             )
-
-    def _is_wanted(self, message: SinkMessage) -> bool:
-        """Return whether a message is of a kind that the sink takes: of events, those in its zones."""
-        required = self.entry.required_zones
-        if message.event is None:
-            return True
-        return not self._takes_pictures and (not required or message.event.name in required)
 
     def _change_key(self, result: FrameResult) -> Hashable:
         """Return the key of a result: the next one with an equal key is not sent. None: it is always sent."""

@@ -104,7 +104,7 @@ class SnapshotFolder:
         if result.error_code:
             return False
         now_ns = result.times.received_unix_ns
-        self._forget(now_ns)
+        self._forget_absent(now_ns)
         is_written = False
         for candidate in self._candidates(message.source, result):
             # Without its label: the class of a tracked object may change.
@@ -147,7 +147,7 @@ class SnapshotFolder:
             best = max(result.classes, key=lambda item: item.score)
             yield _Candidate(best.label or f"class{best.index}", 0, best.score, None)
 
-    def _forget(self, now_ns: int) -> None:
+    def _forget_absent(self, now_ns: int) -> None:
         while self._objects:
             key, oldest = next(iter(self._objects.items()))
             if len(self._objects) <= MAX_OBJECTS and now_ns - oldest.seen_ns < ABSENT_S * 1e9:

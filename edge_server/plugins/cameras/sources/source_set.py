@@ -160,6 +160,7 @@ class SourceSet:
             del ready, stream, runner
 
     def _pass_results(self, stream: CameraStream, runner: SourceRunner) -> None:
+        # A function of its own: its end drops the last frame, which the caller must not keep while it waits.
         while (message := stream.next_message()) is not None:
             if isinstance(result := message[0], FrameResult):
                 self._on_result(runner.entry, result, runner.record_result(result), runner.take_picture(result))

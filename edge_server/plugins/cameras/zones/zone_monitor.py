@@ -162,7 +162,7 @@ class ZoneMonitor:
             if stay is None and not is_there:
                 continue
             detection = detections[index]
-            label = label_of(detection)
+            label = detection.class_name
             is_seen = (
                 is_there
                 and (not entry.classes or label in entry.classes)
@@ -227,7 +227,7 @@ class ZoneMonitor:
                     del line.balances[track]
                 elif row is not None and self._polylines.distance(column, after[row], aspect) >= margins[row]:
                     del line.balances[track]
-                    self._count(line, balance, label_of(detections[tracked[row][0]]), track, events)
+                    self._count(line, balance, detections[tracked[row][0]].class_name, track, events)
         positions = {track: self._positions[track] for track in self._positions if track in alive}
         self._positions = positions | {track: after[row] for track, row in rows.items()}
 
@@ -256,11 +256,6 @@ class ZoneMonitor:
             zones.append(ZoneCounts(zone.entry.name, counts, zone.entered, loitering))
         lines = [LineCounts(line.entry.name, line.in_count, line.out_count) for line in self._lines]
         return ZoneReport(tuple(zones), tuple(lines), tuple(events))
-
-
-def label_of(detection: Detection) -> str:
-    """Return the name of a detection's class."""
-    return detection.label or f"class {detection.class_index}"
 
 
 def _box(detection: Detection) -> tuple[float, float, float]:
