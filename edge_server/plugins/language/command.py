@@ -38,7 +38,7 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--max-tokens", type=int_range(1), metavar="N", help="longest answer; default: what fits")
     parser.add_argument(
         "--temperature", type=float_range(0, 100), metavar="T",
-        help="0: always the most likely token; default: as in the model's generation_config.json, else 1",
+        help="0: always the most likely token; default: what the model's files state, else 0.8",
     )  # fmt: skip
     parser.add_argument("--seed", type=int_range(0), metavar="N", help="the same seed gives the same answers")
     http_client.add_options(parser)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import struct
 import sys
 import time
 from collections.abc import Callable
@@ -30,3 +31,28 @@ def eventually() -> Callable[[Callable[[], bool]], bool]:
         return True
 
     return wait
+
+
+@pytest.fixture
+def add_gguf_metadata() -> Callable[[Path, dict[str, float]], None]:
+    """Return a function that adds entries `general.sampling.NAME` to a GGUF file: int32 and float32."""
+
+    def add(path: Path, values: dict[str, float]) -> None:
+        int32, float32, text = 5, 6, 8
+        entries = b""
+        for name, value in values.items():
+            typed = struct.pack("<Ii", int32, value) if type(value) is int else struct.pack("<If", float32, value)
+            entries += _gguf_text(f"general.sampling.{name}") + typed
+        # The tensors' data stays aligned to 32 bytes.
+        entries += _gguf_text("test.padding")
+        padding = -(len(entries) + 12) % 32
+        entries += struct.pack("<IQ", text, padding) + bytes(padding)
+        data = path.read_bytes()
+        (count,) = struct.unpack_from("<Q", data, 16)
+        path.write_bytes(data[:16] + struct.pack("<Q", count + len(values) + 1) + entries + data[24:])
+
+    return add
+
+
+def _gguf_text(text: str) -> bytes:
+    return struct.pack("<Q", len(text)) + text.encode()

@@ -100,7 +100,7 @@ class LoadingServer(BaseHTTPRequestHandler):
 
 
 @pytest.mark.parametrize(("more", "temperature"), [((), None), (("--temperature=0",), 0)])
-def test_a_loading_model_is_waited_for_and_the_temperature_is_the_models_own_by_default(
+def test_a_loading_model_is_waited_for_and_the_temperature_is_left_to_the_server_by_default(
     more: tuple[str, ...], temperature: float | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     LoadingServer.states, LoadingServer.chats = ["LOADING", "READY"], []

@@ -6,10 +6,12 @@ import contextlib
 import importlib.util
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,7 @@ from edge_server.plugins.language.engines.model_size import (
 from edge_server.plugins.language.engines.settings import memory_parts, read_settings
 from edge_server.plugins.language.engines.token_engine import Sampling
 from edge_server.plugins.language.text.incremental_detokenizer import IncrementalDetokenizer
+from edge_server.plugins.language.text.text_request import DEFAULT_SAMPLING
 from edge_server.repository.backend_choice import candidates
 from edge_server.repository.load_call_files import delete_abandoned
 from edge_server.repository.pbtxt import new_config
@@ -224,20 +227,58 @@ def test_streamed_text_ends_at_the_first_stop_string(text: str, sizes: list[int]
 @pytest.mark.parametrize(
     ("text", "end_tokens", "sampling"),
     [
-        ("{}", [], {}),
-        ('{"eos_token_id": 7, "transformers_version": "4.57.0", "max_length": 20}', [7], {}),
+        ("{}", [], DEFAULT_SAMPLING),
+        ('{"eos_token_id": 7, "transformers_version": "4.57.0", "repetition_penalty": 1.1}', [7],
+         replace(DEFAULT_SAMPLING, repetition_penalty=1.1)),
         ('{"eos_token_id": [2, 3], "temperature": 0.6, "top_p": 0.95, "top_k": 20, "repetition_penalty": 1.1}', [2, 3],
-         {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "repetition_penalty": 1.1}),
-        ('{"do_sample": true, "eos_token_id": null, "temperature": null, "top_k": null}', [], {}),
-        ('{"do_sample": false, "temperature": 0.6, "top_p": 0.9}', [], {"temperature": 0.0, "top_p": 0.9}),
+         Sampling(16, temperature=0.6, top_p=0.95, top_k=20, repetition_penalty=1.1)),
+        ('{"do_sample": true, "eos_token_id": null, "temperature": null, "top_k": null}', [],
+         Sampling(16, temperature=1.0)),
+        ('{"top_k": 64, "top_p": 0.95}', [], Sampling(16, temperature=1.0, top_k=64, top_p=0.95)),
+        ('{"do_sample": false, "temperature": 0.6, "top_p": 0.9}', [], Sampling(16, temperature=0.0, top_p=0.9)),
     ],
 )  # fmt: skip
 def test_end_tokens_and_sampling_defaults_are_read_from_generation_config_json(
-    tmp_path: Path, text: str, end_tokens: list[int], sampling: dict[str, float]
+    tmp_path: Path, text: str, end_tokens: list[int], sampling: Sampling
 ) -> None:
-    assert read_generation_config(tmp_path) == GenerationConfig(frozenset(), Sampling(16))
+    assert read_generation_config(tmp_path) == GenerationConfig(frozenset(), DEFAULT_SAMPLING)
     (tmp_path / "generation_config.json").write_text(text)
-    assert read_generation_config(tmp_path) == GenerationConfig(frozenset(end_tokens), Sampling(16, **sampling))
+    expected = GenerationConfig(frozenset(end_tokens), sampling)
+    assert read_generation_config(tmp_path) == expected
+    assert read_generation_config(Path(shutil.copy(TINY, tmp_path))) == expected
+
+
+def test_sampling_defaults_are_read_from_a_gguf_file_unless_a_generation_config_json_beside_it_states_them(
+    tmp_path: Path, add_gguf_metadata: Callable[[Path, dict[str, float]], None]
+) -> None:
+    path = Path(shutil.copy(TINY, tmp_path / "model.gguf"))
+    add_gguf_metadata(path, {"temp": 0.5, "top_p": 0.75, "min_p": 0.125, "penalty_repeat": 1.25, "top_k": 20})
+    assert read_gguf(path).context == read_gguf(TINY).context
+    stated = Sampling(16, temperature=0.5, top_p=0.75, min_p=0.125, repetition_penalty=1.25, top_k=20)
+    assert read_generation_config(path).sampling == stated
+    (tmp_path / "generation_config.json").write_text('{"top_k": 40}')
+    assert read_generation_config(path).sampling == replace(stated, top_k=40)
+    (tmp_path / "generation_config.json").write_text('{"do_sample": false}')
+    assert read_generation_config(path).sampling == replace(stated, temperature=0.0)
+
+
+def test_a_gguf_file_that_states_top_p_alone_means_the_temperature_1(
+    tmp_path: Path, add_gguf_metadata: Callable[[Path, dict[str, float]], None]
+) -> None:
+    path = Path(shutil.copy(TINY, tmp_path / "model.gguf"))
+    add_gguf_metadata(path, {"top_p": 0.75})
+    assert read_generation_config(path).sampling == Sampling(16, temperature=1.0, top_p=0.75)
+
+
+def test_sampling_metadata_of_a_gguf_file_out_of_range_is_named(
+    tmp_path: Path, add_gguf_metadata: Callable[[Path, dict[str, float]], None]
+) -> None:
+    path = Path(shutil.copy(TINY, tmp_path / "model.gguf"))
+    add_gguf_metadata(path, {"temp": -1.0})
+    with pytest.raises(
+        BadModelFile, match=r"model\.gguf: general\.sampling: sampling parameter temperature: expected 0 to 100, got"
+    ):
+        read_generation_config(path)
 
 
 @pytest.mark.parametrize(

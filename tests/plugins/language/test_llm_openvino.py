@@ -14,6 +14,7 @@ from edge_server.plugins.language.engines.model_size import read_gguf
 from edge_server.plugins.language.engines.openvino_engine import OpenVinoEngine
 from edge_server.plugins.language.engines.settings import read_settings
 from edge_server.plugins.language.engines.token_engine import FinishReason, Sampling
+from edge_server.plugins.language.text.text_request import DEFAULT_SAMPLING
 
 pytest.importorskip("openvino_genai", reason="needs openvino-genai, of the extra test-all")
 pytestmark = pytest.mark.full
@@ -267,3 +268,12 @@ def test_sampling_defaults_come_from_the_export(
     stated = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.1}
     expected = Sampling(max_tokens=16, **stated)
     assert drive(make_export({"do_sample": True, **stated})).engine.default_sampling == expected
+
+
+def test_sampling_defaults_come_from_the_gguf_file(
+    drive: Callable[..., Driven], tmp_path: Path, add_gguf_metadata: Callable[[Path, dict[str, float]], None]
+) -> None:
+    assert drive(TINY).engine.default_sampling == DEFAULT_SAMPLING
+    path = Path(shutil.copy(TINY, tmp_path / "model.gguf"))
+    add_gguf_metadata(path, {"temp": 0.5, "top_k": 20})
+    assert drive(path).engine.default_sampling == Sampling(max_tokens=16, temperature=0.5, top_k=20)

@@ -121,6 +121,12 @@ def read_gguf(path: Path) -> LlmSize:
     )
 
 
+def read_gguf_metadata(path: Path) -> Mapping[str, object]:
+    """Return the metadata of a GGUF file; of an array only its length. Raises BadModelFile."""
+    with open(path, "rb") as file:
+        return _gguf_fields(file)[0]
+
+
 def read_export(folder: Path) -> LlmSize:
     """Return the size from `config.json` in the folder of an export; with zeros for what it does not say."""
     weight_bytes = int(_folder_bytes(folder) * EXPORT_LOAD_FACTOR)

@@ -39,8 +39,8 @@ _SOURCE_PATH = re.compile(r"(Exception from |Check '.*' failed at |\[[\d:]+\] )?
 class OpenVinoEngine:
     """A pipeline with its tokenizer. See TokenEngine.
 
-    `path` is a GGUF file, or the folder of an export, whose `generation_config.json` then applies. The constructor
-    raises whatever the library raises for a file that it cannot load, BadModelFile, and BackendMissing.
+    `path` is a GGUF file, or the folder of an export; see `read_generation_config` for the sampling defaults. The
+    constructor raises whatever the library raises for a file that it cannot load, BadModelFile, and BackendMissing.
     """
 
     has_logprobs = True

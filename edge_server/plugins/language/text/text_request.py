@@ -22,7 +22,11 @@ from edge_server.plugins.language.text_parameters import SAME_AS, UNSUPPORTED
 DEFAULT_MAX_TOKENS = 16
 """Of vLLM."""
 
-DEFAULT_SAMPLING = Sampling(DEFAULT_MAX_TOKENS)
+DEFAULT_TEMPERATURE = 0.8
+"""For models whose files do not say how to sample, as in llama.cpp. With 1, the default of OpenAI and vLLM, the small
+models of edge machines wander from the subject."""
+
+DEFAULT_SAMPLING = Sampling(DEFAULT_MAX_TOKENS, temperature=DEFAULT_TEMPERATURE)
 
 _ELSEWHERE = {"max_completion_tokens", "response_format", "tool_choice", "tools"}
 """What constrains a text in OpenAI's API only. As a request parameter it is an error, as all that is unsupported is;
