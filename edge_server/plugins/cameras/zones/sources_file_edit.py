@@ -7,6 +7,7 @@ with what it must say; a file that is written in another way is refused, never d
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,8 +23,8 @@ from edge_server.plugins.cameras.zones.zone_settings import (
     parse_zones,
 )
 
-_HEADER = re.compile(r"\s*\[\[?\s*([\w.\s\"'-]+?)\s*\]\]?\s*(#.*)?$")
-_TABLES = ("sources.zones", "sources.lines")
+_HEADER = re.compile(r"\s*\[\[?([\w.\s\"'-]+)\]\]?\s*(#.*)?$")
+_KEYS = ("zones", "lines")
 
 
 class CannotEdit(Exception):
@@ -32,7 +33,7 @@ class CannotEdit(Exception):
 
 @dataclass(slots=True)
 class _Block:
-    """A table of the file: its header and what follows until `end`; the rest are comments above the next header."""
+    """A table of the file: `lines` are its header and its keys, `rest` the comments above the next header."""
 
     name: str
     lines: list[str]
@@ -49,59 +50,67 @@ def edit_zones(text: str, source: str, zones: Sequence[ZoneEntry], lines: Sequen
     Tables of zones that stay the same are not touched. Others keep their comments on lines of their own.
     """
     document = parse_toml(text)
-    names = [table.get("name") for table in document.get("sources", ())]
+    sources = _tables(document, "sources")
+    names = [table.get("name") for table in sources]
     if names.count(source) != 1:
         raise CannotEdit(f"it has no source '{source}'")
+    number = names.index(source)
     blocks = list(_split(text))
     starts = [index for index, block in enumerate(blocks) if block.name == "sources"]
     if len(starts) != len(names):
         raise CannotEdit("its sources are not tables [[sources]]")
-    first = starts[names.index(source)]
+    first = starts[number]
     last = first + 1
     while last < len(blocks) and blocks[last].name.startswith("sources."):
         last += 1
     newline = "\r\n" if "\r\n" in text else "\n"
-    old = document["sources"][names.index(source)]
-    wanted: dict[str, dict[str, dict[str, object]]] = {
+    old = {f"sources.{key}": iter(_tables(sources[number], key)) for key in _KEYS}
+    new: dict[str, dict[str, dict[str, object]]] = {
         "sources.zones": {str(table["name"]): table for table in entries_as_plain(zones)},
         "sources.lines": {str(table["name"]): table for table in entries_as_plain(lines)},
     }
-    known: dict[str, Iterator[Mapping[str, Any]]] = {table: iter(old.get(table[8:], ())) for table in _TABLES}
     kept: list[_Block] = []
     for block in blocks[first:last]:
-        if block.name not in _TABLES:
+        if block.name not in new:
             kept.append(block)
             continue
-        table = next(known[block.name], {})
-        new = wanted[block.name].pop(str(table.get("name")), None)
-        if new is None:
+        before = next(old[block.name], {})
+        after = new[block.name].pop(str(before.get("name")), None)
+        if after is None:
             kept[-1].rest += block.rest
             continue
-        if not _is_same(block.name, table, new):
+        if not _is_same(block.name, before, after):
             header, *others = block.lines
             comments = [line for line in others if line.lstrip().startswith("#")]
-            block.lines = [header, *comments, *_key_lines(new, newline)]
+            block.lines = [header, *comments, *_key_lines(after, newline)]
         kept.append(block)
-    made = [(name, table) for name in _TABLES for table in wanted[name].values()]
-    for name, table in made:
+    for name, table in [(name, table) for name, tables in new.items() for table in tables.values()]:
         end = kept[-1]
         if end.lines and not end.lines[-1].endswith("\n"):
             end.lines[-1] += newline
         kept.append(_Block(name, [newline, f"[[{name}]]{newline}", *_key_lines(table, newline)], end.rest))
         end.rest = []
     edited = "".join(block.text() for block in (*blocks[:first], *kept, *blocks[last:]))
-    _check(document, edited, names.index(source), zones, lines)
+    _check(document, edited, number, zones, lines)
     return edited
+
+
+def _tables(document: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    """Return the tables [[key]], none if the key is missing. Raises CannotEdit if it has another value."""
+    tables = document.get(key, [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise CannotEdit(f"its {key} are not tables [[{key}]]")
+    return tables
 
 
 def _split(text: str) -> Iterator[_Block]:
     """Yield the part above the first header, with an empty name, and then each table."""
     name, lines = "", list[str]()
-    for line in text.splitlines(keepends=True):
+    for line in io.StringIO(text):
         found = _HEADER.match(line.rstrip("\r\n"))
         if found is not None:
             yield _block(name, lines)
-            name, lines = found[1], []
+            name, lines = found[1].strip(), []
         lines.append(line)
     yield _block(name, lines)
 
@@ -133,7 +142,7 @@ def _check(
     except (ValueError, LookupError, TypeError):
         raise CannotEdit("its zones are not written as tables [[sources.zones]]") from None
     rest = {**before, "sources": [dict(one) for one in before["sources"]]}
-    for key in ("zones", "lines"):
+    for key in _KEYS:
         rest["sources"][index].pop(key, None)
     if after != rest or found != (_by_name(zones), _by_name(lines)):
         raise CannotEdit("its zones are not written as tables [[sources.zones]]")

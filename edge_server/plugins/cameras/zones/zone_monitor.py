@@ -86,13 +86,13 @@ class ZoneMonitor:
         """Replaced, never changed: another thread sets what is wanted."""
         self.report = ZoneReport()
         """The report on the newest frame."""
-        self._set(zones, lines)
+        self._use_entries(zones, lines)
 
     def replace(self, zones: Sequence[ZoneEntry], lines: Sequence[LineEntry]) -> None:
-        """Use these from the next frame on. Those that stay the same keep their objects and counts."""
+        """Use these zones and lines from the next frame on. Those that stay the same keep their objects and counts."""
         self._wanted = zones, lines
 
-    def _set(self, zones: Sequence[ZoneEntry], lines: Sequence[LineEntry]) -> None:
+    def _use_entries(self, zones: Sequence[ZoneEntry], lines: Sequence[LineEntry]) -> None:
         old_zones = {zone.entry: zone for zone in self._zones}
         old_lines = {line.entry: line for line in self._lines}
         self._zones = [old_zones.get(entry) or _Zone(entry) for entry in zones]
@@ -123,12 +123,12 @@ class ZoneMonitor:
         """
         if self._used is not self._wanted:
             self._used = self._wanted
-            self._set(*self._used)
+            self._use_entries(*self._used)
         self._frame += 1
         self._now_s += step_s
         tracked = [(index, track) for index, track in enumerate(ids) if track]
         width, height = size
-        boxes = np.array([_box(detections[index]) for index, _ in tracked], float).reshape(-1, 3)
+        boxes = np.array([_foot_and_height(detections[index]) for index, _ in tracked], float).reshape(-1, 3)
         points = boxes[:, :2] / (width, height)
         events: list[ZoneEvent] = []
         present: list[tuple[ZonePresence, ...]] = [()] * len(detections)
@@ -180,10 +180,10 @@ class ZoneMonitor:
             if stay.frame != self._frame and not stay.is_in:
                 stay.history = (stay.history << 1) & bits  # not seen
             # An object in the zone that is hidden for a moment stays there, until its track ends.
-            self._decide(zone, track, stay, is_alive=track in alive, events=events)
+            self._move_object(zone, track, stay, is_alive=track in alive, events=events)
 
-    def _decide(self, zone: _Zone, track: int, stay: _Stay, *, is_alive: bool, events: list[ZoneEvent]) -> None:
-        """Let an object enter, loiter, or leave."""
+    def _move_object(self, zone: _Zone, track: int, stay: _Stay, *, is_alive: bool, events: list[ZoneEvent]) -> None:
+        """Let an object enter, loiter or leave, and forget one that was not seen in the zone for a window."""
         entry = zone.entry
         seen = stay.history.bit_count()
         is_out = seen < entry.inertia and (entry.window or entry.inertia) - seen >= entry.inertia
@@ -227,11 +227,11 @@ class ZoneMonitor:
                     del line.balances[track]
                 elif row is not None and self._polylines.distance(column, after[row], aspect) >= margins[row]:
                     del line.balances[track]
-                    self._count(line, balance, detections[tracked[row][0]].class_name, track, events)
+                    self._count_crossing(line, balance, detections[tracked[row][0]].class_name, track, events)
         positions = {track: self._positions[track] for track in self._positions if track in alive}
         self._positions = positions | {track: after[row] for track, row in rows.items()}
 
-    def _count(self, line: _Line, balance: int, label: str, track: int, events: list[ZoneEvent]) -> None:
+    def _count_crossing(self, line: _Line, balance: int, label: str, track: int, events: list[ZoneEvent]) -> None:
         if line.entry.classes and label not in line.entry.classes:
             return
         if balance > 0:
@@ -258,6 +258,6 @@ class ZoneMonitor:
         return ZoneReport(tuple(zones), tuple(lines), tuple(events))
 
 
-def _box(detection: Detection) -> tuple[float, float, float]:
+def _foot_and_height(detection: Detection) -> tuple[float, float, float]:
     """Return the middle of a box's lower edge, and the box's height, in pixels."""
     return (detection.x_min + detection.x_max) / 2, detection.y_max, detection.y_max - detection.y_min

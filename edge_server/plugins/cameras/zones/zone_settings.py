@@ -61,13 +61,13 @@ def parse_labels(value: object) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _whole_number(value: object) -> int:
+def _frame_count(value: object) -> int:
     if type(value) is not int or not 1 <= value <= MAX_WINDOW:
         raise ValueError(f"expected a number of frames from 1 to {MAX_WINDOW}")
     return value
 
 
-def _number(most: float) -> Callable[[object], float]:
+def _number_up_to(most: float) -> Callable[[object], float]:
     def parse(value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
             raise ValueError(f"expected a number from 0 to {most:g}")
@@ -94,10 +94,10 @@ class ZoneEntry:
     name: str = _key(_name)
     points: tuple[tuple[float, float], ...] = _key(_points, WHOLE_PICTURE)
     classes: tuple[str, ...] = _key(parse_labels, ())
-    min_score: float = _key(_number(1.0), 0.0)
-    inertia: int = _key(_whole_number, 3)
-    window: int = _key(_whole_number, 0)
-    loitering_s: float = _key(_number(MAX_LOITERING_S), 0.0)
+    min_score: float = _key(_number_up_to(1.0), 0.0)
+    inertia: int = _key(_frame_count, 3)
+    window: int = _key(_frame_count, 0)
+    loitering_s: float = _key(_number_up_to(MAX_LOITERING_S), 0.0)
 
     def __post_init__(self) -> None:
         if self.window and self.window < self.inertia:

@@ -90,10 +90,16 @@ class ZoneStore:
             source: {"zones": entries_as_plain(kept.zones), "lines": entries_as_plain(kept.lines)}
             for source, kept in changes.items()
         }
+        text = json.dumps(document, indent=1)
+        if len(text) > MAX_FILE_BYTES:
+            raise InvalidRequest(f"zones cannot be kept: '{self._change_file}' would have over {MAX_FILE_BYTES} bytes")
         part = self._change_file.with_suffix(".part")
         try:
             self._change_file.parent.mkdir(parents=True, exist_ok=True)
-            part.write_text(json.dumps(document, indent=1))
+            with part.open("w") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
             part.replace(self._change_file)
         except OSError as error:
             raise InvalidRequest(f"zones cannot be kept: '{self._change_file}': {error.strerror}") from None
@@ -104,12 +110,16 @@ def _read_changes(path: Path | None) -> Mapping[str, Shapes]:
     if path is None or not path.exists():
         return {}
     try:
-        document = json.loads(path.read_text())
+        with path.open("rb") as file:
+            text = file.read(MAX_FILE_BYTES + 1)
+        if len(text) > MAX_FILE_BYTES:
+            raise ValueError(f"expected at most {MAX_FILE_BYTES} bytes, given more")
+        document = json.loads(text)
         return {
             str(source): Shapes(parse_zones(kept["zones"]), parse_lines(kept["lines"]))
             for source, kept in document.items()
         }
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         _LOG.error("'%s' is ignored, the zones of the sources file are used: %s", path, error)
         return {}
 

@@ -101,11 +101,19 @@ HEAD = "name = 'a'\nurl = 'demo'\nmodel = 'm'\n"
         f"[[sources]]\nname = 'b'\nurl = 'demo'\nmodel = '''\n[[sources]]\n'''\n[[sources]]\n{HEAD}",
         f"[[sources]]\n{HEAD}x = [\n'''\n[[sources.zones]]\n'''\n]\n[[sources.zones]]\nname = 'yard'\n",
         "[[sources]]\nname = 'b'\nurl = 'demo'\nmodel = 'm'\n",
+        f"[sources]\n{HEAD}",
+        "sources = ['a']\n",
+        f"[[sources]]\n{HEAD}[sources.zones]\nname = 'yard'\n",
     ],
 )
 def test_what_is_written_in_another_way_is_refused(text):
     with pytest.raises(CannotEdit):
         edit_zones(text, "a", [YARD], [])
+
+
+def test_a_comment_with_a_line_separator_of_unicode_stays_whole():
+    text = f"[[sources]]\n{HEAD}[[sources.zones]]\n# the\u2028lawn\nname = 'yard'\n"
+    assert "# the\u2028lawn\n" in edit_zones(text, "a", [YARD], [])
 
 
 def test_a_text_that_is_not_toml_is_an_error():

@@ -94,11 +94,27 @@ def test_a_file_that_somebody_changes_meanwhile_is_not_overwritten(file, monkeyp
     assert file.read_text() == TEXT + "# new\n"
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"door": 3}', '{"door": {"zones": [{"name": "/"}], "lines": []}}'])
+WRONG_ZONE = '{"door": {"zones": [{"name": "/"}], "lines": []}}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{", '{"door": 3}', WRONG_ZONE, "[" * 100_000, " " * zone_store.MAX_FILE_BYTES + "{}"],
+    ids=["empty", "list", "unclosed", "number", "zone", "nested", "large"],
+)
 def test_a_damaged_change_file_is_ignored_and_reported(tmp_path, caplog, text):
     (tmp_path / CHANGE_FILE).write_text(text)
     assert ZoneStore("", str(tmp_path)).changes == {}
     assert "is ignored" in caplog.text
+
+
+def test_zones_that_a_later_start_would_not_read_are_refused(tmp_path, monkeypatch):
+    store = ZoneStore("", str(tmp_path))
+    store.save("door", SHAPES, is_in_file=False)
+    monkeypatch.setattr(zone_store, "MAX_FILE_BYTES", 300)
+    with pytest.raises(InvalidRequest, match=r"camera_zones\.json' would have over 300 bytes"):
+        store.save("yard", SHAPES, is_in_file=False)
+    assert ZoneStore("", str(tmp_path)).changes == store.changes == {"door": SHAPES}
 
 
 def test_the_change_file_has_the_keys_of_the_sources_file(tmp_path):
