@@ -10,7 +10,6 @@ from pathlib import Path
 
 from edge_server.cli.console import busy_line
 from edge_server.cli.options import CommandParser
-from edge_server.config import ServerConfig
 from edge_server.config.merge_settings import parse_serve
 from edge_server.config.setting_sources import process_environment
 from edge_server.core.exit_code import ExitCode
@@ -31,7 +30,8 @@ def run(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     flags = [f"--state-dir={options.state_dir}"] if options.state_dir else []
     config = parse_serve(["--print-config", *flags], process_environment(), own_plugins()).config
-    repository = options.model_repository or _configured_repository(config)
+    local = (Path(path) for path in config.repository.paths if "://" not in path)
+    repository = options.model_repository or next(local, _DEFAULT_REPOSITORY)
     picture = options.picture or PICTURE
     files = find_source(options.file)
     name = options.name or files.name
@@ -79,10 +79,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _configured_repository(config: ServerConfig) -> Path:
-    return next((Path(path) for path in config.repository.paths if "://" not in path), _DEFAULT_REPOSITORY)
-
-
 def _choose(tried: TriedModel) -> Reading | None:
     """Print the report, and return the layout that is certain, that the user chooses on a terminal, or that the trial
     shows."""
@@ -113,5 +109,5 @@ def _ask(shown: Sequence[Reading], best: Reading | None) -> Reading | None:
             return best
         if not text and best is not None:
             return best
-        if text.isascii() and text.isdecimal() and int(text[:3]) <= len(shown):
+        if text.isascii() and text.isdecimal() and len(text) < 4 and int(text) <= len(shown):
             return shown[int(text) - 1] if int(text) else None

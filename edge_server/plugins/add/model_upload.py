@@ -13,7 +13,6 @@ from pathlib import Path
 
 from edge_server.errors import Draining, InvalidRequest, NotReady, ServingFault, Unsupported
 from edge_server.frontends.http.access_check import AccessCheck
-from edge_server.frontends.http.body_reader import Body
 from edge_server.frontends.http.request import HttpRequest
 from edge_server.frontends.http.response import HttpResponse, json_response
 from edge_server.plugins.add.new_model import check_name
@@ -67,7 +66,10 @@ class ModelUploads:
             body = await request.read_body()
             with tempfile.TemporaryDirectory(prefix="edge-upload-") as folder:
                 file = Path(folder, name)
-                await request.run_blocking(partial(_write, file, body))
+                try:
+                    await request.run_blocking(partial(file.write_bytes, body))
+                except OSError as error:
+                    raise ServingFault(f"the uploaded file cannot be written: {error.strerror}") from error
                 del body
                 request.release_body()
                 report = await request.run_blocking(partial(self._run, file))
@@ -87,7 +89,7 @@ class ModelUploads:
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
             )
         try:
-            said, errors = process.communicate(timeout=_TIMEOUT_S)
+            output, errors = process.communicate(timeout=_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
@@ -96,16 +98,9 @@ class ModelUploads:
             with self._lock:
                 self._process = None
         # The user knows the name of the file, and not the folder.
-        said, errors = (text.replace(f"{file.parent}/", "") for text in (said, errors))
+        output, errors = (text.replace(f"{file.parent}/", "") for text in (output, errors))
         if process.returncode < 0:
             raise ServingFault(f"the command that adds the model was ended by signal {-process.returncode}")
         if process.returncode > 0:
             raise InvalidRequest(errors.strip().removeprefix("edge-server add: ") or "the model cannot be added")
-        return said.partition(f"\n{WROTE}")[0]
-
-
-def _write(file: Path, body: Body) -> None:
-    try:
-        file.write_bytes(body)
-    except OSError as error:
-        raise ServingFault(f"the uploaded file cannot be written: {error.strerror}") from error
+        return output.partition(f"\n{WROTE}")[0]

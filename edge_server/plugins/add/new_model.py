@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import shutil
 import tempfile
@@ -19,7 +20,6 @@ from typing import NamedTuple
 
 from edge_server.backends import onnx_file_info
 from edge_server.errors import AlreadyExists, BadModelConfig, InvalidRequest
-from edge_server.repository import metadata_files
 from edge_server.repository.backend_choice import standard_name
 from edge_server.repository.file_fingerprint import is_ignored
 from edge_server.repository.metadata_files import FILE_NAMES
@@ -55,15 +55,21 @@ def find_source(path: Path) -> NewModelFiles:
     """Return the files of the model that `path`, a file or a folder, names. Raises InvalidRequest."""
     if not path.exists():
         raise InvalidRequest(f"'{path}' does not exist: expected a model file, or the folder of an export")
-    return _of_folder(path) if path.is_dir() else _of_file(path)
+    found = _of_folder(path) if path.is_dir() else _of_file(path)
+    for source, _ in found.copies:
+        if not os.access(source, os.R_OK):
+            raise InvalidRequest(f"'{source}' cannot be read: it is a link to nothing, or of another user")
+    return found
 
 
 def _of_folder(folder: Path) -> NewModelFiles:
     try:
         with os.scandir(folder) as entries:
-            names = sorted(entry.name for entry, _ in zip(entries, range(_MAX_ENTRIES), strict=False))
+            names = sorted(entry.name for entry in itertools.islice(entries, _MAX_ENTRIES + 1))
     except OSError as error:
         raise InvalidRequest(f"'{folder}' cannot be read: {error.strerror}") from None
+    if len(names) > _MAX_ENTRIES:
+        raise InvalidRequest(f"'{folder}': expected at most {_MAX_ENTRIES} files, given more; name the model's file")
     name = folder.resolve().name
     if "config.pbtxt" in names or any(parse_version(entry) is not None for entry in names):
         raise InvalidRequest(f"'{folder}' is already the folder of a model: copy it into the repository as it is")
@@ -98,7 +104,6 @@ def _of_file(path: Path) -> NewModelFiles:
         copies.append((weights, "model.bin"))
     if path.suffix.lower() == ".onnx":
         copies += [(path.parent / name, name) for name in _external_files(path)]
-    copies += [(path.parent / name, name) for name in metadata_files.FILE_NAMES if (path.parent / name).is_file()]
     # Hugging Face lays them above the folder of the ONNX file.
     folders = (path.parent, path.parent.parent) if path.parent.name == "onnx" else (path.parent,)
     for name in FILE_NAMES:
@@ -138,17 +143,13 @@ def check_is_free(repository: Path, name: str) -> None:
     target = repository / name
     if not os.path.lexists(target):
         return
-    versions = sorted(number for entry in _names(target) if (number := parse_version(entry)) is not None)
+    entries: list[str] = []
+    with contextlib.suppress(OSError):  # no folder
+        entries = os.listdir(target)
+    versions = sorted(number for entry in entries if (number := parse_version(entry)) is not None)
     what = f"has version {', '.join(map(str, versions[:8]))}" if versions else "exists"
     advice = f"; a new version goes to '{target / str(versions[-1] + 1)}'" if versions else ""
     raise AlreadyExists(f"'{target}' {what}: choose another name with --name{advice}")
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
 
 
 @contextlib.contextmanager
@@ -182,10 +183,12 @@ def _locked(folder: Path) -> Iterator[bool]:
         yield False
         return
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield True
-    except BlockingIOError:
-        yield False
+        is_free = True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            is_free = False
+        yield is_free
     finally:
         os.close(descriptor)
 

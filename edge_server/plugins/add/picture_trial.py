@@ -20,7 +20,6 @@ from edge_server.plugins.vision.outputs.box_candidates import NetworkSize
 from edge_server.plugins.vision.perception import Perception, PerceptionDecoder, make_perception_decoder
 from edge_server.plugins.vision.recognition import recognise
 from edge_server.plugins.vision.resize import Color, FittedPicture
-from edge_server.protocol.frame_messages import Returns
 
 MAX_SEEN = 5
 """Maximum number of detections and classes in a text."""
@@ -158,9 +157,12 @@ class PictureTrial:
         if decoder is None:
             return TrialFinding()
         item = 0 if spec.max_batch_size > 0 else None
+        returns = decoder.what
+        if decoder.detections is not None:  # its classes are those of the boxes
+            returns = replace(returns, top_k=0)
         try:
             picture, noise = (
-                decoder.decode(given, item, fit, _wanted(decoder), model=spec.name)
+                decoder.decode(given, item, fit, returns, model=spec.name)
                 for given, fit in zip(outputs, fitted.fits, strict=True)
             )
             impossible, doubtful = _problems(spec, fitted.images, decoder, outputs[0], item)
@@ -235,11 +237,6 @@ def _image_parameters(match: LayoutMatch) -> tuple[tuple[str, str], ...]:
 
 def _with_match(spec: ModelSpec, match: LayoutMatch) -> ModelSpec:
     return replace(spec, recognised=Recognised(match.parameters, match.labels, ""))
-
-
-def _wanted(decoder: PerceptionDecoder) -> Returns:
-    what = decoder.what
-    return what if decoder.detections is None else replace(what, top_k=0)
 
 
 def _problems(

@@ -48,7 +48,7 @@ def print_report(tried: TriedModel, shown: Sequence[Reading], chosen: Reading | 
     else:
         for title, tensors in (("input", spec.inputs), ("output", spec.outputs)):
             for tensor in tensors:
-                say(describe_tensor(tensor, spec.max_batch_size), title)
+                say(describe_tensor(tensor, spec), title)
     for note in tried.notes:
         say(note, "note")
     if chosen is not None:

@@ -38,7 +38,9 @@ def write_config(
     Raises OSError.
     """
     parameters = chosen.match.parameters if chosen is not None else {}
-    lines = [*_comments(remarks), *_comments(_tensors(spec))]
+    lines = [*_comments(remarks), *_comments(["The file says the rest, which therefore is not repeated here:"])]
+    for kind, tensors in (("input", spec.inputs), ("output", spec.outputs)):
+        lines += _comments(f"  {kind} {describe_tensor(item, spec)}" for item in tensors)
     lines += ["", f"backend: {_quoted(backend)}"] if backend else []
     if chosen is not None:
         lines += ["", *_comments([f"{chosen.title}: {chosen.match.evidence}."])]
@@ -49,7 +51,8 @@ def write_config(
         if "detection_head" in parameters:
             usual = _CHANGED_FOR_TEXT if parameters["detection_head"] == HeadKind.DBNET.value else _OFTEN_CHANGED
             more = {key: text for key, text in usual.items() if key not in parameters}
-            lines += ["", "# Often changed:", *_as_comments(_parameters(more))]
+            lines += ["", "# Often changed:"]
+            lines += [line if line.startswith("#") else f"# {line}" for line in _parameters(more)]
     others = [reading for reading in readings if reading is not chosen and reading.is_shown]
     if others and chosen is None:
         lines += ["", *_comments(["NOT DECIDED. Remove the '# ' before the parameters of one of these:"])]
@@ -68,17 +71,9 @@ def write_config(
     (folder / "config.pbtxt").write_text(text, "utf-8")
 
 
-def describe_tensor(tensor: InputSpec | OutputSpec, max_batch_size: int) -> str:
+def describe_tensor(tensor: InputSpec | OutputSpec, spec: ModelSpec) -> str:
     """Return "name FP32[-1,3,224,224]"."""
-    dims = (*((-1,) if max_batch_size > 0 else ()), *tensor.dims)
-    return f"{tensor.name} {tensor.dtype.value}[{','.join(map(str, dims))}]"
-
-
-def _tensors(spec: ModelSpec) -> Iterator[str]:
-    yield "The file says the rest, which therefore is not repeated here:"
-    for title, tensors in (("input", spec.inputs), ("output", spec.outputs)):
-        for tensor in tensors:
-            yield f"  {title} {describe_tensor(tensor, spec.max_batch_size)}"
+    return f"{tensor.name} {tensor.dtype.value}[{','.join(map(str, spec.wire_dims(tensor.dims)))}]"
 
 
 def _parameters(parameters: Mapping[str, str]) -> Iterator[str]:
@@ -91,11 +86,6 @@ def _parameters(parameters: Mapping[str, str]) -> Iterator[str]:
 
 def _parameter(key: str, text: str) -> str:
     return f"parameters {{ key: {_quoted(key)} value {{ string_value: {_quoted(text)} }} }}"
-
-
-def _as_comments(lines: Iterable[str]) -> Iterator[str]:
-    for line in lines:
-        yield line if line.startswith("#") else f"# {line}"
 
 
 def _labels(folder: Path, spec: ModelSpec, chosen: Reading) -> Iterator[str]:

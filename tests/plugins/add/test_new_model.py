@@ -10,6 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from edge_server.errors import AlreadyExists, EdgeServerError, InvalidRequest
+from edge_server.plugins.add import new_model
 from edge_server.plugins.add.new_model import (
     check_is_free,
     check_name,
@@ -103,6 +104,26 @@ def test_what_is_no_model_is_refused_with_what_is_expected(
         (tmp_path / name).write_bytes(b"x")
     with pytest.raises(InvalidRequest, match=reason):
         find_source(tmp_path / given)
+
+
+def test_each_file_of_an_exporter_is_copied_once(tmp_path: Path) -> None:
+    for name in ("net.onnx", "config.json"):
+        (tmp_path / name).write_bytes(b"x" * 10)
+    files = find_source(tmp_path / "net.onnx")
+    assert [target for _, target in files.copies] == ["model.onnx", "config.json"]
+    assert files.size_bytes == 20
+
+
+def test_files_that_cannot_be_read_and_large_folders_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "genai_config.json").write_text("{}")
+    (tmp_path / "model.onnx").symlink_to("gone")
+    with pytest.raises(InvalidRequest, match=r"model\.onnx' cannot be read: it is a link to nothing"):
+        find_source(tmp_path)
+    monkeypatch.setattr(new_model, "_MAX_ENTRIES", 1)
+    with pytest.raises(InvalidRequest, match=r"expected at most 1 files, given more"):
+        find_source(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "..", ".hidden", "x" * 201, "50%"])
