@@ -38,7 +38,8 @@ class InspectedFile(NamedTuple):
     `signature` is None if the runtime cannot read it. `notes` name the memory that it needs, if the backend computes
     it. `skipped` name the runtimes that failed, with the reason.
     `has_alternatives`: there are further runtimes to try, should this one fail to open the file.
-    `choice`: why the runtime was chosen, "" if the configuration names it or no other reads the file.
+    `unlogged_notes` say that the runtime is the first of the fixed order; empty if the configuration names it, no other
+    reads the file, or it was chosen for another reason, which is one of the notes.
     """
 
     backend: Backend
@@ -47,7 +48,7 @@ class InspectedFile(NamedTuple):
     notes: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
     has_alternatives: bool = False
-    choice: str = ""
+    unlogged_notes: tuple[str, ...] = ()
 
 
 def inspect_model(
@@ -68,7 +69,7 @@ def inspect_model(
     failures: list[tuple[str, LoadError]] = []
     version_dir = model_dir / str(version)
     choices = candidates(config, model, version_dir, onnx_order)
-    choice = ""
+    choice, is_usual = "", True
     if len(choices) > 1 and not config.backend and not config.platform and choices[0].file_name.endswith(".onnx"):
         choice = "fixed order"
         # Not the order of a plugin, whose backends come first.
@@ -76,7 +77,7 @@ def inspect_model(
             file = ModelFile(version_dir / choices[0].file_name, model_dir, version)
             measured = runtime_times.choose(file, [item.backend for item in choices])
             if measured is not None:
-                choice = measured.reason
+                choice, is_usual = measured.reason, measured.order[0] == choices[0].backend
                 choices = tuple(sorted(choices, key=lambda item: measured.order.index(item.backend)))
     for candidate in choices:
         try:
@@ -88,8 +89,13 @@ def inspect_model(
             continue
         name = inspected.backend.name
         skipped = tuple(f"backend '{other}' was skipped for '{name}': {e.message}" for other, e in failures)
-        choice = f"{name}: {choice}" if choice and not failures else ""
-        return inspected._replace(skipped=skipped, has_alternatives=candidate is not choices[-1], choice=choice)
+        inspected = inspected._replace(skipped=skipped, has_alternatives=candidate is not choices[-1])
+        if not choice or failures:
+            return inspected
+        note = f"{name}: {choice}"
+        if is_usual:
+            return inspected._replace(unlogged_notes=(note,))
+        return inspected._replace(notes=(note, *inspected.notes))
     raise _all_failed(model, failures)
 
 

@@ -91,7 +91,7 @@ def resolve(
     metadata = _NOTHING
     if inspected.signature is not None and options.recognisers:
         metadata = {**read_metadata_files(inspected.file), **inspected.signature.metadata}
-    spec = _make_spec(config, model, options, notes, metadata)
+    spec = replace(_make_spec(config, model, options, notes, metadata), unlogged_notes=inspected.unlogged_notes)
     output_checks = _output_checks(spec, options)
     verified.confirm()
     file = inspected.file
@@ -179,7 +179,7 @@ def _complete_config(
 ) -> tuple[str, ...]:
     """Complete the configuration in place. Return the notes about it."""
     backend, file, signature = inspected.backend, inspected.file, inspected.signature
-    notes = [*filter(None, (inspected.choice,)), *inspected.notes, *inspected.skipped]
+    notes = [*inspected.notes, *inspected.skipped]
     if options.auto_complete:
         _complete_by_model(config, model, inspected)
     config.backend = backend.name

@@ -64,8 +64,13 @@ def test_demo_serves_the_bundled_models_and_prints_a_request_that_finds_a_face(
         assert (curl, flag, url.startswith(server.url("/"))) == ("curl", "--data-binary", True)
         path = url.removeprefix(server.url(""))
         status, answer = server.request("POST", path, Path(picture.removeprefix("@")).read_bytes())
+        notes = server.notes("face_detection_yunet")
+        log = server.log()
     assert (status, [face["label"] for face in json.loads(answer)["detections"]]) == (200, ["face"])
     assert list(tmp_path.iterdir()) == []
+    # The usual choice is for `status`: the log has lines that ask for attention.
+    assert "openvino: fixed order" in notes
+    assert "fixed order" not in log
 
 
 def test_the_test_command_installs_the_test_extra_and_runs_the_tests() -> None:

@@ -403,7 +403,7 @@ class ModelVersion:
             instance_count=len(self._instances),
             load_s=self._load_s,
             load_rss_bytes=self._load_rss_bytes,
-            notes=self.spec.notes,
+            notes=(*self.spec.unlogged_notes, *self.spec.notes),
             warnings=self.spec.warnings,
             gpu_bytes=dict(self._gpu_bytes),
             recognised={} if self.spec.recognised is None else self.spec.recognised.parameters,

@@ -128,7 +128,7 @@ class Reconciler:
         )  # fmt: skip
         for warning in report.warnings:
             log.warning("model '%s': %s", report.name, warning)
-        for note in report.notes:
+        for note in version.spec.notes:
             log.info("model '%s': %s", report.name, note)
         return version
 
