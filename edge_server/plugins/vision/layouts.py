@@ -30,6 +30,8 @@ _FIT_KEYS = ("image_fit", "image_resize", "keep_aspect_ratio", "enable_padding",
 _SCALE_KEYS = ("image_scale", "image_mean", "image_stddev")
 _STRIDES = (4, 8, 16, 32, 64)
 _ASSUMED_SIDE = 640
+_MAX_MAP_STRIDE = 32
+"""Greatest number of pixels of the input per pixel of a map."""
 
 MAX_QUERIES = 1000
 """Greatest number of boxes of networks without a grid. They have 100 to 900."""
@@ -384,6 +386,7 @@ class _Model:
         if self._exported is None and layout.task != "classify" and symbols.get("C", 0) > MAX_CLASSES:
             raise UnfitMetadataError(f"{symbols['C']} classes")
         boxes_in_grid = self._check_box_count(layout, outputs, symbols)
+        self._check_map_size(symbols)
         parameters = self._image_parameters(layout) | self._other_inputs(layout)
         joined = ",".join(output.name for output in outputs)
         known = {"output": joined, "first": outputs[0].name, **{k: str(v) for k, v in symbols.items()}}
@@ -508,6 +511,19 @@ class _Model:
             given = f"output '{outputs[0].name}' has {symbols['A']} boxes"
             raise _ShapeMismatchError(given, f"one of {', '.join(map(str, counts))}")
         return True
+
+    def _check_map_size(self, symbols: Mapping[str, int]) -> None:
+        """Raise _ShapeMismatchError for a map of pixels that has not the proportions of the input."""
+        if self._is_size_assumed or not {"H", "W"} <= symbols.keys():
+            return
+        height, width = symbols["H"], symbols["W"]
+        # Sides that no stride divides are rounded.
+        difference = abs(height * self._size.width - width * self._size.height)
+        if difference >= max(self._size.width, self._size.height) or height * _MAX_MAP_STRIDE < self._size.height:
+            raise _ShapeMismatchError(
+                f"an output has {width} columns and {height} rows",
+                f"the proportions of an input of {self._size.width}x{self._size.height}",
+            )
 
     def _image_parameters(self, layout: Layout) -> dict[str, str]:
         stated = self._spec.parameters

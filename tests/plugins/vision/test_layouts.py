@@ -5,6 +5,7 @@ The expected boxes are computed by plain loops from the definition of each layou
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -96,6 +97,17 @@ def test_the_outputs_of_anomalib_are_unmistakable_by_their_names() -> None:
 def test_one_plane_of_numbers_may_be_depth() -> None:
     found = candidates(network({"predicted_depth": (1, SIDE, SIDE)}), {})
     assert ("depth", False) in [(match.layout, match.is_certain) for match in found]
+
+
+@pytest.mark.parametrize(
+    ("shape", "is_map"),
+    [((1, 240, 320), True), ((1, 18, 24), True), ((1, 7, 2100), False), ((1, 320, 240), False), ((1, 3, 4), False)],
+)
+def test_a_map_has_the_proportions_of_the_input(shape: tuple[int, ...], is_map: bool) -> None:
+    spec = dataclasses.replace(
+        network({"out": shape}), inputs=(InputSpec("images", DType.FP32, (3, 240, 320)),)
+    )
+    assert ("depth" in [match.layout for match in candidates(spec, {})]) == is_map
 
 
 def test_a_map_of_a_converter_of_paddle_may_be_of_text() -> None:
