@@ -1,7 +1,7 @@
 """Reader of the small files that exporters lay beside a model or pack into it, such as config.json of Hugging Face.
 
 Their texts complete the metadata of the model's file, each under its file name; those packed into a TFLite file, which
-may end with a zip archive, under "packed/NAME".
+may end with a zip archive, under "packed/NAME", and its own metadata as JSON under "tflite_metadata".
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from edge_server.backends.base import MAX_METADATA_TEXT
 from edge_server.core.model_spec import ModelFile
 from edge_server.errors import BadModelConfig
 from edge_server.repository.safe_paths import find_inside
+from edge_server.repository.tflite_metadata import read_tflite_metadata
 
 FILE_NAMES = ("metadata.yaml", "config.json", "preprocessor_config.json", "infer_cfg.yml")
 
@@ -36,6 +37,9 @@ def read_metadata_files(file: ModelFile) -> Mapping[str, str]:
                 break
     if file.path.suffix == ".tflite":
         found |= {f"packed/{name}": text for name, text in _read_packed(file.path).items()}
+        described = read_tflite_metadata(file.path)
+        if described is not None:
+            found["tflite_metadata"] = described
     return found
 
 

@@ -16,7 +16,7 @@ OWN_NAMES = frozenset({"python", "c_abi", "ensemble"})
 READ_NAMES = frozenset({
     "anomaly_output", "anomaly_score_output", "anomaly_threshold",
     "canary_max_error_rate", "canary_max_p99_ratio", "canary_min_requests", "canary_share", "chat_tokenizer",
-    "class_activation", "class_output", "cpu_nthread", "creation_delay_sec", "crop_mode", "deepstack",
+    "class_activation", "class_output", "class_scale", "cpu_nthread", "creation_delay_sec", "crop_mode", "deepstack",
     "depth_kind", "depth_output", "depth_scale",
     "detection_activation", "detection_background", "detection_bins", "detection_box_format", "detection_box_unit",
     "detection_columns", "detection_keypoint_values", "detection_transposed", "image_constants",

@@ -52,6 +52,11 @@ def test_only_the_first_packed_files_are_read(file: ModelFile) -> None:
     assert len(read_metadata_files(file)) == MAX_PACKED_FILES
 
 
+def test_the_tensors_that_a_tflite_file_describes_are_found(file: ModelFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_server.repository.metadata_files.read_tflite_metadata", lambda path: path.suffix)
+    assert read_metadata_files(file) == {"tflite_metadata": ".tflite"}
+
+
 @pytest.mark.parametrize("content", [b"PK\x05\x06", b"PK\x05\x06" + b"\xff" * 18, b"PK\x05\x06" + b"\0" * 18, b""])
 def test_a_damaged_archive_gives_nothing(file: ModelFile, content: bytes) -> None:
     file.path.write_bytes(b"TFL3 network" + content)

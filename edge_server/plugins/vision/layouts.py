@@ -20,7 +20,13 @@ from typing import NamedTuple
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec, Recognised
 from edge_server.core.tensor import DType
 from edge_server.errors import BadModelConfig
-from edge_server.plugins.vision.exporters import hugging_face, openvino_model_info, paddle_detection, ultralytics
+from edge_server.plugins.vision.exporters import (
+    hugging_face,
+    openvino_model_info,
+    paddle_detection,
+    tflite_support,
+    ultralytics,
+)
 from edge_server.plugins.vision.exporters.exported_metadata import ExportedMetadata, UnfitMetadataError
 from edge_server.plugins.vision.image_plan import make_image_plan
 from edge_server.plugins.vision.outputs.box_candidates import NetworkSize, count_cells
@@ -239,6 +245,9 @@ LAYOUTS: Sequence[Layout] = (
         ("logits",),
     ),
     Layout("classes", "classify", ("C",), {"class_output": "{output}"}, _STRETCH),
+    Layout(
+        "class-maps", "segment", ("H, W, C",), {"mask_output": "{output}", "mask_layout": "packed"}, _STRETCH,
+    ),
 )  # fmt: skip
 """All known layouts; of two that fit equally well, the first is the likelier one."""
 
@@ -248,6 +257,7 @@ _PARSERS: Mapping[str, Callable[[Mapping[str, str]], ExportedMetadata | None]] =
     "Hugging Face's transformers": hugging_face.read_metadata,
     "PaddleDetection": paddle_detection.read_metadata,
     "OpenVINO's model_info": openvino_model_info.read_metadata,
+    "TFLite Support": tflite_support.read_metadata,
 }
 
 
@@ -446,7 +456,9 @@ class _Model:
 
     def _is_picture(self, item: InputSpec) -> bool:
         shape = without_batch(self._spec, item, 3)
-        return len(shape) == 3 and 3 in (shape[0], shape[2]) and item.dtype in (DType.FP32, DType.FP16)
+        is_unchanged = self._exported is not None and self._exported.takes_bytes
+        types = (DType.FP32, DType.FP16, DType.UINT8) if is_unchanged else (DType.FP32, DType.FP16)
+        return len(shape) == 3 and 3 in (shape[0], shape[2]) and item.dtype in types
 
     def _find_size(self) -> tuple[NetworkSize, bool]:
         """Return the size of the input, and whether nothing states it."""

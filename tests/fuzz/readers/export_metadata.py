@@ -9,7 +9,15 @@ from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.plugins.vision.recognition import recognise
 
-_FILES = ("config.json", "preprocessor_config.json", "infer_cfg.yml", "metadata.yaml", "packed/metadata.json")
+_FILES = (
+    "config.json",
+    "preprocessor_config.json",
+    "infer_cfg.yml",
+    "metadata.yaml",
+    "packed/metadata.json",
+    "tflite_metadata",
+    "packed/labels.txt",
+)
 _MODEL_INFO = ("model_type", "labels", "resize_type", "mean_values", "scale_values", "pad_value")
 _KEYS = ("stride", "task", "names", "imgsz", "end2end", "kpt_shape", "args", "version", "head")
 _ONE = ((6, 84), (6, -1), (300, 6), (300, 12), (252, 7), (11, -1), (2,), (84, 6), (9, -1), (300, 10))
@@ -36,6 +44,11 @@ def seeds() -> Iterable[bytes]:
     yield ("\x40" + f"\x1e\x1e\x1estride: 32\ntask: detect\nimgsz: 64\nnames:\n  0: a\n  1: {names[1:3]}").encode()
     packed = {"stride": 32, "task": "detect", "names": {"0": "a", "1": "b"}, "imgsz": [64, 64]}
     yield b"\x40\x1e\x1e\x1e\x1e" + json.dumps(packed).encode()
+    lite = {
+        "inputs": [{"name": "images", "type": "FP32", "content": "image", "color": "rgb", "mean": [127.5], "std": [1]}],
+        "outputs": [{"name": "output0", "type": "UINT8", "axis_labels": "labels.txt", "scale": 0.5, "zero_point": 0}],
+    }
+    yield b"\x46" + b"\x1e" * 5 + json.dumps(lite).encode() + b"\x1ea\nb"
     yield b"\x80" + "\n".join(("YOLO", "a b", "crop", "1 2 3", "255", "114")).encode()
     yield ("\0" + "32\ndetect\n" + "[" * 400).encode()
 

@@ -77,16 +77,32 @@ end2end: false
 """
 
 
+TFLITE = {
+    "inputs": [{"type": "FP32", "content": "image", "color": "rgb", "mean": [127.5], "std": [1.0, 2.0, 4.0]}],
+    "outputs": [{"type": "FP32", "content": "feature", "axis_labels": "labels.txt"}],
+}
+
+
+def of_tflite(of_input: dict[str, Any] | None = None, of_output: dict[str, Any] | None = None) -> dict[str, str]:
+    described = {
+        "inputs": [TFLITE["inputs"][0] | (of_input or {})], "outputs": [TFLITE["outputs"][0] | (of_output or {})]
+    }  # fmt: skip
+    return {"tflite_metadata": json.dumps(described), "packed/labels.txt": "\r\n".join(NAMES) + "\n"}
+
+
 def network(
-    outputs: dict[str, tuple[int, ...]], image: tuple[int, ...] = (3, 320, 640), others: dict[str, int] | None = None
+    outputs: dict[str, tuple[int, ...]],
+    image: tuple[int, ...] = (3, 320, 640),
+    others: dict[str, int] | None = None,
+    dtype: DType = DType.FP32,
 ) -> ModelSpec:
     return ModelSpec(
         name="net", backend="onnxruntime", platform="", max_batch_size=1, instance_groups=(),
         inputs=(
-            InputSpec("image", DType.FP32, image),
+            InputSpec("image", dtype, image),
             *(InputSpec(name, DType.FP32, (count,)) for name, count in (others or {}).items()),
         ),
-        outputs=tuple(OutputSpec(name, DType.FP32, dims) for name, dims in outputs.items()),
+        outputs=tuple(OutputSpec(name, dtype, dims) for name, dims in outputs.items()),
     )  # fmt: skip
 
 
@@ -157,6 +173,19 @@ RECOGNISED: dict[str, tuple[ModelSpec, dict[str, str], dict[str, str], tuple[str
         network({"out": (7, 4200)}, (320, 640, 3)), {"packed/metadata.json": json.dumps(ULTRALYTICS_FILE)},
         {"detection_head": "yolov8", "detection_box_unit": "normalized"}, NAMES,
     ),
+    "classifier of TFLite Support": (
+        network({"scores": (3,)}, (320, 640, 3)), of_tflite(),
+        {"class_output": "scores", "image_scale": "1", "image_mean": "127.5", "image_stddev": "1.0,2.0,4.0"}, NAMES,
+    ),
+    "quantized classifier of TFLite Support": (
+        network({"scores": (3,)}, (320, 640, 3), dtype=DType.UINT8),
+        of_tflite({"type": "UINT8"}, {"type": "UINT8", "scale": 0.25, "zero_point": 0}),
+        {"class_output": "scores", "image_scale": "1", "class_scale": "0.25"}, NAMES,
+    ),
+    "segmentation of TFLite Support": (
+        network({"map": (160, 320, 3)}, (320, 640, 3)), of_tflite({}, {"content": "image"}),
+        {"mask_output": "map", "mask_layout": "packed", "image_mean": "127.5"}, NAMES,
+    ),
 }  # fmt: skip
 
 
@@ -200,6 +229,11 @@ UNFIT: dict[str, tuple[dict[str, str], str]] = {
     "no label list": ({"infer_cfg.yml": "arch: YOLO"}, "expected label_list"),
     "OpenVINO's other type": (MODEL_INFO | {"model_info/model_type": "MaskRCNN"}, "expected model_type out of"),
     "OpenVINO's labels": (MODEL_INFO | {"model_info/labels": ""}, "expected names"),
+    "labels of TFLite Support": (of_tflite({}, {"axis_labels": "a.txt"}), "expected labels in the packed file 'a.txt'"),
+    "other tensors of TFLite Support": ({"tflite_metadata": '{"inputs": [1]}'}, "expected a list of inputs"),
+    "gray of TFLite Support": (of_tflite({"color": "gray"}), "expected an input of RGB"),
+    "no mean of TFLite Support": (of_tflite({"mean": []}), "expected one or three numbers as mean of the input"),
+    "scores of TFLite Support": (of_tflite({}, {"type": "UINT8", "zero_point": 3}), "expected scores with zero point"),
     "TFLite with NMS": ({"packed/metadata.json": json.dumps(ULTRALYTICS_FILE | {"end2end": True})}, "without NMS"),
 }  # fmt: skip
 

@@ -104,9 +104,7 @@ def test_one_plane_of_numbers_may_be_depth() -> None:
     [((1, 240, 320), True), ((1, 18, 24), True), ((1, 7, 2100), False), ((1, 320, 240), False), ((1, 3, 4), False)],
 )
 def test_a_map_has_the_proportions_of_the_input(shape: tuple[int, ...], is_map: bool) -> None:
-    spec = dataclasses.replace(
-        network({"out": shape}), inputs=(InputSpec("images", DType.FP32, (3, 240, 320)),)
-    )
+    spec = dataclasses.replace(network({"out": shape}), inputs=(InputSpec("images", DType.FP32, (3, 240, 320)),))
     assert ("depth" in [match.layout for match in candidates(spec, {})]) == is_map
 
 

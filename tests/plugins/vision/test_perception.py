@@ -59,6 +59,14 @@ def test_integer_outputs_of_quantised_classifiers_are_scores_too(make_model, mak
     assert found == (ClassScore(1, 255.0), ClassScore(0, 7.0))
 
 
+def test_a_scale_makes_scores_of_integers_probabilities(make_model, make_fit) -> None:
+    parameters = {"class_scale": "0.00390625"}
+    plan = make_perception_decoder(make_model(parameters, {"out": (3,)}, dtypes={"out": DType.UINT8}))
+    outputs = {"out": np.array([[64, 192, 0]], np.uint8)}
+    found = plan.decode(outputs, 0, make_fit("stretch", 5, 5), Returns(top_k=2), model="net").classes
+    assert found == (ClassScore(1, 0.75), ClassScore(0, 0.25))
+
+
 def test_labels_on_a_single_vector_declare_a_classifier(make_model) -> None:
     plan = make_perception_decoder(make_model({}, {"out": (3,)}, labels={"out": ("a", "b", "c")}))
     assert plan.what == Returns(top_k=5)
@@ -213,6 +221,7 @@ BESIDE = {
     "anomaly_threshold": {"anomaly_output": "out"},
     "deepstack": {"detection_head": "ssd"},
     "class_activation": {"class_output": "out"},
+    "class_scale": {"class_output": "out"},
 }
 """Key -> what stands beside it. Other keys of detections and masks need a head or an output."""
 

@@ -36,6 +36,11 @@ class ExportedMetadata(NamedTuple):
     parameters: Mapping[str, str] = MappingProxyType({})
     is_exact_size: bool = True
 
+    @property
+    def takes_bytes(self) -> bool:
+        """Whether the values 0 to 255 of a picture become the input unchanged."""
+        return self.parameters.get("image_scale") == "1" and not {"image_mean", "image_stddev"} & self.parameters.keys()
+
 
 def printable(text: str) -> str:
     """Return a class name without control characters, cut at MAX_LABEL_LENGTH."""

@@ -24,6 +24,7 @@ class ClassDecoder:
     tensor: OutputTensor
     activation: Activation
     labels: tuple[str, ...]
+    scale: float = 1.0
 
     def decode(
         self, outputs: Mapping[str, npt.NDArray[Any]], item: int | None, top_k: int, *, model: str
@@ -31,6 +32,8 @@ class ClassDecoder:
         """Return the `top_k` best classes, best first, of equals the lower index first. Scores that are not finite are
         omitted."""
         values = self.tensor.select_floats(outputs, item, model=model).ravel()
+        if self.scale != 1.0:
+            values = values * self.scale
         scores = activate(values, self.activation, axis=0) if values.size else values
         indices = select_top_k(scores, -np.inf, top_k)
         return tuple(
@@ -49,7 +52,7 @@ def make_class_decoder(spec: ModelSpec, declaration: ClassDeclaration) -> ClassD
         return None
     output = choose_output(spec, "class_output", declaration.output)
     tensor = OutputTensor(output.name, output.dtype, 1)
-    return ClassDecoder(tensor, declaration.activation, spec.labels_of(output))
+    return ClassDecoder(tensor, declaration.activation, spec.labels_of(output), declaration.scale)
 
 
 def make_implied_class_decoder(spec: ModelSpec) -> ClassDecoder | None:

@@ -304,6 +304,9 @@ CLASS_PARAMETERS = (
         "class_output", "name", "the one with labels, or the only one", "output with a score for each class"
     ),
     DeclaredParameter("class_activation", join_values(Activation), "none", "function that makes scores probabilities"),
+    DeclaredParameter(
+        "class_scale", "above 0", "1", "multiplies the scores before the activation, as those of a quantized network"
+    ),
 )
 MASK_PARAMETERS = (
     DeclaredParameter("mask_output", "name", "the one with labels, or the only one", "output with the mask"),
@@ -389,6 +392,7 @@ class ClassDeclaration:
     is_certain: bool
     output: str | None
     activation: Activation
+    scale: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -495,7 +499,10 @@ class _Reader:
         if not is_certain and "image_top_k" not in self._parameters:
             return None
         activation = self._choice("class_activation", Activation) or Activation.NONE
-        return ClassDeclaration(is_certain, self._parameters.get("class_output"), activation)
+        scale = self._number("class_scale", 1.0, 1e6)
+        if not scale:
+            self.refuse("class_scale", "a number above 0")
+        return ClassDeclaration(is_certain, self._parameters.get("class_output"), activation, scale)
 
     def mask(self) -> MaskDeclaration | None:
         if not any(key in _MASK_KEYS for key in self._parameters):
