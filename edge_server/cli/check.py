@@ -77,7 +77,7 @@ def _report(core: ServerParts) -> int:
         if version.spec.recognised is not None:
             notes.append(reason_line(version.name, str(version.version), version.spec.recognised.note))
         try:
-            infer_ms = f"{version.probe(partial(_examine, core, version, warnings)) * 1000:.1f}"
+            infer_ms = f"{version.probe(partial(_collect_warnings, core, version, warnings)) * 1000:.1f}"
         except NotWarmedUp as error:
             infer_ms = "not tried"
             notes.append(reason_line(version.name, str(version.version), str(error)))
@@ -98,7 +98,8 @@ def _report(core: ServerParts) -> int:
     return 1 if reasons else 0
 
 
-def _examine(core: ServerParts, version: ServedVersion, warnings: list[str], run: SampleRun | None) -> None:
+def _collect_warnings(core: ServerParts, version: ServedVersion, warnings: list[str], run: SampleRun | None) -> None:
+    """Add the plugins' warnings about a version to `warnings`."""
     found = core.plugins.examine(version.spec, run)
     warnings += [reason_line(version.name, str(version.version), text) for text in found]
 

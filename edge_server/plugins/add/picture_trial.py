@@ -147,11 +147,11 @@ class PictureTrial:
         for reading in self._readings:
             key = _image_parameters(reading.match)
             if key in pairs:
-                reading = reading._replace(finding=self._find(reading.match, self._inputs[key], pairs[key]))
+                reading = reading._replace(finding=self._try_match(reading.match, self._inputs[key], pairs[key]))
             found.append(reading)
         return sorted(found, key=lambda one: (one.score, one.class_score, not one.finding.problems), reverse=True)
 
-    def _find(self, match: LayoutMatch, fitted: _FittedSamples, outputs: tuple[Tensors, Tensors]) -> TrialFinding:
+    def _try_match(self, match: LayoutMatch, fitted: _FittedSamples, outputs: tuple[Tensors, Tensors]) -> TrialFinding:
         spec = _with_match(self._spec, match)
         decoder = make_perception_decoder(spec)
         if decoder is None:

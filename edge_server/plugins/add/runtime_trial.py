@@ -19,7 +19,7 @@ from edge_server.plugins.tuning.trial.trial_plan import TrialEnvironment, TrialR
 
 RUNS = 30
 MAX_SECONDS = 2.0
-"""Limits of the measurement of one runtime."""
+"""Limits of the measurement of one runtime: runs, and seconds."""
 _LIMITS = ChildLimits(answer_s=120.0, open_s=120.0, floor_bytes=128 << 20)
 
 
