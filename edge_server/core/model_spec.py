@@ -197,8 +197,8 @@ class ModelSpec:
     `config_json` is the whole normalised configuration in Triton's JSON form (proto field names, every primitive field
     printed, 64-bit integers as numbers).
     `notes` are sentences for the log and the index about choices (a runtime that was not used and why, fields that are
-    kept but have no effect). `unlogged_notes` are for the index alone, because they hold for most models. `warnings` are
-    sentences about probable mistakes; the model serves all the same.
+    kept but have no effect). `unlogged_notes` are for the index alone, because they hold for most models.
+    `warnings` are sentences about probable mistakes; the model serves all the same.
     """
 
     name: str
