@@ -24,6 +24,7 @@ import grpc
 from edge_server.config import GrpcConfig
 from edge_server.errors import ServingFault, Throttled
 from edge_server.frontends.bound_sockets import bind_sockets, share_address
+from edge_server.frontends.error_status import GrpcStatus
 from edge_server.frontends.grpc.call import (
     MAX_MESSAGE_BYTES,
     CallHandler,
@@ -49,6 +50,12 @@ _NO_DEADLINE_S = 1e8
 
 _STATUS_CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
+_MAX_STREAMS = 256
+"""Maximum number of streaming calls with this transport, however many the server allows: the two threads of each take
+about 70 KB, and many that are refused at once take memory too."""
+
+_CANCELLED = CallStatus(GrpcStatus.CANCELLED, "the client left")
+
 _probe_ids = itertools.count()
 
 
@@ -59,7 +66,7 @@ class GrpcioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc shi
         self._methods = methods
         self._config = config
         self._max_calls = max_calls
-        self._max_streams = max_streams
+        self._max_streams = min(max_streams, _MAX_STREAMS)
         self._lock = threading.Lock()
         self._streams: set[CallHandler] = set()
         self._stream_count = 0
@@ -192,8 +199,8 @@ class GrpcioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc shi
                 self._streams.add(handler)
                 is_stopping = self._is_stopping
             try:
-                if not context.add_callback(handler.on_client_left):
-                    handler.on_client_left()
+                if not context.add_callback(partial(call.leave, handler)):
+                    call.leave(handler)
                 if is_stopping:
                     handler.on_server_stopping()
                 threading.Thread(target=call.read, args=(handler, requests), name="grpc-stream", daemon=True).start()
@@ -253,6 +260,11 @@ class _StreamCall(_Call):
         super().__init__(context)
         self._requested = threading.Semaphore(1)
         self._is_over = False
+
+    def leave(self, handler: CallHandler) -> None:
+        """Tell `handler` that the client left, and free the thread that runs the call."""
+        handler.on_client_left()
+        self.end(_CANCELLED)
 
     def receive(self) -> None:
         self._requested.release()

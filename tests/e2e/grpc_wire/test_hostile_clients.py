@@ -249,10 +249,17 @@ def test_thousands_of_calls_opened_and_never_ended(bounded: Any) -> None:
     bounded.assert_serves()
 
 
-def test_thousands_of_streams_opened_and_never_ended_over_many_connections(bounded: Any) -> None:
+@pytest.mark.parametrize("sends_a_message", [False, True])
+def test_thousands_of_streams_opened_and_never_ended_over_many_connections(bounded: Any, sends_a_message: bool) -> None:
     for _ in range(20):
         wire = bounded.connect()
-        wire.flood(b"".join(wire.head(wire.new_stream(), STREAM_INFER).serialize() for _ in range(100)))
+        frames = []
+        for _ in range(100):
+            stream = wire.new_stream()
+            frames.append(wire.head(stream, STREAM_INFER))
+            if sends_a_message:
+                frames.append(DataFrame(stream, bounded.framed(bounded.numbers())))
+        wire.flood(b"".join(frame.serialize() for frame in frames))
     bounded.assert_serves()
     bounded.close()
     # Their places are free again.

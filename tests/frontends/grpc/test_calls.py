@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
 from edge_server.core.tensor import DType, Tensor
+from edge_server.protocol import messages
 
 MODEL_INFER = "/inference.GRPCInferenceService/ModelInfer"
+REFLECTION = "grpc.reflection.v1"
 
 
 def output() -> Tensor:
@@ -118,3 +123,39 @@ def test_a_call_that_was_begun_before_the_stop_is_answered(open_front_end: Any, 
 
     front_end.service.behaviours["late"] = stop_and_answer
     assert front_end.call("ModelInfer", make_request("late", id="last"), timeout=45).id == "last"
+
+
+def test_a_stream_on_which_nothing_was_sent_does_not_hold_up_the_end(open_front_end: Any) -> None:
+    front_end = open_front_end()
+    may_send = threading.Event()
+    streams = [front_end.stream(wait_without_sending(may_send), timeout=100) for _ in range(5)]
+    front_end.call("ServerLive")
+    end = threading.Thread(target=front_end.frontend.stop, args=(60,))
+    end.start()
+    end.join(20)
+    assert not end.is_alive()
+    assert {stream.code() for stream in streams} == {grpc.StatusCode.UNAVAILABLE}
+    may_send.set()
+
+
+def wait_without_sending(may_end: threading.Event) -> Iterator[bytes]:
+    may_end.wait(60)
+    yield from ()
+
+
+@pytest.mark.parametrize("is_first_sent", [True, False])
+def test_a_stream_whose_client_leaves_frees_its_thread(front_end: Any, is_first_sent: bool) -> None:
+    """Reflection, whose handler holds nothing and does nothing when the client leaves."""
+    method = front_end.channel().stream_stream(f"/{REFLECTION}.ServerReflection/ServerReflectionInfo")
+    request = messages.message_class(f"{REFLECTION}.ServerReflectionRequest")(list_services="*").SerializeToString()
+    for _ in range(40):
+        may_end = threading.Event()
+        stream = method(chain([request] if is_first_sent else [], wait_without_sending(may_end)), timeout=20)
+        if is_first_sent:
+            next(stream)
+        else:
+            front_end.call("ServerLive")
+        stream.cancel()
+        may_end.set()
+        front_end.call("ServerLive")
+    assert len([thread for thread in threading.enumerate() if thread.name.startswith("grpc_")]) < 20
