@@ -103,6 +103,17 @@ def test_outputs_equal_those_of_onnxruntime(plan: Callable[..., ModelFile], open
         check(session, rows)
 
 
+def test_an_engine_with_the_metadata_of_ultralytics_gives_the_same_outputs(
+    library: str, plan: Callable[..., ModelFile], open_it: Callable[..., Session]
+) -> None:
+    file, text = plan(), json.dumps({"task": "classify", "stride": 1})
+    file.path.write_bytes(len(text).to_bytes(4, "little") + text.encode() + file.path.read_bytes())
+    signature = load_backend(library).inspect(file, {})
+    assert signature is not None
+    assert signature.metadata == {"metadata.json": text}
+    check(open_it(file), 3)
+
+
 def test_fp16_outputs_are_within_tolerance(
     library: str, plan: Callable[..., ModelFile], open_it: Callable[..., Session]
 ) -> None:

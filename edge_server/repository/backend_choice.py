@@ -51,16 +51,21 @@ _BACKENDS_OF_FILE = {
 }
 """Well-known file name -> backends that read it, the preferred one first. The first name in the folder decides."""
 
+_OTHER_SUFFIXES = {".engine": "model.plan"}
+"""Suffixes that exporters write -> the file name that the format has here. Ultralytics names a plan .engine."""
+
 _BACKENDS_OF_SUFFIX = {
     Path(name).suffix: backends
     for name, backends in _BACKENDS_OF_FILE.items()
     if Path(name).suffix not in (".json", ".model", ".txt")  # these suffixes do not name a format
-}
+} | {suffix: _BACKENDS_OF_FILE[name] for suffix, name in _OTHER_SUFFIXES.items()}
 
 _MARKS_OF_FOLDERS = ("genai_config.json", "openvino_tokenizer.xml")
 """Well-known files that lie beside the model's, and are not the model."""
 
-_NAME_OF_SUFFIX = {Path(name).suffix: name for name in _BACKENDS_OF_FILE if name not in _MARKS_OF_FOLDERS}
+_NAME_OF_SUFFIX = {
+    **{Path(name).suffix: name for name in _BACKENDS_OF_FILE if name not in _MARKS_OF_FOLDERS}, **_OTHER_SUFFIXES
+}  # fmt: skip
 
 
 def standard_name(file_name: str) -> str:
@@ -150,7 +155,7 @@ def _describe_content(version_dir: Path) -> str:
     known = [name for name in names if Path(name).suffix.lower() in _BACKENDS_OF_SUFFIX]
     if known:
         first = Path(known[0])
-        return f"holds '{first}' (call it 'model{first.suffix}', or name it in default_model_filename), but "
+        return f"holds '{first}' (call it '{standard_name(first.name)}', or name it in default_model_filename), but "
     return "holds "
 
 

@@ -93,7 +93,7 @@ def _of_file(path: Path) -> NewModelFiles:
     if not target:
         raise InvalidRequest(
             f"'{path}': no runtime reads files that end in '{path.suffix}'; expected one of .onnx, .xml (OpenVINO), "
-            ".tflite, .pt (TorchScript), .pt2, .gguf, .plan, a forest (.json, .ubj, .txt), or the folder of a "
+            ".tflite, .pt (TorchScript), .pt2, .gguf, .plan, .engine, a forest (.json, .ubj, .txt), or the folder of a "
             "SavedModel or a language model. Export others to ONNX"
         )
     copies = [(path, target)]

@@ -1,7 +1,8 @@
 """Loader of the backends `tensorrt` and `tensorrt_rtx`: opens engines (`model.plan`), or finds the engine that was
 built for an ONNX file.
 
-A plan is valid for one version of the library and one kind of GPU. `cc_model_filenames` names a plan for each compute
+A plan is valid for one version of the library and one kind of GPU. Ultralytics' `.engine` files are plans with metadata
+before the engine. `cc_model_filenames` names a plan for each compute
 capability. An ONNX file is served through an engine that this machine built for it; see `engine_options` for the
 parameters. Without such an engine opening fails, and the next runtime that reads ONNX serves the model. Meanwhile the
 package `builds` builds the engine in a child process, and then reloads the model.
@@ -32,6 +33,7 @@ from edge_server.plugins.tensorrt.cuda_graphs import configured_graph_sizes
 from edge_server.plugins.tensorrt.engine_options import engine_order, plugin_path
 from edge_server.plugins.tensorrt.engine_source import EngineSource
 from edge_server.plugins.tensorrt.library_adapter import EngineFault, load_library
+from edge_server.plugins.tensorrt.plan_file import read_plan
 from edge_server.plugins.tensorrt.session import EngineUse, TensorRTSession
 
 _TYPES = {
@@ -154,13 +156,15 @@ class TensorRTBackend(Backend):
         raise failure
 
     def _deserialise(self, path: Path) -> Any:
-        return self._library.deserialise(path.read_bytes())
+        return self._library.deserialise(read_plan(path)[0])
 
     def _plan_signature(self, file: ModelFile, path: Path) -> ModelSignature:
         """Return the inputs and outputs of a plan. Called within the context."""
         failure: LoadError
         try:
-            engine = self._deserialise(path)
+            plan, text = read_plan(path)
+            engine = self._library.deserialise(plan)
+            metadata = {"metadata.json": text} if text else {}
             tensors = self._library.tensors(engine)
             given = tuple(item for item in tensors if item.is_input)
             inputs = tuple(
@@ -176,14 +180,14 @@ class TensorRTBackend(Backend):
                 [item for item in outputs if not item.is_shape_tensor],
             ) and all(len(item.shape) == 1 and item.shape[0] > 1 for item in tensors if item.is_on_host)
             if not can_batch:
-                return ModelSignature(inputs, outputs, False)
+                return ModelSignature(inputs, outputs, False, metadata=metadata)
             # In every profile the first size of each shape, and the first value of each shape tensor, is the rows.
             profiles = zip(
                 self._library.profiles(engine, given), self._library.value_profiles(engine, given), strict=True
             )
             ranges = [(*shapes.values(), *values.values()) for shapes, values in profiles]
             most_rows = max((min(item.most[0] for item in one) for one in ranges if one), default=None)
-            return ModelSignature(inputs, outputs, True, most_rows)
+            return ModelSignature(inputs, outputs, True, most_rows, metadata)
         except (EngineFault, cuda_driver.CudaFault, RuntimeError, TypeError, ValueError, OSError) as error:
             failure = load_error(file, self.name, error)
         raise failure

@@ -53,6 +53,7 @@ def files_of(folder: Path) -> list[str]:
         ("hub/onnx/net.onnx", ["hub/onnx/net.onnx", "hub/config.json"], ["1/config.json", "1/model.onnx"]),
         ("forest.ubj", ["forest.ubj"], ["1/xgboost.ubj"]),
         ("net.tflite", ["net.tflite"], ["1/model.tflite"]),
+        ("net.engine", ["net.engine"], ["1/model.plan"]),
         ("saved", ["saved/saved_model.pb", "saved/variables/variables.index"],
          ["1/model.savedmodel/saved_model.pb", "1/model.savedmodel/variables/variables.index"]),
         ("chat", ["chat/genai_config.json", "chat/model.onnx", "chat/model.onnx.data"],

@@ -229,6 +229,20 @@ def test_a_plan_describes_its_shapes_and_maximum_batch_size(double_plan: ModelFi
     ]
 
 
+def test_an_engine_of_ultralytics_is_served_without_the_metadata_before_it(
+    double_plan: ModelFile, open_session: Open
+) -> None:
+    text = json.dumps({"task": "detect", "names": {0: "h\u00e9"}})
+    head = len(text).to_bytes(4, "little", signed=True) + text.encode()
+    double_plan.path.write_bytes(head + double_plan.path.read_bytes())
+    signature = load_backend("tensorrt_rtx").inspect(double_plan, {})
+    assert signature is not None
+    assert signature.metadata == {"metadata.json": text}
+    session = open_session(double_plan, **BATCHING)
+    np.testing.assert_array_equal(session.run({"X": rows(3)}, ["Y"])["Y"], rows(3) * 2)
+    session.close()
+
+
 def test_the_plan_for_the_gpus_compute_capability_is_chosen(gpu: Any) -> None:
     backend = load_backend("tensorrt_rtx")
     assert backend.file_for({"8.6": "model_sm86.plan", "8.7": "orin.plan"}) == "model_sm86.plan"

@@ -13,6 +13,7 @@ from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.plugins.vision.exporters.exported_metadata import UnfitMetadataError
 from edge_server.plugins.vision.exporters.simple_yaml import parse_yaml
+from edge_server.plugins.vision.perception import make_perception_decoder
 from edge_server.plugins.vision.plugin import METADATA_KEYS
 from edge_server.plugins.vision.recognition import recognise
 
@@ -169,6 +170,10 @@ RECOGNISED: dict[str, tuple[ModelSpec, dict[str, str], dict[str, str], tuple[str
     "metadata.yaml": (
         network({"out": (7, 4200)}), {"metadata.yaml": METADATA_YAML}, {"detection_head": "yolov8"}, NAMES
     ),
+    "engine": (
+        network({"out": (7, 4200)}), {"metadata.json": json.dumps(ULTRALYTICS_FILE)}, {"detection_head": "yolov8"},
+        NAMES,
+    ),
     "TFLite": (
         network({"out": (7, 4200)}, (320, 640, 3)), {"packed/metadata.json": json.dumps(ULTRALYTICS_FILE)},
         {"detection_head": "yolov8", "detection_box_unit": "normalized"}, NAMES,
@@ -198,6 +203,14 @@ def test_a_model_is_recognised_by_the_metadata_beside_it(name: str) -> None:
     assert found.parameters.items() >= expected.items(), found
     assert set(found.labels.values()) == {labels}
     assert found.note.startswith("recognised by its metadata: ")
+
+
+def test_labels_of_metadata_are_those_of_a_mask() -> None:
+    spec, metadata, _, labels = RECOGNISED["segmentation of TFLite Support"]
+    decoder = make_perception_decoder(dataclasses.replace(spec, recognised=recognise(spec, metadata)))
+    assert decoder is not None
+    assert decoder.mask is not None
+    assert decoder.mask.labels == labels
 
 
 UNFIT: dict[str, tuple[dict[str, str], str]] = {

@@ -1,4 +1,4 @@
-"""Parser of the metadata that Ultralytics and YOLOv5 write into ONNX files: task, names, imgsz, stride and others.
+"""Parser of the metadata that Ultralytics and YOLOv5 write into their exports: task, names, imgsz, stride and others.
 
 Texts are matched by patterns in linear time, and only strings are evaluated.
 """
@@ -33,12 +33,14 @@ def read_metadata(metadata: Mapping[str, str]) -> ExportedMetadata | None:
     """Return the layout and labels of the metadata, or None for others than those of a YOLO export. Raises
     UnfitMetadataError.
 
-    They are in the file itself, else in metadata.yaml beside it, else packed into a TFLite file.
+    They are in the file itself, in metadata.yaml beside it, before a TensorRT engine, or packed into a TFLite file.
     """
     parameters: dict[str, str] = {}
     # Other programs write files of these names, too.
     if "stride" not in metadata and "stride:" in metadata.get("metadata.yaml", ""):
         metadata = _texts_of(parse_yaml(metadata["metadata.yaml"]))
+    elif "stride" not in metadata and '"stride"' in metadata.get("metadata.json", ""):
+        metadata = _texts_of(parse_object("metadata.json", metadata["metadata.json"]))
     elif "stride" not in metadata and '"stride"' in metadata.get("packed/metadata.json", ""):
         metadata = _texts_of(parse_object("metadata.json", metadata["packed/metadata.json"]))
         if metadata.get("task") not in ("detect", "pose", "classify") or _is_final(metadata):

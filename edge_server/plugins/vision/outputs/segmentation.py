@@ -159,7 +159,12 @@ def make_mask_decoder(spec: ModelSpec, declaration: MaskDeclaration, size: Netwo
         else:
             threshold = math.log(threshold / (1 - threshold))
     return MaskDecoder(
-        OutputTensor(output.name, output.dtype, rank), layout, threshold, declaration.unseen, output.labels, size
+        OutputTensor(output.name, output.dtype, rank),
+        layout,
+        threshold,
+        declaration.unseen,
+        spec.labels_of(output),
+        size,
     )
 
 
