@@ -451,7 +451,9 @@ class ServerProcess:
             await asyncio.sleep(delay_s)
         if self._grpc is not None:
             # Before the core refuses work, so that clients send new requests to other servers.
-            await asyncio.to_thread(self._grpc.end_drain)
+            began_s = time.monotonic()
+            await asyncio.to_thread(self._grpc.end_drain, timeout_s)
+            timeout_s = max(0.0, timeout_s - (time.monotonic() - began_s))
         in_flight = self._core.manager.in_flight()
         log.info("refusing new requests, draining %d request(s) for at most %g s", in_flight, timeout_s)
         is_clean = await asyncio.to_thread(self._core.close, timeout_s)

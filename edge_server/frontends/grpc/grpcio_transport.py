@@ -158,7 +158,7 @@ class GrpcioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc shi
     def begin_drain(self) -> None:
         """Do nothing: grpcio asks clients to use another server only when it stops."""
 
-    def end_drain(self) -> None:
+    def end_drain(self, timeout_s: float) -> None:
         """Do nothing, for the same reason."""
 
     def stop(self, grace_s: float) -> None:

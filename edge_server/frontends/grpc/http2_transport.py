@@ -715,9 +715,9 @@ class Http2Transport:
         """Ask clients to open new calls on another server, but still serve those that arrive."""
         self.server.begin_drain()
 
-    def end_drain(self) -> None:
-        """Accept no further connections and calls. *Blocking* briefly."""
-        self.server.stop_accepting()
+    def end_drain(self, timeout_s: float) -> None:
+        """See GrpcFrontend.end_drain."""
+        self.server.stop_accepting(timeout_s)
 
     def stop(self, grace_s: float) -> None:
         """See GrpcFrontend.stop."""

@@ -93,13 +93,14 @@ class GrpcFrontend:
         if self._transport is not None:
             self._transport.begin_drain()
 
-    def end_drain(self) -> None:
-        """Accept no further connections and calls, so that clients use another server. *Blocking* briefly.
+    def end_drain(self, timeout_s: float) -> None:
+        """Accept no further connections, and no calls from clients that know that they shall use another server.
+        *Blocking* until all know it, for a few seconds and for `timeout_s` at most.
 
-        grpcio's transport accepts them until `stop`.
+        grpcio's transport accepts both until `stop`.
         """
         if self._transport is not None:
-            self._transport.end_drain()
+            self._transport.end_drain(timeout_s)
 
     def stop(self, grace_s: float) -> None:
         """Accept no new calls, wait up to `grace_s` for running ones, then cancel the rest. *Blocking.*

@@ -91,8 +91,10 @@ _LONG_TURN_S = 0.001
 _NO_RECEIVER = NoReceiver()
 
 _GOING_AWAY = 2**31 - 1
-_GOING_AWAY_PING = b"goingway"
 """Last stream number of the first GOAWAY. New streams are still accepted, section 6.8."""
+
+_GOING_AWAY_PING = b"goingway"
+"""Payload of the PING behind the first GOAWAY."""
 
 
 class ConnectionFault(Exception):
@@ -219,6 +221,7 @@ class Http2Connection:
         "_data_padding",
         "_data_stream",
         "_frames_sent",
+        "_goaway_end_s",
         "_handshake_end_s",
         "_has_preface",
         "_has_sent",
@@ -338,6 +341,8 @@ class Http2Connection:
         self._sent: list[Stream] = []
         """Streams whose receivers must be notified that their queues are empty."""
         self._is_going_away = self._is_going_away_known = self._is_ending = False
+        self._goaway_end_s = 0.0
+        """Until when the first GOAWAY may be unread."""
 
         # Timeouts and abuse limits.
         self._handshake_end_s = now_s + settings.handshake_s
@@ -364,8 +369,9 @@ class Http2Connection:
     @property
     def may_open_streams(self) -> bool:
         """Whether the client was asked to open its next streams elsewhere, but streams that it opened before it knew
-        may still be on their way."""
-        return self._is_going_away and not (self._is_going_away_known or self._is_ending)
+        may still be on their way. False after `limits.GOAWAY_S`, as a dead client never acknowledges."""
+        is_unknown = self._is_going_away and not (self._is_going_away_known or self._is_ending)
+        return is_unknown and self._server.now_s < self._goaway_end_s
 
     @property
     def is_busy(self) -> bool:
@@ -715,9 +721,6 @@ class Http2Connection:
         self._streams[stream_id] = stream
         self._calls_left -= 1
         stream.receiver = self._server.on_stream(stream)
-        if self._server.is_draining and not self._is_going_away:
-            # GOAWAY follows the first stream of a new connection; otherwise its client would never use it.
-            self.begin_going_away()
         if ends and not stream.is_closed:
             stream.is_remote_open = False
             stream.receiver.on_data(memoryview(b""), True)
@@ -1262,6 +1265,7 @@ class Http2Connection:
         with self._lock:
             if not self._is_going_away:
                 self._is_going_away = True
+                self._goaway_end_s = self._server.now_s + limits.GOAWAY_S
                 self._put(frames.encode_goaway(_GOING_AWAY, Http2ErrorCode.NO_ERROR))
                 self._put(frames.encode_frame(frames.PING, 0, 0, _GOING_AWAY_PING))
                 self._flush_if_elsewhere()
@@ -1329,8 +1333,9 @@ class Http2Connection:
                 elif now_s - stream.stalled_since_s >= settings.stall_s:
                     # The client keeps its window closed; the queue would be held forever.
                     self._fail_stream(stream, Http2ErrorCode.CANCEL)
-        if settings.max_age_s and self._is_going_away and not self._streams and not self._server.is_draining:
-            # GOAWAY was sent at an earlier tick, and the client has opened no stream since.
+        is_left = self._is_going_away and not (self._streams or self.may_open_streams)
+        if settings.max_age_s and is_left and not self._server.is_draining:
+            # GOAWAY was sent at an earlier tick, and the client has read it.
             raise ConnectionFault(Http2ErrorCode.NO_ERROR, "the connection is too old")
         if self._age_end_s and now_s >= self._age_end_s:
             if not self._is_going_away:

@@ -59,6 +59,11 @@ OUTPUT_BYTES = 1 << 20
 """Bytes in a connection's output above which streams keep the rest in their queues."""
 
 
+GOAWAY_S = 5.0
+"""Longest time that a client may take to acknowledge the PING behind the first GOAWAY, until when its new streams are
+accepted. The same as in grpc-go."""
+
+
 class Http2Limits(NamedTuple):
     """Limits that the server's owner sets. Times are in seconds; 0 for an age or a keepalive time means none.
 

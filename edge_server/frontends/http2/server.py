@@ -43,9 +43,6 @@ _ACCEPTS_IN_A_ROW = 64
 _CLEAN_TIMERS_AT = 4096
 """Number of timers at which cancelled ones are removed. Afterwards, twice the number that remained."""
 
-_MAX_GOAWAY_S = 1.0
-"""Longest time to wait, at the end of a drain, until clients acknowledge that they were asked to go."""
-
 _LAST_INPUT_S = 0.5
 """Longest time to wait for a client to close a connection that ends by GOAWAY."""
 
@@ -191,25 +188,28 @@ class Http2Server:
             self._epoll.modify(connection.fd, events)
 
     def begin_drain(self) -> None:
-        """Ask every client, including later ones, to open its next streams elsewhere. Open streams, and new ones that
-        come anyway, are served."""
+        """Ask every client to open its next streams elsewhere. Open streams, and new ones that come anyway, are served.
+
+        Clients that connect later are asked by `stop_accepting`. Asked at once, they would connect again for each of
+        their streams, and Go's client may lose a request that it opens while it reads GOAWAY.
+        """
         self.run_soon(self._begin_drain)
 
-    def stop_accepting(self) -> None:
-        """Stop accepting connections and streams. Open streams continue. *Blocking* for a moment.
+    def stop_accepting(self, timeout_s: float = limits.GOAWAY_S) -> None:
+        """Stop accepting connections and streams. Open streams continue. *Blocking*, for `timeout_s` at most.
 
-        After `begin_drain`, streams are accepted until the clients know that they shall open none, for one second at
-        most.
+        Streams of open connections are accepted until their clients have acknowledged that they shall open none, or
+        `limits.GOAWAY_S` have passed since they were asked.
         """
         if self._thread.is_alive():
             is_done = threading.Event()
-            self.run_soon(lambda: self._stop_accepting(_MAX_GOAWAY_S, is_done.set))
+            self.run_soon(lambda: self._stop_accepting(timeout_s, is_done.set))
             while self._thread.is_alive() and not is_done.wait(0.1):
                 pass  # `stop` may end the thread meanwhile
 
     def stop(self, grace_s: float) -> None:
-        """Stop accepting connections and streams, wait up to `grace_s` for open streams, then close them.
-        *Blocking.*"""
+        """Stop accepting as `stop_accepting` does, wait for open streams, and close those that are left after `grace_s`
+        in all. *Blocking.*"""
         if not self._thread.is_alive():
             self._close_files()
             return
@@ -409,6 +409,8 @@ class Http2Server:
     def _add(self, connection: Http2Connection) -> None:
         self._epoll.register(connection.fd, select.EPOLLIN)
         self._connections[connection.fd] = connection
+        if not self._listeners:
+            connection.begin_going_away()
         connection.flush()
 
     def silent_connections(self) -> list[SilentConnection]:
@@ -475,22 +477,27 @@ class Http2Server:
 
     def _begin_stop(self, grace_s: float) -> None:
         self._stop_at_s = self.now_s + grace_s
-        self._stop_accepting(min(grace_s, _MAX_GOAWAY_S), self._look_whether_over)
+        self._stop_accepting(grace_s, self._look_whether_over)
 
-    def _stop_accepting(self, wait_s: float = 0.0, then: Callable[[], None] = lambda: None) -> None:
+    def _stop_accepting(self, timeout_s: float, then: Callable[[], None]) -> None:
         for listener in list(self._listeners.values()):
             self._accept(listener)  # the kernel resets the connections that wait in its queue
         self._close_listeners()
-        for fd in list(self._handshakes):
-            self._end_handshake(fd).close()
-        self._end_going_away(self.now_s + wait_s, then)
+        self._begin_drain()
+        self._end_going_away(self.now_s + min(timeout_s, limits.GOAWAY_S), then)
 
     def _end_going_away(self, until_s: float, then: Callable[[], None]) -> None:
-        """Send the last GOAWAY when no client opens further streams, or the time has passed. Call `then` after it."""
+        """Send the last GOAWAY when no client opens further streams, or the time has passed. Call `then` after it.
+
+        A client that ends its TLS handshake may have sent a stream with it.
+        """
         connections = list(self._connections.values())
-        if self.now_s < until_s and any(connection.may_open_streams for connection in connections):
+        is_open = bool(self._handshakes) or any(connection.may_open_streams for connection in connections)
+        if is_open and self.now_s < until_s:
             self.call_at(self.now_s + 0.005, partial(self._end_going_away, until_s, then))
             return
+        for fd in list(self._handshakes):
+            self._end_handshake(fd).close()
         for connection in connections:
             connection.end_going_away()
         then()

@@ -126,12 +126,14 @@ class Client:
         says_hello: bool = True,
         receive_buffer: int = 0,
         tls: ssl.SSLContext | None = None,
+        connected: socket.socket | None = None,
     ) -> None:
-        self.socket = socket.socket()
+        self.socket = connected or socket.socket()
         if receive_buffer:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         self.socket.settimeout(WAIT_S)
-        self.socket.connect(("127.0.0.1", server.port))
+        if connected is None:
+            self.socket.connect(("127.0.0.1", server.port))
         if tls is not None:
             self.socket = tls.wrap_socket(self.socket, server_hostname="localhost")
         self.encoder = Encoder()
@@ -196,6 +198,13 @@ class Client:
         while self.receive() is not None:
             pass
         return code
+
+    def acknowledge_goaway(self, *late: Frame) -> None:
+        """Acknowledge the PING behind the first GOAWAY, after frames that were sent before it was read."""
+        assert self.until(GoAwayFrame).last_stream_id == 2**31 - 1
+        question = self.receive()
+        assert isinstance(question, PingFrame)
+        self.send(*late, PingFrame(0, question.opaque_data, flags=["ACK"]))
 
     def check_alive(self) -> None:
         self.send(PingFrame(0, b"are-you?"))

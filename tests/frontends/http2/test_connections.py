@@ -200,6 +200,7 @@ def test_what_a_client_sends_before_it_reads_the_last_goaway_resets_no_connectio
     monkeypatch.setattr(server.http2, "drop", drop_after_a_call)
     stopping = threading.Thread(target=server.http2.stop, args=(server.WAIT_S,))
     stopping.start()
+    client.acknowledge_goaway()
     encode_goaway = client.until(GoAwayFrame)
     assert (encode_goaway.last_stream_id, encode_goaway.error_code) == (0, 0)
     assert client.socket.recv(1) == b""
@@ -207,15 +208,25 @@ def test_what_a_client_sends_before_it_reads_the_last_goaway_resets_no_connectio
     stopping.join()
 
 
-def test_connections_that_were_not_accepted_get_goaway_when_the_server_stops_6_8(serve: Serve) -> None:
-    server = serve()
+@pytest.mark.parametrize("is_tls", [False, True])
+def test_connections_that_were_not_accepted_are_served_when_the_server_stops_6_8(
+    serve: Serve, certificate: tuple[Path, Path], is_tls: bool
+) -> None:
+    accepting, asking = _contexts(certificate, ["h2"]) if is_tls else (None, None)
+    server = serve(tls=accepting)
+    is_done = threading.Event()
 
-    def connect_and_stop() -> Any:
-        client = server.connect()
-        server.http2._stop_accepting()
-        return client
+    def connect_and_stop() -> socket.socket:
+        sock = socket.create_connection(("127.0.0.1", server.port))
+        server.http2._stop_accepting(server.WAIT_S, is_done.set)
+        return sock
 
-    assert server.call(connect_and_stop).until(GoAwayFrame).last_stream_id == 0
+    client = server.connect(tls=asking, connected=server.call(connect_and_stop))
+    client.send(client.headers(1))
+    client.acknowledge_goaway(DataFrame(1, b"abc", flags=["END_STREAM"]))
+    assert client.response(1) == b"abc"
+    assert client.until(GoAwayFrame).last_stream_id == 1
+    assert is_done.wait(server.WAIT_S)
 
 
 def test_ticks_timers_and_calls(serve: Serve) -> None:

@@ -531,7 +531,7 @@ class _Server:
         elif kind == 28:
             self.http2.begin_drain()
         elif kind == 29:
-            self.http2.run_soon(self.http2._stop_accepting)
+            self.http2.run_soon(lambda: self.http2._stop_accepting(5.0, lambda: None))
 
     def _send_frame(self, client: _Socket, kind: int, choice: int, payload: bytes) -> None:
         """`choice` has the stream in three bits, flags in three, and whether the frame comes in pieces."""
