@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -16,17 +17,50 @@ if TYPE_CHECKING:
     from edge_server.client import Tls
 
 
+_aliases: set[str] = set()
+"""Older names of options, which no help shows."""
+
+
 class CommandParser(argparse.ArgumentParser):
-    """Parser of a command's arguments that names the nearest option to one that does not exist."""
+    """Parser of the arguments of a command or subcommand. Its errors name the nearest option, subcommand or choice to
+    one that does not exist."""
+
+    _given: Sequence[str] = ()
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Raises SystemExit also for unknown arguments, so that a subcommand's parser reports its own."""
+        self._given = sys.argv[1:] if args is None else args
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._nearest_option(unknown)}")
+        return found, unknown
 
     def error(self, message: str) -> NoReturn:
-        unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
-        options = re.findall(r"--[a-z][\w-]*", self.format_help()) if unknown else ()
-        super().error(message + (nearest(unknown[1], options) if unknown else ""))
+        if choice := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
+            message += nearest(choice[1], re.findall(r"[^\s',]+", choice[2]))
+        elif option := re.match(r"argument (?:\S+/)?(-\S+): expected (?:one|at least one) argument", message):
+            message = f"{option[1]} needs a value: {option[1]}=..."
+        elif message.startswith("the following arguments are required"):
+            # Perhaps because they are misspelt.
+            for word in self._given:
+                if hint := self._nearest_option([word]):
+                    message += f"; unrecognized arguments: {word}{hint}"
+        super().error(message)
+
+    def _nearest_option(self, words: Sequence[str]) -> str:
+        """Return `, did you mean '...'?` for the first word that is an option of an unknown name, or ""."""
+        name = next((word.partition("=")[0] for word in words if word.startswith("--")), "")
+        if not name or name in _aliases:
+            return ""
+        heads = [line.strip().split("  ")[0] for line in self.format_help().splitlines() if line.startswith("  -")]
+        return nearest(name, [option for head in heads for option in re.findall(r"--[a-z][\w-]*", head)])
 
 
 def add_alias(parser: argparse._ActionsContainer, alias: str, option: argparse.Action) -> None:
     """Accept an older name of an option with one value or none. --help does not show the old name."""
+    _aliases.add(alias)
     if option.nargs == 0:
         parser.add_argument(
             alias, dest=option.dest, action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS

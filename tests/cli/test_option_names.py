@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from edge_server.cli import main
+from edge_server.plugin import own_plugins
 from edge_server.plugins.cameras.commands import stream
 from edge_server.plugins.governor import command as governor
 from edge_server.plugins.tuning import analyze, optimize, perf
@@ -64,9 +66,60 @@ def test_an_invalid_value_names_the_option_as_it_was_spelt(capsys: pytest.Captur
     assert "--version: expected a number" in capsys.readouterr().err
 
 
-def test_an_unknown_option_is_refused_with_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
-    for words, nearest in ((["status", "--wach"], "--watch"), (["perf", "-m=m", "--proto=http"], "--protocol")):
-        with pytest.raises(SystemExit) as caught:
-            main.main(words)
-        assert caught.value.code == 2
-        assert capsys.readouterr().err.endswith(f"unrecognized arguments: {words[-1]}, did you mean '{nearest}'?\n")
+SUBCOMMANDS = {
+    "cameras": ["find"],
+    "fleet": ["status"],
+    "governor": ["simulate", "replay"],
+    "ros": ["bridge", "replay"],
+}
+COMMANDS = [
+    (command, *rest)
+    for command in main.find_all_commands(own_plugins())
+    for rest in ([[word] for word in SUBCOMMANDS.get(command, [])] or [[]])
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_each_command_and_subcommand_names_the_nearest_option(
+    command: Sequence[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, error = run([*command, "--hel"], capsys)
+    assert code in (2, 78)
+    assert error.splitlines()[-1].endswith("--hel, did you mean '--help'?")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("status --wach", "edge-server status: error: unrecognized arguments: --wach, did you mean '--watch'?"),
+        ("perf -m=m --proto=http", "unrecognized arguments: --proto=http, did you mean '--protocol'?"),
+        ("fleet status a --timout=3",
+         "edge-server fleet status: error: unrecognized arguments: --timout=3, did you mean '--timeout'?"),
+        ("governor simulate --sed=3",
+         "edge-server governor simulate: error: unrecognized arguments: --sed=3, did you mean '--seed'?"),
+        # What is missing may be missing because of its spelling.
+        ("perf --modl=m", "required: -m/--model; unrecognized arguments: --modl=m, did you mean '--model'?"),
+        ("perf --version=3", "the following arguments are required: -m/--model"),
+        ("governor simulat", ", did you mean 'simulate'?"),
+        ("cameras fnd", ", did you mean 'find'?"),
+        ("ros bridg", "edge-server ros: there is no command 'bridg', did you mean 'bridge'?"),
+        ("governor simulate --scenario=dead-fam", ", did you mean 'dead-fan'?"),
+        ("chat m --system --seed=3", "edge-server chat: error: --system needs a value: --system=..."),
+        ("perf -m", "edge-server perf: error: --model needs a value: --model=..."),
+    ],
+)  # fmt: skip
+def test_errors_of_options_and_subcommands_name_what_was_meant(
+    words: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, error = run(words.split(), capsys)
+    assert code == 2
+    assert error.endswith(f"{message}\n")
+
+
+def run(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> tuple[object, str]:
+    """Run the program, and return the exit code and the standard error."""
+    try:
+        code: object = main.main(words)
+    except SystemExit as error:
+        code = error.code
+    return code, capsys.readouterr().err

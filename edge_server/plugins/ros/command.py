@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from edge_server.cli.options import add_grpc_address
+from edge_server.config import nearest
 from edge_server.config.setting_sources import set_library_defaults
 
 COMMANDS = {
@@ -28,7 +29,8 @@ def run(arguments: Sequence[str]) -> int:
         return 0 if arguments else 2
     name, *rest = arguments
     if name not in COMMANDS:
-        print(f"edge-server ros: there is no command '{name}'\n{HELP}", file=sys.stderr)
+        hint = nearest(name, COMMANDS) or f"\n{HELP}"
+        print(f"edge-server ros: there is no command '{name}'{hint}", file=sys.stderr)
         return 2
     # Before the modules that import gRPC.
     set_library_defaults()
