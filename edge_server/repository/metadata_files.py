@@ -15,7 +15,7 @@ from edge_server.errors import BadModelConfig
 from edge_server.repository.safe_paths import find_inside
 from edge_server.repository.tflite_metadata import read_tflite_metadata
 
-FILE_NAMES = ("metadata.yaml", "config.json", "preprocessor_config.json", "infer_cfg.yml")
+FILE_NAMES = ("metadata.yaml", "config.json", "preprocessor_config.json", "infer_cfg.yml", "inference.yml")
 
 MAX_PACKED_FILES = 16
 _MAX_DIRECTORY_BYTES = 1 << 16

@@ -22,6 +22,7 @@ from PIL import Image, ImageDraw, ImageFont
 from tritonclient.utils import InferenceServerException
 
 from edge_server.cli.main import main
+from edge_server.plugins.add.text_trial import DRAWN_LINES
 
 PIPELINE = Path(__file__).parent / "pipelines" / "text_in_images"
 NETWORKS = {"text_detector": "EDGE_TEST_TEXT_DETECTOR", "text_recogniser": "EDGE_TEST_TEXT_RECOGNISER"}
@@ -172,16 +173,23 @@ def test_an_invalid_image_is_a_client_error_and_the_next_one_is_read(server: Any
         assert texts(read(client, triton_http, page(LINES[:1]))) == LINES[:1]
 
 
-def test_a_detector_of_text_is_added_by_what_it_sees_in_a_picture_of_text(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("source", ["PP-OCRv6, two files", "PP-OCRv4, a folder with a third network"])
+def test_networks_that_one_command_adds_read_a_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], serve: Callable[..., Any], source: str
 ) -> None:
-    (tmp_path / "page.png").write_bytes(page(LINES[:4]))
-    flags = [f"--model-repository={tmp_path / 'models'}", f"--picture={tmp_path / 'page.png'}"]
-    assert main(["add", os.environ[NETWORKS["text_detector"]], "--name=lines", *flags]) == 0
-    assert "kind    dbnet text; bgr" in capsys.readouterr().out
-    config = (tmp_path / "models/lines/config.pbtxt").read_text()
-    assert '\nparameters { key: "detection_head" value { string_value: "dbnet" } }' in config
-    assert '\n# parameters { key: "detection_text_model" value { string_value: "NAME" } }' in config
+    given = [os.environ[variable] for variable in NETWORKS.values()]
+    if "v4" in source:
+        given = [os.environ.get("EDGE_TEST_RAPIDOCR") or pytest.skip("fetch_pipeline_models.sh fetches PP-OCRv4")]
+    assert main(["add", *given, "--name=page", f"--model-repository={tmp_path}"]) == 0
+    said = capsys.readouterr().out
+    assert [line.rpartition(" ")[0] for line in said.splitlines() if line.startswith("reads")] == [
+        f"reads   '{line}'" for line in DRAWN_LINES
+    ]
+    with serve(tmp_path) as server:
+        status, body = server.request("POST", "/edge/v1/models/page/perception", page(LINES[:4]))
+    assert status == 200, body
+    found = sorted(json.loads(body)["detections"], key=lambda line: line["y_min"])
+    assert [line["text"] for line in found] == LINES[:4]
 
 
 def test_an_unloaded_network_is_named_in_the_error(tmp_path: Path, serve: Callable[..., Any]) -> None:

@@ -1,21 +1,42 @@
-"""Addition of a model to a repository: copies it, looks into it, tries it, writes its configuration, moves it into
-place."""
+"""Addition of a model, or of a text detector and its recogniser, to a repository: copies the files, looks into them,
+tries them, writes the configuration, moves the folders into place."""
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from edge_server.core.model_spec import ModelSpec
-from edge_server.errors import InvalidRequest, LoadError
-from edge_server.plugins.add.new_model import NewModelFiles, copy_files, move_into_place, staging_folder
+from edge_server.core.model_spec import ModelSpec, Recognised
+from edge_server.errors import InvalidRequest, LoadError, Unsupported
+from edge_server.plugins.add.new_model import (
+    NewModelFiles,
+    NewModels,
+    check_is_free,
+    check_name,
+    copy_files,
+    move_into_place,
+    staging_folder,
+)
 from edge_server.plugins.add.picture_trial import PictureTrial, Reading
 from edge_server.plugins.add.runtime_trial import RuntimeTrial, try_runtimes
+from edge_server.plugins.add.text_models import (
+    find_recognisers,
+    is_text_detector,
+    read_as_recogniser,
+    with_text_model,
+)
+from edge_server.plugins.add.text_trial import ReadLine, TextTrial, draw_page, drawn_lines, whole_picture
 from edge_server.plugins.add.written_config import write_config
 from edge_server.plugins.tuning.trial.stored_times import store_times
+from edge_server.plugins.tuning.trial.tensor_files import Tensors
+from edge_server.plugins.vision.demo_picture import PICTURE
+from edge_server.plugins.vision.text_reading import is_recogniser
+from edge_server.protocol.frame_messages import Detection
 from edge_server.repository.resolve_version import ResolveOptions, resolve
 from edge_server.repository.runtime_times import MIN_RATIO
 from edge_server.repository.scan import Scanner
@@ -27,7 +48,9 @@ _MIN_TIME_MS = 1.0
 class TriedModel(NamedTuple):
     """A new model, the layouts that it may have with what each sees, and the times of each runtime.
 
-    `notes` say why something was not recognised or not tried.
+    `notes` say why something was not recognised or not tried. `lines` are what a recogniser of text reads in the
+    picture. `recognisers` are names of those that may read the lines of a text detector; `is_pair`: the only one
+    is added with it.
     """
 
     files: NewModelFiles
@@ -35,6 +58,9 @@ class TriedModel(NamedTuple):
     readings: Sequence[Reading]
     trials: Sequence[RuntimeTrial]
     notes: Sequence[str]
+    lines: Sequence[ReadLine] = ()
+    recognisers: Sequence[str] = ()
+    is_pair: bool = False
 
     @property
     def faster_backend(self) -> str:
@@ -46,38 +72,196 @@ class TriedModel(NamedTuple):
         return fastest if is_faster else ""
 
 
-def add_model(
-    files: NewModelFiles,
-    name: str,
-    repository: Path,
-    picture: Path,
-    settings: Mapping[str, Mapping[str, str]],
-    choose: Callable[[TriedModel], Reading | None],
-    state_dir: str = "",
-) -> tuple[TriedModel, Reading | None, Path]:
-    """Add a model to a repository. Return the trial, the chosen layout, and the model's folder. *Blocking* for seconds.
+class AddedModel(NamedTuple):
+    """A model in its place, its trial, and the layout that was chosen, None for none."""
 
-    `settings` are the server's for each backend. `choose` returns the layout to configure, None for none. The times of
-    the runtimes are stored in `state_dir`, "" for nowhere, where a server finds them. Raises AlreadyExists for a name
-    in use, LoadError if no runtime opens the model, and InvalidRequest for a picture or a repository that cannot be
-    used. Then nothing is left behind.
+    tried: TriedModel
+    chosen: Reading | None
+    folder: Path
+
+
+class Addition:
+    """Addition of new models to one repository.
+
+    `picture` None: a portrait, or drawn lines for models of text. `settings` are the server's for each backend.
+    `choose` returns the layout to configure, None for none. The times of the runtimes are stored in `state_dir`, "" for
+    nowhere, where a server finds them.
     """
-    with staging_folder(repository) as staging, tempfile.TemporaryDirectory(prefix="edge-add-") as scratch:
-        folder = copy_files(files, staging / name)
+
+    def __init__(
+        self,
+        repository: Path,
+        picture: Path | None,
+        settings: Mapping[str, Mapping[str, str]],
+        choose: Callable[[TriedModel], Reading | None],
+        state_dir: str = "",
+    ) -> None:
+        self._repository = repository
+        self._picture = picture
+        self._settings = settings
+        self._choose = choose
+        self._state_dir = state_dir
+
+    def add(self, models: NewModels, name: str) -> list[AddedModel]:
+        """Add the models, of which several must be a text detector and its recogniser. *Blocking* for seconds.
+
+        `name` is that of the model, and of the detector; empty for those of the files. Raises AlreadyExists for a name
+        in use, LoadError if no runtime opens a model, and InvalidRequest for a picture, models or a repository that
+        cannot be used. Then nothing is left behind.
+        """
+        with staging_folder(self._repository) as staging, tempfile.TemporaryDirectory(prefix="edge-add-") as scratch:
+            if len(models.files) > 1:
+                return self._add_text_models(models, name, staging, Path(scratch))
+            (files,) = models.files
+            folder = copy_files(files, staging / (name or files.name))
+            with _naming_sources(files, folder):
+                tried = self._try_model(files, folder, Path(scratch), models.character_files)
+                if any(reading.match.task == "text" for reading in tried.readings):
+                    tried = tried._replace(recognisers=find_recognisers(self._repository))
+                chosen = self._choose(tried)
+                self._configure(folder, tried, chosen)
+            return [AddedModel(tried, chosen, move_into_place(folder, self._repository))]
+
+    def _add_text_models(self, models: NewModels, name: str, staging: Path, scratch: Path) -> list[AddedModel]:
+        detector, recogniser, notes = _sort_text_models(models, staging)
+        names = name or detector.name, f"{name}_recogniser" if name else recogniser.name
+        folders = [staging / item for item in names]
+        for files, folder in zip((detector, recogniser), folders, strict=True):
+            check_name(folder.name)
+            check_is_free(self._repository, folder.name)
+            if folder.exists():
+                raise InvalidRequest(f"both models would be named '{folder.name}': choose a name with --name")
+            (staging / f"{models.files.index(files)}").rename(folder)
+        with _naming_sources(detector, folders[0]):
+            tried = self._try_model(detector, folders[0], scratch, ())
+            tried = tried._replace(notes=[*tried.notes, *notes], recognisers=[names[1]], is_pair=True)
+            chosen = self._choose(tried)
+            if chosen is None or chosen.match.task != "text":
+                raise InvalidRequest(
+                    f"'{detector.path}' finds no text in the picture, and nothing was added: try another with --picture"
+                )
+            chosen = with_text_model(chosen, names[1])
+            self._configure(folders[0], tried, chosen)
+        with _naming_sources(recogniser, folders[1]):
+            seen = chosen.finding.picture
+            lines = None if seen is None else seen.detections
+            read = self._try_model(recogniser, folders[1], scratch, models.character_files, lines)
+            reader = self._choose(read)
+            self._configure(folders[1], read, reader)
+        # The detector last: a server that watches then has its recogniser.
+        places = [move_into_place(folder, self._repository) for folder in reversed(folders)]
+        return [AddedModel(tried, chosen, places[1]), AddedModel(read, reader, places[0])]
+
+    def _try_model(
+        self,
+        files: NewModelFiles,
+        folder: Path,
+        scratch: Path,
+        character_files: Sequence[Path],
+        lines: Sequence[Detection] | None = None,
+    ) -> TriedModel:
+        """Try a model. `lines` are those of the picture for a recogniser of text; None: all, or drawn ones."""
+        spec, metadata = _resolve(folder)
+        if spec.is_decoupled:  # a language model: no request tells how fast it is
+            return TriedModel(files, spec, (), (), ())
+        reader = read_as_recogniser(spec, metadata, character_files)
+        if reader is not None:
+            return self._try_recogniser(files, folder, spec, reader, scratch, lines)
+        if character_files:
+            raise InvalidRequest(f"'{character_files[0]}': expected a recogniser of text, given '{files.path}'")
+        picture = self._read_picture(is_text=is_text_detector(spec, metadata))
+        trial = PictureTrial(spec, metadata, picture)
+        notes = trial.notes
+        trials: Sequence[RuntimeTrial] = ()
         try:
-            tried = _try_model(files, folder, picture, settings, Path(scratch))
-            chosen = choose(tried)
-            write_config(folder, tried.spec, files.backend, chosen, tried.readings, _remarks(tried))
-            _resolve(folder)  # what was written must load
-        except LoadError as error:
-            message = _name_sources(error.message, files, folder)
-            is_named = str(files.path) in message
-            raise type(error)(message if is_named else f"'{files.path}': {message}") from error
+            trials = self._try_runtimes(files, folder, spec, trial.samples, scratch)
+        except InvalidRequest as error:  # a Python model
+            notes.append(f"not tried: {error.message}")
+        outputs = next((item.outputs for item in trials if item.outputs), ())
+        return TriedModel(files, spec, trial.evaluate(outputs), trials, notes)
+
+    def _try_recogniser(
+        self,
+        files: NewModelFiles,
+        folder: Path,
+        spec: ModelSpec,
+        reader: Reading,
+        scratch: Path,
+        lines: Sequence[Detection] | None,
+    ) -> TriedModel:
+        with_characters = replace(spec, recognised=Recognised({}, reader.match.labels, ""))
+        picture = self._read_picture(is_text=True)
+        try:
+            if lines is None:
+                lines = drawn_lines() if self._picture is None else whole_picture(picture)
+            trial = TextTrial(with_characters, picture, lines)
+        except Unsupported as error:
+            return TriedModel(files, spec, (reader,), (), (error.message,))
+        trials = self._try_runtimes(files, folder, spec, trial.samples, scratch)
+        outputs = next((item.outputs for item in trials if item.outputs), ())
+        return TriedModel(files, spec, (reader,), trials, (), trial.read(outputs))
+
+    def _read_picture(self, *, is_text: bool) -> bytes:
+        if self._picture is None and is_text:
+            with contextlib.suppress(Unsupported):  # The trial of a picture says that there is no OpenCV.
+                return draw_page()
+        return (self._picture or PICTURE).read_bytes()
+
+    def _try_runtimes(
+        self, files: NewModelFiles, folder: Path, spec: ModelSpec, samples: Sequence[Tensors], scratch: Path
+    ) -> list[RuntimeTrial]:
+        own_scratch = scratch / folder.name
+        own_scratch.mkdir()
+        found = try_runtimes(folder.parent, folder.name, spec.backend, samples, self._settings, own_scratch)
+        return [item._replace(reason=_name_sources(item.reason, files, folder)) for item in found]
+
+    def _configure(self, folder: Path, tried: TriedModel, chosen: Reading | None) -> None:
+        """Write the configuration, and store the times of the runtimes. Raises LoadError if it does not load."""
+        write_config(
+            folder, tried.spec, tried.files.backend, chosen, tried.readings, _remarks(tried), tried.recognisers
+        )
+        _resolve(folder)
         if tried.trials and not any(-1 in item.dims for item in tried.spec.inputs):
             # Before a watching server loads it. A move keeps the file, so that it is not read again.
             times = {item.backend: min(item.times_ms, default=None) for item in tried.trials}
-            store_times(state_dir, folder / "1" / files.copies[0][1], times)
-        return tried, chosen, move_into_place(folder, repository)
+            store_times(self._state_dir, folder / "1" / tried.files.copies[0][1], times)
+
+
+def _sort_text_models(models: NewModels, staging: Path) -> tuple[NewModelFiles, NewModelFiles, Sequence[str]]:
+    """Copy the models into folders with their numbers as names. Return the text detector, the recogniser, and notes
+    about others. Raises InvalidRequest if there is not one of each."""
+    detectors, recognisers, others = [], [], []
+    for number, files in enumerate(models.files):
+        folder = copy_files(files, staging / f"{number}")
+        with _naming_sources(files, folder):
+            spec, metadata = _resolve(folder)
+            if is_text_detector(spec, metadata):
+                detectors.append(files)
+            elif read_as_recogniser(spec, metadata, models.character_files if is_recogniser(spec) else ()):
+                recognisers.append(files)
+            else:
+                others.append(files)
+    if len(detectors) == len(recognisers) == 1:
+        notes = [f"'{files.path.name}' is left out, it neither finds nor reads lines of text" for files in others]
+        return detectors[0], recognisers[0], notes
+    shown = [f"'{files.path}', a text detector" for files in detectors]
+    shown += [f"'{files.path}', a recogniser of text" for files in recognisers]
+    shown += [f"'{files.path}', which is neither or has no list of characters" for files in others]
+    raise InvalidRequest(
+        f"expected one model, or a text detector and its recogniser, given {'; '.join(shown)}. Add other models one by "
+        "one. A list of characters is a file that ends in .txt"
+    )
+
+
+@contextlib.contextmanager
+def _naming_sources(files: NewModelFiles, folder: Path) -> Iterator[None]:
+    """Name the given files in the message of a LoadError, in place of their copies."""
+    try:
+        yield
+    except LoadError as error:
+        message = _name_sources(error.message, files, folder)
+        is_named = str(files.path) in message
+        raise type(error)(message if is_named else f"'{files.path}': {message}") from error
 
 
 def _name_sources(message: str, files: NewModelFiles, folder: Path) -> str:
@@ -86,26 +270,6 @@ def _name_sources(message: str, files: NewModelFiles, folder: Path) -> str:
         message = message.replace(f"model '{folder.name}' version 1, file '{target}'", f"'{source}'")
         message = message.replace(str(folder / "1" / target), str(source))
     return message.replace(str(folder), str(files.path))
-
-
-def _try_model(
-    files: NewModelFiles, folder: Path, picture: Path, settings: Mapping[str, Mapping[str, str]], scratch: Path
-) -> TriedModel:
-    spec, metadata = _resolve(folder)
-    if spec.is_decoupled:  # a language model: no request tells how fast it is
-        return TriedModel(files, spec, (), (), ())
-    trial = PictureTrial(spec, metadata, picture)
-    notes = trial.notes
-    trials: Sequence[RuntimeTrial] = ()
-    try:
-        trials = [
-            item._replace(reason=_name_sources(item.reason, files, folder))
-            for item in try_runtimes(folder.parent, folder.name, spec.backend, trial.samples, settings, scratch)
-        ]
-    except InvalidRequest as error:  # a Python model
-        notes.append(f"not tried: {error.message}")
-    outputs = next((item.outputs for item in trials if item.outputs), ())
-    return TriedModel(files, spec, trial.evaluate(outputs), trials, notes)
 
 
 def _resolve(folder: Path) -> tuple[ModelSpec, Mapping[str, str]]:

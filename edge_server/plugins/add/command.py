@@ -15,11 +15,10 @@ from edge_server.config.setting_sources import process_environment
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import InvalidRequest
 from edge_server.plugin import own_plugins
-from edge_server.plugins.add.add_model import TriedModel, add_model
-from edge_server.plugins.add.new_model import check_is_free, check_name, find_source
+from edge_server.plugins.add.add_model import Addition, TriedModel
+from edge_server.plugins.add.new_model import check_is_free, check_name, find_sources
 from edge_server.plugins.add.picture_trial import Reading, decide
 from edge_server.plugins.add.printed_report import print_next_steps, print_report, say
-from edge_server.plugins.vision.demo_picture import PICTURE
 
 _DEFAULT_REPOSITORY = Path("model_repository")
 _MAX_CHOICES = 9
@@ -32,13 +31,12 @@ def run(arguments: Sequence[str]) -> int:
     config = parse_serve(["--print-config", *flags], process_environment(), own_plugins()).config
     local = (Path(path) for path in config.repository.paths if "://" not in path)
     repository = options.model_repository or next(local, _DEFAULT_REPOSITORY)
-    picture = options.picture or PICTURE
-    files = find_source(options.file)
-    name = options.name or files.name
+    models = find_sources(options.file)
+    name = options.name or models.files[0].name
     check_name(name)
     check_is_free(repository, name)
-    if not picture.is_file():
-        raise InvalidRequest(f"--picture={picture}: there is no such file")
+    if options.picture is not None and not options.picture.is_file():
+        raise InvalidRequest(f"--picture={options.picture}: there is no such file")
     with contextlib.ExitStack() as busy:
         busy.enter_context(busy_line(f"trying {name}"))
 
@@ -46,9 +44,9 @@ def run(arguments: Sequence[str]) -> int:
             busy.close()
             return _choose(tried)
 
-        state_dir = config.repository.state_dir
-        tried, chosen, folder = add_model(files, name, repository, picture, config.backends, choose, state_dir)
-    print_next_steps(tried.spec, chosen, folder)
+        addition = Addition(repository, options.picture, config.backends, choose, config.repository.state_dir)
+        added = addition.add(models, options.name)
+    print_next_steps(added)
     return ExitCode.OK
 
 
@@ -61,8 +59,10 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "file", type=Path, metavar="FILE", help="model file that a runtime reads, or the folder of an export"
-    )
+        "file", type=Path, nargs="+", metavar="FILE",
+        help="model file that a runtime reads, or the folder of an export; or a text detector, its recogniser, and if "
+        "need be a text file with its characters",
+    )  # fmt: skip
     parser.add_argument("--name", default="", help="name of the model (default: that of the file)")
     parser.add_argument(
         "--model-repository", type=Path, metavar="DIR",
@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--picture", type=Path, metavar="FILE",
-        help="picture to try it on, of something that it detects (default: a portrait)",
+        help="picture to try it on, of something that it detects (default: a portrait, or drawn lines of text)",
     )  # fmt: skip
     return parser
 

@@ -14,7 +14,7 @@ import itertools
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +34,10 @@ _TOKENIZER, _DETOKENIZER = "openvino_tokenizer.xml", "openvino_detokenizer.xml"
 _WHOLE_FOLDERS = ("genai_config.json", _TOKENIZER)
 """Files that mark a folder whose files belong together, a language model."""
 _SAVED_MODEL = "saved_model.pb"
+_GENERIC_NAMES = ("inference", "model")
+"""Names of files that say nothing, in a folder that does."""
+MAX_TOGETHER = 4
+"""Maximum number of models that are added together."""
 
 
 class NewModelFiles(NamedTuple):
@@ -51,6 +55,37 @@ class NewModelFiles(NamedTuple):
         return sum(file.stat().st_size for file in files if file.is_file())
 
 
+class NewModels(NamedTuple):
+    """Models that are added together, and files that may list the characters of a recogniser of text."""
+
+    files: tuple[NewModelFiles, ...]
+    character_files: tuple[Path, ...] = ()
+
+
+def find_sources(paths: Sequence[Path]) -> NewModels:
+    """Return the models that files and folders name. A text file beside others lists characters.
+
+    A folder with several ONNX files has several models. Raises InvalidRequest.
+    """
+    character_files = [path for path in paths if path.suffix.lower() == ".txt" and len(paths) > 1 and path.is_file()]
+    given = [path for path in paths if path not in character_files]
+    files: list[NewModelFiles] = []
+    for path in given:
+        names = _entries(path) if path.is_dir() else []
+        several = [name for name in names if name.endswith(".onnx")]
+        if len(several) > 1 and not any(mark in names for mark in _WHOLE_FOLDERS):
+            files += [find_source(path / name) for name in several[: MAX_TOGETHER + 1]]
+            character_files += [path / name for name in names if name.endswith(".txt")][:MAX_TOGETHER]
+        else:
+            files.append(find_source(path))
+    if not 1 <= len(files) <= MAX_TOGETHER:
+        raise InvalidRequest(
+            f"expected one model, or a text detector and its recogniser, given {len(files)} models"
+            + (f" in '{given[0]}'; name the file itself" if len(given) == 1 else "")
+        )
+    return NewModels(tuple(files), tuple(character_files))
+
+
 def find_source(path: Path) -> NewModelFiles:
     """Return the files of the model that `path`, a file or a folder, names. Raises InvalidRequest."""
     if not path.exists():
@@ -62,7 +97,8 @@ def find_source(path: Path) -> NewModelFiles:
     return found
 
 
-def _of_folder(folder: Path) -> NewModelFiles:
+def _entries(folder: Path) -> list[str]:
+    """Return the sorted names in a folder, at most _MAX_ENTRIES. Raises InvalidRequest."""
     try:
         with os.scandir(folder) as entries:
             names = sorted(entry.name for entry in itertools.islice(entries, _MAX_ENTRIES + 1))
@@ -70,6 +106,11 @@ def _of_folder(folder: Path) -> NewModelFiles:
         raise InvalidRequest(f"'{folder}' cannot be read: {error.strerror}") from None
     if len(names) > _MAX_ENTRIES:
         raise InvalidRequest(f"'{folder}': expected at most {_MAX_ENTRIES} files, given more; name the model's file")
+    return names
+
+
+def _of_folder(folder: Path) -> NewModelFiles:
+    names = _entries(folder)
     name = folder.resolve().name
     if "config.pbtxt" in names or any(parse_version(entry) is not None for entry in names):
         raise InvalidRequest(f"'{folder}' is already the folder of a model: copy it into the repository as it is")
@@ -85,7 +126,11 @@ def _of_folder(folder: Path) -> NewModelFiles:
     if len(models) != 1:
         given = ", ".join(f"'{entry}'" for entry in (models or names)[:8]) or "nothing"
         raise InvalidRequest(f"'{folder}': expected a folder with one model, given {given}; name the file itself")
-    return _of_file(folder / models[0])
+    found = _of_file(folder / models[0])
+    if found.name in _GENERIC_NAMES:  # PaddleOCR and Hugging Face name all files alike.
+        path = folder.resolve()
+        return found._replace(name=path.parent.name if path.name == "onnx" else path.name)
+    return found
 
 
 def _of_file(path: Path) -> NewModelFiles:

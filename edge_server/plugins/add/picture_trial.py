@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 from edge_server.core.model_spec import ModelSpec, Recognised
@@ -110,7 +109,7 @@ class PictureTrial:
     `samples` are the inputs on which to run the model; `evaluate` takes its outputs.
     """
 
-    def __init__(self, spec: ModelSpec, metadata: Mapping[str, str], picture: Path) -> None:
+    def __init__(self, spec: ModelSpec, metadata: Mapping[str, str], picture: bytes) -> None:
         """Raises InvalidRequest for a picture that cannot be read."""
         self._spec = spec
         self._readings = [reading for match in candidates(spec, metadata) for reading in _variants(match)]
@@ -123,7 +122,7 @@ class PictureTrial:
         except Unsupported as error:
             self.notes.append(error.message)
 
-    def _fit_picture(self, picture: Path) -> None:
+    def _fit_picture(self, picture: bytes) -> None:
         size_bytes = 0
         for reading in self._readings:
             key = _image_parameters(reading.match)
@@ -179,8 +178,8 @@ class _FittedSamples(NamedTuple):
     fits: tuple[FittedPicture, FittedPicture]
 
     @classmethod
-    def make(cls, model: str, images: ImagePlan, picture: Path) -> _FittedSamples:
-        seen, picture_fit = images.fit_file(picture.read_bytes(), model=model)
+    def make(cls, model: str, images: ImagePlan, picture: bytes) -> _FittedSamples:
+        seen, picture_fit = images.fit_file(picture, model=model)
         unseen, noise_fit = images.fit(make_noise(), Color.BGR, model=model)
         samples = tuple({name: item.array for name, item in images.inputs(image).items()} for image in (seen, unseen))
         return cls(images, (samples[0], samples[1]), (picture_fit, noise_fit))

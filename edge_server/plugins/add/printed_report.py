@@ -9,15 +9,15 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
 
 from edge_server.cli.console import clean, render
 from edge_server.core.model_spec import InputSpec, ModelSpec
 from edge_server.core.tensor import DType
-from edge_server.plugins.add.add_model import TriedModel
+from edge_server.plugins.add.add_model import AddedModel, TriedModel
 from edge_server.plugins.add.picture_trial import MAX_SEEN, Reading, describe_seen
 from edge_server.plugins.add.runtime_trial import RuntimeTrial
-from edge_server.plugins.add.written_config import describe_tensor
+from edge_server.plugins.add.text_models import READER
+from edge_server.plugins.add.written_config import describe_tensor, parameter_line
 
 _WIDTH = 80
 _MAX_LINES = 4
@@ -57,6 +57,8 @@ def print_report(tried: TriedModel, shown: Sequence[Reading], chosen: Reading | 
             say("the file does not say it, but this layout alone sees something in the picture", "chosen")
         _print_evidence(chosen)
         _print_finding(chosen)
+        for line in tried.lines:
+            say(f"{line.text!r} {line.score:.2f}" if line.text else "nothing", "reads")
     elif shown:
         say("not certain, as the file does not say it; it may be one of these", "kind")
     elif not tried.notes and not spec.is_decoupled:
@@ -69,6 +71,9 @@ def print_report(tried: TriedModel, shown: Sequence[Reading], chosen: Reading | 
             _print_evidence(reading)
         explained.add(reading.match.layout)
         _print_finding(reading)
+    if chosen is not None and chosen.match.task == "text" and len(tried.recognisers) == 1:
+        verb = "names" if tried.is_pair else "may name"
+        say(f"detection_text_model of its config.pbtxt {verb} {tried.recognisers[0]}", "reader")
     _print_trials(tried.trials)
     if tried.faster_backend:
         say(f'{tried.faster_backend} was faster here: backend: "{tried.faster_backend}" in config.pbtxt chooses it')
@@ -115,12 +120,17 @@ def _print_trials(trials: Sequence[RuntimeTrial]) -> None:
             say(f"{item.backend}: {item.reason}")
 
 
-def print_next_steps(spec: ModelSpec, chosen: Reading | None, folder: Path) -> None:
-    """Print how to serve and to ask a model that is in its place."""
-    print(f"{WROTE}{folder}")
+def print_next_steps(added: Sequence[AddedModel]) -> None:
+    """Print how to serve and to ask models that are in their place."""
+    for item in added:
+        print(f"{WROTE}{item.folder}")
+    tried, chosen, folder = added[0]
+    spec = tried.spec
     print(f"\nServe it:\n  edge-server serve --model-repository={shlex.quote(str(folder.parent))}")
     name = shlex.quote(spec.name)
-    if chosen is not None:
+    if chosen is not None and chosen.match.layout == READER:
+        print(f"Name it in the config.pbtxt of a text detector:\n  {parameter_line('detection_text_model', spec.name)}")
+    elif chosen is not None:
         print(f"Ask it:\n  curl --data-binary @picture.jpg {_URL}/edge/v1/models/{name}/perception")
     elif spec.is_decoupled:
         print(f"Talk to it:\n  edge-server chat {name}")

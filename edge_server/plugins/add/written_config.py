@@ -20,8 +20,6 @@ _WIDTH = 100
 _MEANINGS = {item.key: item for item in (*image_parameters.PARAMETERS, *output_parameters.PARAMETERS)}
 _OFTEN_CHANGED = {"detection_score_threshold": "0.25", "track": "bytetrack"}
 """Parameters of a detector that are written as comments, with a value."""
-_CHANGED_FOR_TEXT = {"detection_text_model": "NAME"}
-"""The same of a detector of text."""
 
 
 def write_config(
@@ -31,11 +29,12 @@ def write_config(
     chosen: Reading | None,
     readings: Sequence[Reading],
     remarks: Sequence[str],
+    recognisers: Sequence[str] = (),
 ) -> None:
     """Write config.pbtxt, and the labels of the chosen layout, into the folder of a new model.
 
     `backend` is empty if the files decide it. The other `readings` are written as comments. `remarks` come first.
-    Raises OSError.
+    `recognisers` may read the lines of a text detector. Raises OSError.
     """
     parameters = chosen.match.parameters if chosen is not None else {}
     lines = [*_comments(remarks), *_comments(["The file says the rest, which therefore is not repeated here:"])]
@@ -49,10 +48,13 @@ def write_config(
         lines += _comments(f"Not proven: {doubt}." for doubt in chosen.match.doubts)
         lines += [*_parameters(parameters), *_labels(folder, spec, chosen)]
         if "detection_head" in parameters:
-            usual = _CHANGED_FOR_TEXT if parameters["detection_head"] == HeadKind.DBNET.value else _OFTEN_CHANGED
+            is_text = parameters["detection_head"] == HeadKind.DBNET.value
+            text_model = recognisers[0] if len(recognisers) == 1 else "NAME"
+            usual = {"detection_text_model": text_model} if is_text else _OFTEN_CHANGED
             more = {key: text for key, text in usual.items() if key not in parameters}
-            lines += ["", "# Often changed:"]
-            lines += [line if line.startswith("#") else f"# {line}" for line in _parameters(more)]
+            if more:
+                lines += ["", "# Often changed:"]
+                lines += [line if line.startswith("#") else f"# {line}" for line in _parameters(more)]
     others = [reading for reading in readings if reading is not chosen and reading.is_shown]
     if others and chosen is None:
         lines += ["", *_comments(["NOT DECIDED. Remove the '# ' before the parameters of one of these:"])]
@@ -60,7 +62,7 @@ def write_config(
         lines += ["", *_comments(["Not chosen:"])]
     for number, reading in enumerate(others, 1):
         lines += ["#", *_comments([f"{number}. {reading.title}: {reading.describe()}"])]
-        lines += [f"# {_parameter(key, text)}" for key, text in reading.match.parameters.items()]
+        lines += [f"# {parameter_line(key, text)}" for key, text in reading.match.parameters.items()]
     if chosen is None and others:
         lines += ["#", *_comments(["Names of the classes come from a file beside this one, one a line:"])]
         lines += [f'# output {{ name: {_quoted(item.name)} label_filename: "{LABELS}" }}' for item in spec.outputs]
@@ -81,10 +83,11 @@ def _parameters(parameters: Mapping[str, str]) -> Iterator[str]:
         known = _MEANINGS.get(key)
         if known is not None:
             yield from _comments([f"{known.meaning} ({known.value})"])
-        yield _parameter(key, text)
+        yield parameter_line(key, text)
 
 
-def _parameter(key: str, text: str) -> str:
+def parameter_line(key: str, text: str) -> str:
+    """Return the line of config.pbtxt that states a parameter."""
     return f"parameters {{ key: {_quoted(key)} value {{ string_value: {_quoted(text)} }} }}"
 
 

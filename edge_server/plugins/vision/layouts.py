@@ -24,6 +24,7 @@ from edge_server.plugins.vision.exporters import (
     hugging_face,
     openvino_model_info,
     paddle_detection,
+    paddle_ocr,
     tflite_support,
     ultralytics,
 )
@@ -256,6 +257,7 @@ _PARSERS: Mapping[str, Callable[[Mapping[str, str]], ExportedMetadata | None]] =
     "a YOLO export": ultralytics.read_metadata,
     "Hugging Face's transformers": hugging_face.read_metadata,
     "PaddleDetection": paddle_detection.read_metadata,
+    "PaddleOCR": paddle_ocr.read_metadata,
     "OpenVINO's model_info": openvino_model_info.read_metadata,
     "TFLite Support": tflite_support.read_metadata,
 }
@@ -433,7 +435,8 @@ class _Model:
             yield "only the shapes speak for this layout"
         for symbol, value in layout.usual.items():
             yield f"{symbol} = {value} is assumed"
-        yield "the class names are unknown"
+        if layout.task != "text":
+            yield "the class names are unknown"
 
     def _other_inputs(self, layout: Layout) -> dict[str, str]:
         """Return the parameters for the inputs beside the picture. Raises UnfitMetadataError for unknown ones."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 METADATA_KEYS = frozenset({
     "stride", "character", "model_info/model_type", "metadata.yaml", "metadata.json", "packed/metadata.json",
-    "config.json", "infer_cfg.yml", "tflite_metadata",
+    "config.json", "infer_cfg.yml", "inference.yml", "tflite_metadata",
 })  # fmt: skip
 """Keys of metadata, one of which every known exporter of image models writes."""
 

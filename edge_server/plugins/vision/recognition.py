@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from edge_server.core.model_spec import ModelSpec, Recognised
 from edge_server.errors import BadModelConfig
-from edge_server.plugins.vision.exporters.exported_metadata import MAX_LABELS, UnfitMetadataError, printable
+from edge_server.plugins.vision.exporters.exported_metadata import UnfitMetadataError
+from edge_server.plugins.vision.exporters.paddle_ocr import read_characters
 from edge_server.plugins.vision.layouts import find_stated_layout, find_unmistakable_layout
 
 _HEAD_KEYS = ("detection_head", "class_output", "mask_output", "depth_output", "anomaly_output")
@@ -29,12 +30,13 @@ def recognise(spec: ModelSpec, metadata: Mapping[str, str]) -> Recognised | None
     otherwise wins. If the metadata do not fit the model, nothing is recognised and the note says why. Raises
     BadModelConfig for a wrong parameter of the configuration, also for a head that metadata and shapes disprove.
     """
-    if "stride" not in metadata and "character" in metadata:
-        return _recognise_characters(spec, metadata["character"])
     if any(key in spec.parameters for key in _HEAD_KEYS):
         _check_stated_head(spec, metadata)
         return None
     try:
+        reader = recognise_text_reader(spec, metadata)
+        if reader is not None:
+            return reader
         found = find_stated_layout(spec, metadata)
     except UnfitMetadataError as error:
         return Recognised({}, {}, str(error))
@@ -68,15 +70,16 @@ def _check_stated_head(spec: ModelSpec, metadata: Mapping[str, str]) -> None:
         )
 
 
-def _recognise_characters(spec: ModelSpec, text: str) -> Recognised | None:
-    """Return the labels of a recogniser of text of PP-OCR: a character in each line, and a space after the last.
+def recognise_text_reader(spec: ModelSpec, metadata: Mapping[str, str]) -> Recognised | None:
+    """Return the labels of a recogniser of text, which are its characters.
 
-    None if the model has other outputs than one with a score for each of them and for the blank.
+    None if the metadata list none, or if the model has other outputs than one with a score for each of them and for the
+    blank. Raises UnfitMetadataError.
     """
-    if len(spec.outputs) != 1 or text.count("\n") >= MAX_LABELS:
+    labels = read_characters(metadata)
+    if not labels or len(spec.outputs) != 1:
         return None
     (output,) = spec.outputs
-    labels = (*map(printable, text.split("\n")), " ")
     if not output.dims or output.dims[-1] != len(labels) + 1:
         return None
     return Recognised({}, {output.name: labels}, f"recognised by its metadata: text of {len(labels)} characters")

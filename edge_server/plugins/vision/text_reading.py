@@ -2,13 +2,14 @@
 its scores.
 
 The recogniser is a model of its own, as in PP-OCR: its input is [3, height, any width], its output gives scores for a
-blank and for each character at each step along the line (CTC). Its labels are the characters.
+blank and for each character at each step along the line (CTC). Its labels are the characters. An input of any height
+gets lines of 48 pixels, as PP-OCR since version 3.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -36,6 +37,9 @@ MAX_AT_ONCE = 8
 MIN_WIDTH, WIDTH_STEP, MAX_WIDTH = 320, 64, 4096
 """Widths of the recogniser's input, in pixels: at least that of its training, few different ones, and bounded."""
 
+_USUAL_HEIGHT = 48
+"""Height of a line, in pixels, for a recogniser that takes any."""
+
 MAX_LINE_PIXELS = 1 << 22
 """Maximum number of pixels of a line in the frame; larger ones are not read."""
 
@@ -44,7 +48,7 @@ _TALL = 1.5
 
 
 @dataclass(frozen=True, slots=True)
-class _Recogniser:
+class Recogniser:
     """A recogniser as it is read from its specification. `characters` are those of the scores after the blank."""
 
     name: str
@@ -67,20 +71,29 @@ def read_text(
     text. Raises UnknownModel, NotReady and other errors of the recogniser, and InvalidRequest if the model is none.
     """
     found = list(detections)
-    lines = [(index, line) for index, one in enumerate(found) if (line := _find_line(one)) is not None]
-    if not lines:
+    if all(one.rotated is None for one in found):
         return tuple(found)
     handle = service.find(model, None)
-    recogniser = _read_spec(handle.spec)
-    # Lines of similar lengths go together. Tall ones are turned.
+    recogniser = make_recogniser(handle.spec)
+    for indices, tensor in line_batches(recogniser, bgr, found):
+        outputs = {item.name: item.array for item in _run(handle, tensor, priority).outputs}
+        for index, (text, score) in zip(indices, decode_lines(recogniser, outputs, len(indices)), strict=True):
+            found[index] = replace(found[index], text=text, text_score=score)
+    return tuple(found)
+
+
+def line_batches(
+    recogniser: Recogniser, bgr: Pixels, detections: Sequence[Detection]
+) -> Iterator[tuple[Sequence[int], Tensor]]:
+    """Yield inputs for a recogniser, each with the indices of the detections whose lines are in it.
+
+    Lines of similar lengths go together. Tall ones are turned.
+    """
+    lines = [(index, line) for index, one in enumerate(detections) if (line := _find_line(one)) is not None]
     lines.sort(key=lambda item: max(item[1].width / item[1].height, item[1].height / item[1].width))
     for start in range(0, len(lines), recogniser.at_once):
         part = lines[start : start + recogniser.at_once]
-        tensor = _input(recogniser, [_cut(bgr, line) for _, line in part])
-        texts = _decode(recogniser, _run(handle, tensor, priority), len(part))
-        for (index, _), (text, score) in zip(part, texts, strict=True):
-            found[index] = replace(found[index], text=text, text_score=score)
-    return tuple(found)
+        yield [index for index, _ in part], _input(recogniser, [_cut(bgr, line) for _, line in part])
 
 
 class _Line(NamedTuple):
@@ -118,22 +131,19 @@ def _cut(bgr: Pixels, line: _Line) -> Pixels:
     return np.rot90(pixels) if height >= _TALL * width else pixels
 
 
-def _read_spec(spec: ModelSpec) -> _Recogniser:
-    """Raises InvalidRequest for a model that is no recogniser of text."""
-    shape: tuple[int, ...] = ()
-    if len(spec.inputs) == 1 and len(spec.outputs) == 1:
+def make_recogniser(spec: ModelSpec) -> Recogniser:
+    """Return the recogniser that a model is. Raises InvalidRequest for a model that is none, or without characters."""
+    if is_recogniser(spec):
         given, output = spec.inputs[0], spec.outputs[0]
-        shape = drop_batch_dim(spec, given, 3)
+        height = drop_batch_dim(spec, given, 3)[1]
         characters = spec.labels_of(output)
-        steps = drop_batch_dim(spec, output, 2)
-        is_fit = len(shape) == 3 and shape[0] == 3 and shape[1] > 0 and shape[2] == -1 and given.dtype is DType.FP32
-        if is_fit and len(steps) == 2 and characters and steps[1] in (-1, len(characters) + 1):
+        if characters and drop_batch_dim(spec, output, 2)[1] in (-1, len(characters) + 1):
             has_batches = spec.max_batch_size > 0
             is_open = not has_batches and len(given.dims) == 4 and given.dims[0] == -1
             at_once = min(spec.max_batch_size, MAX_AT_ONCE) if has_batches else MAX_AT_ONCE if is_open else 1
-            return _Recogniser(
-                spec.name, given.name, given.dtype, shape[1], output.name, output.dtype,
-                has_batches or len(given.dims) == 4, at_once, characters,
+            return Recogniser(
+                spec.name, given.name, given.dtype, _USUAL_HEIGHT if height == -1 else height, output.name,
+                output.dtype, has_batches or len(given.dims) == 4, at_once, characters,
             )  # fmt: skip
     inputs = ", ".join(f"'{item.name}' {item.dtype.value} {list(item.dims)}" for item in spec.inputs)
     outputs = ", ".join(
@@ -145,7 +155,15 @@ def _read_spec(spec: ModelSpec) -> _Recogniser:
     )
 
 
-def _input(recogniser: _Recogniser, lines: Sequence[Pixels]) -> Tensor:
+def is_recogniser(spec: ModelSpec) -> bool:
+    """Return whether inputs and outputs are those of a recogniser of text."""
+    if len(spec.inputs) != 1 or len(spec.outputs) != 1 or spec.inputs[0].dtype is not DType.FP32:
+        return False
+    shape, steps = drop_batch_dim(spec, spec.inputs[0], 3), drop_batch_dim(spec, spec.outputs[0], 2)
+    return len(shape) == 3 and shape[0] == 3 and shape[1] != 0 and shape[2] == -1 and len(steps) == 2
+
+
+def _input(recogniser: Recogniser, lines: Sequence[Pixels]) -> Tensor:
     """Return lines of -1 to 1, all of one width: 0 follows the shorter ones."""
     cv2, height = opencv(), recogniser.height
     widths = [min(math.ceil(line.shape[1] / line.shape[0] * height), MAX_WIDTH) for line in lines]
@@ -170,11 +188,12 @@ def _run(handle: Handle, tensor: Tensor, priority: int) -> Response:
     return response
 
 
-def _decode(recogniser: _Recogniser, response: Response, count: int) -> Iterator[tuple[str, float]]:
+def decode_lines(
+    recogniser: Recogniser, outputs: Mapping[str, npt.NDArray[Any]], count: int
+) -> Iterator[tuple[str, float]]:
     """Yield text and score of each line: the characters that are best at a step, but neither blank nor the step before
     again, and the mean of their scores. Raises BackendError for an output of another shape."""
-    arrays: dict[str, npt.NDArray[Any]] = {item.name: item.array for item in response.outputs}
-    array = arrays.get(recogniser.output_name)
+    array = outputs.get(recogniser.output_name)
     if array is None:
         raise BackendError(f"model '{recogniser.name}': expected an output '{recogniser.output_name}'")
     scores = as_floats(array, recogniser.output_dtype)

@@ -17,6 +17,7 @@ _FILES = (
     "packed/metadata.json",
     "tflite_metadata",
     "packed/labels.txt",
+    "inference.yml",
 )
 _MODEL_INFO = ("model_type", "labels", "resize_type", "mean_values", "scale_values", "pad_value")
 _KEYS = ("stride", "task", "names", "imgsz", "end2end", "kpt_shape", "args", "version", "head")
@@ -49,6 +50,10 @@ def seeds() -> Iterable[bytes]:
         "outputs": [{"name": "output0", "type": "UINT8", "axis_labels": "labels.txt", "scale": 0.5, "zero_point": 0}],
     }
     yield b"\x46" + b"\x1e" * 5 + json.dumps(lite).encode() + b"\x1ea\nb"
+    decoder = "PostProcess:\n  name: DBPostProcess\n  box_thresh: 0.6\nPreProcess:\n  transform_ops:\n"
+    yield b"\x40" + b"\x1e" * 7 + f"{decoder}  - DetResizeForTest:\n      resize_long: 96".encode()
+    reader = 'PostProcess:\n  name: CTCLabelDecode\n  character_dict:\n  - a\n  - "\\u3000"'
+    yield b"\x40" + b"\x1e" * 7 + reader.encode()
     yield b"\x80" + "\n".join(("YOLO", "a b", "crop", "1 2 3", "255", "114")).encode()
     yield ("\0" + "32\ndetect\n" + "[" * 400).encode()
 
@@ -75,5 +80,6 @@ def check(data: bytes) -> None:
     if found is not None:
         assert found.note.isprintable(), found.note
         assert len(found.note) < 400, found.note
-        assert bool(found.labels) == bool(found.parameters), found
+        is_text = "inference.yml" in metadata  # has one of them
+        assert bool(found.labels) == bool(found.parameters) or is_text, found
         assert all(label.isprintable() for labels in found.labels.values() for label in labels), found

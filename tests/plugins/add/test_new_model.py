@@ -16,6 +16,7 @@ from edge_server.plugins.add.new_model import (
     check_name,
     copy_files,
     find_source,
+    find_sources,
     move_into_place,
     staging_folder,
 )
@@ -69,6 +70,40 @@ def test_the_files_of_a_model_get_the_names_that_runtimes_expect(
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_bytes(b"x")
     assert files_of(copy_files(find_source(tmp_path / given), tmp_path / "made" / "m")) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "models", "texts"),
+    [
+        (["det.onnx", "rec.onnx", "keys.txt"], ["det", "rec"], ["keys.txt"]),
+        (["ocr"], ["cls", "det", "rec"], ["keys.txt"]),
+        (["PP-OCRv5_det", "PP-OCRv5_rec"], ["PP-OCRv5_det", "PP-OCRv5_rec"], []),
+        (["hub/onnx"], ["hub"], []),
+        (["forest.txt"], ["forest"], []),
+    ],
+)
+def test_several_models_and_a_list_of_characters_are_named_at_once(
+    tmp_path: Path, given: list[str], models: list[str], texts: list[str]
+) -> None:
+    for name in (
+        "det.onnx", "rec.onnx", "keys.txt", "forest.txt", "ocr/det.onnx", "ocr/rec.onnx", "ocr/cls.onnx",
+        "ocr/keys.txt", "PP-OCRv5_det/inference.onnx", "PP-OCRv5_rec/inference.onnx", "hub/onnx/model.onnx",
+    ):  # fmt: skip
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_bytes(b"x")
+    found = find_sources([tmp_path / name for name in given])
+    assert [files.name for files in found.files] == models
+    assert [path.name for path in found.character_files] == texts
+
+
+def test_more_models_than_belong_together_are_refused(tmp_path: Path) -> None:
+    for number in range(9):
+        (tmp_path / f"{number}.onnx").write_bytes(b"x")
+    with pytest.raises(InvalidRequest, match="expected one model, or a text detector and its recogniser, given 5"):
+        find_sources([tmp_path])
+    (tmp_path / "a.txt").touch()
+    with pytest.raises(InvalidRequest, match="expected one model, or a text detector and its recogniser, given 0"):
+        find_sources([tmp_path / "a.txt", tmp_path / "a.txt"])
 
 
 def test_weights_beside_an_onnx_file_are_copied_under_their_name(tmp_path: Path) -> None:

@@ -265,6 +265,92 @@ def test_metadata_that_do_not_fit_say_why(name: str) -> None:
     assert time.process_time() - began_s < 2
 
 
+PADDLE_DETECTOR = """Global:
+  model_name: PP-OCRv5_mobile_det
+Hpi:
+  backend_configs:
+    paddle_infer: &id001
+      x: {}
+PreProcess:
+  transform_ops:
+  - DecodeImage:
+      channel_first: false
+      img_mode: BGR
+  - DetLabelEncode: null
+  - DetResizeForTest:
+      resize_long: 900
+  - NormalizeImage:
+      mean:
+      - 0.485
+      - 0.456
+      - 0.406
+      order: hwc
+      scale: 1./255.
+      std: [0.229, 0.224, 0.225]
+  - ToCHWImage: null
+PostProcess:
+  name: DBPostProcess
+  thresh: 0.3
+  box_thresh: 0.6
+  unclip_ratio: 1.5
+"""
+PADDLE_READER = """PostProcess:
+  name: CTCLabelDecode
+  character_dict:
+  - \u3000
+  - '!'
+  - \'\'\'\'
+  - "\\u00e9"
+  - '"'
+  - '-'
+"""
+_MAP = {"fetch_name_0": (1, -1, -1)}
+_SCORES = {"fetch_name_0": (-1, 8)}
+
+
+def test_a_text_detector_of_paddleocr_states_its_input_and_decoding() -> None:
+    found = recognise(network(_MAP, image=(3, -1, -1)), {"inference.yml": PADDLE_DETECTOR})
+    assert found is not None
+    assert found.note == "recognised by its metadata: PaddleOCR text detector"
+    assert found.parameters == {
+        "detection_head": "dbnet", "detection_score_threshold": "0.6", "detection_unclip_ratio": "1.5",
+        "image_color": "bgr", "image_fit": "letterbox", "image_scale": "1/255", "image_mean": "0.485,0.456,0.406",
+        "image_stddev": "0.229,0.224,0.225", "network_image_width": "928", "network_image_height": "928",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("resize_long: 900", "resize_long: 1e9", "expected resize_long of 32 to 16384"),
+        ("resize_long: 900", "resize_long: nan", "expected 1 numbers as inference.yml: resize_long"),
+        ("scale: 1./255.", "scale: 7", "expected scale 1./255. or null"),
+        ("      - 0.406\n", "", "expected 3 numbers as mean"),
+        ("box_thresh: 0.6", "box_thresh: [0.6]", "expected 1 numbers as inference.yml: box_thresh"),
+        ("img_mode: BGR", "img_mode: CMYK", "image_color"),
+    ],
+)
+def test_a_text_detector_with_other_values_is_not_recognised(old: str, new: str, reason: str) -> None:
+    found = recognise(network(_MAP, image=(3, -1, -1)), {"inference.yml": PADDLE_DETECTOR.replace(old, new)})
+    assert found is not None
+    assert "its metadata are those of PaddleOCR, but nothing is recognised: " in found.note
+    assert reason in found.note
+
+
+def test_the_characters_of_paddleocr_are_labels_with_a_space_at_the_end() -> None:
+    found = recognise(network(_SCORES), {"inference.yml": PADDLE_READER})
+    assert found is not None
+    assert found.labels == {"fetch_name_0": (" ", "!", "'", "é", '"', "-", " ")}
+    assert found.note == "recognised by its metadata: text of 7 characters"
+
+
+def test_characters_of_another_number_are_no_labels() -> None:
+    assert recognise(network({"fetch_name_0": (-1, 9)}), {"inference.yml": PADDLE_READER}) is None
+    bad = recognise(network(_SCORES), {"inference.yml": PADDLE_READER.replace("u00e9", "Uffffffff")})
+    assert bad is not None
+    assert "expected a character" in bad.note
+
+
 def test_files_of_language_models_do_not_concern_it() -> None:
     config = json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama"})
     assert recognise(network(DETR), {"config.json": config}) is None
