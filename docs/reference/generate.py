@@ -1,5 +1,5 @@
-"""Generator of commands.md, configuration.md and model-parameters.md in this folder, and of the man pages and
-completions in systemd/shell: `python docs/reference/generate.py`.
+"""Generator of commands.md, configuration.md, metrics.md and model-parameters.md in this folder, and of the man pages
+and completions in systemd/shell: `python docs/reference/generate.py`.
 
 The commands come from their argparse parsers, the settings of `serve` from their declarations in
 edge_server/config/server_config.py and in plugins. tests/config/test_reference.py compares the result of `generate`
@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import model_parameters
+import server_metrics
 import shell_files
 from parsers import (
     COMMANDS,
@@ -40,6 +41,7 @@ def generate() -> dict[str, str]:
     """Return the path below the repository -> text, the same on every Python version."""
     files = {"docs/reference/commands.md": _commands(), "docs/reference/configuration.md": _configuration()}
     files["docs/reference/model-parameters.md"] = f"{_NOTE}\n{model_parameters.generate()}"
+    files["docs/reference/metrics.md"] = f"{_NOTE}\n{server_metrics.generate()}"
     return files | {f"systemd/shell/{name}": text for name, text in shell_files.generate().items()}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ COUNTERS = {
     "nv_inference_compute_infer_duration_us", "nv_inference_compute_output_duration_us",
     "nv_inference_pending_request_count", "nv_model_load_duration_secs",
 }  # fmt: skip
+REFERENCE = Path(__file__).parents[2] / "docs/reference/metrics.md"
 REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 
 
@@ -52,6 +54,17 @@ def test_a_model_without_requests_has_every_series_at_zero(server: Any) -> None:
     for reason in REASONS:
         assert counters[f"nv_inference_request_failure {reason}"] == 0
     assert server.statistics("quiet")["inference_stats"]["success"] == {"count": 0, "ns": 0}
+
+
+def test_each_metric_of_the_page_is_in_the_reference_with_its_kind_and_meaning(server: Any) -> None:
+    page = server.read_metrics()
+    kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", page, re.MULTILINE))
+    meanings = dict(re.findall(r"^# HELP (\S+) (.*)$", page, re.MULTILINE))
+    reference = REFERENCE.read_text()
+    assert "nv_inference_count" in kinds
+    for name, kind in kinds.items():
+        if not name.startswith("process_"):
+            assert f"| `{name}` | {kind} | {meanings[name]} |" in reference
 
 
 @pytest.mark.parametrize("model", ["counted", "batched"])

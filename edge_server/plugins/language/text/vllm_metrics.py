@@ -14,35 +14,35 @@ class LlmMetrics:
 
     def __init__(self, labels: dict[str, str]) -> None:
         def counter(name: str, text: str, **more: str) -> MetricSeries:
-            return REGISTRY.family(f"vllm:{name}", text, "counter").series(tuple(sorted({**labels, **more}.items())))
+            return REGISTRY.family(name, text, "counter").series(tuple(sorted({**labels, **more}.items())))
 
         def gauge(name: str, text: str) -> MetricSeries:
-            return REGISTRY.family(f"vllm:{name}", text, "gauge").series(tuple(sorted(labels.items())))
+            return REGISTRY.family(name, text, "gauge").series(tuple(sorted(labels.items())))
 
         def histogram(name: str, text: str, edges: tuple[float, ...]) -> MetricSeries:
-            return REGISTRY.family(f"vllm:{name}", text, "histogram").series(tuple(sorted(labels.items())), edges)
+            return REGISTRY.family(name, text, "histogram").series(tuple(sorted(labels.items())), edges)
 
-        self._prompt_tokens = counter("prompt_tokens_total", "Tokens of prompts.")
-        self._output_tokens = counter("generation_tokens_total", "Tokens generated.")
+        self._prompt_tokens = counter("vllm:prompt_tokens_total", "Tokens of prompts.")
+        self._output_tokens = counter("vllm:generation_tokens_total", "Tokens generated.")
         self._step_s = {
             phase: counter(
-                "step_seconds_total",
+                "vllm:step_seconds_total",
                 "Time of engine steps: prefill are those in which some prompt was read.",
                 phase=phase,
             )
             for phase in ("prefill", "decode")
         }
         self._ended = {
-            reason: counter("request_success_total", "Requests that ended.", finished_reason=reason)
+            reason: counter("vllm:request_success_total", "Requests that ended.", finished_reason=reason)
             for reason in ("stop", "length")
         }
-        self._running = gauge("num_requests_running", "Requests in the running batch.")
-        self._waiting = gauge("num_requests_waiting", "Requests that wait for room in the KV cache.")
-        self._cache_use = gauge("kv_cache_usage_perc", "Used part of the KV cache, 0 to 1.")
-        self._queue_s = histogram("request_queue_time_seconds", "Time before the first step.", _REQUEST_EDGES_S)
-        self._first_s = histogram("time_to_first_token_seconds", "Time to the first token.", _REQUEST_EDGES_S)
-        self._each_s = histogram("time_per_output_token_seconds", "Time between two tokens.", _TOKEN_EDGES_S)
-        self._whole_s = histogram("e2e_request_latency_seconds", "Time to the last token.", _REQUEST_EDGES_S)
+        self._running = gauge("vllm:num_requests_running", "Requests in the running batch.")
+        self._waiting = gauge("vllm:num_requests_waiting", "Requests that wait for room in the KV cache.")
+        self._cache_use = gauge("vllm:kv_cache_usage_perc", "Used part of the KV cache, 0 to 1.")
+        self._queue_s = histogram("vllm:request_queue_time_seconds", "Time before the first step.", _REQUEST_EDGES_S)
+        self._first_s = histogram("vllm:time_to_first_token_seconds", "Time to the first token.", _REQUEST_EDGES_S)
+        self._each_s = histogram("vllm:time_per_output_token_seconds", "Time between two tokens.", _TOKEN_EDGES_S)
+        self._whole_s = histogram("vllm:e2e_request_latency_seconds", "Time to the last token.", _REQUEST_EDGES_S)
 
     def begin(self, waited_s: float, prompt_tokens: int) -> None:
         self._queue_s.observe(waited_s)
