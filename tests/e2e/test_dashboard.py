@@ -654,20 +654,24 @@ def test_the_page_fits_a_phone(page: Any, server: Any) -> None:
 
 
 @pytest.mark.skipif("EDGE_TEST_SCREENSHOTS" not in os.environ, reason="EDGE_TEST_SCREENSHOTS names no folder")
-def test_pictures_for_the_documentation(page: Any, server: Any, board: Any) -> None:
+def test_pictures_for_the_documentation(browser: Any, serve: Any, board: Any) -> None:
     folder = Path(os.environ["EDGE_TEST_SCREENSHOTS"])
-    with camera(server), camera(server, "back_yard"):
-        page.wait("document.querySelectorAll('.camera img:not([hidden])').length === 2")
+    flags = (f"--sysfs-root={board.root}", "--governor-interval-ms=200")
+    with serve(ROOT / "model_repository", *flags) as server, camera(server), camera(server, "back_yard"):
+        browser.look(1280, 900)
+        browser.open(server.url("/"))
+        browser.wait("document.querySelectorAll('.camera img:not([hidden])').length === 2")
         for step in range(24):
             board.set_temperature("tj-thermal", 55.0 + step)
             path, kind = "/v2/models/efficientnet_lite0/infer", {"Content-Type": "image/jpeg"}
             server.request("POST", path, PICTURE.read_bytes(), kind)
             time.sleep(1)
-        page.run("window.scrollTo(0, 0)")
-        page.look(1280, 1680)
-        page.screenshot(folder / "page_light.webp", quality=80)
-        page.look(1280, 1680, is_dark=True)
-        page.screenshot(folder / "page_dark.webp", quality=80)
-        page.look(390, 1180)
-        page.screenshot(folder / "page_phone.webp", quality=80)
+        browser.run("window.scrollTo(0, 0)")
+        browser.look(1280, 1850)
+        browser.screenshot(folder / "page_light.webp", quality=80)
+        browser.look(1280, 1850, is_dark=True)
+        browser.screenshot(folder / "page_dark.webp", quality=80)
+        browser.look(390, 1370)
+        browser.screenshot(folder / "page_phone.webp", quality=80)
+        browser.open("about:blank")
     board.set_temperature("tj-thermal", 45.0)
