@@ -15,6 +15,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from edge_server.cli.main import main
 from edge_server.client import FrameStream, Returns
 from tests.e2e.conftest import Repository, finish
 
@@ -77,6 +78,11 @@ def server(serve: Any, module_repository: Repository) -> Iterator[Any]:
         yield server
 
 
+def text_rows(server: Any) -> list[str]:
+    plugins = {plugin["name"]: plugin["rows"] for plugin in server.ask("/edge/v1/plugins")[1]["plugins"]}
+    return [f"{row['state']} {row['text']}" for row in plugins["vision"]]
+
+
 @pytest.fixture(scope="module")
 def picture() -> bytes:
     pixels = np.full((2 * SIDE, 2 * SIDE, 3), 128, np.uint8)
@@ -127,6 +133,32 @@ def test_a_model_that_reads_no_text_is_named(server: Any, picture: bytes, model:
     with FrameStream(server.grpc, model) as stream:
         (result,) = stream.results([picture])
     assert message in result.error
+
+
+def test_a_missing_recogniser_is_named_without_a_picture_and_not_any_more_when_it_comes(
+    server: Any, module_repository: Repository, eventually: Any
+) -> None:
+    missing = "its lines are not read: detection_text_model names model 'later', which is not loaded"
+    unfit = (
+        "its lines are not read: detection_text_model: model 'reads_with_itself' cannot read text: expected an input"
+    )
+    rows = text_rows(server)
+    assert [row for row in rows if row.startswith(f"warning model 'reads_with_itself': {unfit}")], rows
+    assert not any("'lines'" in row for row in rows)
+    assert f"model 'reads_with_itself': {unfit}" in server.log()
+    module_repository.add("waits", DETECTOR % "later", model=detector())
+    assert eventually(lambda: f"warning model 'waits': {missing}" in text_rows(server))
+    assert eventually(lambda: f"model 'waits': {missing}" in server.log())
+    module_repository.add("later", model=recogniser())
+    assert eventually(lambda: not any("'waits'" in row for row in text_rows(server)))
+    assert eventually(lambda: "model 'waits': its lines are read now" in server.log())
+
+
+def test_check_warns_of_a_missing_recogniser(repository: Repository, capsys: pytest.CaptureFixture[str]) -> None:
+    repository.add("lines", DETECTOR % "absent", model=detector())
+    assert main(["check", str(repository.path)]) == 0
+    expected = "lines version 1: its lines are not read: detection_text_model names model 'absent', which is not loaded"
+    assert f"WARNING {expected}" in capsys.readouterr().err
 
 
 def test_characters_that_fit_the_scores_are_recognised(server: Any) -> None:

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from edge_server.plugin import Plugin, RunningPlugin, ServingCore
+from edge_server.plugin import Plugin, RunningPlugin, ServingCore, StatusPart, StatusRow
 
 if TYPE_CHECKING:
     from edge_server.config import ServerConfig
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from edge_server.frontends.http.routes import Route
     from edge_server.frontends.v2.requested_outputs import RequestedOutput
     from edge_server.plugins.vision.image_bodies import ImageBodies
-    from edge_server.service import InferenceService
+    from edge_server.plugins.vision.text_model_check import TextModelLog
+    from edge_server.telemetry.event_bus import Event
 
 
 METADATA_KEYS = frozenset({
@@ -46,7 +47,7 @@ class Vision(RunningPlugin):
     Imports the rest with the first image or model that needs it: a server without images saves the memory.
     """
 
-    _service: InferenceService
+    _core: ServingCore
 
     def __init__(self) -> None:
         self.output_checks = (self._check_sample,)
@@ -74,14 +75,51 @@ class Vision(RunningPlugin):
         return sample_check(spec, PICTURE)
 
     def examine(self, spec: ModelSpec, run: SampleRun | None) -> Sequence[str]:
+        problems = self._find_text_problems([spec])
         if run is None or not spec.all_parameters:
-            return ()
+            return problems
         from edge_server.plugins.vision.detector_sample_check import check_noise
 
-        return check_noise(spec, run)
+        return (*problems, *check_noise(spec, run))
 
     def build(self, core: ServingCore) -> None:
-        self._service = core.service
+        self._core = core
+
+    def models_settled(self) -> None:
+        self._core.events.subscribe(self._receive)
+        self._log_text_models()
+
+    def status(self) -> Sequence[StatusPart]:
+        problems = self._find_text_problems(self._text_detectors())
+        return [StatusRow("text", "warning", problem) for problem in problems]
+
+    def _receive(self, event: Event) -> None:
+        from edge_server.telemetry.event_bus import MODEL_FAILED, MODEL_READY, MODEL_UNLOADED
+
+        if event.kind in (MODEL_READY, MODEL_FAILED, MODEL_UNLOADED):
+            self._log_text_models()
+
+    def _text_detectors(self) -> list[ModelSpec]:
+        specs = [version.spec for version in self._core.manager.all_ready()]
+        return [spec for spec in specs if "detection_text_model" in spec.all_parameters]
+
+    def _find_text_problems(self, specs: Sequence[ModelSpec]) -> list[str]:
+        if not any("detection_text_model" in spec.all_parameters for spec in specs):
+            return []
+        from edge_server.plugins.vision.text_model_check import find_text_model_problem
+
+        problems = ((spec.name, find_text_model_problem(self._core.manager, spec)) for spec in specs)
+        return [f"model '{name}': {problem}" for name, problem in problems if problem]
+
+    def _log_text_models(self) -> None:
+        if detectors := self._text_detectors():
+            self._text_model_log.update(detectors)
+
+    @functools.cached_property
+    def _text_model_log(self) -> TextModelLog:
+        from edge_server.plugins.vision.text_model_check import TextModelLog
+
+        return TextModelLog(self._core.manager)
 
     def routes(self) -> Sequence[Route]:
         from edge_server.frontends.http.routes import Route
@@ -89,7 +127,7 @@ class Vision(RunningPlugin):
         async def perceive(request: HttpRequest) -> HttpResponse:
             from edge_server.plugins.vision.perception_endpoint import perceive
 
-            return await perceive(self._service, request)
+            return await perceive(self._core.service, request)
 
         path, summary = "/edge/v1/models/{model}/perception", "Classes, detections and mask of an image file"
         schema = "edge_server.plugins.vision.schemas:PERCEPTION"
