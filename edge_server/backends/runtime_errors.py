@@ -4,6 +4,8 @@ messages of limited length."""
 from __future__ import annotations
 
 import importlib
+import logging
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -40,6 +42,19 @@ def message_line(error: BaseException) -> str:
     """Return the message of an exception as one line of bounded length."""
     line = " ".join(str(error).split())
     return line if len(line) <= _LONGEST_QUOTE else line[:_LONGEST_QUOTE] + " ..."
+
+
+def log_with_traceback(logger: logging.Logger, level: int, message: str, traceback_text: str) -> None:
+    """Log a message with a traceback that is text, or "". A record with the exception itself, as `exc_info`, would keep
+    its frames and their tensors."""
+    if not logger.isEnabledFor(level):
+        return
+    caller = traceback.extract_stack(limit=2)[0]
+    record = logger.makeRecord(
+        logger.name, level, caller.filename, caller.lineno or 0, "%s", (message,), None, caller.name
+    )
+    record.exc_text = traceback_text or None
+    logger.handle(record)
 
 
 def load_error(file: ModelFile, runtime: str, error: BaseException) -> LoadError:

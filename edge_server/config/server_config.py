@@ -601,7 +601,8 @@ class LogConfig:
         "default",
         "--log-format",
         choice(*LOG_FORMATS),
-        "Triton's default or ISO8601, plain text, or one JSON object per line.",
+        "Triton's default or ISO8601, plain text, or one JSON object per line. A traceback follows its record in lines "
+        "that begin with '  | '; json has it inside the object.",
     )
     file: str = setting("", "--log-file", OPTIONAL_PATH, "File to append to; empty: standard error.")
     journal_stream: str = ""

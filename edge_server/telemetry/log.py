@@ -1,6 +1,8 @@
-"""Formats and settings of the log, based on the standard module `logging`: each record is written as exactly one line.
+"""Formats and settings of the log, based on the standard module `logging`.
 
 Four formats: Triton's "default" and "ISO8601", "text" (level and logger in words) and "json" (one object per line).
+A record is one line. Its traceback, if any, follows in lines of its own, which begin with TRACEBACK_MARK; with "json"
+it is a member of the object. Each line is escaped, so a client's text can make neither a record nor a line of one.
 Loggers are named after modules. `setup_logging` puts one handler on the root logger; LogSettings controls it.
 """
 
@@ -28,6 +30,12 @@ _CONTROL |= {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(
 
 _JOURNAL_PRIORITY = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
 """syslog(3) priorities, which systemd reads from a "<N>" at the start of a line (sd-daemon(3))."""
+
+TRACEBACK_MARK = "  | "
+"""Begins each line of a traceback: with any text behind it, the line is no record."""
+
+_MAX_TRACEBACK_LINES = 400
+"""The last of them holds all that is left, escaped: an exception's message may be a client's text of any length."""
 
 LogSettingValue = bool | int | str
 
@@ -117,7 +125,7 @@ class LogSettings:
         return self._now.shows(record.levelno)
 
     def render(self, record: logging.LogRecord) -> str:
-        """Return the record as one line in the current format."""
+        """Return the record in the current format, without a line end."""
         return _FORMATS[self._now.format](record)
 
     def _set_logger_levels(self) -> None:
@@ -171,7 +179,8 @@ class _LineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line = self._settings.render(record)
         if self._has_priority:
-            return f"<{_JOURNAL_PRIORITY.get(record.levelno, 6)}>{line}"
+            priority = f"<{_JOURNAL_PRIORITY.get(record.levelno, 6)}>"
+            return priority + line.replace("\n", f"\n{priority}")
         return line
 
 
@@ -191,19 +200,25 @@ def escape(text: str) -> str:
     return text.translate(_CONTROL)
 
 
-def _message(record: logging.LogRecord) -> str:
-    """Return the message and the traceback, if any, not escaped."""
-    parts = [record.getMessage()]
-    if record.exc_info and record.exc_info[0] is not None:
-        parts.append(logging.Formatter().formatException(record.exc_info))
-    if record.stack_info:
-        parts.append(record.stack_info)
-    return "\n".join(parts)
+def _traceback(record: logging.LogRecord) -> str:
+    """Return the traceback and the stack, not escaped; "" if there is neither."""
+    text = record.exc_text or ""
+    if not text and record.exc_info and record.exc_info[0] is not None:
+        text = logging.Formatter().formatException(record.exc_info)
+    return "\n".join(part for part in (text, record.stack_info) if part)
+
+
+def _traceback_lines(record: logging.LogRecord) -> str:
+    """Return the lines that follow the record's own, escaped, each behind a line end."""
+    text = _traceback(record)
+    lines = text.split("\n", _MAX_TRACEBACK_LINES - 1) if text else []
+    return "".join(f"\n{TRACEBACK_MARK}{escape(line)}" for line in lines)
 
 
 def _triton_line(record: logging.LogRecord, stamp: str) -> str:
-    quoted = json.dumps(_message(record), ensure_ascii=False).translate(_CONTROL)
-    return f"{stamp} {record.process} {escape(record.filename)}:{record.lineno}] {quoted}"
+    quoted = json.dumps(record.getMessage(), ensure_ascii=False).translate(_CONTROL)
+    line = f"{stamp} {record.process} {escape(record.filename)}:{record.lineno}] {quoted}"
+    return line + _traceback_lines(record)
 
 
 def _default_line(record: logging.LogRecord) -> str:
@@ -225,7 +240,8 @@ def _utc_ms(record: logging.LogRecord) -> str:
 
 
 def _text_line(record: logging.LogRecord) -> str:
-    return f"{_utc_ms(record)} {record.levelname} {escape(record.name)}: {escape(_message(record))}"
+    line = f"{_utc_ms(record)} {record.levelname} {escape(record.name)}: {escape(record.getMessage())}"
+    return line + _traceback_lines(record)
 
 
 def _json_line(record: logging.LogRecord) -> str:
@@ -239,8 +255,8 @@ def _json_line(record: logging.LogRecord) -> str:
         "thread": record.threadName,
         "location": f"{record.filename}:{record.lineno}",
     }
-    if record.exc_info and record.exc_info[0] is not None:
-        fields["exception"] = logging.Formatter().formatException(record.exc_info)
+    if text := _traceback(record):
+        fields["exception"] = text
     return json.dumps(fields).replace("\x7f", "\\u007f")
 
 

@@ -62,6 +62,30 @@ def test_json_lines_are_objects_with_the_traceback_inside(stderr):
     assert "ValueError: why\nnot" in fields["exception"]
 
 
+@pytest.mark.parametrize("form", LINES)
+def test_a_traceback_follows_its_record_line_by_line(stderr, form):
+    setup_logging(LogConfig(format=form))
+    try:
+        raise ValueError("why")
+    except ValueError:
+        log.exception("failed")
+    first, *traceback = stderr().splitlines()
+    assert "failed" in first
+    assert traceback[0] == "  | Traceback (most recent call last):"
+    assert traceback[-1] == "  | ValueError: why"
+
+
+def test_a_traceback_has_a_limited_number_of_lines(stderr):
+    setup_logging(LogConfig())
+    try:
+        raise ValueError("x\n" * 10_000)
+    except ValueError:
+        log.exception("failed")
+    lines = stderr().splitlines()
+    assert len(lines) == 401
+    assert lines[-1].startswith("  | x\\nx\\n")
+
+
 @pytest.mark.parametrize("form", ["default", "ISO8601", "text", "json"])
 def test_no_message_can_break_its_line_or_steer_a_terminal(stderr, form):
     setup_logging(LogConfig(format=form))
@@ -72,8 +96,14 @@ def test_no_message_can_break_its_line_or_steer_a_terminal(stderr, form):
     except RuntimeError:
         log.info("and", exc_info=True)
     text = stderr()
-    assert text.count("\n") == 2
-    assert len(text.splitlines()) == 2
+    lines = text.splitlines()
+    assert text.count("\n") == len(lines)
+    records = [line for line in lines if not line.startswith("  | ")]
+    assert len(records) == 2
+    # Each line of the hostile text is a marked line of the traceback, which "json" has inside the record.
+    assert [line for line in lines if "I0101 forged" in line and line not in records] == (
+        [] if form == "json" else ["  | I0101 forged\\x1b[31m\\x00\\x7f\\x85\\x9b\\u2028\\u202e\\t"]
+    )
     assert not set(text) & set("\r\x1b\x00\x7f\x85\x9b\u2028\u202e\t")
 
 
@@ -233,9 +263,11 @@ def test_lines_for_the_journal_start_with_their_priority(tmp_path, monkeypatch):
         setup_logging(LogConfig(journal_stream=f"{status.st_dev}:{status.st_ino}"))
         log.error("e")
         log.info("i")
+        log.error("with a stack", stack_info=True)
         setup_logging(LogConfig(journal_stream="1:1"))
         log.info("elsewhere")
         stream.seek(0)
-        assert [line[:4] for line in stream][:2] == ["<3>E", "<6>I"]
-        stream.seek(0)
-        assert stream.readlines()[2].startswith("I")
+        *lines, last = stream.readlines()
+        assert [line[:4] for line in lines[:3]] == ["<3>E", "<6>I", "<3>E"]
+        assert {line[:7] for line in lines[3:]} == {"<3>  | "}
+        assert last.startswith("I")

@@ -19,7 +19,7 @@ from typing import Any
 
 from edge_server.backends.base import Execution, ModelFile
 from edge_server.backends.isolation.process_channel import Arena, Channel
-from edge_server.backends.runtime_errors import file_title, message_line
+from edge_server.backends.runtime_errors import file_title, log_with_traceback, message_line
 from edge_server.core.request_response import Request
 from edge_server.errors import LoadError
 
@@ -143,6 +143,11 @@ class ModelChildProcess:
 def log_level() -> int:
     """Return the lowest level at which models may log. It may change while the server runs."""
     return logging.getLogger("edge_server.model").getEffectiveLevel()
+
+
+def log_from_process(name: str, level: int, text: str, traceback: str) -> None:
+    """Log a record that a child process sent: its logger, level, message, and its traceback or ""."""
+    log_with_traceback(logging.getLogger(name), level, text, traceback)
 
 
 class ProcessEnded(Exception):

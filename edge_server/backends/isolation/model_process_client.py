@@ -16,7 +16,13 @@ import numpy as np
 from edge_server.backends.base import HEALTH_LIMIT_S, Execution, OpenJob, RequestSession, SessionInfo
 from edge_server.backends.custom_metrics import REGISTRY
 from edge_server.backends.isolation.call_relay import CallRelay
-from edge_server.backends.isolation.child_process import EXIT_TIMEOUT_S, ModelChildProcess, RequestsInProcess, log_level
+from edge_server.backends.isolation.child_process import (
+    EXIT_TIMEOUT_S,
+    ModelChildProcess,
+    RequestsInProcess,
+    log_from_process,
+    log_level,
+)
 from edge_server.backends.option_parsers import whole_number
 from edge_server.backends.runtime_errors import file_title, message_line
 from edge_server.errors import EdgeServerError, LoadError, SessionLost
@@ -307,8 +313,8 @@ class ModelProcess:
     def _on_closed(self) -> None:
         """Do nothing: the process ends next, and its connection with it."""
 
-    def _on_log(self, name: str, level: int, text: str) -> None:
-        logging.getLogger(name).log(level, "%s", text)
+    def _on_log(self, name: str, level: int, text: str, traceback: str) -> None:
+        log_from_process(name, level, text, traceback)
 
     def _on_metrics(self, views: Any) -> None:
         REGISTRY.report(self, views)

@@ -166,11 +166,20 @@ class LogForwarder(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._channel.send(("log", record.name, record.levelno, record.getMessage()))
+            self._channel.send(("log", record.name, record.levelno, record.getMessage(), _traceback(record)))
         except NotReady:  # in a process that the model forked
             print(self.format(record), file=sys.stderr)
         except OSError:
             return
+
+
+def _traceback(record: logging.LogRecord) -> str:
+    """Return the traceback of a log record as text, "" if it has none."""
+    if record.exc_text:
+        return record.exc_text
+    if record.exc_info and record.exc_info[0] is not None:
+        return logging.Formatter().formatException(record.exc_info)
+    return ""
 
 
 class ModelRunner:

@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from edge_server.backends.base import ModelFile
-from edge_server.backends.isolation.child_process import ModelChildProcess
+from edge_server.backends.isolation.child_process import ModelChildProcess, log_from_process
 from edge_server.backends.runtime_errors import file_title
 from edge_server.errors import LoadError
 from edge_server.plugins.python_models.error_translation import (
     MODEL_EXCEPTIONS,
     error_line,
+    log_failure,
     release_frames,
-    traceback_text,
 )
 from edge_server.plugins.python_models.model_context import CallingModel, register_model
 from edge_server.plugins.python_models.module_loader import ModelModules
@@ -106,8 +106,10 @@ def auto_complete(file: ModelFile, config_json: str, *, is_alone: bool = False) 
     modules = ModelModules(file.path, file.model_dir, is_alone=is_alone)
     caller = CallingModel(file.model_dir.name, modules.package, None, folder=str(file.path.parent))
     register_model(caller)
+    failed_step = "cannot be imported"
     try:
         module = modules.load()
+        failed_step = "failed in auto_complete_config"
         complete = getattr(getattr(module, "TritonPythonModel", None), "auto_complete_config", None)
         if complete is None:
             return None
@@ -121,7 +123,7 @@ def auto_complete(file: ModelFile, config_json: str, *, is_alone: bool = False) 
     except MODEL_EXCEPTIONS as error:
         if isinstance(error, LoadError):
             raise
-        log.error("%s: auto_complete_config failed: %s", file_title(file), traceback_text(error))
+        log_failure(log, f"{file_title(file)} {failed_step}", error)
         problem = LoadError(f"{file_title(file)}: {error_line(error, file.model_dir)}")
         release_frames(error)
         raise problem from None
@@ -148,8 +150,7 @@ def auto_complete_in_process(
                 text: str | None = rest[0]
                 return text
             if kind == "log":
-                name, level, line = rest
-                logging.getLogger(name).log(level, "%s", line)
+                log_from_process(*rest)
     except (OSError, EOFError):
         raise LoadError(f"{file_title(file)}: its process {child.wait_for_exit()} in auto_complete_config") from None
     finally:

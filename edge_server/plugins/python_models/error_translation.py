@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import enum
+import logging
 import traceback
 from pathlib import Path
 
-from edge_server.backends.runtime_errors import message_line
+from edge_server.backends.runtime_errors import log_with_traceback, message_line
 from edge_server.errors import (
     AlreadyExists,
     BackendError,
@@ -117,9 +118,12 @@ def error_line(error: BaseException, folder: Path) -> str:
     return f"{text} ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else text
 
 
-def traceback_text(error: BaseException) -> str:
-    """Return the traceback as text. A log record with the exception itself would keep its frames and their tensors."""
-    return "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
+def log_failure(log: logging.Logger, message: str, error: BaseException) -> None:
+    """Log an error of a model's code: the message, the exception, and its traceback as text."""
+    said = message_line(error)
+    text = f"{message}: {type(error).__name__}: {said}" if said else f"{message}: {type(error).__name__}"
+    lines = traceback.format_exception(type(error), error, error.__traceback__)
+    log_with_traceback(log, logging.ERROR, text, "".join(lines).rstrip())
 
 
 def release_frames(error: BaseException) -> None:

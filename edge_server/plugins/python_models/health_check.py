@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from edge_server.backends.base import HEALTH_LIMIT_S
-from edge_server.plugins.python_models.error_translation import MODEL_EXCEPTIONS, traceback_text
+from edge_server.plugins.python_models.error_translation import MODEL_EXCEPTIONS, log_failure
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +50,6 @@ class _CheckThread(threading.Thread):
         try:
             self.result = self._check()
         except MODEL_EXCEPTIONS as error:
-            log.error("is_ready failed: %s", traceback_text(error))
+            log_failure(log, "is_ready failed", error)
         finally:
             del self._check

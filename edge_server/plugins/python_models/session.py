@@ -24,9 +24,9 @@ from edge_server.plugins.python_models.coroutine_loop import CoroutineLoop
 from edge_server.plugins.python_models.error_translation import (
     MODEL_EXCEPTIONS,
     error_line,
+    log_failure,
     release_frames,
     to_server_error,
-    traceback_text,
 )
 from edge_server.plugins.python_models.execution_thread_choice import needs_own_thread
 from edge_server.plugins.python_models.health_check import HealthCheck
@@ -84,7 +84,7 @@ class PythonSession(RequestSession):
             if isinstance(error, LoadError):
                 raise error.detached() from None
             # The traceback goes to the log as text. Its frames, which hold the model, are released.
-            log.error("%s failed to open: %s", file_title(job.file), traceback_text(error))
+            log_failure(log, f"{file_title(job.file)} failed to open", error)
             failure = LoadError(f"{file_title(job.file)}: {error_line(error, self._folder)}")
             release_frames(error)
             raise failure from None
@@ -122,7 +122,7 @@ class PythonSession(RequestSession):
             try:
                 self._context.run(self._model.finalize)
             except MODEL_EXCEPTIONS as error:
-                log.error("model '%s' failed to finalize: %s", self._spec.name, traceback_text(error))
+                log_failure(log, f"model '{self._spec.name}' failed to finalize", error)
                 release_frames(error)
         del self._model
         left = threads_of(self._modules.package)
@@ -233,8 +233,14 @@ class PythonSession(RequestSession):
                             self._spec.name)  # fmt: skip
             target.run_again()
         elif answer is None:
-            if not target.has_sender:
+            if target.has_sender:
+                return
+            if target.is_decoupled:
                 target.abandon()
+            else:
+                target.fail(
+                    "execute returned None instead of an InferenceResponse; expected a list with one for each request"
+                )
         elif isinstance(answer, InferenceResponse) and not target.is_closed:
             target.send(answer, COMPLETE_FINAL)
         elif not target.is_closed:
@@ -294,7 +300,7 @@ class PythonSession(RequestSession):
         if isinstance(error, EdgeServerError):
             small = error.detached()
         else:
-            log.error("model '%s' failed: %s", self._spec.name, traceback_text(error))
+            log_failure(log, f"model '{self._spec.name}' failed", error)
             small = BackendError(f"model '{self._spec.name}': {error_line(error, self._folder)}")
         for target, execution in zip(targets, executions, strict=True):
             if not target.is_closed:

@@ -218,6 +218,28 @@ def test_a_model_that_fails_or_crashes_while_loading_has_its_reason(python_core:
         python_core.service.load_model("n")
 
 
+def test_a_traceback_reaches_the_log_from_a_process(python_core: Any, caplog: pytest.LogCaptureFixture) -> None:
+    python_core.add(
+        "m",
+        """
+        import logging
+        class TritonPythonModel:
+            def execute(self, requests):
+                try:
+                    {}["absent"]
+                except KeyError:
+                    logging.getLogger("edge_server.model").exception("looked up")
+                raise ValueError("so")
+        """,
+        ISOLATED,
+    )
+    with caplog.at_level(logging.ERROR):
+        assert "ValueError: so" in python_core.error("m")
+        found = {record.message: str(record.exc_text) for record in caplog.records}
+    assert found["looked up"].endswith("KeyError: 'absent'")
+    assert found["model 'm' failed: ValueError: so"].endswith("ValueError: so")
+
+
 def test_auto_complete_config_runs_in_a_process_too(python_core: Any) -> None:
     python_core.write(
         "m",

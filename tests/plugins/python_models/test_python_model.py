@@ -167,7 +167,7 @@ WRONG = {
     "a number": ("return 7", "execute must return a list, got int"),
     "too few": ("return []", "execute returned 0 responses to 1 requests"),
     "a string": ("return ['x']", "request 'r1': execute must return an InferenceResponse for each request, got str"),
-    "nothing": ("return None", "request 'r1': the model let go of the request without a final response"),
+    "nothing": ("return None", "request 'r1': execute returned None instead of an InferenceResponse; expected a list"),
     "another type": (
         "return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', np.zeros(1))])]",
         "request 'r1': output 'OUT' has elements of type FP64, but the configuration promises FP32",
@@ -609,6 +609,18 @@ def test_a_base_exception_fails_its_batch_and_not_the_instance(
     )
     assert raised.partition("(")[0].removeprefix("asyncio.") + ": so" in python_core.error("m", [-1.0])
     assert python_core.value("m", [2.0]) == [4.0]
+
+
+def test_a_missing_import_is_logged_as_such_with_a_traceback_apart_from_the_message(
+    python_core: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.ERROR), pytest.raises(LoadError, match=r"No module named 'no_such_package' \(model"):
+        python_core.add("m", "import no_such_package")
+    (record,) = [record for record in caplog.records if "cannot be imported" in record.message]
+    assert record.message.endswith("cannot be imported: ModuleNotFoundError: No module named 'no_such_package'")
+    assert record.exc_info is None
+    assert record.exc_text is not None
+    assert record.exc_text.startswith("Traceback (most recent call last):\n")
 
 
 def test_a_load_whose_initialize_is_cancelled_fails_with_that_reason(python_core: Any) -> None:
