@@ -210,11 +210,12 @@ def test_commands_exist_in_a_clone_after_the_readmes_first_command(page: Path) -
 
 
 @pytest.mark.parametrize("page", PAGES, ids=of_page)
-def test_extras_are_installed_from_the_clone_and_exist(page: Path) -> None:
+def test_extras_are_installed_from_the_clone_or_a_folder_and_exist(page: Path) -> None:
     known = importlib.metadata.metadata("edge-server").get_all("Provides-Extra")
     for command in re.findall(r"pip install [^\n`|]*", page.read_text()):
-        assert "edge-server[" not in command, f"{command}: no index has edge-server, write '.[...]'"
-        for extras in re.findall(r"\.\[(.*?)\]", command):
+        is_from_folder = "--no-index --find-links=" in command
+        assert is_from_folder or "edge-server[" not in command, f"{command}: no index has edge-server, write '.[...]'"
+        for extras in re.findall(r"(?:\.|edge-server)\[(.*?)\]", command):
             assert {extra.replace("_", "-") for extra in extras.split(",")} <= set(known or ()), command
 
 

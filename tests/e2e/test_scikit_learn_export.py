@@ -1,4 +1,5 @@
-"""The section of docs/models.md about a scikit-learn model: its export, the file in a repository, and the request."""
+"""The sections of docs/models.md and docs/python-models.md about a scikit-learn model: its export to ONNX, and its joblib
+file in a Python model."""
 
 from __future__ import annotations
 
@@ -15,7 +16,21 @@ import pytest
 
 from tests.e2e.conftest import COMMAND, clean_environment
 
-PAGE = Path(__file__).parents[2] / "docs/models.md"
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def blocks_of(page: str, title: str) -> list[str]:
+    section = (DOCS / page).read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    return re.findall(r"```\w+\n(.*?)```", section, re.DOTALL)
+
+
+def run(folder: Path, *command: str) -> str:
+    done = subprocess.run(
+        command, cwd=folder, env=clean_environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.full
@@ -25,22 +40,30 @@ PAGE = Path(__file__).parents[2] / "docs/models.md"
 )
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed: apt-get install curl")
 def test_the_classifier_of_the_page_is_exported_served_and_asked_as_written(serve: Any, tmp_path: Path) -> None:
-    section = PAGE.read_text().partition("\n## A scikit-learn model\n")[2].partition("\n## ")[0]
-    export, add_and_serve, request = re.findall(r"```\w+\n(.*?)```", section, re.DOTALL)
+    export, add_and_serve, request = blocks_of("models.md", "A scikit-learn model")
     add = add_and_serve.splitlines()[0].replace("edge-server", str(COMMAND))
 
-    def run(*command: str) -> str:
-        done = subprocess.run(
-            command, cwd=tmp_path, env=clean_environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            timeout=100, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    run(sys.executable, "-c", export)
-    run("bash", "-c", add)
+    run(tmp_path, sys.executable, "-c", export)
+    run(tmp_path, "bash", "-c", add)
     with serve(tmp_path / "model_repository") as server:
-        answer = json.loads(run("bash", "-c", request.replace("127.0.0.1:8000", server.http)))
+        answer = json.loads(run(tmp_path, "bash", "-c", request.replace("127.0.0.1:8000", server.http)))
     outputs = {output["name"]: output for output in answer["outputs"]}
     assert outputs["label"]["data"] == [0, 2]
     assert outputs["probabilities"]["shape"] == [2, 3]
+
+
+@pytest.mark.full
+@pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="needs scikit-learn, of the extra test-all")
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed: apt-get install curl")
+def test_the_joblib_file_of_the_page_serves_names_and_refuses_impossible_rows(serve: Any, tmp_path: Path) -> None:
+    training, model, config, request = blocks_of("python-models.md", "A scikit-learn model from joblib")
+    run(tmp_path, sys.executable, "-c", training)
+    folder = tmp_path / "model_repository/flowers"
+    (folder / "1/model.py").write_text(model)
+    (folder / "config.pbtxt").write_text(config)
+    with serve(tmp_path / "model_repository") as server:
+        request = request.replace("127.0.0.1:8000", server.http)
+        answer = json.loads(run(tmp_path, "bash", "-c", request))
+        refusal = run(tmp_path, "bash", "-c", request.strip().replace("0.2", "-0.2") + " -w %{http_code}")
+    assert answer["outputs"][0]["data"] == ["setosa", "virginica"]
+    assert refusal == '{"error":"rows: expected lengths above 0 cm"}400'
