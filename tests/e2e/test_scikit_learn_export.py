@@ -1,5 +1,5 @@
-"""The sections of docs/models.md and docs/python-models.md about a scikit-learn model: its export to ONNX, and its joblib
-file in a Python model."""
+"""The sections of docs/models.md and docs/python-models.md about a scikit-learn model: its export to ONNX, and its
+joblib file in a Python model."""
 
 from __future__ import annotations
 
