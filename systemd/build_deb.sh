@@ -89,9 +89,10 @@ else
   fi
   rm -rf "$home/lib/bin"
 fi
-# -L: the bundled models and the documents are links to other folders. Of the documents only the text is shown.
+# -L: the bundled models and the documents are links to other folders. The page shows the documents of docs/ and
+# docs/reference/ alone.
 (cd "$source" && find -L edge_server -type f ! -path '*/__pycache__/*' ! -path '*/.mypy_cache/*' \
-  ! \( -path '*/dashboard/documents/*' ! -name '*.md' \) -print0) |
+  ! \( -path '*/dashboard/documents/*' ! -regex '.*/documents/\(reference/\)?[^/]*\.md' \) -print0) |
   (cd "$source" && tar --null -T - -cf -) | tar -C "$home/lib" -xf -
 
 # -- the program ------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -56,6 +57,31 @@ def test_the_package_contains_the_unit_the_drop_ins_and_no_caches(unpacked: Path
     assert {"jetson.conf", "nvidia.conf", "cpu-only.conf"} <= set(os.listdir(unpacked / "usr/share/edge-server"))
     assert not list(unpacked.rglob("__pycache__"))
     assert os.readlink(unpacked / "usr/bin/edge-server") == "/opt/edge_server/bin/edge-server"
+
+
+MAX_OWN_BYTES = 30_000_000
+"""Of edge_server's own files: the bundled models have 18 MB, all else 7 MB."""
+MAX_PACKAGE_BYTES = 75_000_000
+"""Of the package without a runtime, which has 53 MB."""
+
+
+def test_the_package_contains_the_code_the_bundled_models_the_documents_and_nothing_else(
+    package: Path, unpacked: Path
+) -> None:
+    links = {"edge_server/demo_models": "model_repository", "edge_server/plugins/dashboard/documents": "docs"}
+    listed = ["git", "ls-files", "edge_server", "model_repository", ":(glob)docs/*.md", ":(glob)docs/reference/*.md"]
+    tracked = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    expected = set(tracked) - links.keys()
+    for link, folder in links.items():
+        expected = {re.sub(f"^{folder}/", f"{link}/", name) for name in expected}
+    library = unpacked / "opt/edge_server/lib"
+    own = [path for path in (library / "edge_server").rglob("*") if path.is_symlink() or path.is_file()]
+    assert {path.relative_to(library).as_posix() for path in own} == expected
+    # Copies, as the links would lead nowhere on the machine that installs it.
+    assert not [path for path in own if path.is_symlink()]
+    assert sum(path.stat().st_size for path in own) < MAX_OWN_BYTES
+    assert not {"pip", "setuptools", "pytest", "tests", "docs", "model_repository"} & set(os.listdir(library))
+    assert package.stat().st_size < MAX_PACKAGE_BYTES
 
 
 def test_the_package_contains_man_pages_and_completion(unpacked: Path) -> None:
