@@ -182,6 +182,22 @@ def test_what_is_not_decided_is_written_as_comments(folder: Path, capsys: pytest
     assert "parameters" not in {line.partition(" ")[0] for line in config.splitlines()}
 
 
+@pytest.mark.parametrize(
+    ("scores", "layout", "seen"),
+    [([4.0, -2.0, 1.0], "class-logits", "0 0.95"), ([0.75, 0.0, 0.25], "classes", "0 0.75")],
+)
+def test_a_classifier_is_offered_with_the_activation_that_its_scores_need(
+    folder: Path, capsys: pytest.CaptureFixture[str], scores: list[float], layout: str, seen: str
+) -> None:
+    save(folder / "bare.onnx", export(np.array(scores), {}))
+    assert main(["add", "bare.onnx"]) == 0
+    assert f"picture {seen}; " in capsys.readouterr().out
+    config = (folder / "model_repository/bare/config.pbtxt").read_text()
+    assert f"1. {layout} classify, 3 classes" in config
+    assert ("class-logits" in config, "classes classify" in config) == (layout == "class-logits", layout == "classes")
+    assert ("torchvision's weights" in " ".join(config.replace("#", "").split())) == (layout == "class-logits")
+
+
 @pytest.mark.full
 def test_without_opencv_a_model_is_added_and_not_tried_with_a_picture(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -16,6 +16,8 @@ from edge_server.plugins.vision.detector_sample_check import check_layout, make_
 from edge_server.plugins.vision.image_plan import ImagePlan, make_image_plan
 from edge_server.plugins.vision.layouts import LayoutMatch, candidates
 from edge_server.plugins.vision.outputs.box_candidates import NetworkSize
+from edge_server.plugins.vision.outputs.output_parameters import Activation
+from edge_server.plugins.vision.outputs.output_tensors import FloatArray
 from edge_server.plugins.vision.perception import Perception, PerceptionDecoder, make_perception_decoder
 from edge_server.plugins.vision.recognition import recognise
 from edge_server.plugins.vision.resize import Color, FittedPicture
@@ -38,6 +40,9 @@ MIN_RATIO = 2.0
 """Least ratio of that score to the best one of other layouts."""
 MAX_RATIO = 1.25
 """Greatest ratio of the score with another scale to that with the usual one. Networks see much at a wrong scale."""
+
+_MAX_SUM_ERROR = 0.02
+"""Greatest difference of the sum of probabilities from 1, of 16-bit numbers."""
 
 
 class TrialFinding(NamedTuple):
@@ -165,6 +170,9 @@ class PictureTrial:
                 for given, fit in zip(outputs, fitted.fits, strict=True)
             )
             impossible, doubtful = _problems(spec, fitted.images, decoder, outputs[0], item)
+            if decoder.classes is not None and not match.is_certain:
+                scores = decoder.classes.tensor.select_floats(outputs[0], item, model=spec.name)
+                impossible = _class_problems(scores, decoder.classes.activation)
         except EdgeServerError as error:
             return TrialFinding(problems=(error.message,), is_possible=False)
         return TrialFinding(picture, noise, (*impossible, *doubtful), is_possible=not impossible)
@@ -219,7 +227,8 @@ def decide(readings: Sequence[Reading]) -> Reading | None:
 def _variants(match: LayoutMatch) -> Iterator[Reading]:
     yield Reading(match, True, TrialFinding())
     parameters = match.parameters
-    if match.is_certain or parameters.get("image_color") not in _COLORS:
+    is_usual_alone = match.task == "classify" and "image_mean" in parameters
+    if match.is_certain or is_usual_alone or parameters.get("image_color") not in _COLORS:
         return
     keys = ("image_scale", "image_mean", "image_stddev", "image_color")
     others = {key: text for key, text in parameters.items() if key not in keys}
@@ -248,3 +257,13 @@ def _problems(
     size = NetworkSize(images.rule.width, images.rule.height)
     findings = check_layout(decoder.detections.declaration, size, arrays)
     return findings.impossible, findings.doubtful
+
+
+def _class_problems(scores: FloatArray, activation: Activation) -> tuple[str, ...]:
+    """Return why scores of classes need another activation."""
+    are_fractions = bool(((scores >= 0) & (scores <= 1)).all())
+    if activation is Activation.SOFTMAX and are_fractions and abs(float(scores.sum()) - 1) < _MAX_SUM_ERROR:
+        return ("the scores are probabilities already: they need no softmax",)
+    if activation is Activation.NONE and not are_fractions:
+        return (f"the scores {scores.min():.3g} to {scores.max():.3g} are no probabilities",)
+    return ()

@@ -62,6 +62,8 @@ def write_config(
         lines += ["", *_comments(["Not chosen:"])]
     for number, reading in enumerate(others, 1):
         lines += ["#", *_comments([f"{number}. {reading.title}: {reading.describe()}"])]
+        if reading.is_usual:
+            lines += _comments(f"  Not proven: {doubt}." for doubt in reading.match.doubts)
         lines += [f"# {parameter_line(key, text)}" for key, text in reading.match.parameters.items()]
     if chosen is None and others:
         lines += ["#", *_comments(["Names of the classes come from a file beside this one, one a line:"])]

@@ -46,6 +46,7 @@ MAX_QUERIES = 1000
 MAX_KEYPOINTS = 200
 """Greatest number of keypoints. Whole bodies have 133."""
 
+_MIN_SIZES = {"Q": 10}
 _MAX_SIZES = {"Q": MAX_QUERIES, "K": MAX_KEYPOINTS}
 
 MAX_PERMUTED = 4
@@ -67,7 +68,8 @@ class Layout(NamedTuple):
     `names` are those of the outputs, in lower case; empty if exporters name them as they like. `anchors_per_cell`: A is
     this many times the number of cells of the input's grids, whose greatest stride is `max_stride`; 0 if it is any
     number. `usual` are sizes that shapes alone assume. `is_unmistakable`: no other known exporter writes these names
-    and shapes, so they suffice.
+    and shapes, so they suffice. `integers` are the indices of outputs of integers, which tell outputs of other names
+    apart.
     """
 
     name: str
@@ -81,12 +83,12 @@ class Layout(NamedTuple):
     max_stride: int = 32
     inputs: Mapping[str, str] = MappingProxyType({})
     is_unmistakable: bool = False
+    integers: tuple[int, ...] = ()
 
 
-_IMAGENET = {
-    "image_color": "rgb", "image_scale": "1/255", "image_fit": "stretch", "image_mean": "0.485,0.456,0.406",
-    "image_stddev": "0.229,0.224,0.225",
-}  # fmt: skip
+_IMAGENET_VALUES = {"image_mean": "0.485,0.456,0.406", "image_stddev": "0.229,0.224,0.225"}
+_IMAGENET = {"image_color": "rgb", "image_scale": "1/255", "image_fit": "stretch", **_IMAGENET_VALUES}
+_TORCHVISION = {**_IMAGENET, "image_fit": "crop", "image_resize": "{R}"}
 _BYTES_BGR = {"image_color": "bgr", "image_scale": "1", "image_fit": "letterbox"}
 _NANODET_IMAGE = {
     "image_color": "bgr", "image_scale": "1", "image_fit": "stretch", "image_mean": "103.53,116.28,123.675",
@@ -194,10 +196,10 @@ LAYOUTS: Sequence[Layout] = (
         "detr-softmax", "detect", ("Q, 4", "Q, C + 1"), {"detection_head": "detr", **_SOFTMAX}, _IMAGENET,
         ("pred_boxes", "logits"), inputs=_MASK,
     ),
-    # torchvision, and RT-DETR and D-FINE of their authors.
+    # torchvision, whose exports often have numbers as names, and RT-DETR and D-FINE of their authors.
     Layout(
         "boxes-scores-labels", "detect", ("A, 4", "A", "A"), {"detection_head": "nms_inside"}, _STRETCH,
-        ("boxes", "scores", "labels"), inputs={"orig_target_sizes": "{W},{H}"},
+        ("boxes", "scores", "labels"), inputs={"orig_target_sizes": "{W},{H}"}, integers=(2,),
     ),
     Layout(
         "efficient-nms", "detect", ("A, 4", "A", "A", "1"), {"detection_head": "nms_inside"}, _LETTERBOX,
@@ -244,6 +246,9 @@ LAYOUTS: Sequence[Layout] = (
     Layout(
         "logits", "classify", ("C",), {"class_output": "{output}", "class_activation": "softmax"}, _IMAGENET,
         ("logits",),
+    ),
+    Layout(
+        "class-logits", "classify", ("C",), {"class_output": "{output}", "class_activation": "softmax"}, _TORCHVISION
     ),
     Layout("classes", "classify", ("C",), {"class_output": "{output}"}, _STRETCH),
     Layout(
@@ -428,7 +433,10 @@ class _Model:
         if self._is_size_assumed:
             yield f"the input has any size: {self._size.width}x{self._size.height} is assumed"
         fit, scale = layout.image.get("image_fit", "stretch"), layout.image.get("image_scale", "1")
-        yield f"the file does not say how it was trained: {layout.image['image_color']}, {fit}, scale {scale} are usual"
+        usual = f"{layout.image['image_color']}, {fit}, scale {scale}"
+        if layout.image.items() >= _IMAGENET_VALUES.items():
+            usual += ", mean and deviation of ImageNet, as for torchvision's weights,"
+        yield f"the file does not say how it was trained: {usual} are usual"
         if layout.anchors_per_cell and not boxes_in_grid:
             yield "the number of boxes is open"
         elif not layout.anchors_per_cell and not layout.names:
@@ -500,7 +508,12 @@ class _Model:
         if layout.names:
             by_name = {output.name.lower(): output for output in outputs}
             is_named = all(name in by_name for name in layout.names)
-            orders = iter([[by_name[name] for name in layout.names]] if is_named else [])
+            if is_named:
+                orders = iter([[by_name[name] for name in layout.names]])
+            elif layout.integers:
+                orders = (order for order in orders if _integer_indices(order) == layout.integers)
+            else:
+                orders = iter([])
         for order in orders:
             shapes = [
                 without_batch(self._spec, o, s.count(",") + 1) for o, s in zip(order, layout.outputs, strict=True)
@@ -542,7 +555,10 @@ class _Model:
 
     def _image_parameters(self, layout: Layout) -> dict[str, str]:
         stated = self._spec.parameters
-        image = dict(layout.image) | dict({} if self._exported is None else self._exported.parameters)
+        # torchvision resizes to 256 for 224, and to 342 for 299.
+        resize = round(min(self._size.width, self._size.height) * 8 / 7)
+        image = {key: value.format_map({"R": resize}) for key, value in layout.image.items()}
+        image |= {} if self._exported is None else self._exported.parameters
         if any(key in stated for key in _FIT_KEYS):
             image = {key: value for key, value in image.items() if key not in (*_FIT_KEYS, "image_pad_value")}
         if any(key in stated for key in _SCALE_KEYS):
@@ -550,6 +566,10 @@ class _Model:
         if -1 in without_batch(self._spec, self._input, 3):
             image |= {"network_image_width": str(self._size.width), "network_image_height": str(self._size.height)}
         return image
+
+
+def _integer_indices(outputs: Sequence[OutputSpec]) -> tuple[int, ...]:
+    return tuple(index for index, output in enumerate(outputs) if output.dtype in (DType.INT64, DType.INT32))
 
 
 def match_shapes(
@@ -579,9 +599,11 @@ def match_shapes(
                     return None
                 continue
             ((factor, symbol),) = unknown
-            if rest <= 0 or rest % factor or rest // factor > _MAX_SIZES.get(symbol, rest):
+            found = rest // factor
+            is_usual = _MIN_SIZES.get(symbol, 1) <= found <= _MAX_SIZES.get(symbol, found)
+            if rest % factor or not is_usual:
                 return None
-            symbols[symbol] = rest // factor
+            symbols[symbol] = found
     return symbols
 
 

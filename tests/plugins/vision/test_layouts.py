@@ -56,6 +56,7 @@ def network(
         (["A, 4", "A, C"], [(300, 4), (100, 91)], {}, None),
         (["A, 4"], [(300,)], {}, None),
         (["Q, 4 + C"], [(8400, 84)], {}, None),
+        (["Q, 4 + C"], [(1, 84)], {}, None),
     ],
 )
 def test_sizes_of_symbols_come_from_shapes(
@@ -251,6 +252,33 @@ def decode(match: LayoutMatch, spec: ModelSpec, values: dict[str, np.ndarray], m
     batch = {name: array[None] for name, array in values.items()}
     fit = make_fit("stretch", SIDE, SIDE, size=(SIDE, SIDE))
     return decoder.decode(batch, 0, fit, Returns(has_detections=True), model="net").detections
+
+
+def test_outputs_of_torchvision_without_names_are_told_apart_by_their_types(make_fit: Any) -> None:
+    named = CASES["boxes-scores-labels"]
+    values = {"2037": named["boxes"], "2007": named["labels"].astype(np.int64), "2006": named["scores"]}
+    spec = network({name: array.shape for name, array in values.items()}, dtypes={"2007": DType.INT64})
+    (match,) = candidates(spec, {})
+    assert (match.layout, match.is_certain) == ("boxes-scores-labels", False)
+    assert match.parameters["detection_outputs"] == "2037,2006,2007"
+    seen = decode(match, spec, values, make_fit)
+    assert [(item.class_index, item.score) for item in seen] == [(0, pytest.approx(0.9)), (2, pytest.approx(0.75))]
+    for item, (box, _, _) in zip(seen, FOUND, strict=True):
+        assert (item.x_min, item.y_min, item.x_max, item.y_max) == pytest.approx(box, abs=0.01)
+
+
+def test_three_outputs_of_fractions_without_names_are_not_told_apart() -> None:
+    assert candidates(network({"1": (300, 4), "2": (300,), "3": (300,)}), {}) == ()
+
+
+def test_a_classifier_may_be_of_torchvision() -> None:
+    (match,) = [found for found in candidates(network({"out": (1000,)}, side=224), {}) if found.layout != "classes"]
+    assert match.layout == "class-logits"
+    assert match.parameters.items() >= {
+        "class_activation": "softmax", "image_fit": "crop", "image_resize": "256", "image_mean": "0.485,0.456,0.406",
+        "image_stddev": "0.229,0.224,0.225",
+    }.items()  # fmt: skip
+    assert any("as for torchvision's weights" in doubt for doubt in match.doubts)
 
 
 @pytest.mark.parametrize("name", [*CASES, *PERSON])
