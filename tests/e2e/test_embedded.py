@@ -472,16 +472,41 @@ def test_dir_lists_the_public_names() -> None:
 
 
 ROOT = Path(__file__).parents[2]
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/embedding.md").read_text(), re.DOTALL)
+
+
+def blocks_of(page: str, title: str) -> list[str]:
+    section = (ROOT / "docs" / page).read_text().partition(f"# {title}\n")[2].partition("\n## ")[0]
+    return re.findall(r"```(?:python|pbtxt)\n(.*?)```", section, re.DOTALL)
 
 
 @pytest.mark.parametrize(
-    ("block", "printed"), list(zip(BLOCKS, (r"\d+\n", r"(efficientnet_lite0 1\n){3}3\n"), strict=True))
+    ("block", "printed"),
+    list(
+        zip(
+            blocks_of("embedding.md", "The server inside a Python program"),
+            (r"\d+\n", r"(efficientnet_lite0 1\n){3}3\n"),
+            strict=True,
+        )
+    ),
 )
 def test_programs_of_the_documentation_run_as_written(block: str, printed: str) -> None:
     ended = subprocess.run([sys.executable, "-c", block], cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert re.fullmatch(printed, ended.stdout), ended.stdout
+
+
+@pytest.mark.full
+def test_the_fastapi_program_of_the_documentation_answers_and_refuses(tmp_path: Path) -> None:
+    pytest.importorskip("fastapi.testclient", reason="needs fastapi, of the extra test-all")
+    program, client = blocks_of("embedding.md", "FastAPI")
+    model, config = blocks_of("python-models.md", "A whole model")
+    folder = tmp_path / "model_repository/mean"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1/model.py").write_text(model)
+    (folder / "config.pbtxt").write_text(config)
+    (tmp_path / "program.py").write_text(program)
+    ended = subprocess.run([sys.executable, "-c", client], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert (ended.returncode, ended.stdout) == (0, "{'mean': 3.0}\n422\n"), ended.stderr
 
 
 TYPED_PROGRAM = """
