@@ -78,18 +78,39 @@ def test_each_page_says_first_whom_it_is_for_and_sends_no_user_into_source_files
             assert "](../edge_server/" not in text, page.name
 
 
+def find_links(page: Path) -> list[tuple[Path, str]]:
+    """Return the file and the anchor ("" or "#...") of each link to the repository."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    return [
+        ((page.parent / target).resolve() if target else page, anchor)
+        for target, anchor in re.findall(r"\]\(([^)#\s]*)(#[^)\s]*)?\)", text)
+        if not target.startswith(("http://", "https://"))
+    ]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_has_a_target(page: Path) -> None:
-    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
-    for target, anchor in re.findall(r"\]\(([^)#\s]*)(#[^)\s]*)?\)", text):
-        if target.startswith(("http://", "https://")):
-            continue
-        path = (page.parent / target).resolve() if target else page
-        assert path.exists(), f"{target} is not there"
+    for path, anchor in find_links(page):
+        assert path.exists(), f"{path} is not there"
         if anchor and path.suffix == ".md":
             headings = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
             slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-            assert anchor[1:] in slugs, f"{target}{anchor} is no heading"
+            assert anchor[1:] in slugs, f"{path}{anchor} is no heading"
+
+
+def test_the_index_names_each_document_and_leads_to_the_pages_of_the_other_folders() -> None:
+    index = ROOT / "docs/README.md"
+    documents = {*(ROOT / "docs").glob("*.md"), *(ROOT / "docs/reference").glob("*.md")} - {index}
+    assert documents <= {path for path, _ in find_links(index)}
+    reached, waiting = set(), [index]
+    while waiting:
+        page = waiting.pop()
+        if page not in reached and page in PAGES:
+            reached.add(page)
+            waiting += [path / "README.md" if path.is_dir() else path for path, _ in find_links(page)]
+    folders = ("fleet", "hil_tests", "jetson", "systemd", "docs/examples")
+    of_users = {ROOT / "SECURITY.md", *(page for name in folders for page in (ROOT / name).rglob("*.md"))}
+    assert of_users <= reached
 
 
 IN_OWN_WORDS = (
