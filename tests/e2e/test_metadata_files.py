@@ -14,6 +14,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from edge_server.cli.main import main
 from edge_server.client import FrameStream, StreamError
 from edge_server.protocol.frame_messages import Returns
 from tests.e2e.conftest import Repository, finish
@@ -50,8 +51,31 @@ def answer(outputs: dict[str, np.ndarray], constants: dict[str, list[float]] | N
     return finish(helper.make_graph(nodes, "net", inputs, made, initializers))
 
 
+def rows_of_a_batch(constants: dict[str, list[float]]) -> onnx.ModelProto:
+    """A detector of PaddleDetection with NMS inside, of batches of any size, whose rows are all in one list."""
+    model = answer({"rows_of_one": spread(ROWS, 300, 6)}, constants)
+    # Only rows with a score, so that no runtime computes their number beforehand.
+    model.graph.node.extend(
+        [
+            helper.make_node("Squeeze", ["rows_of_one", "first"], ["every"]),
+            helper.make_node("Gather", ["every", "second"], ["scores"], axis=1),
+            helper.make_node("Greater", ["scores", "nothing"], ["is_found"]),
+            helper.make_node("NonZero", ["is_found"], ["places"]),
+            helper.make_node("Squeeze", ["places", "first"], ["found"]),
+            helper.make_node("Gather", ["every", "found"], ["rows"]),
+        ]
+    )
+    added = {"first": np.array([0]), "second": np.array(1), "nothing": np.float32(0)}
+    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in added.items())
+    del model.graph.output[:]
+    model.graph.output.append(helper.make_tensor_value_info("rows", TensorProto.FLOAT, ["boxes", 6]))
+    for item in model.graph.input:
+        item.type.tensor_type.shape.dim[0].dim_param = "pictures"
+    return model
+
+
 @pytest.fixture(scope="module")
-def server(serve: Any, module_repository: Repository) -> Iterator[Any]:
+def server(serve: Any, module_repository: Repository, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     def add(name: str, model: onnx.ModelProto, files: dict[str, str] | None = None, config: str = "") -> None:
         module_repository.add(name, config, model=model)
         for file_name, text in (files or {}).items():
@@ -69,7 +93,14 @@ def server(serve: Any, module_repository: Repository) -> Iterator[Any]:
     paddle = PADDLE.replace("640", str(SIDE))
     constants = {"im_shape": [SIDE, SIDE], "scale_factor": [1.0, 1.0]}
     add("paddle", answer({"rows": spread(ROWS, 300, 6)}, constants), {"infer_cfg.yml": paddle})
+    add("paddle_of_batches", rows_of_a_batch(constants), {"infer_cfg.yml": paddle})
+    add("paddle_of_batches_without_file", rows_of_a_batch(constants))
+    export = tmp_path_factory.mktemp("export")
+    (export / "model.onnx").write_bytes(rows_of_a_batch(constants).SerializeToString())
+    (export / "infer_cfg.yml").write_text(paddle)
+    assert main(["add", str(export), "--name=paddle_added", f"--model-repository={module_repository.path}"]) == 0
     with serve(module_repository.path) as server:
+        server.config = (module_repository.path / "paddle_added/config.pbtxt").read_text()
         yield server
 
 
@@ -80,7 +111,7 @@ NOTES = {
 }
 
 
-@pytest.mark.parametrize("model", NOTES)
+@pytest.mark.parametrize("model", [*NOTES, "paddle_added"])
 def test_boxes_of_a_model_without_configuration(server: Any, picture: bytes, model: str) -> None:
     status, body = server.request("POST", f"/edge/v1/models/{model}/perception", picture)
     assert status == 200, body
@@ -90,7 +121,15 @@ def test_boxes_of_a_model_without_configuration(server: Any, picture: bytes, mod
         assert (seen["class_index"], seen["label"]) == (index, "" if model == "rf_detr" else NAMES[index])
         assert seen["score"] == pytest.approx(score, abs=1e-3)
         assert [seen[key] for key in ("x_min", "y_min", "x_max", "y_max")] == pytest.approx(box, abs=0.1)
-    assert NOTES[model] in server.notes(model)
+    assert model not in NOTES or NOTES[model] in server.notes(model)
+
+
+def test_rows_of_a_whole_batch_need_a_model_without_batches_which_add_writes(server: Any) -> None:
+    assert f'\nmax_batch_size: 0\ninput {{ name: "image" dims: [-1, 3, {SIDE}, {SIDE}] }}\n' in server.config
+    assert "# The rows of all pictures of a batch are in one list" in server.config
+    reasons = {item["name"]: item.get("reason", "") for item in server.ask("/v2/repository/index", {})[1]}
+    for model in ("paddle_of_batches", "paddle_of_batches_without_file"):
+        assert f"model '{model}': expected max_batch_size 0 and an input with dims [-1, ...]" in reasons[model]
 
 
 def test_frames_fill_the_other_inputs_too(server: Any, picture: bytes) -> None:

@@ -31,10 +31,11 @@ from edge_server.plugins.add.text_models import (
     with_text_model,
 )
 from edge_server.plugins.add.text_trial import ReadLine, TextTrial, draw_page, drawn_lines, whole_picture
-from edge_server.plugins.add.written_config import write_config
+from edge_server.plugins.add.written_config import unbatched_lines, write_config
 from edge_server.plugins.tuning.trial.stored_times import store_times
 from edge_server.plugins.tuning.trial.tensor_files import Tensors
 from edge_server.plugins.vision.demo_picture import PICTURE
+from edge_server.plugins.vision.layouts import joins_rows_of_batch
 from edge_server.plugins.vision.text_reading import is_recogniser
 from edge_server.protocol.frame_messages import Detection
 from edge_server.repository.resolve_version import ResolveOptions, resolve
@@ -50,7 +51,7 @@ class TriedModel(NamedTuple):
 
     `notes` say why something was not recognised or not tried. `lines` are what a recogniser of text reads in the
     picture. `recognisers` are names of those that may read the lines of a text detector; `is_pair`: the only one
-    is added with it.
+    is added with it. `is_unbatched`: it lists the rows of all pictures of a batch together, so that batches are off.
     """
 
     files: NewModelFiles
@@ -61,6 +62,7 @@ class TriedModel(NamedTuple):
     lines: Sequence[ReadLine] = ()
     recognisers: Sequence[str] = ()
     is_pair: bool = False
+    is_unbatched: bool = False
 
     @property
     def faster_backend(self) -> str:
@@ -164,6 +166,9 @@ class Addition:
         spec, metadata = _resolve(folder)
         if spec.is_decoupled:  # a language model: no request tells how fast it is
             return TriedModel(files, spec, (), (), ())
+        if is_unbatched := joins_rows_of_batch(spec, metadata):
+            (folder / "config.pbtxt").write_text("\n".join(unbatched_lines(spec)), "utf-8")
+            spec, metadata = _resolve(folder)
         reader = read_as_recogniser(spec, metadata, character_files)
         if reader is not None:
             return self._try_recogniser(files, folder, spec, reader, scratch, lines)
@@ -178,7 +183,7 @@ class Addition:
         except InvalidRequest as error:  # a Python model
             notes.append(f"not tried: {error.message}")
         outputs = next((item.outputs for item in trials if item.outputs), ())
-        return TriedModel(files, spec, trial.evaluate(outputs), trials, notes)
+        return TriedModel(files, spec, trial.evaluate(outputs), trials, notes, is_unbatched=is_unbatched)
 
     def _try_recogniser(
         self,
@@ -218,8 +223,9 @@ class Addition:
     def _configure(self, folder: Path, tried: TriedModel, chosen: Reading | None) -> None:
         """Write the configuration, and store the times of the runtimes. Raises LoadError if it does not load."""
         write_config(
-            folder, tried.spec, tried.files.backend, chosen, tried.readings, _remarks(tried), tried.recognisers
-        )
+            folder, tried.spec, tried.files.backend, chosen, tried.readings, _remarks(tried), tried.recognisers,
+            is_unbatched=tried.is_unbatched,
+        )  # fmt: skip
         _resolve(folder)
         if tried.trials and not any(-1 in item.dims for item in tried.spec.inputs):
             # Before a watching server loads it. A move keeps the file, so that it is not read again.

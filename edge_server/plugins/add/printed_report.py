@@ -51,6 +51,8 @@ def print_report(tried: TriedModel, shown: Sequence[Reading], chosen: Reading | 
                 say(describe_tensor(tensor, spec), title)
     for note in tried.notes:
         say(note, "note")
+    if tried.is_unbatched:
+        say("the rows of all pictures of a batch are in one list, so config.pbtxt has max_batch_size 0", "note")
     if chosen is not None:
         say(chosen.title, "kind")
         if not chosen.match.is_certain:

@@ -30,17 +30,23 @@ def write_config(
     readings: Sequence[Reading],
     remarks: Sequence[str],
     recognisers: Sequence[str] = (),
+    *,
+    is_unbatched: bool = False,
 ) -> None:
     """Write config.pbtxt, and the labels of the chosen layout, into the folder of a new model.
 
     `backend` is empty if the files decide it. The other `readings` are written as comments. `remarks` come first.
-    `recognisers` may read the lines of a text detector. Raises OSError.
+    `recognisers` may read the lines of a text detector. `is_unbatched`: no batches, though the file seems to batch.
+    Raises OSError.
     """
     parameters = chosen.match.parameters if chosen is not None else {}
     lines = [*_comments(remarks), *_comments(["The file says the rest, which therefore is not repeated here:"])]
     for kind, tensors in (("input", spec.inputs), ("output", spec.outputs)):
         lines += _comments(f"  {kind} {describe_tensor(item, spec)}" for item in tensors)
     lines += ["", f"backend: {_quoted(backend)}"] if backend else []
+    if is_unbatched:
+        reason = "The rows of all pictures of a batch are in one list, and nothing says whose they are: no batches."
+        lines += ["", *_comments([reason]), *unbatched_lines(spec)]
     if chosen is not None:
         lines += ["", *_comments([f"{chosen.title}: {chosen.match.evidence}."])]
         if not chosen.match.is_certain:
@@ -73,6 +79,14 @@ def write_config(
     if given != dict(parameters):
         raise ServingFault(f"model '{spec.name}': the configuration does not survive being written as text")
     (folder / "config.pbtxt").write_text(text, "utf-8")
+
+
+def unbatched_lines(spec: ModelSpec) -> Sequence[str]:
+    """Return the lines of config.pbtxt by which a model whose file seems to batch does not."""
+    # Without dims, max_batch_size 0 leaves the choice to the server.
+    picture = max(spec.inputs, key=lambda item: len(item.dims))
+    dims = ", ".join(map(str, spec.wire_dims(picture.dims)))
+    return ["max_batch_size: 0", f"input {{ name: {_quoted(picture.name)} dims: [{dims}] }}"]
 
 
 def describe_tensor(tensor: InputSpec | OutputSpec, spec: ModelSpec) -> str:

@@ -37,6 +37,8 @@ _FIT_KEYS = ("image_fit", "image_resize", "keep_aspect_ratio", "enable_padding",
 _SCALE_KEYS = ("image_scale", "image_mean", "image_stddev")
 _STRIDES = (4, 8, 16, 32, 64)
 _ASSUMED_SIDE = 640
+_ROW_SIZE = 6
+"""Numbers of a row of PaddleDetection: class, score, box."""
 _MAX_MAP_STRIDE = 32
 """Greatest number of pixels of the input per pixel of a map."""
 
@@ -335,6 +337,15 @@ def find_stated_layout(spec: ModelSpec, metadata: Mapping[str, str]) -> LayoutMa
                 f"its metadata are those of {source}, but nothing is recognised: {error}"
             ) from None
     return None
+
+
+def joins_rows_of_batch(spec: ModelSpec, metadata: Mapping[str, str]) -> bool:
+    """Return whether a model that batches lists the rows of all pictures in one output, as PaddleDetection's NMS does.
+
+    Its first dimension has any size, and so seems to be that of the batch.
+    """
+    is_paddle = "infer_cfg.yml" in metadata or any(item.name in _PADDLE_INPUTS for item in spec.inputs)
+    return is_paddle and spec.max_batch_size > 0 and any(output.dims == (_ROW_SIZE,) for output in spec.outputs)
 
 
 def _match_stated_layout(spec: ModelSpec, exported: ExportedMetadata) -> LayoutMatch:

@@ -30,8 +30,8 @@ METADATA_KEYS = frozenset({
 })  # fmt: skip
 """Keys of metadata, one of which every known exporter of image models writes."""
 
-OUTPUT_NAMES = frozenset({"dets", "cls_8", "anomaly_map"})
-"""Names of outputs, one of which every layout has that its outputs prove."""
+TENSOR_NAMES = frozenset({"dets", "cls_8", "anomaly_map", "scale_factor"})
+"""Names of outputs, one of which every layout has that its outputs prove, and of PaddleDetection's other input."""
 
 
 class VisionPlugin(Plugin):
@@ -56,9 +56,8 @@ class Vision(RunningPlugin):
 
     def _recognise(self, spec: ModelSpec, metadata: Mapping[str, str]) -> Recognised | None:
         # Importing the rest takes a tenth of a second.
-        if METADATA_KEYS.isdisjoint(metadata) and OUTPUT_NAMES.isdisjoint(
-            output.name.lower() for output in spec.outputs
-        ):
+        names = {*(item.name for item in spec.inputs), *(item.name.lower() for item in spec.outputs)}
+        if METADATA_KEYS.isdisjoint(metadata) and TENSOR_NAMES.isdisjoint(names):
             return None
         from edge_server.plugins.vision.recognition import recognise
 

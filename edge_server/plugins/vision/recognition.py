@@ -13,7 +13,7 @@ from edge_server.core.model_spec import ModelSpec, Recognised
 from edge_server.errors import BadModelConfig
 from edge_server.plugins.vision.exporters.exported_metadata import UnfitMetadataError
 from edge_server.plugins.vision.exporters.paddle_ocr import read_characters
-from edge_server.plugins.vision.layouts import find_stated_layout, find_unmistakable_layout
+from edge_server.plugins.vision.layouts import find_stated_layout, find_unmistakable_layout, joins_rows_of_batch
 
 _HEAD_KEYS = ("detection_head", "class_output", "mask_output", "depth_output", "anomaly_output")
 _KIND_OF_HEAD = {
@@ -30,6 +30,12 @@ def recognise(spec: ModelSpec, metadata: Mapping[str, str]) -> Recognised | None
     otherwise wins. If the metadata do not fit the model, nothing is recognised and the note says why. Raises
     BadModelConfig for a wrong parameter of the configuration, also for a head that metadata and shapes disprove.
     """
+    if joins_rows_of_batch(spec, metadata):
+        raise BadModelConfig(
+            f"model '{spec.name}': expected max_batch_size 0 and an input with dims [-1, ...] in config.pbtxt, because "
+            f"the rows of all pictures of a batch are in one list, given max_batch_size {spec.max_batch_size}. "
+            "`edge-server add` writes such a configuration"
+        )
     if any(key in spec.parameters for key in _HEAD_KEYS):
         _check_stated_head(spec, metadata)
         return None

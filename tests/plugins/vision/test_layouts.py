@@ -17,7 +17,7 @@ from edge_server.core.tensor import DType, Tensor
 from edge_server.plugins.vision.image_plan import make_image_plan
 from edge_server.plugins.vision.layouts import LAYOUTS, LayoutMatch, candidates, match_shapes
 from edge_server.plugins.vision.perception import make_perception_decoder
-from edge_server.plugins.vision.plugin import OUTPUT_NAMES
+from edge_server.plugins.vision.plugin import TENSOR_NAMES
 from edge_server.protocol.frame_messages import Detection, Returns
 
 SIDE = 320
@@ -71,7 +71,7 @@ def test_names_of_layouts_are_unique() -> None:
 
 def test_the_plugin_knows_an_output_of_each_layout_that_its_outputs_prove() -> None:
     for layout in LAYOUTS:
-        assert not layout.is_unmistakable or OUTPUT_NAMES & set(layout.names), layout.name
+        assert not layout.is_unmistakable or TENSOR_NAMES & set(layout.names), layout.name
 
 
 def test_shapes_alone_give_candidates_with_their_doubts() -> None:

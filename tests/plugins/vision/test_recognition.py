@@ -17,6 +17,7 @@ from edge_server.core.tensor import DType
 from edge_server.errors import BadModelConfig
 from edge_server.plugins.vision.exporters.ultralytics import read_names, read_pair
 from edge_server.plugins.vision.image_plan import make_image_plan
+from edge_server.plugins.vision.perception import make_perception_decoder
 from edge_server.plugins.vision.plugin import Vision
 from edge_server.plugins.vision.recognition import recognise
 from edge_server.plugins.vision.resize import FitMode
@@ -167,3 +168,10 @@ def test_a_stated_fit_wins_over_that_of_a_classifier(stated: dict[str, str]) -> 
     assert found is not None
     assert found.parameters["class_output"] == "output0"
     assert "image_fit" not in found.parameters
+
+
+def test_an_output_without_room_for_boxes_beside_the_batch_names_the_batches() -> None:
+    stated = {"detection_head": "yolov10", "network_image_width": "64", "network_image_height": "64"}
+    rows = spec(stated, outputs=(OutputSpec("output0", DType.FP32, (6,)),))
+    with pytest.raises(BadModelConfig, match=r"given 'output0' \[6\]; if the first .* expected max_batch_size 0 and"):
+        make_perception_decoder(rows)

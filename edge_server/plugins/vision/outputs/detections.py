@@ -197,7 +197,13 @@ def make_detection_decoder(spec: ModelSpec, declaration: DetectionDeclaration, s
     shapes = [drop_batch_dim(spec, output, rank) for output, rank in ranked]
     expected = head.check_shapes(shapes)
     if expected is not None:
-        raise BadModelConfig(_mismatch(spec.name, declaration, tensors, expected, shapes))
+        message = _mismatch(spec.name, declaration, tensors, expected, shapes)
+        if spec.max_batch_size > 0 and any(len(shape) < rank for shape, (_, rank) in zip(shapes, ranked, strict=True)):
+            message += (
+                "; if the first dimension of the file's output counts boxes and not pictures, expected max_batch_size "
+                f"0 and an input with dims [-1, ...], given max_batch_size {spec.max_batch_size}"
+            )
+        raise BadModelConfig(message)
     return DetectionDecoder(head, tensors, masks, declaration, spec.labels_of(outputs[head.labels_index]))
 
 
