@@ -196,8 +196,10 @@ class ModelSpec:
     ("8.7") to its model file.
     `config_json` is the whole normalised configuration in Triton's JSON form (proto field names, every primitive field
     printed, 64-bit integers as numbers).
+    `has_default_batch_size`: `max_batch_size` comes from neither the configuration nor the model file.
     `notes` are sentences for the log and the index about choices (a runtime that was not used and why, fields that are
     kept but have no effect). `unlogged_notes` are for the index alone, because they hold for most models.
+    `routine_notes` are those of both that report an ordinary choice and no obstacle.
     `warnings` are sentences about probable mistakes; the model serves all the same.
     """
 
@@ -225,8 +227,10 @@ class ModelSpec:
     chat_template: ChatTemplate | None = None
     cc_filenames: Mapping[str, str] = field(default_factory=dict)
     config_json: str = "{}"
+    has_default_batch_size: bool = False
     notes: tuple[str, ...] = ()
     unlogged_notes: tuple[str, ...] = ()
+    routine_notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
     def input(self, name: str) -> InputSpec | None:

@@ -126,8 +126,13 @@ class RequestCheck:
         if given == 0:
             raise self._shape_error(request, spec, shape)
         if given > limit:
+            note = ""
+            if self._spec.has_default_batch_size:
+                note = (
+                    f". NOTE: {limit} is a default: for larger requests, set max_batch_size in the model's config.pbtxt"
+                )
             raise self._error(
-                request, f"inference request batch-size must be <= {limit} for '{self._spec.name}', got {given}"
+                request, f"inference request batch-size must be <= {limit} for '{self._spec.name}', got {given}{note}"
             )
         if item_count not in (0, given):
             raise self._error(

@@ -87,11 +87,18 @@ def resolve(
         config, model.name, model.path, version, passed_over, options.onnx_order, options.runtime_times
     )
     _remove_engine_settings(config, inspected, passed_over)
-    notes = _complete_config(config, model.name, inspected, options)
+    notes, has_default_batch_size = _complete_config(config, model.name, inspected, options)
+    routine_notes = (*inspected.unlogged_notes, *inspected.notes, *notes)
+    notes = (*inspected.notes, *inspected.skipped, *notes)
     metadata = _NOTHING
     if inspected.signature is not None and options.recognisers:
         metadata = {**read_metadata_files(inspected.file), **inspected.signature.metadata}
-    spec = replace(_make_spec(config, model, options, notes, metadata), unlogged_notes=inspected.unlogged_notes)
+    spec = replace(
+        _make_spec(config, model, options, notes, metadata),
+        unlogged_notes=inspected.unlogged_notes,
+        routine_notes=routine_notes,
+        has_default_batch_size=has_default_batch_size,
+    )
     output_checks = _output_checks(spec, options)
     verified.confirm()
     file = inspected.file
@@ -176,22 +183,26 @@ def _complete_by_model(config: ConfigMessage, model: str, inspected: InspectedFi
 
 def _complete_config(
     config: ConfigMessage, model: str, inspected: InspectedFile, options: ResolveOptions
-) -> tuple[str, ...]:
-    """Complete the configuration in place. Return the notes about it."""
+) -> tuple[tuple[str, ...], bool]:
+    """Complete the configuration in place. Return notes about this, and whether max_batch_size is the backend's
+    default."""
     backend, file, signature = inspected.backend, inspected.file, inspected.signature
-    notes = [*inspected.notes, *inspected.skipped]
+    notes: list[str] = []
     if options.auto_complete:
         _complete_by_model(config, model, inspected)
     config.backend = backend.name
     if file.path != file.version_dir:
         config.default_model_filename = file.path.relative_to(file.version_dir).as_posix()
+    has_default_batch_size = False
     if signature is not None:
         if options.auto_complete:
+            states_none = config.max_batch_size == 0
             notes += complete(config, model, signature, signature.most_rows or backend.default_max_batch_size)
+            has_default_batch_size = states_none and config.max_batch_size > 0 and signature.most_rows is None
         check_against_file(config, model, signature)
     lost = frozenset(options.lost_gpus())
     normalise(config, model, Devices(options.gpu_count, backend.runs_on_gpu, backend.default_instance_count, lost))
-    return tuple(notes)
+    return tuple(notes), has_default_batch_size
 
 
 def resolve_as_scanned(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -91,6 +93,16 @@ def test_a_wrong_request_is_refused_in_tritons_words(inputs: tuple[InputSpec, ..
         RequestCheck(spec_of(*inputs)).count_items(given)
     assert caught.value.message.startswith("[request id: r7] ")
     assert words in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("is_default", "end"), [(False, "got 9"), (True, "set max_batch_size in the model's config.pbtxt")]
+)
+def test_a_batch_limit_that_is_a_default_is_refused_with_how_to_raise_it(is_default: bool, end: str) -> None:
+    spec = dataclasses.replace(spec_of(IMAGE), has_default_batch_size=is_default)
+    with pytest.raises(InvalidRequest, match=r"batch-size must be <= 8 for 'm', got 9") as caught:
+        RequestCheck(spec).count_items(request(tensor("IMAGE", DType.FP32, 9, 16)))
+    assert caught.value.message.endswith(end)
 
 
 def test_a_request_without_an_id_gets_no_id_text() -> None:

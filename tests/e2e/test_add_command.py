@@ -113,11 +113,14 @@ def test_the_printed_request_to_a_tabular_model_works_as_printed(
     save(folder / "sums.onnx", add_sub_model())
     assert main(["add", "sums.onnx", "--name=table", f"--model-repository={server.repository}"]) == 0
     said = capsys.readouterr().out
-    assert "kind    no vision model that is known" in said
+    assert "kind    tensors (tabular or other); no known vision model" in said
+    assert re.search(r"^sums.onnx: 0\.\d kB, opened by ", said)
     command = said.partition("Ask it:\n")[2].replace("127.0.0.1:8000", server.http)
     assert eventually(lambda: server.get("/v2/models/table/ready")[0] == 200)
     done = subprocess.run(["bash", "-c", command], capture_output=True, env=clean_environment(), timeout=60, check=True)
     assert {output["name"] for output in json.loads(done.stdout)["outputs"]} == {"OUTPUT0", "OUTPUT1"}
+    assert "rows    up to 1024 in a request" in said
+    assert json.loads(server.get("/v2/models/table/config")[1])["max_batch_size"] == 1024
 
 
 def export_of_unknown_training() -> onnx.ModelProto:

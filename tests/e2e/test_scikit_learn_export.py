@@ -47,9 +47,12 @@ def test_the_classifier_of_the_page_is_exported_served_and_asked_as_written(serv
     run(tmp_path, "bash", "-c", add)
     with serve(tmp_path / "model_repository") as server:
         answer = json.loads(run(tmp_path, "bash", "-c", request.replace("127.0.0.1:8000", server.http)))
+        table = {"inputs": [{"name": "X", "datatype": "FP32", "shape": [150, 4], "data": [1.0] * 600}]}
+        status, many = server.request("POST", "/v2/models/iris/infer", json.dumps(table).encode())
     outputs = {output["name"]: output for output in answer["outputs"]}
     assert outputs["label"]["data"] == [0, 2]
     assert outputs["probabilities"]["shape"] == [2, 3]
+    assert status == 200, many
 
 
 @pytest.mark.full

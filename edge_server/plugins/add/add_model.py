@@ -44,6 +44,9 @@ from edge_server.repository.scan import Scanner
 
 _MIN_TIME_MS = 1.0
 """Time below which other work of a request takes longer than the model, so that runtimes are not compared."""
+_TABULAR_BATCH_SIZE = 1024
+_MAX_TABULAR_MS = 1.0
+"""Maximum time of one row of a tabular model, so that a full batch takes about a second at most."""
 
 
 class TriedModel(NamedTuple):
@@ -72,6 +75,18 @@ class TriedModel(NamedTuple):
         fastest = min(shortest_ms, key=lambda backend: shortest_ms[backend], default="")
         is_faster = default_ms > _MIN_TIME_MS and default_ms >= MIN_RATIO * shortest_ms[fastest]
         return fastest if is_faster else ""
+
+    @property
+    def tabular_batch_size(self) -> int:
+        """The max_batch_size to write for a tabular model: rows of a fixed length in, values of a row out, and fast.
+
+        0 for other models, and if the model file or the backend allows more.
+        """
+        has_rows = all(len(item.dims) <= 1 and -1 not in item.dims for item in self.spec.inputs)
+        has_values = all(len(item.dims) <= 1 for item in self.spec.outputs)
+        is_limited = self.spec.has_default_batch_size and self.spec.max_batch_size < _TABULAR_BATCH_SIZE
+        is_fast = any(item.times_ms and item.median_ms <= _MAX_TABULAR_MS for item in self.trials)
+        return _TABULAR_BATCH_SIZE if has_rows and has_values and is_limited and is_fast else 0
 
 
 class AddedModel(NamedTuple):
@@ -224,7 +239,7 @@ class Addition:
         """Write the configuration, and store the times of the runtimes. Raises LoadError if it does not load."""
         write_config(
             folder, tried.spec, tried.files.backend, chosen, tried.readings, _remarks(tried), tried.recognisers,
-            is_unbatched=tried.is_unbatched,
+            is_unbatched=tried.is_unbatched, batch_size=tried.tabular_batch_size,
         )  # fmt: skip
         _resolve(folder)
         if tried.trials and not any(-1 in item.dims for item in tried.spec.inputs):

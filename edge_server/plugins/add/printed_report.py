@@ -15,7 +15,6 @@ from edge_server.core.model_spec import InputSpec, ModelSpec
 from edge_server.core.tensor import DType
 from edge_server.plugins.add.add_model import AddedModel, TriedModel
 from edge_server.plugins.add.picture_trial import MAX_SEEN, Reading, describe_seen
-from edge_server.plugins.add.runtime_trial import RuntimeTrial
 from edge_server.plugins.add.text_models import READER
 from edge_server.plugins.add.written_config import describe_tensor, parameter_line
 
@@ -42,7 +41,7 @@ def say(text: str, title: str = "") -> None:
 def print_report(tried: TriedModel, shown: Sequence[Reading], chosen: Reading | None) -> None:
     """Print what was found. `shown` are the layouts to choose from if `chosen` is None."""
     spec = tried.spec
-    say(f"{tried.files.path.name}: {tried.files.size_bytes / 1e6:.1f} MB, opened by {spec.backend}")
+    say(f"{tried.files.path.name}: {_format_size(tried.files.size_bytes)}, opened by {spec.backend}")
     if spec.is_decoupled:
         say("a language model", "kind")
     else:
@@ -64,7 +63,9 @@ def print_report(tried: TriedModel, shown: Sequence[Reading], chosen: Reading | 
     elif shown:
         say("not certain, as the file does not say it; it may be one of these", "kind")
     elif not tried.notes and not spec.is_decoupled:
-        say("no vision model that is known: requests bring and get tensors", "kind")
+        say("tensors (tabular or other); no known vision model", "kind")
+    if tried.tabular_batch_size:
+        say(f"up to {tried.tabular_batch_size} in a request (max_batch_size in config.pbtxt)", "rows")
     explained: set[str] = set()
     for number, reading in enumerate(shown, 1) if chosen is None else ():
         print()
@@ -76,9 +77,13 @@ def print_report(tried: TriedModel, shown: Sequence[Reading], chosen: Reading | 
     if chosen is not None and chosen.match.task == "text" and len(tried.recognisers) == 1:
         verb = "names" if tried.is_pair else "may name"
         say(f"detection_text_model of its config.pbtxt {verb} {tried.recognisers[0]}", "reader")
-    _print_trials(tried.trials)
+    _print_trials(tried)
     if tried.faster_backend:
         say(f'{tried.faster_backend} was faster here: backend: "{tried.faster_backend}" in config.pbtxt chooses it')
+
+
+def _format_size(byte_count: int) -> str:
+    return f"{byte_count / 1e6:.1f} MB" if byte_count >= 1e6 else f"{byte_count / 1e3:.1f} kB"
 
 
 def _print_evidence(reading: Reading) -> None:
@@ -107,19 +112,20 @@ def _print_finding(reading: Reading) -> None:
         say(problem, "problem")
 
 
-def _print_trials(trials: Sequence[RuntimeTrial]) -> None:
+def _print_trials(tried: TriedModel) -> None:
     rows = [
         (item.runtime, item.device, item.precision, f"{item.load_ms:.0f}", f"{item.median_ms:.3g}")
-        for item in trials
+        for item in tried.trials
         if item.times_ms
     ]
     if rows:
         print()
         print(render(("RUNTIME", "DEVICE", "PRECISION", "LOAD MS", "RUN MS"), rows, sys.stdout))
         print()
-    for item in trials:
+    for item in tried.trials:
         if item.reason:
-            say(f"{item.backend}: {item.reason}")
+            reason = item.reason.removeprefix(f"'{tried.files.path}': ").removeprefix(f"{item.backend} ")
+            say(f"{item.backend}: {reason}")
 
 
 def print_next_steps(added: Sequence[AddedModel]) -> None:

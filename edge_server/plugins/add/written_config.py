@@ -32,12 +32,13 @@ def write_config(
     recognisers: Sequence[str] = (),
     *,
     is_unbatched: bool = False,
+    batch_size: int = 0,
 ) -> None:
     """Write config.pbtxt, and the labels of the chosen layout, into the folder of a new model.
 
     `backend` is empty if the files decide it. The other `readings` are written as comments. `remarks` come first.
     `recognisers` may read the lines of a text detector. `is_unbatched`: no batches, though the file seems to batch.
-    Raises OSError.
+    `batch_size` 0: as the server chooses. Raises OSError.
     """
     parameters = chosen.match.parameters if chosen is not None else {}
     lines = [*_comments(remarks), *_comments(["The file says the rest, which therefore is not repeated here:"])]
@@ -47,6 +48,9 @@ def write_config(
     if is_unbatched:
         reason = "The rows of all pictures of a batch are in one list, and nothing says whose they are: no batches."
         lines += ["", *_comments([reason]), *unbatched_lines(spec)]
+    if batch_size:
+        lines += ["", *_comments([f"Most rows of a request. Without this line it is {spec.max_batch_size}."])]
+        lines += [f"max_batch_size: {batch_size}"]
     if chosen is not None:
         lines += ["", *_comments([f"{chosen.title}: {chosen.match.evidence}."])]
         if not chosen.match.is_certain:
