@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -78,6 +79,14 @@ def render(
     with console.capture() as drawn:
         console.print(table)
     return "\n".join(line.rstrip() for line in drawn.get().rstrip("\n").split("\n"))
+
+
+def wrap(line: str, output: TextIO) -> str:
+    """Return a line wrapped to the width of a terminal, further lines indented; unchanged for a pipe."""
+    console = _console(output)
+    if not console.is_terminal:
+        return line
+    return textwrap.fill(line, max(console.width, 20), subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _console(stream: TextIO) -> Console:

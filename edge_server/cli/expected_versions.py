@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from edge_server.cli.check import reason_line
 from edge_server.cli.options import float_range
-from edge_server.core.status_reports import IndexEntry, find_failed
+from edge_server.core.status_reports import UNLOADED, IndexEntry, find_failed
 
 POLL_S = 1.0
 """Time between two looks of --wait."""
@@ -69,6 +69,11 @@ def find_failures(report: Mapping[str, Any]) -> list[str]:
 def find_failed_entries(report: Mapping[str, Any]) -> list[IndexEntry]:
     """Return the entries of a report whose newest files do not serve."""
     return find_failed(IndexEntry(row["name"], row["version"], row["state"], row["reason"]) for row in report["models"])
+
+
+def is_removed(model: Mapping[str, Any]) -> bool:
+    """Return whether a row of a report is a version that was removed, replaced or unloaded on request."""
+    return bool(model["state"] == "UNAVAILABLE" and model["reason"] == UNLOADED)
 
 
 def find_unmet(report: Mapping[str, Any], expected: Sequence[Expectation]) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from edge_server.cli import expected_versions, http_client
 from edge_server.cli.check import describe_tensor, reason_line
-from edge_server.cli.console import LiveView, clean, render
+from edge_server.cli.console import LiveView, clean, render, wrap
 from edge_server.cli.options import CommandParser, float_range
 from edge_server.core.status_reports import TensorMetadata
 from edge_server.service import NOT_LOADED
@@ -44,7 +44,10 @@ def run(arguments: Sequence[str]) -> int:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "-v", "--verbose", action="store_true", help="show tensors, precision and load time of the models too"
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="show tensors, precision and load time of the models, all notes about them, and unloaded versions too",
     )
     parser.add_argument(
         "--watch",
@@ -161,18 +164,21 @@ def _model(options: argparse.Namespace, entry: dict[str, str], report: dict[str,
 def _lines(report: dict[str, Any], *, is_verbose: bool) -> list[str]:
     """Return the report as lines of text: problems, the table, then the rest."""
     failed = {(entry.name, entry.version) for entry in expected_versions.find_failed_entries(report)}
-    models = sorted(report["models"], key=lambda model: (model["name"], model["version"]) not in failed)
+    listed = [model for model in report["models"] if is_verbose or not expected_versions.is_removed(model)]
+    models = sorted(listed, key=lambda model: (model["name"], model["version"]) not in failed)
     is_ready = "ready" if report["ready"] else "NOT ready"
     lines = [f"{report['server']} {report['version']} at {report['url']} is {is_ready}"]
     reasons = [model for model in models if model["reason"]]
-    lines += [f"FAILED {_reason(model)}" for model in reasons if (model["name"], model["version"]) in failed]
+    lines += [_wrap(f"FAILED {_reason(model)}") for model in reasons if (model["name"], model["version"]) in failed]
     parts = [part for plugin in report["plugins"] for part in _group(plugin["rows"])]
     for plugin in report["plugins"]:
         if plugin["error"]:
             lines.append(f"FAILED plugin {plugin['name']}: {plugin['error']}")
     lines += [line for is_problem, rows in parts if is_problem for line in map(_render_part, rows)]
     for model in models:
-        lines += [f"WARNING {reason_line(model['name'], model['version'], text)}" for text in model.get("warnings", ())]
+        lines += [
+            _wrap(f"WARNING {reason_line(model['name'], model['version'], text)}") for text in model.get("warnings", ())
+        ]
     if models:
         rows = [dict(zip(COLUMN_TITLES, _row(model), strict=True)) for model in models]
         titles = [title for title in COLUMN_TITLES if is_verbose or title not in VERBOSE_COLUMNS]
@@ -182,9 +188,18 @@ def _lines(report: dict[str, Any], *, is_verbose: bool) -> list[str]:
         lines.append("there is no model")
     lines += [line for model in models if (line := _sequences(model))]
     lines += [line for is_problem, rows in parts if not is_problem for line in map(_render_part, rows)]
-    lines += [reason_line(model["name"], model["version"], note) for model in models for note in model.get("notes", ())]
-    lines += [_reason(model) for model in reasons if (model["name"], model["version"]) not in failed]
+    for model in models:
+        hidden = () if is_verbose else model.get("routine_notes", ())
+        notes = [note for note in model.get("notes", ()) if note not in hidden]
+        lines += [_wrap(reason_line(model["name"], model["version"], note)) for note in notes]
+    lines += [_wrap(_reason(model)) for model in reasons if (model["name"], model["version"]) not in failed]
+    if removed := len(report["models"]) - len(models):
+        lines.append(f"not shown: unloaded versions ({removed}); -v shows them")
     return lines
+
+
+def _wrap(line: str) -> str:
+    return wrap(line, sys.stdout)
 
 
 def _reason(model: dict[str, Any]) -> str:

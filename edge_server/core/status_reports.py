@@ -9,6 +9,9 @@ from typing import NamedTuple
 EARLIER_GENERATION = "an earlier generation serves; the newest failed"
 """Start of the reason of a version that serves although its newest files failed to load."""
 
+UNLOADED = "unloaded"
+"""Triton's reason of a version that is no longer desired."""
+
 CANARY_FELL_BACK = "takes only requests that name it, the canary fell back"
 """Start of the reason of a canary that was not good enough."""
 
@@ -152,6 +155,8 @@ class InstanceReport:
     """"sha256:..." of its files, see ContentDigests; "" while it is computed."""
     warnings: tuple[str, ...] = ()
     """Sentences about probable mistakes in the model's configuration."""
+    routine_notes: tuple[str, ...] = ()
+    """Those of the notes that report an ordinary choice and no obstacle."""
     recognised: Mapping[str, str] = field(default_factory=dict)
     """Parameters that were recognised by the file's metadata."""
 

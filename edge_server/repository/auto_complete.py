@@ -88,7 +88,11 @@ def inspect_model(
             failures.append((candidate.backend, error))
             continue
         name = inspected.backend.name
-        skipped = tuple(f"backend '{other}' was skipped for '{name}': {e.message}" for other, e in failures)
+        title = f"model '{model}' version {version}, file '{inspected.file.path.name}': "
+        skipped = tuple(
+            f"backend '{other}' was skipped for '{name}': {error.message.removeprefix(title)}"
+            for other, error in failures
+        )
         inspected = inspected._replace(skipped=skipped, has_alternatives=candidate is not choices[-1])
         if not choice or failures:
             return inspected

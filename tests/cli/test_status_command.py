@@ -25,7 +25,8 @@ TENSOR = {"datatype": "FP32", "shape": [-1, 3, 224, 224]}
 STATS = {key: {"count": 2, "ns": 18_000_000} for key in ("success", "fail", "compute_infer")}
 REPORT = {
     "name": MODEL, "version": 1, "backend": "openvino", "precision": "f32", "load_s": 0.268, "load_rss_bytes": 92e6,
-    "warnings": ["it looks doubtful"], "notes": ["it can batch"],
+    "warnings": ["it looks doubtful"], "notes": ["in the usual order", "it can batch"],
+    "routine_notes": ["in the usual order"],
 }  # fmt: skip
 ANSWERS: dict[str, Any] = {
     "/v2": {"name": "triton", "version": "0.1.0"},
@@ -113,6 +114,28 @@ def test_problems_come_first_and_notes_last(url: str, capsys: pytest.CaptureFixt
     assert lines[1:3] == ["FAILED bad version 1: no such runtime", f"WARNING {MODEL} version 1: it looks doubtful"]
     assert [line.split()[0] for line in lines[5:7]] == ["bad", MODEL]
     assert lines[7:] == [f"{MODEL} version 1: it can batch"]
+
+
+def test_routine_notes_and_unloaded_versions_are_shown_only_with_verbose(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unloaded = {"name": "gone", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded"}
+    idle = {"name": "idle", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded: idle; loads again on request"}
+    index = [*ANSWERS["/v2/repository/index"], unloaded, idle]
+    monkeypatch.setitem(ANSWERS, "/v2/repository/index", index)
+    assert status.run(["--url", url]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[5:8]] == ["bad", MODEL, "idle"]
+    assert lines[8:] == [
+        f"{MODEL} version 1: it can batch",
+        "idle version 1: unloaded: idle; loads again on request",
+        "not shown: unloaded versions (1); -v shows them",
+    ]
+    assert status.run(["--url", url, "-v"]) == 1
+    text = capsys.readouterr().out
+    assert f"{MODEL} version 1: in the usual order\n" in text
+    assert "gone version 1: unloaded\n" in text
+    assert "not shown" not in text
 
 
 GOVERNOR = {

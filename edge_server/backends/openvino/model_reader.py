@@ -37,6 +37,9 @@ _FRONTENDS = {".onnx": "onnx", ".tflite": "tflite", ".xml": "ir"}
 _SAVED_MODEL = "saved_model.pb"
 """The file in the folder of a TensorFlow SavedModel. OpenVINO reads the folder."""
 
+_MAX_OPERATORS = 8
+"""Maximum number of operators that a message names."""
+
 _TFLITE_SINCE = (2026, 1)
 """First release that verifies a TensorFlow Lite file before it follows the file's offsets."""
 
@@ -63,7 +66,12 @@ class GraphReader:
                     self._extensions.add(extension)
                 model = self._convert(path, bool(extension), is_mapped)
         except self._failures as error:
-            failure = load_error(file, "openvino", error)
+            operators = _unconverted_operators(str(error))
+            failure = (
+                LoadError(f"{file_title(file)}: openvino cannot convert {operators}")
+                if operators
+                else load_error(file, "openvino", error)
+            )
         else:
             if not model.outputs:
                 raise LoadError(f"{file_title(file)}: openvino finds no graph in it")
@@ -82,6 +90,17 @@ class GraphReader:
             return self._core.read_model(str(source))
         frontend = self._frontends.load_by_framework(framework)
         return frontend.convert(frontend.load(str(source), is_mapped))
+
+
+def _unconverted_operators(message: str) -> str:
+    """Return the names of the operators that a conversion failed for, from the summary at the end of OpenVINO's message
+    (src/frontends/common_translators/src/unconverted_ops_report.cpp); "" for another failure."""
+    lists = re.findall(
+        r"^-- (?:No conversion rule found for operations|Conversion is failed for): (.+)$", message, re.MULTILINE
+    )
+    names = [name.strip() for found in lists for name in found.split(",")]
+    more = f" and {len(names) - _MAX_OPERATORS} more" if len(names) > _MAX_OPERATORS else ""
+    return ", ".join(name[:80] for name in names[:_MAX_OPERATORS]) + more
 
 
 def file_to_read(file: ModelFile) -> Path:

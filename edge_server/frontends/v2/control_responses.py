@@ -58,6 +58,7 @@ def instance_reports(reports: Iterable[InstanceReport]) -> Json:
                 "load_rss_bytes": report.load_rss_bytes,
                 "gpu_bytes": {str(gpu): count for gpu, count in sorted(report.gpu_bytes.items())},
                 "notes": list(report.notes),
+                "routine_notes": list(report.routine_notes),
                 "warnings": list(report.warnings),
                 "digest": report.digest,
                 "recognised": dict(report.recognised),

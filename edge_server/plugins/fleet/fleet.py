@@ -180,7 +180,7 @@ def _row(host: Mapping[str, Any]) -> tuple[str, ...]:
     name, report = _host(host["url"]), host["report"]
     if report is None:
         return (name, "NO ANSWER", *[""] * (len(COLUMN_TITLES) - 2))
-    names = {model["name"] for model in report["models"]}
+    names = {model["name"] for model in report["models"] if not expected_versions.is_removed(model)}
     ready = {model["name"] for model in report["models"] if model["state"] == "READY"}
     streams = report.get("streams")
     failed = sum(model["inference_stats"]["fail"]["count"] for model in report["models"] if "inference_stats" in model)

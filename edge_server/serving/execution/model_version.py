@@ -404,6 +404,7 @@ class ModelVersion:
             load_s=self._load_s,
             load_rss_bytes=self._load_rss_bytes,
             notes=(*self.spec.unlogged_notes, *self.spec.notes),
+            routine_notes=self.spec.routine_notes,
             warnings=self.spec.warnings,
             gpu_bytes=dict(self._gpu_bytes),
             recognised={} if self.spec.recognised is None else self.spec.recognised.parameters,

@@ -139,7 +139,9 @@ class Loader:
                 if not resolved.has_alternatives or resolved.spec.backend in passed_over:
                     if passed_over:
                         # The last runtime's reason alone would hide why the preferred ones were passed over.
-                        others = [text for text in resolved.skipped if not text.endswith(error.message)]
+                        others = [
+                            text for text in resolved.skipped if not error.message.endswith(text.partition(": ")[2])
+                        ]
                         raise type(error)("; ".join((error.message, *others))) from failure
                     if explained:
                         raise explained from failure

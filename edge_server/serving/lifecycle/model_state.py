@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from edge_server.core.model_spec import ModelSpec
-from edge_server.core.status_reports import CANARY_FELL_BACK, EARLIER_GENERATION, VersionReport
+from edge_server.core.status_reports import CANARY_FELL_BACK, EARLIER_GENERATION, UNLOADED, VersionReport
 from edge_server.core.version_lifecycle import INDEX_STATES, DesiredModel, LoadAction, VersionState
 from edge_server.errors import EdgeServerError, OutOfMemory
 from edge_server.serving.execution.transient_load_errors import TRANSIENT_ERRORS
@@ -18,9 +18,6 @@ from edge_server.serving.lifecycle.lifecycle_settings import LifecycleSettings
 from edge_server.serving.lifecycle.pending_requests import PendingRequest
 from edge_server.serving.lifecycle.version_routes import RejectedCanary, Routes
 from edge_server.serving.timer import Alarm
-
-UNLOADED = "unloaded"
-"""Triton's reason for a version that is no longer desired."""
 
 _LOADING_RETRY_S = 1.0
 """Retry-After of a model that is being loaded. The duration of the load is unknown."""

@@ -68,6 +68,19 @@ def test_ir_with_its_weights_file_is_read(backend: Backend, linear: Write, job: 
     session.close()
 
 
+def test_operators_that_openvino_lacks_are_named_without_its_report(backend: Backend, write_onnx: Write) -> None:
+    nodes = [
+        node("Turn", ["X"], ["turned"], domain="com.example"),
+        node("Fold", ["turned"], ["Y"], domain="com.example"),
+    ]
+    file = write_onnx(nodes, [("X", T.FLOAT, ["N", 4])], [("Y", T.FLOAT, ["N", 4])], [])
+    with pytest.raises(LoadError) as caught:
+        backend.inspect(file, {})
+    title, _, reason = caught.value.message.partition(": openvino cannot convert ")
+    assert title == "model 'made' version 1, file 'model.onnx'"
+    assert sorted(reason.split(", ")) == ["com.example.Fold", "com.example.Turn"]
+
+
 @pytest.mark.parametrize("damage", ["weights missing", "weights cut", "xml cut", "not xml"])
 def test_damaged_ir_is_a_load_error_and_nothing_is_printed(
     damage: str, backend: Backend, linear: Write, job: Callable[..., Any], capfd: pytest.CaptureFixture[str]
