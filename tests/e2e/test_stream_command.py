@@ -169,6 +169,8 @@ def test_without_a_terminal_the_command_prints_regular_lines_and_a_summary(addre
     ("arguments", "code", "message"),
     [
         (["--source=/nowhere.mp4"], 2, "/nowhere.mp4: expected rtsp://, http://, a video file"),
+        (["--source=demo", "--transport=udp"], 2, "--transport=udp is for sources rtsp://"),
+        (["--source=https://127.0.0.1:1/x", "--ca=/nowhere.pem"], 2, "ca: /nowhere.pem: No such file"),
         (["--source=pattern", "--depth=100"], 1, "depth"),
         (["--source=pattern", "--returns=detections"], 1, "cannot answer with detections"),
         (["--source=pattern", "--returns=nonsense"], 2, "got 'nonsense'"),

@@ -109,8 +109,8 @@ class SourceEntry:
     """One camera. `version` 0 is the newest. `fps` is the largest rate, 0 for that of the source.
 
     `sinks` are names of sinks; None sends the results to every sink. `transport` is how the pictures of rtsp:// come;
-    "auto" is UDP, and TCP if nothing comes. `ca` is a PEM file of the certificates to trust, for rtsps:// and https://;
-    "" trusts those of the system.
+    "auto" is UDP, and TCP if nothing comes. `ca` is a PEM file of certificates to trust, for rtsps:// and https://: the
+    camera's own, or that of its authority; "" trusts those of the system.
     """
 
     what: ClassVar[str] = "source"

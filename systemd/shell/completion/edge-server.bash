@@ -11,7 +11,7 @@ _edge_server_words() {
     "events") echo --help --after --follow --no-follow --json --url --header --timeout ;;
     "rollback") echo --help --to --undo --url --header --timeout ;;
     "add") echo --help --name --model-repository --state-dir --picture ;;
-    "stream") echo --help --model --model-version --url --source --fps --size --loop --frames --seconds --encoding --streams --name --returns --tensor --top-k --output --foxglove --json --depth --max-age-ms --deadline-ms --max-fps --priority --weight --header --tls --tls-root --tls-cert --tls-key ;;
+    "stream") echo --help --model --model-version --url --source --transport --ca --fps --size --loop --frames --seconds --encoding --streams --name --returns --tensor --top-k --output --foxglove --json --depth --max-age-ms --deadline-ms --max-fps --priority --weight --header --tls --tls-root --tls-cert --tls-key ;;
     "view") echo --help --foxglove --url --header --timeout ;;
     "cameras") echo find --help ;;
     "cameras find") echo --help --seconds --user --model --address --write-password ;;
@@ -100,6 +100,7 @@ _edge_server_values() {
     "check --governor") echo true false ;;
     "check --grant-clock-cap") echo true false ;;
     "check --engine-builder") echo true false ;;
+    "stream --transport") echo tcp udp auto ;;
     "stream --encoding") echo bgr8 rgb8 mono8 jpeg png ;;
     "governor simulate --scenario") echo ambient-25 ambient-35 ambient-45 ambient-55 step dead-fan failing-sensor offset over-current all ;;
     "ros bridge --transport") echo dds rclpy ros1 ;;

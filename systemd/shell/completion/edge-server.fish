@@ -178,6 +178,8 @@ complete -c edge-server -n '__edge_server_runs stream' -l model -x -d 'name of t
 complete -c edge-server -n '__edge_server_runs stream' -l model-version -x -d 'its version'
 complete -c edge-server -n '__edge_server_runs stream' -l url -x -d 'gRPC address of the server'
 complete -c edge-server -n '__edge_server_runs stream' -l source -x -d 'a video file, a folder of JPEG and PNG files, a camera (/dev/video0, ...'
+complete -c edge-server -n '__edge_server_runs stream' -l transport -x -a 'tcp udp auto' -d 'how the pictures of rtsp:// come'
+complete -c edge-server -n '__edge_server_runs stream' -l ca -r -d 'PEM file with the own certificate of a camera (rtsps://, https://), or that ...'
 complete -c edge-server -n '__edge_server_runs stream' -l fps -x -d 'pictures per second'
 complete -c edge-server -n '__edge_server_runs stream' -l size -x -d 'size of the pattern (640x480) or camera'
 complete -c edge-server -n '__edge_server_runs stream' -l loop -f -d 'restart the source at its end'

@@ -29,6 +29,7 @@ from edge_server.plugins.cameras.commands.json_output import JsonLines
 from edge_server.plugins.cameras.commands.source_thread import SourceSettings
 from edge_server.plugins.cameras.commands.stream_run import RunSettings, StreamRun
 from edge_server.plugins.cameras.commands.stream_sender import StreamOptions, StreamSender
+from edge_server.plugins.cameras.source_and_sink_settings import TRANSPORTS
 from edge_server.plugins.cameras.sources.frame_encoding import FILES, RAW
 from edge_server.plugins.cameras.sources.source_choice import open_source
 from edge_server.plugins.cameras.sources.source_interface import Source
@@ -42,7 +43,9 @@ _RETURNS = ("classes", "detections", "mask", "map", "tensors")
 def run(arguments: Sequence[str]) -> int:
     """Stream until the source ends or Ctrl-C. Return 0 if every frame was answered or dropped, without errors."""
     options = _parser().parse_args(arguments)
-    source = open_source(options.source, fps=options.fps or 0.0, size=options.size)
+    source = open_source(
+        options.source, fps=options.fps or 0.0, size=options.size, transport=options.transport, ca=options.ca
+    )
     try:
         fps = _rate(options.fps, source)
         stream_options = _stream_options(options, keeps_all=fps == 0 and not source.is_live)
@@ -156,9 +159,22 @@ def _add_source(group: argparse._ArgumentGroup) -> None:
         "--source",
         required=True,
         metavar="WHAT",
-        help="a video file, a folder of JPEG and PNG files, a camera (/dev/video0, rtsp://, or http:// for Motion "
-        "JPEG), 'demo' (a moving portrait, for face_detection_yunet), or 'pattern' (a moving test picture with its "
-        "number)",
+        help="a video file, a folder of JPEG and PNG files, a camera (/dev/video0, rtsp://, rtsps://, or http:// and "
+        "https:// for Motion JPEG), 'demo' (a moving portrait, for face_detection_yunet), or 'pattern' (a moving test "
+        "picture with its number)",
+    )
+    group.add_argument(
+        "--transport",
+        choices=TRANSPORTS,
+        default="tcp",
+        help="how the pictures of rtsp:// come. auto: UDP, and TCP if nothing arrives within 5 s",
+    )
+    group.add_argument(
+        "--ca",
+        default="",
+        metavar="FILE",
+        help="PEM file with the own certificate of a camera (rtsps://, https://), or that of its authority; default: "
+        "the authorities of this machine",
     )
     group.add_argument(
         "--fps",

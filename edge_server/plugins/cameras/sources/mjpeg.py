@@ -16,7 +16,8 @@ from typing import IO, Any
 from urllib.parse import unquote, urlsplit
 
 from edge_server.config.setting import shown_url
-from edge_server.plugins.cameras.sources.source_interface import SourceError, SourcePicture, make_tls_context
+from edge_server.plugins.cameras.sources.camera_tls import describe_certificate_error, make_tls_context
+from edge_server.plugins.cameras.sources.source_interface import SourceError, SourcePicture
 
 TIMEOUT_S = 5.0
 """Longest time without a byte, and to connect. A picture may take twice as long."""
@@ -63,7 +64,7 @@ class MjpegCamera:
     fps = 0.0
 
     def __init__(self, url: str, ca: str = "") -> None:
-        """Connect. `ca`: PEM file of the certificates to trust instead of the system's. Raises SourceError."""
+        """Connect. `ca`: PEM file of certificates to trust instead of the system's. Raises SourceError."""
         self.title = shown_url(url)
         parts = urlsplit(url)
         host = parts.netloc.rpartition("@")[2]
@@ -77,7 +78,7 @@ class MjpegCamera:
         # Without `ca`, the context of the system's certificates is made only if the camera speaks TLS.
         opener = urllib.request.build_opener(
             urllib.request.ProxyHandler({}),
-            *([urllib.request.HTTPSHandler(context=make_tls_context(ca))] if ca else []),
+            *([urllib.request.HTTPSHandler(context=make_tls_context(url, ca))] if ca else []),
             urllib.request.HTTPBasicAuthHandler(passwords),
             urllib.request.HTTPDigestAuthHandler(passwords),
             _SameHostRedirects(self.title),
@@ -89,7 +90,7 @@ class MjpegCamera:
             with error:
                 raise SourceError(f"{self.title}: {_refusal(error.code)}") from None
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise SourceError(f"{self.title}: {_failure(error)}") from None
+            raise SourceError(f"{self.title}: {_failure(error, address)}") from None
         kind = self._response.headers.get_content_type()
         if kind != "multipart/x-mixed-replace":
             self.close()
@@ -189,13 +190,16 @@ def _refusal(status: int) -> str:
     return f"the camera answered with status {status}" + ("; is the path right?" if status == 404 else "")
 
 
-def _failure(error: Exception) -> str:
-    """Return the cause of a broken connection. Texts of exceptions may hold the URL, so only known ones are used."""
+def _failure(error: Exception, url: str = "") -> str:
+    """Return why a connection broke, or why the one to `url` was not made.
+
+    Texts of exceptions may hold the URL, so only known ones are used.
+    """
     cause = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(cause, TimeoutError):
         return f"no data within {TIMEOUT_S:g} s"
     if isinstance(cause, ssl.SSLCertVerificationError):
-        return f"the certificate is not valid: {cause.verify_message}"
+        return describe_certificate_error(cause, url)
     if isinstance(cause, socket.gaierror):
         return "the name of the host is not known"
     if isinstance(cause, OSError) and cause.strerror:

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import importlib.util
 import logging
 import os
-import socket
 import ssl
+import tempfile
 import time
+from collections.abc import Iterator
 from functools import partial
 from types import ModuleType
 from typing import Any
-from urllib.parse import urlsplit
 
 from edge_server.config.setting import shown_url
 from edge_server.errors import Unsupported, install_hint
-from edge_server.plugins.cameras.sources.source_interface import (
-    Source,
-    SourceError,
-    SourcePicture,
-    make_tls_context,
-    opencv,
-)
+from edge_server.plugins.cameras.sources.camera_tls import explain_tls_failure, find_pinned_certificate
+from edge_server.plugins.cameras.sources.source_interface import Source, SourceError, SourcePicture, opencv
 
 _LOG = logging.getLogger(__name__)
 
@@ -36,16 +32,16 @@ _GARBAGE_S = 10.0
 _MAX_PIXELS = 1 << 26
 """Largest picture: 8192x8192."""
 
-
-_RTSPS_PORT = 322
-"""Default port of rtsps://, as registered."""
-
 _AUTHORITIES = "/etc/ssl/certs/ca-certificates.crt"
 """The authorities that the system trusts, as a file, on Debian, Ubuntu and a Jetson."""
 
+_need_tcp: set[str] = set()
+"""URLs of cameras of transport "auto" to open over TCP first, as nothing came over UDP: a wait for UDP would prolong
+each loss of the connection."""
 
-class NothingOverUdp(SourceError):
-    """The camera does not send over UDP, or nothing of it arrives."""
+
+class TransportError(SourceError):
+    """The camera does not send over this transport, or nothing of it arrives."""
 
 
 def open_rtsp(url: str, decoder: str = "auto", transport: str = "tcp", ca: str = "") -> Source:
@@ -53,8 +49,9 @@ def open_rtsp(url: str, decoder: str = "auto", transport: str = "tcp", ca: str =
 
     `decoder` is "pyav"; "opencv", which tells neither reasons nor stamps; "gstreamer", OpenCV with GStreamer, as the
     system's OpenCV on a Jetson has it; or "auto", PyAV if it is installed or needed, else OpenCV. `transport` of the
-    pictures is "tcp"; "udp"; or "auto", UDP, and TCP if nothing arrives. The certificate of rtsps:// is checked against
-    the PEM file `ca`, or "" against the system's. Raises SourceError, and Unsupported if the decoder is not installed.
+    pictures is "tcp"; "udp"; or "auto": UDP, and TCP if nothing arrives, from then on TCP first. The certificate of
+    rtsps:// is checked against the PEM file `ca`, or "" against the system's, see `camera_tls`. Raises SourceError, and
+    Unsupported if the decoder is not installed.
     """
     if decoder == "auto":
         needs_pyav = transport != "tcp" or url.startswith("rtsps://")
@@ -65,11 +62,17 @@ def open_rtsp(url: str, decoder: str = "auto", transport: str = "tcp", ca: str =
         return OpencvCamera(url)
     if transport != "auto":
         return PyavCamera(url, transport, ca)
+    first, second = ("tcp", "udp") if url in _need_tcp else ("udp", "tcp")
     try:
-        return PyavCamera(url, "udp")
-    except NothingOverUdp as error:
-        _LOG.warning("%s; trying TCP", error.message)
-        return PyavCamera(url, "tcp")
+        return PyavCamera(url, first)
+    except TransportError as error:
+        _LOG.warning("%s; trying %s", error.message, second.upper())
+        camera = PyavCamera(url, second)
+    if second == "tcp":
+        _need_tcp.add(url)
+    else:
+        _need_tcp.discard(url)
+    return camera
 
 
 def _pyav() -> ModuleType:
@@ -98,20 +101,22 @@ class PyavCamera:
         self._address = shown_url(url)
         # nobuffer: no picture waits in FFmpeg.
         options = {"rtsp_transport": transport, "fflags": "nobuffer", "flags": "low_delay"}
-        if url.startswith("rtsps://"):
-            # FFmpeg checks no certificate by default, and its TLS library does not know where the system keeps them.
-            options |= {"tls_verify": "1", "ca_file": ca or _system_authorities()}
-        self._began_s = time.monotonic()
         try:
-            self._container = av.open(url, mode="r", format="rtsp", options=options, timeout=TIMEOUT_S)
+            with _tls_options(url, ca) as tls_options:
+                self._began_s = time.monotonic()
+                options |= tls_options
+                self._container = av.open(url, mode="r", format="rtsp", options=options, timeout=TIMEOUT_S)
         except (self._error, OSError, ValueError) as error:
-            if transport == "udp" and getattr(error, "errno", None) == errno.EPROTONOSUPPORT:
-                raise NothingOverUdp(f"{self._address}: the camera does not send over UDP") from None
+            if getattr(error, "errno", None) == errno.EPROTONOSUPPORT:
+                reason = "the camera does not send over UDP"
+                if transport == "tcp":
+                    reason = 'the camera does not send over TCP; set transport = "udp"'
+                raise TransportError(f"{self._address}: {reason}") from None
             raise self._opening_failure(error, url, ca) from None
         # Without data FFmpeg gives the stream back when the time is over, as the camera has described it.
         if transport == "udp" and time.monotonic() - self._began_s >= TIMEOUT_S:
             self._container.close()
-            raise NothingOverUdp(f"{self._address}: nothing arrived over UDP within {TIMEOUT_S:g} s")
+            raise TransportError(f"{self._address}: nothing arrived over UDP within {TIMEOUT_S:g} s")
         if not self._container.streams.video:
             self._container.close()
             raise SourceError(f"{self._address}: expected a stream with video, given none")
@@ -138,7 +143,7 @@ class PyavCamera:
 
     def _opening_failure(self, error: Exception, url: str, ca: str) -> SourceError:
         # FFmpeg does not say what is wrong with a certificate.
-        problem = _tls_problem(url, ca) if url.startswith("rtsps://") else ""
+        problem = explain_tls_failure(url, ca) if url.startswith("rtsps://") else ""
         return SourceError(f"{self._address}: {problem}") if problem else self._failure(error)
 
     def _failure(self, error: Exception) -> SourceError:
@@ -194,22 +199,29 @@ def _system_authorities() -> str:
     return found if found is not None and os.path.exists(found) else _AUTHORITIES
 
 
-def _tls_problem(url: str, ca: str) -> str:
-    """Connect once more, and return why TLS fails; "" if it does not."""
-    parts = urlsplit(url)
-    address = (parts.hostname or "", parts.port or _RTSPS_PORT)
-    try:
-        with socket.create_connection(address, TIMEOUT_S) as peer:
-            make_tls_context(ca).wrap_socket(peer, server_hostname=parts.hostname).close()
-    except SourceError as error:
-        return error.message
-    except ssl.SSLCertVerificationError as error:
-        return f"the certificate is not valid: {error.verify_message}"
-    except ssl.SSLError as error:
-        return f"TLS fails: {error.reason or 'the camera closed the connection'}"
-    except OSError:
-        pass
-    return ""
+@contextlib.contextmanager
+def _tls_options(url: str, ca: str) -> Iterator[dict[str, str]]:
+    """Return FFmpeg's options to check the certificate of its own connection, for rtsps:// only. Raises SourceError.
+
+    A pinned certificate is the only one that FFmpeg is given to trust, with a name out of it in place of the URL's.
+    FFmpeg checks none by default, and its TLS library does not know where the system keeps them.
+    """
+    if not url.startswith("rtsps://"):
+        yield {}
+        return
+    pinned = find_pinned_certificate(url, ca) if ca else None
+    if pinned is None:
+        yield {"tls_verify": "1", "ca_file": ca or _system_authorities()}
+        return
+    if not pinned.name:
+        raise SourceError(
+            f"{shown_url(url)}: expected a certificate with a name in ASCII, which FFmpeg checks, given one without; "
+            "make a new one in the camera's settings"
+        )
+    with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
+        file.write(pinned.pem)
+        file.flush()
+        yield {"tls_verify": "1", "ca_file": file.name, "verifyhost": pinned.name}
 
 
 def _reason(error: Exception) -> str:
@@ -219,8 +231,6 @@ def _reason(error: Exception) -> str:
         return "the camera refuses user and password"
     if name == "HTTPNotFoundError":
         return "the camera has no such stream; is the path right?"
-    if getattr(error, "errno", None) == errno.EPROTONOSUPPORT:
-        return 'the camera does not send over TCP; set transport = "udp"'
     if name == "InvalidDataError":
         return "the data is damaged, or not what it says"
     strerror = getattr(error, "strerror", None)

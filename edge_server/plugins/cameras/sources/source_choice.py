@@ -30,6 +30,10 @@ def open_source(
     those of `open_rtsp`.
     Raises SourceError for any other text and for a source that does not open, and Unsupported if a package is missing.
     """
+    if transport != "tcp" and not text.startswith("rtsp://"):
+        raise SourceError(f"--transport={transport} is for sources rtsp://")
+    if ca and not text.startswith(("rtsps://", "https://")):
+        raise SourceError("--ca is for sources rtsps:// and https://")
     if text == "pattern":
         return Pattern(size or DEFAULT_SIZE)
     if text == "demo" and size is None:

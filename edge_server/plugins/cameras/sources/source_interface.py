@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -58,15 +57,6 @@ class Source(Protocol):
 
     def close(self) -> None:
         """Release all resources. The source must not be used afterwards."""
-
-
-def make_tls_context(ca: str) -> ssl.SSLContext:
-    """Return a TLS context that checks certificates against the PEM file `ca`, or "" against the system's. Raises
-    SourceError for a file that cannot be used."""
-    try:
-        return ssl.create_default_context(cafile=ca or None)
-    except OSError as error:
-        raise SourceError(f"ca: {ca}: {error.strerror or 'it holds no certificate'}") from None
 
 
 def opencv() -> ModuleType:

@@ -201,6 +201,18 @@ def test_a_size_is_accepted_only_for_sources_without_one(video: Path) -> None:
         open_source(str(video), size=(10, 10))
 
 
+@pytest.mark.parametrize("source", ["demo", "pattern", "rtsps://h/x", "http://h/x", "/nowhere/film.mp4"])
+def test_a_transport_is_accepted_only_for_rtsp(source: str) -> None:
+    with pytest.raises(SourceError, match="--transport=udp is for sources rtsp://"):
+        open_source(source, transport="udp")
+
+
+@pytest.mark.parametrize("source", ["demo", "rtsp://h/x", "http://h/x"])
+def test_a_certificate_is_accepted_only_for_tls(source: str) -> None:
+    with pytest.raises(SourceError, match="--ca is for sources rtsps:// and https://"):
+        open_source(source, ca="camera.pem")
+
+
 PICTURE = np.random.default_rng(5).integers(0, 256, (6, 10, 3), np.uint8)
 
 
