@@ -56,10 +56,10 @@ OPTIONS_OF_OTHERS = {
     "--data-binary", "--cacert", "--cert", "--key", "--system-site-packages", "--dry-run", "--python", "--arch",
     "--model-repositry", "--build-arg", "--device", "--gpus", "--runtime", "--group-add", "--network", "--rm",
     "--uninstall", "--wheels", "--create", "--now", "--report", "--hypothesis-profile", "--work",
-    "--site-needs-contact", "--reload", "--workers",
+    "--site-needs-contact", "--reload", "--workers", "--force-reinstall", "--purge",
 }  # fmt: skip
-"""Options of curl, python, uvicorn, docker, systemd, the installer, the package builder and the tests; the misspelling
-in an error message; and the plugin of plugins.md."""
+"""Options of curl, pip, python, uvicorn, docker, systemd, the installer, the package builder and the tests; the
+misspelling in an error message; and the plugin of plugins.md."""
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +133,33 @@ def test_the_headings_about_messages_have_the_words_of_the_code() -> None:
         if not heading.startswith(IN_OWN_WORDS):
             for words in heading.split("..."):
                 assert words in literals, f"{heading!r}: no message has {words!r}"
+
+
+@pytest.mark.parametrize(
+    ("heading", "path", "body"),
+    [
+        ("Request for unknown model: ", "/v2/models/absent/infer", b'{"inputs": []}'),
+        (
+            "unexpected inference input ", "/v2/models/efficientnet_lite0/infer",
+            b'{"inputs": [{"name": "X", "datatype": "FP32", "shape": [1], "data": [1]}]}',
+        ),
+        ("failed to parse the request JSON buffer: ", "/v2/models/efficientnet_lite0/infer", b"{"),
+        ("explicit model load / unload is not allowed", "/v2/repository/models/efficientnet_lite0/load", b""),
+        (
+            "shared memory of clients is not allowed", "/v2/systemsharedmemory/region/r/register",
+            b'{"key": "/r", "offset": 0, "byte_size": 4}',
+        ),
+    ],
+)  # fmt: skip
+def test_the_statuses_of_failed_requests_are_those_of_the_server(
+    heading: str, path: str, body: bytes, server: Any
+) -> None:
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    stated = re.search(rf"^### {re.escape(heading)}.*\n\nWith (\d+)", page, re.MULTILINE)
+    assert stated is not None
+    status, answer = server.request("POST", path, body)
+    assert heading in json.loads(answer)["error"]
+    assert status == int(stated[1])
 
 
 def test_every_option_exists() -> None:
