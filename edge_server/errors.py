@@ -13,6 +13,9 @@ from typing import TypeVar
 
 Error = TypeVar("Error", bound="EdgeServerError")
 
+SUGGESTION = ", did you mean"
+"""Begins the end of a message about an unknown name, which has the nearest name."""
+
 
 def install_hint(extra: str) -> str:
     """Return how to install the libraries of an extra. No package index has edge_server, so it is from a clone."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Mapping
 
 from edge_server.core.custom_metric import MetricFamilyView, MetricSource
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
@@ -27,7 +28,7 @@ from edge_server.core.status_reports import (
 )
 from edge_server.core.trace_settings import parse_trace_change
 from edge_server.core.version_lifecycle import INDEX_STATES, DesiredModel, VersionState
-from edge_server.errors import Draining, EdgeServerError, InvalidRequest, NotReady, UnknownModel
+from edge_server.errors import SUGGESTION, Draining, EdgeServerError, InvalidRequest, NotReady, UnknownModel
 from edge_server.memory.shared_memory import SharedMemoryRegistry
 from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.serving.lifecycle.manager import Manager
@@ -70,6 +71,11 @@ delays the requests behind it less than passing it to another thread delays them
 
 _ROUTE_ATTEMPTS = 16
 """How often a request retries if its version is just being retired. One retry is normal."""
+
+_MAX_MISSPELT_LENGTH = 64
+_MAX_SIMILAR_NAMES = 32
+"""Limits for the search of the model that a client may have meant. A comparison of two names takes 0.1 ms, and a client
+may send unknown names as fast as it can."""
 
 
 class Readiness(enum.Enum):
@@ -144,15 +150,18 @@ class InferenceService:
         digest_of: Callable[[str, int, str], str] = lambda name, version, fingerprint: "",
         may_serve: Callable[[], bool] = lambda: True,
         plugin: Callable[[str], object | None] = lambda name: None,
+        suggests_models: bool = False,
     ) -> None:
         """`digest_of`: see ContentDigests.get. `may_serve`: whether each other part is there without which the server
-        is not ready. `plugin`: see `plugin`."""
+        is not ready. `plugin`: see `plugin`. `suggests_models`: whether the error for an unknown model may name
+        another."""
         self.shared_memory = shared_memory
         self.log_settings = log_settings
         self.traces = traces or Traces()
         self.events = events or EventBus()
         self.variants = Variants(manager)
         self._plugin = plugin
+        self._suggests_models = suggests_models
         self._digest_of = digest_of
         self._may_serve = may_serve
         self._manager = manager
@@ -239,12 +248,16 @@ class InferenceService:
         try:
             return self._manager.spec(name, version)
         except UnknownModel as error:
-            raise self._unknown(error) from None
+            raise self._unknown(name, error) from None
 
-    def _unknown(self, error: UnknownModel) -> EdgeServerError:
-        """Return the error after the models found at the start are loaded, or failed to load. Before that an unknown
-        model may only not be loaded yet: clients and load balancers should try again."""
-        return error if self.has_started else NotReady(f"the server is starting: {error.message}")
+    def _unknown(self, name: str, error: UnknownModel) -> EdgeServerError:
+        """Return the error, with the nearest name, after the models found at the start are loaded, or failed to load.
+        Before that an unknown model may only not be loaded yet: clients and load balancers should try again."""
+        if not self.has_started:
+            return NotReady(f"the server is starting: {error.message}")
+        if not self._suggests_models or len(name) > _MAX_MISSPELT_LENGTH or self._manager.is_known(name):
+            return error
+        return UnknownModel(error.message + _suggestion(name, self._table.routes))
 
     def statistics(self, name: str | None, version: int | None) -> list[VersionStatistics]:
         """Return counters of all serving versions, of one model, or of one version.
@@ -468,8 +481,19 @@ class InferenceService:
             if self._is_stopping:
                 raise Draining(_STOPPING) from error
             if isinstance(error, UnknownModel):
-                raise self._unknown(error) from None
+                raise self._unknown(request.model, error) from None
             raise
+
+
+def _suggestion(name: str, known: Iterable[str]) -> str:
+    """Return `, did you mean '...'?` with the known name that is nearest to a misspelt one, "" if none is near."""
+    import difflib
+
+    # A misspelt name begins or ends like the right one: only such names are compared, and not too many.
+    third = len(name) // 3 or 1
+    similar = (one for one in known if one.startswith(name[:third]) or one.endswith(name[-third:]))
+    near = difflib.get_close_matches(name, itertools.islice(similar, _MAX_SIMILAR_NAMES), n=1)
+    return f"{SUGGESTION} '{near[0]}'?" if near else ""
 
 
 def _tensor_metadata(spec: ModelSpec, item: InputSpec | OutputSpec) -> TensorMetadata:

@@ -69,6 +69,7 @@ def list_backends(unknown: str) -> str:
 
     names = sorted(set(backend_names()) - _TEST_DOUBLES)
     near = difflib.get_close_matches(unknown[:200], names, n=1)
+    near = near or [name for name in names if unknown and name.startswith(unknown)]
     return (f", did you mean '{near[0]}'?" if near else ";") + f" there are {', '.join(names)}"
 
 

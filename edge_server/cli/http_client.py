@@ -14,6 +14,7 @@ from typing import IO, Any, NoReturn, cast
 
 from edge_server.cli.options import float_range, parse_header
 from edge_server.config.setting import nearest
+from edge_server.errors import SUGGESTION
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -93,9 +94,14 @@ def open_response(
     return cast(http.client.HTTPResponse, response)
 
 
-def nearest_model(options: argparse.Namespace, model: str) -> str:
-    """Return `, did you mean '...'?` with the server's model of the nearest name. Return "" if none is near, the server
-    has the model, or it does not list its models to this client."""
+def nearest_model(options: argparse.Namespace, model: str, refused: Refused) -> str:
+    """Return `, did you mean '...'?` with the server's model of the nearest name, for a refused request to `model`.
+
+    Return "" if that was not refused with 404, the server names a model itself, which it does only without any keys, it
+    does not list its models to this client, or none is near.
+    """
+    if refused.status != http.HTTPStatus.NOT_FOUND or SUGGESTION in str(refused):
+        return ""
     try:
         return nearest(model, {str(entry["name"]) for entry in request_json(options, "/v2/repository/index", {})})
     except (Refused, *NO_ANSWER, KeyError, TypeError):

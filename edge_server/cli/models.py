@@ -8,7 +8,6 @@ import json
 import sys
 import urllib.parse
 from collections.abc import Mapping, Sequence
-from http import HTTPStatus
 from typing import Any
 
 from edge_server.cli import http_client
@@ -34,8 +33,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         text = _text(options, "/edge/v1/versions" + query)
     except http_client.Refused as error:
-        is_unknown = options.model is not None and error.status == HTTPStatus.NOT_FOUND
-        guess = http_client.nearest_model(options, options.model) if is_unknown else ""
+        guess = http_client.nearest_model(options, options.model, error) if options.model is not None else ""
         print(f"edge-server models: {error}{guess}", file=sys.stderr)
         return 1
     except (*http_client.NO_ANSWER, KeyError, TypeError) as error:

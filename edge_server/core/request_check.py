@@ -76,7 +76,10 @@ class RequestCheck:
             item_count = self._check_shape(request, spec, tensor, item_count)
         for name in request.outputs:
             if name not in self._outputs:
-                raise self._error(request, f"unexpected inference output '{name}' for model '{self._spec.name}'")
+                known = ", ".join(f"'{one}'" for one in self._outputs)
+                raise self._error(
+                    request, f"unexpected inference output '{name}' for model '{self._spec.name}', which has {known}"
+                )
         return item_count or 1
 
     def merge_key(self, request: Request) -> Hashable:

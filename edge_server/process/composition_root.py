@@ -231,7 +231,13 @@ def _service(
         digest_of=digests.get,
         may_serve=lambda: plugins.may_serve,
         plugin=plugins.find,
+        suggests_models=_may_list_models(config),
     )
+
+
+def _may_list_models(config: ServerConfig) -> bool:
+    """Return whether every client may list the models: no key and no token restricts anything."""
+    return not (config.auth.tokens_file or config.http.restricted or config.grpc.restricted)
 
 
 def _readiness(config: ServerConfig) -> Readiness:

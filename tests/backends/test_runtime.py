@@ -73,6 +73,8 @@ def test_an_unknown_backend_is_refused_with_the_known_ones() -> None:
 def test_a_misspelt_backend_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(BackendMissing, match="no backend is called 'onxruntime', did you mean 'onnxruntime'"):
         load_backend("onxruntime")
+    with pytest.raises(BackendMissing, match="no backend is called 'onnx', did you mean 'onnxruntime'"):
+        load_backend("onnx")
 
 
 def test_running_out_of_memory_is_recognised(tmp_path: Path) -> None:

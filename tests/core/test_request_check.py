@@ -63,7 +63,10 @@ WRONG = [
     ),
     ((IMAGE, SIZE), request(IMAGE_1, HINT_1), "unexpected inference input 'HINT' for model 'm'"),
     ((IMAGE, HINT), request(IMAGE_1, SIZE_1), "unexpected inference input 'SIZE' for model 'm'"),
-    ((IMAGE,), request(IMAGE_1, outputs=("OUT", "NO")), "unexpected inference output 'NO' for model 'm'"),
+    (
+        (IMAGE,), request(IMAGE_1, outputs=("OUT", "NO")),
+        "unexpected inference output 'NO' for model 'm', which has 'OUT'",
+    ),
     (
         (IMAGE,), request(tensor("IMAGE", DType.INT32, 1, 16)),
         "inference input 'IMAGE' data-type is 'INT32', but model 'm' expects 'FP32'",

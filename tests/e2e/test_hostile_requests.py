@@ -51,7 +51,7 @@ WRONG_INFERENCES = {
         {"inputs": [tensor(datatype="FP32", data=[1.0, 2.0])]},
         ["inference input 'INPUT0' data-type is 'FP32', but model 'same_INT32' expects 'INT32'"],
     ),
-    "no such type": ({"inputs": [tensor(datatype="INT128")]}, ["INT128", "INPUT0"]),
+    "no such type": ({"inputs": [tensor(datatype="INT128")]}, ["INT128", "INPUT0", "there are BOOL, ", "FP32"]),
     "too many dimensions": (
         {"inputs": [tensor(shape=[1, 1, 2])]},
         ["unexpected shape for input 'INPUT0' for model 'same_INT32'. Expected [-1,-1], got [1,1,2]"],
@@ -237,6 +237,17 @@ def test_messages_for_a_wrong_path_and_method_are_tritons(zoo: Any) -> None:
     assert "Request for unknown model: 'versions' version 3 is not found" in answer["error"]
 
 
+def test_a_misspelt_model_is_refused_with_the_nearest_name_unless_it_is_long(zoo: Any) -> None:
+    status, answer = zoo.ask("/v2/models/same_INT23/infer", {"inputs": []})
+    assert (status, answer["error"].partition(" is ")[2]) == (404, "not found, did you mean 'same_INT32'?")
+    status, answer = zoo.ask("/v2/models/same_INT32")
+    assert status == 200
+    status, answer = zoo.ask("/v2/models/same_INT32/versions/99")
+    assert (status, "did you mean" in answer["error"]) == (404, False)
+    status, answer = zoo.ask("/v2/models/" + "same_INT32" * 7)
+    assert (status, "did you mean" in answer["error"]) == (404, False)
+
+
 def test_an_unknown_content_encoding_is_refused_with_the_known_ones(zoo: Any) -> None:
     connection = zoo.connection()
     try:
@@ -404,10 +415,11 @@ def grpc_request(**changes: Any) -> Any:
 
 WRONG_MESSAGES = {
     "unknown model": (grpc_request(model_name="nobody"), "NOT_FOUND", "unknown model: 'nobody' is not found"),
+    "misspelt model": (grpc_request(model_name="same_IN32"), "NOT_FOUND", "is not found, did you mean 'same_INT32'?"),
     "no model": (grpc_request(model_name=""), "NOT_FOUND", "unknown model"),
     "wrong input name": (grpc_request(name="WRONG"), "INVALID_ARGUMENT", "same_INT32"),
     "wrong type": (grpc_request(datatype="FP32"), "INVALID_ARGUMENT", "expects 'INT32'"),
-    "no such type": (grpc_request(datatype="INT128"), "INVALID_ARGUMENT", "INT128"),
+    "no such type": (grpc_request(datatype="INT128"), "INVALID_ARGUMENT", "'INT128'; there are BOOL, "),
     "wrong shape": (grpc_request(shape=[1, 1, 2]), "INVALID_ARGUMENT", "Expected [-1,-1], got [1,1,2]"),
     "negative shape": (grpc_request(shape=[1, -2]), "INVALID_ARGUMENT", "INPUT0"),
     "overflowing shape": (grpc_request(shape=[1, 2**62]), "INVALID_ARGUMENT", "INPUT0"),

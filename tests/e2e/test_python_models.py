@@ -393,7 +393,10 @@ def test_a_model_whose_health_check_fails_is_not_ready_over_http_and_grpc(server
 def test_without_explicit_model_control_a_model_that_loads_others_gets_an_error(server: Any, kind: str) -> None:
     with httpclient.InferenceServerClient(server.http) as client:
         said = client.infer(f"{kind}speaker", value_of(httpclient, 3.0)).get_response()["parameters"]
-    words = "explicit model load / unload is not allowed if polling is enabled"
+    words = (
+        "explicit model load / unload is not allowed if polling is enabled; to allow it, start the server with "
+        "--model-control-mode=explicit"
+    )
     assert (said["load_model"], said["unload_model"]) == (words, words)
 
 

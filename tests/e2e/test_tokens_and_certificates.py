@@ -139,6 +139,14 @@ def test_probes_and_scrapers_need_a_token_only_if_configured(
         url, metrics = f"http://{server.http}", f"http://{server.metrics}/metrics"
         open_always = ("/", "/page/app.js", "/docs/api", "/edge/v1/page", "/v2/health/ready")
         assert curl(f"{url}/v2") == "401"
+        own = {"authorization": f"Bearer {token}"}
+        with (
+            tritonclient.grpc.InferenceServerClient(server.grpc) as client,
+            pytest.raises(InferenceServerException) as caught,
+        ):
+            client.get_model_metadata("oen", headers=own)
+        # No model is suggested where a token may be for other requests than the list of models.
+        assert caught.value.message() == "Request for unknown model: 'oen' is not found"
         assert [curl(address) for address in (metrics, f"{url}/openapi.json")] == ["200", "200"]
         assert reflect(server, []) == grpc.StatusCode.OK
         assert "no token is needed for: health, metrics, reflection, openapi, the page's files" in server.log()

@@ -464,5 +464,8 @@ def test_trace_and_log_settings_can_be_restricted_to_a_key(repository: Any, serv
                 ):
                     with pytest.raises(InferenceServerException, match=r"This .*is restricted, expecting .*key"):
                         order(**asked)
+                # No model is suggested where a client may not be allowed to list them.
+                with pytest.raises(InferenceServerException, match=r"'smae' is not found$"):
+                    client.get_model_metadata("smae")
                 found = plain(client.get_trace_settings(headers={header: "secret"}))
                 assert found["trace_level"] in ("OFF", ["OFF"])

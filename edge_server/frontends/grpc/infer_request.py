@@ -187,7 +187,10 @@ def _inputs(found: InferMessage, model: str, pins: LazyRegionPins) -> dict[str, 
 def _dtype(given: Any, name: str, model: str) -> DType:
     dtype = BY_NAME.get(given.datatype)
     if dtype is None:
-        raise InvalidRequest(f"inference input '{name}' for model '{model}' has unknown data-type '{given.datatype}'")
+        raise InvalidRequest(
+            f"inference input '{name}' for model '{model}' has unknown data-type '{given.datatype}'; there are "
+            f"{', '.join(BY_NAME)}"
+        )
     return dtype
 
 

@@ -15,7 +15,7 @@ from edge_server.core.request_response import Parameter, Request, Response
 from edge_server.core.tensor import Tensor
 from edge_server.errors import InvalidRequest
 from edge_server.frontends.v2.json_parser import json_type, parse_object
-from edge_server.frontends.v2.json_tensor_data import json_from_tensor, tensor_from_json
+from edge_server.frontends.v2.json_tensor_data import OtherElementCount, json_from_tensor, tensor_from_json
 from edge_server.frontends.v2.parameters import split_parameters
 from edge_server.protocol.raw_tensors import Buffer
 
@@ -40,6 +40,12 @@ def decode_generate(
     nested = members.pop("parameters", {})
     if not isinstance(nested, dict):
         raise InvalidRequest(f"Unable to parse 'parameters': expected an object, got {json_type(nested)}")
+    if isinstance(members.get("inputs"), list):
+        example = ", ".join(f'"{item.name}": [...]' for item in spec.inputs)
+        raise InvalidRequest(
+            "invalid value type for 'inputs' parameter: a list of inputs is a body for "
+            f"/v2/models/{spec.name}/infer; expected {{{example}}}"
+        )
     parameters = split_parameters({**nested, **members})
     return Request(
         model=spec.name,
@@ -64,7 +70,12 @@ def _input_tensor(item: InputSpec, value: object, spec: ModelSpec) -> Tensor:
         others = math.prod(dims)
         dims[free_axis] = len(data) // others if others else 0
     shape = [1, *dims] if spec.max_batch_size > 0 else dims
-    return tensor_from_json(item.name, item.dtype, shape, data, model=spec.name)
+    try:
+        return tensor_from_json(item.name, item.dtype, shape, data, model=spec.name)
+    except OtherElementCount as error:
+        if spec.max_batch_size == 0:
+            raise
+        raise InvalidRequest(f"{error.message}; generate takes one row, /v2/models/{spec.name}/infer several") from None
 
 
 def encode_generate(response: Response) -> dict[str, object]:

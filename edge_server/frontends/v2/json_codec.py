@@ -177,7 +177,10 @@ class _InferBody:
         dtype = BY_NAME.get(datatype) if isinstance(datatype, str) else None
         if dtype is None:
             shown = f"'{datatype[:64]}'" if isinstance(datatype, str) else json_type(datatype)
-            raise InvalidRequest(f"Unable to parse 'datatype' of input '{name}': {shown} is not a data type")
+            raise InvalidRequest(
+                f"Unable to parse 'datatype' of input '{name}': {shown} is not a data type; there are "
+                f"{', '.join(BY_NAME)}"
+            )
         shape = _shape(name, item)
         parameters = _object(item, "parameters", f"input '{name}'")
         size = binary_data_size(parameters)

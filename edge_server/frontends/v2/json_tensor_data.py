@@ -31,6 +31,10 @@ MAX_ONE_THREAD_LENGTH = 4096
 _WITHOUT_JSON = (DType.FP16, DType.BF16)
 
 
+class OtherElementCount(InvalidRequest):
+    """The data has more or fewer elements than the shape."""
+
+
 def tensor_from_json(name: str, dtype: DType, shape: Sequence[int], data: object, *, model: str) -> Tensor:
     """Return the tensor of a `data` member: row-major, flat or nested in any way.
 
@@ -109,8 +113,8 @@ def _array_from_text(name: str, dtype: DType, count: int, data: ArrayText, model
     return array
 
 
-def _other_count(name: str, count: int, found: int, model: str) -> InvalidRequest:
-    return InvalidRequest(
+def _other_count(name: str, count: int, found: int, model: str) -> OtherElementCount:
+    return OtherElementCount(
         f"Unable to parse 'data': Shape does not match true shape of 'data' field: input '{name}' for model "
         f"'{model}' expected {count} elements, got {found}"
     )

@@ -9,7 +9,6 @@ import json
 import sys
 import time
 from collections.abc import Generator, Sequence
-from http import HTTPStatus
 from http.client import HTTPResponse
 from typing import Any
 
@@ -163,7 +162,7 @@ class Chat:
         try:
             return http_client.open_response(options, "/v1/chat/completions", body)
         except http_client.Refused as error:
-            guess = http_client.nearest_model(options, options.model) if error.status == HTTPStatus.NOT_FOUND else ""
+            guess = http_client.nearest_model(options, options.model, error)
             raise http_client.Refused(error.status, f"{error}{guess}") from None
 
 

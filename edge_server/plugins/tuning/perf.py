@@ -21,7 +21,7 @@ from edge_server.cli.http_client import DEFAULT_URL, server_url
 from edge_server.cli.options import CommandParser
 from edge_server.config.setting import nearest
 from edge_server.core.exit_code import ExitCode
-from edge_server.errors import EdgeServerError, InvalidRequest
+from edge_server.errors import SUGGESTION, EdgeServerError, InvalidRequest
 from edge_server.plugins.tuning import perf_options
 from edge_server.plugins.tuning.load.chat_client import made_up_prompts
 from edge_server.plugins.tuning.load.client_interface import ModelFacts, RequestRefused, ServerQueries
@@ -140,7 +140,7 @@ def _described_model(control: ServerQueries, options: argparse.Namespace) -> Mod
     try:
         return control.model(options.model, options.model_version)
     except RequestRefused as error:
-        if "unknown model" not in error.message:
+        if "unknown model" not in error.message or SUGGESTION in error.message:
             raise
         guess = ""
         with contextlib.suppress(RequestRefused):  # the key may be for inference alone

@@ -247,7 +247,11 @@ class ModelControl:
 
     def _check_control(self) -> None:
         if not self._is_explicit:
-            raise Refusal("explicit model load / unload is not allowed if polling is enabled", retry_after_s=None)
+            raise Refusal(
+                "explicit model load / unload is not allowed if polling is enabled; to allow it, start the server with "
+                "--model-control-mode=explicit",
+                retry_after_s=None,
+            )
 
 
 def _conflict(name: str) -> ServingFault:

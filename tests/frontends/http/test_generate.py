@@ -55,6 +55,18 @@ def test_shapes_follow_the_configuration_with_a_batch_of_one(site):
     assert site.post("/v2/models/raw/generate", {"IN": [1, 2, 3]}).status == 400
 
 
+def test_a_body_of_infer_and_several_rows_are_refused_with_the_path_for_them(site):
+    reply = site.post("/v2/models/add/generate", {"inputs": [{"name": "INPUT0"}]})
+    assert reply.status == 400
+    assert reply.error == (
+        "invalid value type for 'inputs' parameter: a list of inputs is a body for /v2/models/add/infer; "
+        'expected {"INPUT0": [...], "INPUT1": [...]}'
+    )
+    reply = site.post("/v2/models/add/generate", {"INPUT0": [[1, 2, 3, 4], [5, 6, 7, 8]], "INPUT1": [1, 2, 3, 4]})
+    assert reply.status == 400
+    assert reply.error.endswith("expected 4 elements, got 8; generate takes one row, /v2/models/add/infer several")
+
+
 @pytest.mark.parametrize("body", [b"", b"{", {"IN": {}}, {"IN": "x", "other": []}, {"IN": "x", "id": 1}, {"IN": None}])
 def test_wrong_bodies_are_refused(site, body):
     assert site.post("/v2/models/text/generate", body).status == 400

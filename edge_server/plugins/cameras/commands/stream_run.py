@@ -12,6 +12,7 @@ from typing import Any, TextIO
 
 from edge_server.cli.console import LiveView
 from edge_server.config.setting import nearest
+from edge_server.errors import SUGGESTION
 from edge_server.plugins.cameras.commands.json_output import JsonLines
 from edge_server.plugins.cameras.commands.result_text import result_in_words
 from edge_server.plugins.cameras.commands.sent_frame_counts import FrameCounts, StreamFigures
@@ -200,7 +201,7 @@ class StreamRun:
         """Return the problems of the run as sentences."""
         failures = [(camera.name, camera.failure) for camera in self._cameras if camera.failure is not None]
         guess = ""
-        if any(failure.status == "NOT_FOUND" for _, failure in failures):
+        if any(failure.status == "NOT_FOUND" and SUGGESTION not in str(failure) for _, failure in failures):
             guess = nearest(self._settings.model, self._settings.model_names())
         found = [f"{name}: {failure}{guess}" for name, failure in failures]
         found += [str(self._source_thread.error)] if self._source_thread.error is not None else []

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from edge_server.config.setting import nearest, shown_url
 from edge_server.core.back_off import BackOff
-from edge_server.errors import NotReady, UnknownModel
+from edge_server.errors import SUGGESTION, NotReady, UnknownModel
 from edge_server.plugins.cameras.failure_reason import failure_reason
 from edge_server.plugins.cameras.reports import SourceReport
 from edge_server.plugins.cameras.source_and_sink_settings import SourceEntry
@@ -297,6 +297,8 @@ class SourceRunner:
         try:
             stream = self._streams.open(request, is_source=True)
         except UnknownModel as error:
+            if SUGGESTION in error.message:
+                raise
             raise UnknownModel(f"{error.message}{nearest(entry.model, self._streams.model_names())}") from None
         except NotReady as error:
             if error.retry_after_s is None:
