@@ -142,7 +142,7 @@ complete -c edge-server -n '__edge_server_runs sign' -s h -l help -f -d 'show th
 complete -c edge-server -n '__edge_server_runs sign' -l key -r -d 'Ed25519 private key (PEM)'
 complete -c edge-server -n '__edge_server_runs sign' -l new-key -r -d 'create a key pair, FILE and FILE.pub, and use it'
 complete -c edge-server -n '__edge_server_runs status' -s h -l help -f -d 'show this help message and exit'
-complete -c edge-server -n '__edge_server_runs status' -s v -l verbose -f -d 'show tensors, precision and load time of the models too'
+complete -c edge-server -n '__edge_server_runs status' -s v -l verbose -f -d 'show tensors, precision and load time of the models, all notes about them, ...'
 complete -c edge-server -n '__edge_server_runs status' -l watch -x -d 'refresh every SECONDS, default 2, until Ctrl-C'
 complete -c edge-server -n '__edge_server_runs status' -l json -f -d 'print JSON'
 complete -c edge-server -n '__edge_server_runs status' -l expect -x -d 'exit with 1 unless this version serves, and its files have this SHA-256 ...'
