@@ -398,7 +398,7 @@ def _score_doubts(declaration: DetectionDeclaration, arrays: Sequence[FloatArray
             yield f"scores down to {low:.4g}, as if they were logits (detection_activation) or angles of rotated boxes"
     elif 0 <= low < high <= 1:
         yield f"scores are 0 to 1 before {activation.value}, as if the model applied detection_activation itself"
-    elif max(-low, high) > MAX_LOGIT:
+    elif max(-low, high) > MAX_LOGIT and kind is not HeadKind.BLAZEFACE:
         yield f"scores up to {max(-low, high):.4g} before {activation.value}, as if they were coordinates"
 
 

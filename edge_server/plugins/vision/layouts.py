@@ -92,6 +92,9 @@ _IMAGENET_VALUES = {"image_mean": "0.485,0.456,0.406", "image_stddev": "0.229,0.
 _IMAGENET = {"image_color": "rgb", "image_scale": "1/255", "image_fit": "stretch", **_IMAGENET_VALUES}
 _TORCHVISION = {**_IMAGENET, "image_fit": "crop", "image_resize": "{R}"}
 _BYTES_BGR = {"image_color": "bgr", "image_scale": "1", "image_fit": "letterbox"}
+_MEDIAPIPE = {
+    "image_color": "rgb", "image_scale": "1", "image_fit": "letterbox", "image_mean": "127.5", "image_stddev": "127.5",
+}  # fmt: skip
 _NANODET_IMAGE = {
     "image_color": "bgr", "image_scale": "1", "image_fit": "stretch", "image_mean": "103.53,116.28,123.675",
     "image_stddev": "57.375,57.12,58.395",
@@ -232,6 +235,10 @@ LAYOUTS: Sequence[Layout] = (
         "F, 10"), {"detection_head": "yunet"}, _BYTES_BGR,
         tuple(f"{part}_{grid}" for part in ("cls", "obj", "bbox", "kps") for grid in _YUNET_GRIDS),
         is_unmistakable=True,
+    ),
+    Layout(
+        "blazeface", "faces", ("896, 16", "896, 1"), {"detection_head": "blazeface"}, _MEDIAPIPE,
+        ("regressors", "classificators"),
     ),
     # Names that converters of Paddle's models give.
     Layout("dbnet", "text", ("1, H, W",), _TEXT, _PPOCR, ("fetch_name_0",)),

@@ -187,6 +187,12 @@ RECOGNISED: dict[str, tuple[ModelSpec, dict[str, str], dict[str, str], tuple[str
         of_tflite({"type": "UINT8"}, {"type": "UINT8", "scale": 0.25, "zero_point": 0}),
         {"class_output": "scores", "image_scale": "1", "class_scale": "0.25"}, NAMES,
     ),
+    "faces of MediaPipe": (
+        network({"regressors": (896, 16), "classificators": (896, 1)}, (128, 128, 3)),
+        {"tflite_metadata": json.dumps(TFLITE | {"outputs": [{"name": "regressors"}, {"name": "classificators"}]})},
+        {"detection_head": "blazeface", "detection_outputs": "regressors,classificators", "image_mean": "127.5",
+         "image_fit": "letterbox"}, ("face",),
+    ),
     "segmentation of TFLite Support": (
         network({"map": (160, 320, 3)}, (320, 640, 3)), of_tflite({}, {"content": "image"}),
         {"mask_output": "map", "mask_layout": "packed", "image_mean": "127.5"}, NAMES,

@@ -19,13 +19,18 @@ from edge_server.plugins.vision.exporters.json_object import number_text, number
 
 
 def read_metadata(metadata: Mapping[str, str]) -> ExportedMetadata | None:
-    """Return the layout and labels of a classifier or a segmentation, or None for other models. Raises
-    UnfitMetadataError."""
+    """Return the layout and labels, or None for models other than classifiers, segmentations and MediaPipe's short range
+    face detector. Raises UnfitMetadataError."""
     if "tflite_metadata" not in metadata:
         return None
     described = parse_object("TFLITE_METADATA", metadata["tflite_metadata"])
     inputs, outputs = (_tensors(described, role) for role in ("inputs", "outputs"))
-    if len(inputs) != 1 or inputs[0].get("content") != "image" or len(outputs) != 1 or "axis_labels" not in outputs[0]:
+    if len(inputs) != 1 or inputs[0].get("content") != "image":
+        return None
+    if [output.get("name") for output in outputs] == ["regressors", "classificators"]:
+        parameters = _image(inputs[0]) | {"image_fit": "letterbox"}
+        return ExportedMetadata("MediaPipe faces", ("blazeface",), {}, ("face",), parameters=parameters)
+    if len(outputs) != 1 or "axis_labels" not in outputs[0]:
         return None
     (output,) = outputs
     labels = _labels(metadata, str(output["axis_labels"]))
