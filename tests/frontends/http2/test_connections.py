@@ -229,6 +229,22 @@ def test_connections_that_were_not_accepted_are_served_when_the_server_stops_6_8
     assert is_done.wait(server.WAIT_S)
 
 
+def test_a_tls_handshake_that_goes_on_delays_the_last_goaway_within_bounds(
+    serve: Serve, certificate: tuple[Path, Path]
+) -> None:
+    accepting, asking = _contexts(certificate, ["h2"])
+    server = serve(tls=accepting)
+    client = server.connect(tls=asking)
+    client.check_alive()
+    with socket.create_connection(("127.0.0.1", server.port)) as silent:
+        stopping = threading.Thread(target=server.http2.stop_accepting, args=(0.1,))
+        stopping.start()
+        client.acknowledge_goaway()
+        assert client.until(GoAwayFrame).last_stream_id == 0
+        assert silent.recv(1) == b""
+        stopping.join()
+
+
 def test_ticks_timers_and_calls(serve: Serve) -> None:
     server = serve()
     client = server.connect()
