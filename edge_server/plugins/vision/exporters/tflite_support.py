@@ -19,8 +19,10 @@ from edge_server.plugins.vision.exporters.json_object import number_text, number
 
 
 def read_metadata(metadata: Mapping[str, str]) -> ExportedMetadata | None:
-    """Return the layout and labels, or None for models other than classifiers, segmentations and MediaPipe's short range
-    face detector. Raises UnfitMetadataError."""
+    """Return the layout and labels of a classifier, a segmentation or MediaPipe's short range face detector, else None.
+
+    Raises UnfitMetadataError.
+    """
     if "tflite_metadata" not in metadata:
         return None
     described = parse_object("TFLITE_METADATA", metadata["tflite_metadata"])
