@@ -308,7 +308,7 @@ def _resolve(folder: Path) -> tuple[ModelSpec, Mapping[str, str]]:
 
 def _remarks(tried: TriedModel) -> list[str]:
     lines = [
-        f"Written by `edge-server add {tried.files.path.name}` on {time.strftime('%Y-%m-%d')}. Change it as you like: "
+        f"Written by `edge-server add {tried.files.shown_name}` on {time.strftime('%Y-%m-%d')}. Change it as you like: "
         "a server that watches the repository loads it again."
     ]
     measured = sorted((item for item in tried.trials if item.times_ms), key=lambda item: item.median_ms)

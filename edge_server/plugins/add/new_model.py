@@ -50,6 +50,12 @@ class NewModelFiles(NamedTuple):
     backend: str = ""
 
     @property
+    def shown_name(self) -> str:
+        """The file's name, with its folder if the name says nothing."""
+        is_generic = self.path.stem in _GENERIC_NAMES and self.name != self.path.stem
+        return f"{self.name}/{self.path.name}" if is_generic else self.path.name
+
+    @property
     def size_bytes(self) -> int:
         files = [file for path, _ in self.copies for file in ([path] if path.is_file() else path.rglob("*"))]
         return sum(file.stat().st_size for file in files if file.is_file())

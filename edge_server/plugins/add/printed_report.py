@@ -41,7 +41,7 @@ def say(text: str, title: str = "") -> None:
 def print_report(tried: TriedModel, shown: Sequence[Reading], chosen: Reading | None) -> None:
     """Print what was found. `shown` are the layouts to choose from if `chosen` is None."""
     spec = tried.spec
-    say(f"{tried.files.path.name}: {_format_size(tried.files.size_bytes)}, opened by {spec.backend}")
+    say(f"{tried.files.shown_name}: {_format_size(tried.files.size_bytes)}, opened by {spec.backend}")
     if spec.is_decoupled:
         say("a language model", "kind")
     else:

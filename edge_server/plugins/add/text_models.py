@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from edge_server.backends import onnx_file_info
 from edge_server.core.model_spec import ModelSpec
 from edge_server.errors import EdgeServerError, InvalidRequest
 from edge_server.plugins.add.picture_trial import Reading, TrialFinding
@@ -19,7 +20,7 @@ from edge_server.repository.scan import Scanner
 
 READER = "text-reader"
 """`LayoutMatch.layout` of a recogniser of text."""
-_MAX_SEARCHED = 50
+_MAX_SEARCHED = 1000
 """Maximum number of models of a repository among which a recogniser is searched."""
 
 
@@ -76,12 +77,11 @@ def with_text_model(detector: Reading, recogniser: str) -> Reading:
 
 
 def find_recognisers(repository: Path) -> list[str]:
-    """Return the names of the recognisers of text in a repository, among its first ONNX and OpenVINO models."""
+    """Return the names of the recognisers of text in a repository, among its first ONNX models."""
     found = []
     for name, model in sorted(Scanner([repository]).scan().models.items())[:_MAX_SEARCHED]:
         version = max((item.number for item in model.versions), default=0)
-        # Others may run code when they are opened.
-        if not any((model.path / str(version) / file).is_file() for file in ("model.onnx", "model.xml")):
+        if not _has_shapes_of_recogniser(model.path / str(version) / "model.onnx"):
             continue
         try:
             make_recogniser(resolve(model, version, ResolveOptions(recognisers=(recognise,))).spec)
@@ -89,3 +89,13 @@ def find_recognisers(repository: Path) -> list[str]:
             continue
         found.append(name)
     return found
+
+
+def _has_shapes_of_recogniser(path: Path) -> bool:
+    """Return whether an ONNX file may be a recogniser, without loading the model, which may take long."""
+    try:
+        inputs, outputs = onnx_file_info.declared(path)
+    except (OSError, ValueError):
+        return False
+    ranks = [None if item.dims is None else len(item.dims) for item in (*inputs, *outputs)]
+    return len(inputs) == len(outputs) == 1 and ranks[0] in (None, 4) and ranks[1] in (None, 3)

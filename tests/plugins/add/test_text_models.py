@@ -113,13 +113,14 @@ def test_characters_come_from_a_text_file_in_any_order(folder: Path) -> None:
 
 
 @pytest.mark.full
-def test_characters_come_from_the_file_of_paddleocr(folder: Path) -> None:
+def test_characters_come_from_the_file_of_paddleocr(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_detector(folder / "small_det/inference.onnx")
     save_recogniser(folder / "small_rec/inference.onnx", "")
     (folder / "small_rec/inference.yml").write_text(
         "PostProcess:\n  name: CTCLabelDecode\n  character_dict:\n  - x\n  - '-'\n"
     )
     assert add("small_det", "small_rec") == 0
+    assert "small_rec/inference.onnx: " in capsys.readouterr().out
     assert Path("models/small_rec/labels.txt").read_text() == "x\n-\n \n"
     assert '"detection_text_model" value { string_value: "small_rec" }' in config("small_det")
 
