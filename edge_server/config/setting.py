@@ -118,11 +118,15 @@ class SettingTable:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return `, did you mean '...'?` with the nearest spelling, or "" if none is near or the word is known."""
+    """Return `, did you mean '...'?` with the nearest spelling, or "" if none is near or the word is known.
+
+    Upper and lower case count as the same.
+    """
     import difflib
 
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f", did you mean '{close[0]}'?" if close and close[0] != word else ""
+    folded = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(word.lower(), list(folded), n=1, cutoff=0.6)
+    return f", did you mean '{folded[close[0]]}'?" if close and folded[close[0]] != word else ""
 
 
 def shown_url(url: str) -> str:

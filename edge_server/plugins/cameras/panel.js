@@ -34,7 +34,8 @@ export function makePanel() {
     setText(count, cameras.length ? `${cameras.filter((camera) => camera.stream).length} of ${cameras.length} open` : "");
     setBadge(failed, lost ? `${lost} failed` : "", "bad");
     failed.hidden = !lost;
-    const sinks = (own?.sinks ?? []).filter((sink) => sink.state === "FAILED").map((sink) => `Results do not reach ${sink.name}: ${sink.reason}`);
+    const sinks = (own?.sinks ?? []).filter((sink) => sink.reason)
+        .map((sink) => (sink.state === "FAILED" ? `Results do not reach ${sink.name}: ${sink.reason}` : `${sink.name}: ${sink.reason}`));
     note(problem, [own?.problem && `${own.problem[0].toUpperCase()}${own.problem.slice(1)}`, ...sinks].filter(Boolean).join("\n"));
     empty.hidden = Boolean(cameras.length) || !found;
     note(hint, !found ? "Cameras need a key." : access.allowed.view || !cameras.length ? "" :

@@ -55,7 +55,8 @@ class SourceReport(NamedTuple):
 class SinkReport(NamedTuple):
     """One receiver of results. At any time received = delivered + suppressed + dropped + waiting.
 
-    `state` is IDLE (nothing was sent yet), RUNNING or FAILED, then with a `reason`. `suppressed` counts messages
+    `state` is IDLE (nothing was sent yet), RUNNING or FAILED. `reason` says why it failed, or which of its classes no
+    source's model has. `suppressed` counts messages
     without news, or within the least interval; `dropped` those that a slow or absent receiver cost.
     """
 

@@ -17,7 +17,7 @@ from edge_server.plugins.cameras.failure_reason import failure_reason
 from edge_server.plugins.cameras.reports import SinkReport
 from edge_server.plugins.cameras.sinks.result_json import best_class, label_counts
 from edge_server.plugins.cameras.sinks.sink_choice import is_file, make_sink
-from edge_server.plugins.cameras.sinks.sink_interface import Sink, SinkMessage
+from edge_server.plugins.cameras.sinks.sink_interface import REMOVED, Sink, SinkMessage
 from edge_server.plugins.cameras.source_and_sink_settings import SinkEntry, takes_pictures
 from edge_server.plugins.cameras.zones.required_zones import counted_detections
 from edge_server.protocol.frame_messages import FrameResult
@@ -61,6 +61,8 @@ class SinkRunner:
         self._wake = threading.Condition(self._lock)
         self._waiting: deque[SinkMessage] = deque()
         self._paces: dict[str, _Pace] = {}
+        self._labels: dict[str, tuple[str, ...]] = {}
+        """The classes of each source's model, as far as known."""
         self._unknown_classes: set[tuple[str, str]] = set()
         """(Source, class) of each warning, which comes once."""
         self._is_closing = self._must_refresh = False
@@ -85,7 +87,7 @@ class SinkRunner:
                 if message.is_state:
                     self._paces.pop(message.source, None)
                     if classes:
-                        self._warn_of_unknown_classes(message)
+                        self._note_labels(message)
                         labels = tuple(label for label in message.labels if label in classes)
                         message = replace(message, labels=labels)
                 self._queue(message)
@@ -134,7 +136,7 @@ class SinkRunner:
                 name=self.entry.name,
                 url=shown_url(self.entry.url),
                 state=self.state,
-                reason=self.reason,
+                reason=self.reason or self._missing_class(),
                 received=self._received,
                 delivered=self._delivered,
                 suppressed=self._suppressed,
@@ -150,7 +152,12 @@ class SinkRunner:
 
     # -- with the lock held
 
-    def _warn_of_unknown_classes(self, message: SinkMessage) -> None:
+    def _note_labels(self, message: SinkMessage) -> None:
+        """Keep the classes of a source's model, and warn once of those of the sink that are not among them."""
+        if message.state == REMOVED:
+            self._labels.pop(message.source, None)
+        elif message.labels:
+            self._labels[message.source] = message.labels
         for label in self.entry.classes if message.labels else ():
             found = (message.source, label)
             if label not in message.labels and found not in self._unknown_classes:
@@ -159,6 +166,14 @@ class SinkRunner:
                     "sink '%s': the model of source '%s' has no class '%s'%s", self.entry.name, message.source, label,
                     nearest(label, message.labels),
                 )  # fmt: skip
+
+    def _missing_class(self) -> str:
+        """Return which class no source's model has, so that nothing of it is ever sent; "" if there is none."""
+        known = {label for labels in self._labels.values() for label in labels}
+        for label in self.entry.classes if known else ():
+            if label not in known:
+                return f"no source's model has class '{label}'{nearest(label, known)}"
+        return ""
 
     def _pass(self, pace: _Pace, message: SinkMessage, now_s: float) -> None:
         assert message.result is not None

@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import logging
 import os
+import socket
 import ssl
 import tempfile
 import time
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from functools import partial
 from types import ModuleType
 from typing import Any
+from urllib.parse import urlsplit
 
 from edge_server.config.setting import shown_url
 from edge_server.errors import Unsupported, install_hint
@@ -144,6 +146,8 @@ class PyavCamera:
     def _opening_failure(self, error: Exception, url: str, ca: str) -> SourceError:
         # FFmpeg does not say what is wrong with a certificate.
         problem = explain_tls_failure(url, ca) if url.startswith("rtsps://") else ""
+        if getattr(error, "errno", None) == errno.EIO and not problem:
+            problem = _explain_unknown_host(urlsplit(url).hostname or "")
         return SourceError(f"{self._address}: {problem}") if problem else self._failure(error)
 
     def _failure(self, error: Exception) -> SourceError:
@@ -222,6 +226,15 @@ def _tls_options(url: str, ca: str) -> Iterator[dict[str, str]]:
         file.write(pinned.pem)
         file.flush()
         yield {"tls_verify": "1", "ca_file": file.name, "verifyhost": pinned.name}
+
+
+def _explain_unknown_host(host: str) -> str:
+    """Return that a host name is not known, "" if it is. FFmpeg reports this as an input/output error."""
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError as error:
+        return f"the host name '{host}' is not known: {error.strerror}"
+    return ""
 
 
 def _reason(error: Exception) -> str:

@@ -79,6 +79,17 @@ def test_a_class_that_the_model_of_a_source_does_not_have_is_named_once(start, c
     ]
 
 
+def test_a_class_that_no_source_has_is_in_the_report_until_one_has_it(start):
+    runner = start(classes=("cat", "zebar"))
+    assert runner.report().reason == ""
+    runner.put(SinkMessage("door", state="RUNNING", labels=("cat", "zebra")))
+    assert runner.report().reason == "no source's model has class 'zebar', did you mean 'zebra'?"
+    runner.put(SinkMessage("yard", state="RUNNING", labels=("zebar",)))
+    assert runner.report().reason == ""
+    runner.put(SinkMessage("yard", state="REMOVED"))
+    assert "zebar" in runner.report().reason
+
+
 def test_each_source_has_its_own_last_result(start, sink, message):
     runner = start()
     for source in ("a", "b", "a", "b"):

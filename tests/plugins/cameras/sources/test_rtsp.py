@@ -87,6 +87,7 @@ def test_a_camera_opens_with_its_password_only_and_the_password_is_not_shown(rts
     [
         (lambda camera: camera.url.replace("/cam", "/other"), "no such stream; is the path right"),
         (lambda camera: camera.url.replace(f"{camera.port}", "1"), "Connection refused"),
+        (lambda camera: camera.url.replace("127.0.0.1", "camera.invalid"), "host name 'camera.invalid' is not known"),
     ],
 )
 def test_a_wrong_address_is_reported_with_the_reason(rtsp_camera, change, message):
