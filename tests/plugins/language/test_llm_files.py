@@ -71,14 +71,16 @@ def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
         read_gguf(path)
 
 
-@pytest.mark.parametrize(("kind", "name"), [(6, "Q5_0"), (13, "Q5_K"), (20, "IQ4_NL"), (99, "type number 99")])
+@pytest.mark.parametrize(
+    ("kind", "name"), [(0, "F32"), (30, "BF16"), (6, "Q5_0"), (13, "Q5_K"), (20, "IQ4_NL"), (99, "type number 99")]
+)
 def test_an_unsupported_tensor_type_is_named_with_an_alternative(tmp_path: Path, kind: int, name: str) -> None:
     path = tmp_path / "model.gguf"
     data = TINY.read_bytes()
     place = data.index(b"blk.1.ffn_down.weight") + len(b"blk.1.ffn_down.weight") + 4 + 2 * 8
     assert struct.unpack_from("<I", data, place) == (1,), "expected F16 in the file of the tests"
     path.write_bytes(data[:place] + struct.pack("<I", kind) + data[place + 4 :])
-    said = f"'blk.1.ffn_down.weight': expected one of the types F32, .*, got {name}: take the model's Q8_0, Q4_0"
+    said = f"'blk.1.ffn_down.weight': expected one of the types F16, .*, got {name}: take the model's Q8_0, Q4_0"
     with pytest.raises(BadModelFile, match=said):
         read_gguf(path)
 

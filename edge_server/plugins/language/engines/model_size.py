@@ -33,6 +33,9 @@ _TENSOR_TYPES = {
     0: (1, 4), 1: (1, 2), 30: (1, 2), 2: (32, 18), 3: (32, 20), 8: (32, 34), 12: (256, 144), 14: (256, 210),
 }  # fmt: skip
 """GGUF's type number of a tensor -> elements and bytes of a block, for the types that OpenVINO GenAI reads."""
+_NO_MATRIX_TYPES = (0, 30)
+"""F32 and BF16: OpenVINO GenAI 2026.4 reads vectors and the embedding in them, no other matrix."""
+_EMBEDDING = "token_embd.weight"
 _TYPE_NAMES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K",
     12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
@@ -202,13 +205,14 @@ def _tensors_end(file: BinaryIO, count: int) -> int:
             raise BadModelFile(f"tensor '{name[:80]}': expected at most 4 dimensions, got {dimensions}")
         shape = struct.unpack(f"<{dimensions}Q", _exactly(file, 8 * dimensions))
         kind, offset = struct.unpack("<IQ", _exactly(file, 12))
-        if kind not in _TENSOR_TYPES:
+        excluded = _NO_MATRIX_TYPES if dimensions > 1 and name != _EMBEDDING else ()
+        if kind not in _TENSOR_TYPES or kind in excluded:
             # Files named Q4_K_M and the like have Q5_0 and Q8_0 in tensors whose rows are no multiple of 256.
-            known = ", ".join(_TYPE_NAMES[number] for number in _TENSOR_TYPES)
+            known = ", ".join(_TYPE_NAMES[number] for number in _TENSOR_TYPES if number not in excluded)
             raise BadModelFile(
-                f"tensor '{name[:80]}': expected one of the types {known}, which are all that OpenVINO GenAI reads, "
-                f"got {_TYPE_NAMES.get(kind, f'type number {kind}')}: take the model's Q8_0, Q4_0 or Q4_1 file, or "
-                f"{_EXPORT_ADVICE}"
+                f"tensor '{name[:80]}': expected one of the types {known}, which are all that OpenVINO GenAI reads "
+                f"there, got {_TYPE_NAMES.get(kind, f'type number {kind}')}: take the model's Q8_0, Q4_0 or Q4_1 file, "
+                f"or {_EXPORT_ADVICE}"
             )
         block, block_bytes = _TENSOR_TYPES[kind]
         end = max(end, offset + -(-math.prod(shape) // block) * block_bytes)
