@@ -85,7 +85,8 @@ def _choose(tried: TriedModel) -> Reading | None:
     best = decide(tried.readings)
     shown = [reading for reading in tried.readings if reading.is_shown]
     shown = sorted(shown, key=lambda reading: reading is not best)[:_MAX_CHOICES]
-    has_doubts = bool(shown) and (best is None or not best.match.is_certain)
+    # A text detector with its recogniser is decided by the lines that it finds.
+    has_doubts = bool(shown) and not tried.is_pair and (best is None or not best.match.is_certain)
     if has_doubts and sys.stdin.isatty() and sys.stdout.isatty():
         print_report(tried, shown, None)
         return _ask(shown, best)

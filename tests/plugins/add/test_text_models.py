@@ -7,7 +7,10 @@ weights: tests/e2e/test_text_in_images.py.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pty
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +20,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from edge_server.cli.main import main
+from tests.e2e.conftest import COMMAND
 
 cv2 = pytest.importorskip("cv2")
 
@@ -123,6 +127,22 @@ def test_characters_come_from_the_file_of_paddleocr(folder: Path, capsys: pytest
     assert "small_rec/inference.onnx: " in capsys.readouterr().out
     assert Path("models/small_rec/labels.txt").read_text() == "x\n-\n \n"
     assert '"detection_text_model" value { string_value: "small_rec" }' in config("small_det")
+
+
+@pytest.mark.full
+def test_on_a_terminal_both_are_added_without_a_question(folder: Path) -> None:
+    save_detector(folder / "ocr/det.onnx")
+    save_recogniser(folder / "ocr/rec.onnx")
+    terminal, end = pty.openpty()
+    with subprocess.Popen([COMMAND, "add", "ocr"], stdin=end, stdout=end, stderr=end, cwd=folder) as process:
+        os.close(end)
+        said = b""
+        with contextlib.suppress(OSError):  # Linux reports the end of a terminal as an error.
+            while b"Which one is it?" not in said and (chunk := os.read(terminal, 4096)):
+                said += chunk
+        os.close(terminal)
+    assert process.returncode == 0, said.decode()
+    assert b"wrote model_repository/rec" in said
 
 
 @pytest.mark.full
