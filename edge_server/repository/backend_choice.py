@@ -60,6 +60,13 @@ _BACKENDS_OF_SUFFIX = {
     if Path(name).suffix not in (".json", ".model", ".txt")  # these suffixes do not name a format
 } | {suffix: _BACKENDS_OF_FILE[name] for suffix, name in _OTHER_SUFFIXES.items()}
 
+_WRITER_OF_SUFFIX = {".json": "XGBoost", ".model": "XGBoost", ".txt": "LightGBM"}
+"""Suffixes of model files that other files have too -> the program that writes such a model."""
+
+_PICKLES = (".pkl", ".pickle", ".joblib", ".sav")
+_MAX_NAMES = 8
+"""Maximum number of files that a message names."""
+
 _MARKS_OF_FOLDERS = ("genai_config.json", "openvino_tokenizer.xml")
 """Well-known files that lie beside the model's, and are not the model."""
 
@@ -71,6 +78,13 @@ _NAME_OF_SUFFIX = {
 def standard_name(file_name: str) -> str:
     """Return the well-known name that a model file with the suffix of `file_name` has in a version folder, or ""."""
     return _NAME_OF_SUFFIX.get(Path(file_name).suffix.lower(), "")
+
+
+def advice_for_pickle(file_name: str) -> str:
+    """Return how to serve a file of Python objects, "" for a file with another suffix."""
+    if Path(file_name).suffix.lower() not in _PICKLES:
+        return ""
+    return "convert a pickle to ONNX, of scikit-learn with the package skl2onnx, or load it in a model.py"
 
 
 class BackendCandidate(NamedTuple):
@@ -144,19 +158,24 @@ def _stated_backend(config: ConfigMessage, model: str) -> str:
 
 
 def _describe_content(version_dir: Path) -> str:
-    """Return the middle of the sentence "<folder> ... none of model.onnx, ...", with a hint for files such as
-    best.onnx."""
+    """Return the middle of the sentence "<folder> ... none of model.onnx, ...", with advice for the files that are
+    there."""
     try:
         names = sorted(entry.name for entry in version_dir.iterdir() if not entry.name.startswith("."))
     except OSError:
         return "holds "
     if not names:
         return "is empty: it holds "
-    known = [name for name in names if Path(name).suffix.lower() in _BACKENDS_OF_SUFFIX]
-    if known:
-        first = Path(known[0])
-        return f"holds '{first}' (call it '{standard_name(first.name)}', or name it in default_model_filename), but "
-    return "holds "
+    # The likeliest model first.
+    for suffixes in (_BACKENDS_OF_SUFFIX, _WRITER_OF_SUFFIX, _PICKLES):
+        name = next((name for name in names if Path(name).suffix.lower() in suffixes), "")
+        if not name:
+            continue
+        writer = _WRITER_OF_SUFFIX.get(Path(name).suffix.lower())
+        call_it = f"call it '{standard_name(name)}'" + (f" if {writer} wrote it" if writer else "")
+        return f"holds '{name}' ({advice_for_pickle(name) or f'{call_it}, or name it in default_model_filename'}), but "
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return f"holds {', '.join(map(repr, names[:_MAX_NAMES]))}{more}, but "
 
 
 def _well_known_file(version_dir: Path) -> tuple[str, tuple[str, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +255,31 @@ def test_the_suffix_of_the_models_name_chooses_a_backend_when_nothing_else_does(
     described("identity", "", signature(IMAGE, SCORES))
     add_model("copy.identity")
     assert resolved("copy.identity").spec.backend == "identity"
+
+
+@pytest.mark.parametrize(
+    ("names", "content"),
+    [
+        (
+            ("best.onnx", "rf.pkl"),
+            "holds 'best.onnx' (call it 'model.onnx', or name it in default_model_filename), but ",
+        ),
+        (("model.json", "rf.pkl"), "holds 'model.json' (call it 'xgboost.json' if XGBoost wrote it, or "),
+        (("trees.txt",), "holds 'trees.txt' (call it 'model.txt' if LightGBM wrote it, or "),
+        (("model.pkl",), "holds 'model.pkl' (convert a pickle to ONNX, of scikit-learn with the package skl2onnx, or "),
+        (("a.h5", "b"), "holds 'a.h5', 'b', but none of model.gguf"),
+        ([f"{number}.h5" for number in range(10)], "'6.h5', '7.h5' and 2 more, but none of model.gguf"),
+        ((), "is empty: it holds none of "),
+    ],
+)
+def test_a_folder_without_a_known_file_is_refused_with_what_it_holds(
+    add_model: Any, resolved: Any, names: Sequence[str], content: str
+) -> None:
+    folder = add_model("m", "", {f"1/{name}": b"x" for name in names})
+    (folder / "1").mkdir(exist_ok=True)
+    with pytest.raises(BadModelConfig) as caught:
+        resolved()
+    assert content in caught.value.message
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from edge_server.backends import onnx_file_info
 from edge_server.errors import AlreadyExists, BadModelConfig, InvalidRequest
-from edge_server.repository.backend_choice import standard_name
+from edge_server.repository.backend_choice import advice_for_pickle, standard_name
 from edge_server.repository.file_fingerprint import is_ignored
 from edge_server.repository.metadata_files import FILE_NAMES
 from edge_server.repository.safe_paths import check_relative
@@ -142,10 +142,12 @@ def _of_folder(folder: Path) -> NewModelFiles:
 def _of_file(path: Path) -> NewModelFiles:
     target = standard_name(path.name)
     if not target:
+        advice = advice_for_pickle(path.name) or "export others to ONNX"
         raise InvalidRequest(
-            f"'{path}': no runtime reads files that end in '{path.suffix}'; expected one of .onnx, .xml (OpenVINO), "
-            ".tflite, .pt (TorchScript), .pt2, .gguf, .plan, .engine, a forest (.json, .ubj, .txt), or the folder of a "
-            "SavedModel or a language model. Export others to ONNX"
+            f"'{path}': no runtime reads files that end in '{path.suffix}'; expected one of .onnx, .xml "
+            "(OpenVINO), .tflite, .pt (TorchScript), .pt2, .gguf, .plan, .engine, a forest (.json, .ubj and .model of "
+            "XGBoost, .txt of LightGBM, .tl of treelite), or the folder of a SavedModel or a language model; "
+            f"{advice}"
         )
     copies = [(path, target)]
     if path.suffix.lower() == ".xml":

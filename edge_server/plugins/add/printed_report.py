@@ -125,7 +125,7 @@ def _print_trials(tried: TriedModel) -> None:
     for item in tried.trials:
         if item.reason:
             reason = item.reason.removeprefix(f"'{tried.files.path}': ").removeprefix(f"{item.backend} ")
-            say(f"{item.backend}: {reason}")
+            say(f"{item.backend}: {'opened, but a trial run failed: ' if item.load_ms else ''}{reason}")
 
 
 def print_next_steps(added: Sequence[AddedModel]) -> None:

@@ -125,7 +125,12 @@ def test_weights_outside_the_folder_or_missing_are_refused(tmp_path: Path, locat
     ("given", "names", "reason"),
     [
         ("gone.onnx", [], "does not exist"),
-        ("photo.jpg", ["photo.jpg"], r"no runtime reads files that end in '.jpg'; expected one of .onnx"),
+        (
+            "photo.jpg",
+            ["photo.jpg"],
+            r"no runtime reads files that end in '.jpg'; expected one of .onnx.*; export others to ONNX",
+        ),
+        ("forest.pkl", ["forest.pkl"], r"expected one of .onnx.*\.tl of treelite.*; convert a pickle to ONNX"),
         ("net.xml", ["net.xml"], "expected its weights 'net.bin' beside it"),
         ("two", ["two/a.onnx", "two/b.onnx"], "expected a folder with one model, given 'a.onnx', 'b.onnx'"),
         ("none", ["none/readme.md"], "expected a folder with one model, given 'readme.md'"),

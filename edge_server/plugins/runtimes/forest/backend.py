@@ -146,8 +146,11 @@ class ForestBackend(Backend):
         if kind in _FILE_OF_TYPE and (not found or _FILE_OF_TYPE[kind] in found):
             return existing_file(file, _FILE_OF_TYPE[kind])
         if len(found) != 1:
-            held = f"it holds {', '.join(found)}; model_type says which" if found else "none is there"
-            raise LoadError(f"{file_title(file)}: expected one of {', '.join(_TYPE_OF_FILE)}, but {held}")
+            held = f"{', '.join(found)}; model_type says which"
+            if not found:
+                present = sorted(entry.name for entry in file.path.iterdir())[:8]
+                held = ", ".join(map(repr, present)) or "nothing"
+            raise LoadError(f"{file_title(file)}: expected one of {', '.join(_TYPE_OF_FILE)}, but it holds {held}")
         return existing_file(file, found[0])
 
     def _read_file(self, file: ModelFile, parameters: Mapping[str, str]) -> tuple[Forest, Any]:
