@@ -113,6 +113,8 @@ def describe_failure(error: BaseException) -> str:
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(reason, ConnectionRefusedError):
         return "connection refused: nothing listens there"
+    if isinstance(reason, http.client.RemoteDisconnected):
+        return "the server closed the connection: does it use TLS (https://), or ask for a client certificate?"
     if isinstance(reason, OSError):
         return reason.strerror or str(reason) or type(reason).__name__
     if isinstance(reason, http.client.HTTPException):

@@ -38,6 +38,15 @@ class VersionPins:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ServingFault(f"the state directory '{folder}' cannot be created: {error.strerror}") from None
+        try:
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            # The models can serve without it, on a file system that became read-only too.
+            log.warning(
+                "the state directory '%s' cannot be written: %s. Rollbacks fail, and digests and measured times are "
+                "lost at a restart; let the server's user write there", folder, error.strerror,
+            )  # fmt: skip
         for scratch in folder.glob(f".{FILE_NAME}.*"):
             # From a server that was killed during a write.
             with contextlib.suppress(OSError):

@@ -104,6 +104,7 @@ def test_ctrl_c_while_waiting_for_a_server_is_one_line_and_the_signals_exit_code
     ("answer", "message"),
     [
         (b"\0\0\x12\4\0\0\0\0\0", "does not speak HTTP/1.1 (is it the gRPC port?)"),
+        (b"", "the server closed the connection: does it use TLS (https://), or ask for a client certificate?"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", "the server at this address is no edge-server"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", "the server at this address is no edge-server"),
         (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "is it the HTTP address of an edge-server?"),

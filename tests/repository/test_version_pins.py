@@ -32,6 +32,13 @@ def source(root: Path, tmp_path: Path) -> Any:
     made.close()
 
 
+def test_a_folder_that_cannot_be_written_is_reported_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
+    # Not even root can make a file there.
+    with caplog.at_level(logging.WARNING):
+        assert VersionPins(Path("/proc/self")).all() == {}
+    assert "the state directory '/proc/self' cannot be written: " in caplog.text
+
+
 @pytest.mark.parametrize(
     "policy", ["all { }", "latest { num_versions: 2 }", "specific { versions: [3] }", "specific { versions: [9] }"]
 )

@@ -122,6 +122,12 @@ def _chosen(options: argparse.Namespace, index: dict[str, dict[str, Any]]) -> tu
         if options.sha256 not in (None, sha256):
             raise InvalidRequest(f"--sha256={options.sha256} differs from that of '{name}' in the index, {sha256}")
     else:
+        if not re.match("[A-Za-z]+://", options.source):
+            raise InvalidRequest(
+                f"expected a URL, https://HOST/PATH, given '{options.source[:80]}': there is no library of models to "
+                "pull by name; give the URL of a model's file with its --sha256, or the list of models that has the "
+                "name with --index=URL"
+            )
         if not options.sha256:
             raise InvalidRequest("--sha256 is missing: give the SHA-256 that the model's publisher states")
         name, url, sha256 = "", options.source, options.sha256

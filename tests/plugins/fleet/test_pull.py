@@ -626,6 +626,8 @@ def test_a_model_is_restored_if_its_replacement_cannot_be_moved(
     ("arguments", "message"),
     [
         (("https://host/m.onnx",), "--sha256 is missing"),
+        (("smollm2:135m",), "given 'smollm2:135m': there is no library of models to pull by name"),
+        ((), "given ''"),
         (("https://host/m.onnx", "--sha256=12"), "expected 64 hexadecimal digits"),
         (("https://host/m.exe", f"--sha256={'0' * 64}"), "expected a file that ends in one of .tar.gz"),
         (("ftp://host/m.onnx", f"--sha256={'0' * 64}"), "expected https://HOST/PATH"),
