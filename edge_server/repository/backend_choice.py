@@ -171,9 +171,12 @@ def _describe_content(version_dir: Path) -> str:
         name = next((name for name in names if Path(name).suffix.lower() in suffixes), "")
         if not name:
             continue
+        if advice := advice_for_pickle(name):
+            return f"holds '{name}' ({advice}), but "
         writer = _WRITER_OF_SUFFIX.get(Path(name).suffix.lower())
-        call_it = f"call it '{standard_name(name)}'" + (f" if {writer} wrote it" if writer else "")
-        return f"holds '{name}' ({advice_for_pickle(name) or f'{call_it}, or name it in default_model_filename'}), but "
+        condition = f" if {writer} wrote it" if writer else ""
+        call_it = f"(call it '{standard_name(name)}'{condition}, or name it in default_model_filename)"
+        return f"holds '{name}' {call_it}, but "
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     return f"holds {', '.join(map(repr, names[:_MAX_NAMES]))}{more}, but "
 
