@@ -24,22 +24,20 @@ _MAX_TABLES = 1 << 20
 _MAX_TEXT_BYTES = 1024
 _MAX_METADATA_BYTES = 1 << 20
 
-_TYPES = {0: "FP32", 1: "FP16", 3: "UINT8", 9: "INT8"}
+_TYPES = {0: "FP32", 3: "UINT8"}
 """TensorType -> data type."""
-_CONTENTS = {1: "feature", 2: "image", 3: "boxes"}
-"""ContentProperties -> content."""
+_IMAGE, _NORMALIZATION, _AXIS_LABELS = 2, 1, 2
+"""Members of ContentProperties, ProcessUnitOptions and AssociatedFileType. The file of the last has a label for each
+index of the last dimension."""
 _COLORS = {1: "rgb", 2: "gray"}
-_NORMALIZATION = 1
-_AXIS_LABELS, _VALUE_LABELS = 2, 3
-"""AssociatedFileType: a label for each index of the last dimension, or for each value."""
 
 
 def read_tflite_metadata(path: Path) -> str | None:
     """Return inputs and outputs as JSON, None for a file without such metadata and for a damaged one.
 
     {"inputs": [{"name": "image", "type": "FP32", "content": "image", "color": "rgb", "mean": [127.5], "std": [127.5]}],
-    "outputs": [{"name": "scores", "type": "UINT8", "content": "feature", "scale": 0.004, "zero_point": 0,
-    "axis_labels": "labels.txt"}]}. Only what the file states is there.
+    "outputs": [{"name": "scores", "type": "UINT8", "scale": 0.004, "zero_point": 0, "axis_labels": "labels.txt"}]}.
+    Only what the file states is there; "type" is empty for others than FP32 and UINT8.
     """
     try:
         with path.open("rb", buffering=0) as file:
@@ -73,18 +71,17 @@ def _describe_tensor(tensor: _Table, metadata: _Table) -> dict[str, Any]:
         scales, zero_points = quantization.numbers(2, "f"), quantization.numbers(3, "q")
         if len(scales) == len(zero_points) == 1:
             found |= {"scale": scales[0], "zero_point": zero_points[0]}
-    if (content := metadata.table(3)) is not None:
-        kind = found["content"] = _CONTENTS.get(content.integer(0, "B"), "")
-        if kind == "image" and (properties := content.table(1)) is not None:
+    if (content := metadata.table(3)) is not None and content.integer(0, "B") == _IMAGE:
+        found["content"] = "image"
+        if (properties := content.table(1)) is not None:
             found["color"] = _COLORS.get(properties.integer(0, "b"), "")
     for unit in metadata.tables(4):
         if unit.integer(0, "B") == _NORMALIZATION and (options := unit.table(1)) is not None:
             found |= {"mean": options.numbers(0, "f"), "std": options.numbers(1, "f")}
     # The file of one language comes after the one of all.
     for file in sorted(metadata.tables(6), key=lambda file: file.text(3)):
-        key = {_AXIS_LABELS: "axis_labels", _VALUE_LABELS: "value_labels"}.get(file.integer(2, "b"))
-        if key is not None:
-            found.setdefault(key, file.text(0))
+        if file.integer(2, "b") == _AXIS_LABELS:
+            found.setdefault("axis_labels", file.text(0))
     return found
 
 

@@ -86,8 +86,7 @@ def test_inputs_and_outputs_are_described(tmp_path: Path) -> None:
         "name": "pixels", "type": "FP32", "content": "image", "color": "rgb", "mean": [127.5], "std": [64, 32, 16]
     }  # fmt: skip
     scores = {
-        "name": "scores", "type": "UINT8", "content": "feature", "scale": 0.25, "zero_point": -3,
-        "axis_labels": "labels.txt",
+        "name": "scores", "type": "UINT8", "scale": 0.25, "zero_point": -3, "axis_labels": "labels.txt"
     }  # fmt: skip
     assert read(tmp_path / "file", model()) == {"inputs": [picture], "outputs": [scores]}
 

@@ -48,6 +48,7 @@ MAX_QUERIES = 1000
 MAX_KEYPOINTS = 200
 """Greatest number of keypoints. Whole bodies have 133."""
 
+# One row of scores of a classifier is no list of boxes.
 _MIN_SIZES = {"Q": 10}
 _MAX_SIZES = {"Q": MAX_QUERIES, "K": MAX_KEYPOINTS}
 
