@@ -20,13 +20,16 @@ from edge_server.errors import Refusal
 from edge_server.frontends.access_control import is_this_machine
 from edge_server.frontends.connection_limit import ConnectionLimit, SilentConnection
 from edge_server.frontends.http.connection import Connections, HttpConnection
-from edge_server.frontends.http.response import error_response, response_bytes
+from edge_server.frontends.http.response import error_response, plain_error, response_bytes
 
 MAX_DEFAULT_CONNECTIONS = 4096
 
 _BACKLOG = 1024
 _MAX_ACCEPTS_PER_TURN = 64
 """Maximum number of connections accepted in one turn of the event loop."""
+
+_MAX_ANSWERED_HANDSHAKES = 16
+"""With more handshakes in progress, a plain HTTP request to a TLS port gets no response: each needs a descriptor."""
 
 _NO_RESOURCE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -134,11 +137,21 @@ class Acceptor:
 
     async def _set_up(self, accepted: socket.socket, protocol: HttpConnection) -> None:
         """Set up the connection. With TLS this waits for the handshake, up to a minute."""
+        second: socket.socket | None = None
+        if self._tls is not None and len(self._arriving) <= _MAX_ANSWERED_HANDSHAKES:
+            # asyncio closes the socket of a failed handshake: the response to a plain HTTP request needs a second one.
+            with contextlib.suppress(OSError):
+                second = accepted.dup()
         try:
+            await self._loop.connect_accepted_socket(lambda: protocol, accepted, ssl=self._tls)
+        except (OSError, asyncio.TimeoutError) as error:
             # The client causes a failed handshake: no log line.
-            with contextlib.suppress(OSError, asyncio.TimeoutError):
-                await self._loop.connect_accepted_socket(lambda: protocol, accepted, ssl=self._tls)
+            if second is not None and isinstance(error, ssl.SSLError) and error.reason == "HTTP_REQUEST":
+                with contextlib.suppress(OSError):
+                    second.send(response_bytes(plain_error("this port takes https://, not http://", 400), closes=True))
         finally:
+            if second is not None:
+                second.close()
             self._connections.expect_no_more(protocol)
 
     def _refuse(self, accepted: socket.socket, refusal: Refusal) -> None:

@@ -280,6 +280,20 @@ def test_tls_is_on_when_certificate_and_key_are_named(open_site, certificate):
     connection.close()
 
 
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_plain_http_request_to_a_tls_port_is_refused_with_the_reason(open_site, certificate, method):
+    cert, key = certificate
+    site = open_site(tls_cert=cert, tls_key=key)
+    connection = http.client.HTTPConnection("127.0.0.1", site.port, timeout=10)
+    connection.request(method, "/v2", b"{}" if method == "POST" else None)
+    reply = connection.getresponse()
+    assert (reply.status, json.loads(reply.read())) == (400, {"error": "this port takes https://, not http://"})
+    connection.close()
+    with socket.create_connection(("127.0.0.1", site.port), timeout=10) as client:
+        client.sendall(b"neither TLS nor HTTP")
+        assert b"HTTP" not in client.recv(100)
+
+
 def test_a_handshake_that_does_not_end_makes_room_for_a_new_connection(open_site, certificate, monkeypatch):
     cert, key = certificate
     site = open_site(tls_cert=cert, tls_key=key, max_connections=1)
