@@ -179,6 +179,9 @@ def test_what_is_not_decided_is_written_as_comments(folder: Path, capsys: pytest
     said = capsys.readouterr().out
     assert "kind    not certain" in said
     assert "Not decided: config.pbtxt has them as comments" in said
+    assert "delete the folder 'model_repository/bare', then add the model again with --picture=FILE" in " ".join(
+        said.split()
+    )
     config = (folder / "model_repository/bare/config.pbtxt").read_text()
     assert '\n# parameters { key: "detection_head" value { string_value: "yolov8" } }' in config
     assert '# output { name: "output0" label_filename: "labels.txt" }' in config

@@ -42,7 +42,7 @@ def run(arguments: Sequence[str]) -> int:
 
         def choose(tried: TriedModel) -> Reading | None:
             busy.close()
-            return _choose(tried)
+            return _choose(tried, repository)
 
         addition = Addition(repository, options.picture, config.backends, choose, config.repository.state_dir)
         added = addition.add(models, options.name)
@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _choose(tried: TriedModel) -> Reading | None:
+def _choose(tried: TriedModel, repository: Path) -> Reading | None:
     """Print the report, and return the layout that is certain, that the user chooses on a terminal, or that the trial
     shows."""
     best = decide(tried.readings)
@@ -93,8 +93,9 @@ def _choose(tried: TriedModel) -> Reading | None:
     print_report(tried, shown, best)
     if best is None and shown:
         say(
-            "Not decided: config.pbtxt has them as comments, remove the '# ' of one. --picture=FILE with something "
-            "that it detects may decide."
+            "Not decided: config.pbtxt has them as comments, remove the '# ' of one. A picture of something that it "
+            f"detects may decide: delete the folder '{repository / tried.spec.name}', then add the model again with "
+            "--picture=FILE."
         )
     return best
 

@@ -1,11 +1,12 @@
 """Check of a detection model when it is loaded: runs it on a sample picture, and looks for outputs that the declared
-format cannot have.
+format cannot have. A classifier is only compared with the number of its labels.
 
 An answer is impossible if no model of the declared layout gives it, trained or not, quantized or not. Anything else
 that looks wrong is doubtful. Most networks find nothing in most pictures, so finding nothing is neither.
 
 | impossible | why no right model does it |
 |---|---|
+| another shape than the head reads | the head answers each frame with an error |
 | a score above 1.1 after the declared activation | it is a probability |
 | every detection is centred more than 8 inputs away | the frame ends after one |
 | in pixels: at least 8 boxes, 9 of 10 within one pixel at the corner | decoded boxes are spread over the input |
@@ -18,6 +19,7 @@ most 2, and gives indices fractions, but its detections are in the right places:
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,6 +34,7 @@ from edge_server.errors import BadModelConfig, EdgeServerError
 from edge_server.plugins.vision.image_plan import ImagePlan, make_image_plan
 from edge_server.plugins.vision.layouts import LAYOUTS, match_shapes
 from edge_server.plugins.vision.outputs.box_candidates import Candidates, NetworkSize, count_cells
+from edge_server.plugins.vision.outputs.classification import ClassDecoder
 from edge_server.plugins.vision.outputs.detections import DetectionDecoder, make_head
 from edge_server.plugins.vision.outputs.output_parameters import (
     TRAITS,
@@ -43,7 +46,7 @@ from edge_server.plugins.vision.outputs.output_parameters import (
     HeadKind,
     read_declaration,
 )
-from edge_server.plugins.vision.outputs.output_tensors import FloatArray, drop_batch_dim
+from edge_server.plugins.vision.outputs.output_tensors import FloatArray, OutputTensor, drop_batch_dim
 from edge_server.plugins.vision.outputs.reordered import ReorderedColumns, Transposed
 from edge_server.plugins.vision.perception import make_perception_decoder
 from edge_server.plugins.vision.resize import Color
@@ -68,15 +71,20 @@ _WITH_OBJECTNESS = (HeadKind.YOLOV5, HeadKind.YOLOX, HeadKind.YOLOX_DECODED)
 
 
 def sample_check(spec: ModelSpec, picture: Path) -> OutputCheck | None:
-    """Return the check of a model with a detection head, or None for any other. `picture` is a JPEG of a person.
+    """Return the check of a model with a detection head, or with labels of classes; None for any other. `picture` is a
+    JPEG of a person.
 
     Raises BadModelConfig if the declaration is wrong in itself or does not match the outputs. The check returns
     warnings, and raises BadModelConfig for an answer that is impossible for the declared layout.
     """
     images, perception = make_image_plan(spec), make_perception_decoder(spec)
-    if images is None or perception is None or perception.detections is None:
+    if images is None or perception is None:
         return None
-    return partial(_check, spec, images, perception.detections, picture)
+    if perception.detections is not None:
+        return partial(_check, spec, images, perception.detections, picture)
+    if perception.classes is not None and perception.classes.labels:
+        return partial(_check_class_labels, spec, images, perception.classes, picture)
+    return None
 
 
 def make_noise() -> npt.NDArray[np.uint8]:
@@ -108,17 +116,16 @@ def _check(
 ) -> tuple[str, ...]:
     arrays: list[FloatArray] | None = None
     warnings = []
-    filled = {images.input_name, *(one.name for one in images.constants)}
-    needs_more = any(item.name not in filled and not item.is_optional for item in spec.inputs)
-    if run is not None and images.color is not Color.DEPTH and not needs_more:
+    if run is not None and _can_run_picture(spec, images):
         try:
-            inputs = images.inputs(images.fit_file(picture.read_bytes(), model=spec.name)[0])
-            outputs = run(inputs)
-            arrays = decoder.select(outputs, 0 if spec.max_batch_size > 0 else None, model=spec.name)
+            arrays = _run_picture(spec, images, decoder.tensors, picture, run)
         except EdgeServerError as error:
             # The model may be meant for other inputs, which work.
             warnings.append(f"its detections were not checked with the sample picture: {error.message}")
     if arrays is not None:
+        mismatch = decoder.find_mismatch(arrays, model=spec.name)
+        if mismatch:
+            return (*warnings, *_check_shapes(spec, images, decoder, arrays, mismatch))
         warnings += _check_values(spec, images, decoder, arrays)
         shapes = [array.shape for array in arrays]
     else:
@@ -137,16 +144,73 @@ def _check(
     return tuple(warnings)
 
 
+def _check_class_labels(
+    spec: ModelSpec, images: ImagePlan, decoder: ClassDecoder, picture: Path, run: SampleRun | None
+) -> tuple[str, ...]:
+    """Return a warning if a classifier has another number of classes than of labels."""
+    output = spec.output(decoder.tensor.name)
+    dims = drop_batch_dim(spec, output, decoder.tensor.rank) if output is not None else (-1,)
+    class_count = math.prod(dims)
+    if -1 in dims:
+        if run is None or not _can_run_picture(spec, images):
+            return ()
+        try:
+            (values,) = _run_picture(spec, images, (decoder.tensor,), picture, run)
+        except EdgeServerError as error:
+            return (f"its labels were not checked with the sample picture: {error.message}",)
+        class_count = values.size
+    if class_count == len(decoder.labels):
+        return ()
+    return (f"output '{decoder.tensor.name}' has {class_count} classes, label_filename names {len(decoder.labels)}",)
+
+
+def _can_run_picture(spec: ModelSpec, images: ImagePlan) -> bool:
+    """Return whether a picture fills all inputs that the model needs."""
+    filled = {images.input_name, *(one.name for one in images.constants)}
+    needs_more = any(item.name not in filled and not item.is_optional for item in spec.inputs)
+    return images.color is not Color.DEPTH and not needs_more
+
+
+def _run_picture(
+    spec: ModelSpec, images: ImagePlan, tensors: Sequence[OutputTensor], picture: Path, run: SampleRun
+) -> list[FloatArray]:
+    """Return the values of outputs for the picture. Raises EdgeServerError."""
+    outputs = run(images.inputs(images.fit_file(picture.read_bytes(), model=spec.name)[0]))
+    item = 0 if spec.max_batch_size > 0 else None
+    return [tensor.select_floats(outputs, item, model=spec.name) for tensor in tensors]
+
+
+def _check_shapes(
+    spec: ModelSpec, images: ImagePlan, decoder: DetectionDecoder, arrays: Sequence[FloatArray], mismatch: str
+) -> tuple[str, ...]:
+    """Return a warning about shapes that the head does not read. Raises BadModelConfig if the configuration states it.
+
+    The file left these shapes open. An output without detections may have lost a dimension, and proves nothing.
+    """
+    if any(array.size == 0 for array in arrays):
+        return (f"its detections were not checked with the sample picture: {mismatch}",)
+    message = mismatch + _describe_fitting_layouts(images, decoder, arrays)
+    if "detection_head" in spec.parameters:
+        raise BadModelConfig(f"{message}. The parameter warmup_probe false loads it without this check")
+    return (message,)
+
+
+def _describe_fitting_layouts(images: ImagePlan, decoder: DetectionDecoder, arrays: Sequence[FloatArray]) -> str:
+    """Return the end of a message: the layouts that a single output of two dimensions fits, or ""."""
+    if len(arrays) != 1 or arrays[0].ndim != 2:
+        return ""
+    size = NetworkSize(images.rule.width, images.rule.height)
+    layouts = find_fitting_layouts(decoder.declaration, size, arrays[0], len(decoder.labels))
+    return f". The answer fits {', or '.join(layouts)}" if layouts else ""
+
+
 def _check_values(spec: ModelSpec, images: ImagePlan, decoder: DetectionDecoder, arrays: list[FloatArray]) -> list[str]:
     """Return warnings about an answer. Raises BadModelConfig for an impossible one."""
     size = NetworkSize(images.rule.width, images.rule.height)
     findings = check_layout(decoder.declaration, size, arrays)
     if not findings.impossible and not findings.doubtful:
         return []
-    layouts = (
-        find_fitting_layouts(decoder.declaration, size, arrays[0], len(decoder.labels)) if len(arrays) == 1 else ()
-    )
-    advice = f". The answer fits {', or '.join(layouts)}" if layouts else ""
+    advice = _describe_fitting_layouts(images, decoder, arrays)
     shapes = ", ".join(
         f"'{tensor.name}' {list(array.shape)}" for tensor, array in zip(decoder.tensors, arrays, strict=True)
     )

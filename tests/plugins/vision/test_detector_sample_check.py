@@ -322,7 +322,44 @@ def test_a_model_that_cannot_run_the_sample_image_is_served_with_a_warning(make_
     assert made(run) == ("its detections were not checked with the sample picture: it takes other inputs",)
 
 
-def test_only_detectors_have_a_sample_check(make_model: Any) -> None:
+@pytest.mark.parametrize("shape", [(22, 2100), (7, 9, 1)])
+def test_shapes_that_the_file_leaves_open_and_the_head_cannot_read_are_refused(
+    make_model: Any, shape: tuple[int, ...]
+) -> None:
+    def run(inputs: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+        values = columns(scores(18)) if len(shape) == 2 else np.zeros(shape)
+        assert values.shape == shape
+        return {"out": values[None].astype(np.float32)}
+
+    spec = make_model({"detection_head": "yolov10"}, {"out": (-1, -1)}, size=(SIDE, SIDE))
+    made = sample_check(spec, PICTURE)
+    assert made is not None
+    with pytest.raises(BadModelConfig) as error:
+        made(run)
+    given = f"expected [boxes, 6], given 'out' {list(shape)}"
+    advice = ". The answer fits detection_head yolov8" if len(shape) == 2 else ". The parameter"
+    assert given + advice in error.value.message
+
+
+def test_an_answer_without_detections_proves_no_shape(make_model: Any) -> None:
+    made = sample_check(make_model({"detection_head": "yolov10"}, {"out": (-1, -1)}, size=(SIDE, SIDE)), PICTURE)
+    assert made is not None
+    (warning,) = made(lambda inputs: {"out": np.zeros((1, 0), np.float32)})
+    assert "were not checked with the sample picture" in warning
+
+
+@pytest.mark.parametrize("shape", [(2,), (1, 2), (-1,)])
+def test_a_classifier_with_another_number_of_labels_has_a_warning(make_model: Any, shape: tuple[int, ...]) -> None:
+    parameters = {"image_top_k": "1"}
+    for labels in (("a",), ("a", "b"), ("a", "b", "c")):
+        made = sample_check(make_model(parameters, {"out": shape}, labels={"out": labels}), PICTURE)
+        assert made is not None
+        warnings = made(lambda inputs: {"out": np.zeros((1, 2), np.float32)})
+        expected = (f"output 'out' has 2 classes, label_filename names {len(labels)}",)
+        assert warnings == (() if len(labels) == 2 else expected)
+
+
+def test_models_without_a_head_and_labels_have_no_sample_check(make_model: Any) -> None:
     assert sample_check(make_model({}, {"out": (5,)}), PICTURE) is None
     assert sample_check(make_model({"class_activation": "softmax"}, {"out": (5,)}), PICTURE) is None
 

@@ -3,7 +3,7 @@ and class names."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -147,11 +147,16 @@ class DetectionDecoder:
     def select(self, outputs: Mapping[str, npt.NDArray[Any]], item: int | None, *, model: str) -> list[FloatArray]:
         """Return the values of one frame that the head reads. Raises BackendError for other shapes."""
         arrays = [tensor.select_floats(outputs, item, model=model) for tensor in self.tensors]
+        mismatch = self.find_mismatch(arrays, model=model)
+        if mismatch:
+            raise BackendError(mismatch)
+        return arrays
+
+    def find_mismatch(self, arrays: Sequence[FloatArray], *, model: str) -> str:
+        """Return why the head cannot read values of these shapes, or ""."""
         shapes = [array.shape for array in arrays]
         expected = self.head.check_shapes(shapes)
-        if expected is not None:
-            raise BackendError(_mismatch(model, self.declaration, self.tensors, expected, shapes))
-        return arrays
+        return "" if expected is None else _mismatch(model, self.declaration, self.tensors, expected, shapes)
 
 
 def _convert_to_frame(found: Candidates, fit: FittedPicture) -> Candidates:
@@ -204,7 +209,10 @@ def make_detection_decoder(spec: ModelSpec, declaration: DetectionDeclaration, s
                 f"0 and an input with dims [-1, ...], given max_batch_size {spec.max_batch_size}"
             )
         raise BadModelConfig(message)
-    return DetectionDecoder(head, tensors, masks, declaration, spec.labels_of(outputs[head.labels_index]))
+    labels = spec.labels_of(outputs[head.labels_index])
+    if declaration.head is HeadKind.DBNET:
+        labels = labels or ("text",)
+    return DetectionDecoder(head, tensors, masks, declaration, labels)
 
 
 def _make_mask_decoder(

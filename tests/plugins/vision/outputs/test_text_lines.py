@@ -22,7 +22,7 @@ RATIO = 1.6
 @pytest.fixture
 def decoder(make_model: Any) -> PerceptionDecoder:
     parameters = {"detection_head": "dbnet", "detection_score_threshold": "0.5", "detection_max": "1000"}
-    model = make_model(parameters, {"map": (1, -1, -1)}, size=(SIDE, SIDE), labels={"map": ("text",)})
+    model = make_model(parameters, {"map": (1, -1, -1)}, size=(SIDE, SIDE))
     made = make_perception_decoder(model)
     assert made is not None
     return made
