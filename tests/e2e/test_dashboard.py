@@ -435,13 +435,20 @@ def test_zones_are_drawn_with_the_mouse_and_kept_in_the_sources_file(
     cameras.write_text(f"# The cameras of the house.\n{SOURCES}")
     field = "const input = [...document.querySelectorAll('.zone-row input')].at(arguments[0]);"
     type_into = f"{field} input.value = arguments[1]; input.dispatchEvent(new Event('input'))"
-    with serve(repository.path, f"--sources-file={cameras}") as server:
+    key = "--http-restricted-api=model-repository:admin-key=secret1"
+    with serve(repository.path, f"--sources-file={cameras}", key) as server:
         browser.look(1280, 900)
         browser.console()
         browser.open(server.url("/"))
         browser.wait("document.querySelector('[data-stream=\"door\"] img')?.naturalWidth > 0")
         browser.click('[data-stream="door"] .picture')
         browser.wait("document.querySelector('dialog.large .found')?.textContent === '1 face'")
+        browser.click(".edit-zones:not([hidden])")
+        assert "only with a key" in browser.run("return document.querySelector('#zones-refusal').innerText")
+        browser.click("#zones-refusal button")
+        browser.run(KEY, "secret1")
+        browser.click('#key-dialog button[value="save"]')
+        browser.wait("document.querySelector('#add-refusal').hidden")
         browser.click(".edit-zones")
         browser.wait("!document.querySelector('.zone-form').hidden")
         browser.click('[data-add="zone"]')
@@ -495,6 +502,11 @@ def test_a_failed_camera_is_red_with_its_reason(browser: Any, serve: Any, reposi
         browser.wait(f"{card}.classList.contains('failed') && {card}.innerText.includes('127.0.0.1')")
         assert browser.run(f"return {card}.querySelector('.picture').disabled")
         browser.wait("document.querySelector('[data-stream=\"door\"] img')?.naturalWidth > 0")
+        browser.click('[data-stream="door"] .picture')
+        browser.click(".edit-zones:not([hidden])")
+        refusal = browser.run("return document.querySelector('#zones-refusal').innerText")
+        assert "start it with --http-restricted-api=model-repository:admin-key=SECRET" in refusal
+        assert browser.run("return document.querySelector('.zone-form').hidden")
         browser.console()
         browser.open("about:blank")
 
@@ -588,6 +600,57 @@ def test_with_a_token_models_are_unloaded_loaded_and_rolled_back(
         browser.run("sessionStorage.clear()")
         browser.open("about:blank")
         assert server.stop() == 0
+
+
+HOLD_ACCESS = """
+window.verdicts = [];
+window.held = [];
+const result = document.querySelector("#key-result");
+const collect = () => result.textContent && window.verdicts.push(result.textContent);
+new MutationObserver(collect).observe(result, { childList: true });
+const { fetch } = window;
+window.fetch = async (path, options) => {
+  const response = await fetch(path, options);
+  if (window.isHeld && path.endsWith("edge/v1/page")) await new Promise((release) => window.held.push(release));
+  return response;
+};
+window.hold = (isHeld) => {
+  window.isHeld = isHeld;
+  window.held.splice(0).forEach((release) => release());
+};
+"""
+"""Collects what the page says about keys. Holds the answers that say what it may do, as a slow network does."""
+
+
+def test_only_the_answer_to_a_request_with_the_key_judges_it(
+    browser: Any, serve: Any, repository: Any, identity: Callable[..., str], tmp_path: Path
+) -> None:
+    repository.add("one", identity())
+    tokens = tmp_path / "tokens"
+    words = [hashlib.sha256(word).hexdigest() for word in (b"open sesame", b"only look")]
+    tokens.write_text("anna {} model-repository\nben {} view\n".format(*words))
+    with serve(repository.path, f"--auth-tokens-file={tokens}") as server:
+        browser.console()
+        browser.open(server.url("/"))
+        browser.wait(f"{row('one')}?.innerText.includes('READY')")
+        browser.run(HOLD_ACCESS)
+        for key, then in (
+            ("wrong", "document.querySelector('#key-dialog').open && window.verdicts.length"),
+            ("open sesame", "document.querySelector('#events-note').hidden"),
+            ("only look", "!document.querySelector('#events-note').hidden"),
+        ):
+            browser.run("window.hold(true)")
+            browser.wait("window.held.length === 1")
+            browser.click("#key")
+            browser.run(KEY, key)
+            browser.click('#key-dialog button[value="save"]')
+            browser.run("window.hold(false)")
+            browser.wait(then)
+        assert browser.run("return window.verdicts") == ["The server does not accept this key."]
+        assert not browser.run("return document.querySelector('#key-dialog').open")
+        assert browser.console() == []
+        browser.run("sessionStorage.clear()")
+        browser.open("about:blank")
 
 
 def test_untrusted_names_are_shown_as_text(page: Any, server: Any) -> None:

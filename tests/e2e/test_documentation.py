@@ -310,6 +310,7 @@ RUN = {
     "docs/python-models.md": (),
     "docs/cameras.md": [pytest.mark.full],
     "docs/deployment.md": [pytest.mark.full],
+    "docs/operations.md": [pytest.mark.full],
     "docs/language-models.md": [
         pytest.mark.full,
         pytest.mark.skipif(

@@ -1,7 +1,8 @@
 // Section of the page: a drop zone for a model file, which `edge-server add` puts into the repository.
 
 import { access, request } from "../api.js";
-import { byId, element, note, setBadge, setText } from "../dom.js";
+import { element, note, setBadge } from "../dom.js";
+import { keyNotice } from "../key.js";
 
 export const id = "add-model";
 export const title = "Add a model";
@@ -11,11 +12,8 @@ const ACCEPTED = ".onnx,.tflite,.gguf,.ubj";
 
 export function makePanel() {
   const badge = element("span", { id: "add-state", hidden: true });
-  const advice = element("span");
-  const enterKey = element("button", { type: "button", click: () => byId("key").click() }, "Enter a key");
-  const refusal = element(
-    "p", { class: "note", id: "add-refusal", hidden: true }, "On this page only with a key that may change models. ", advice, enterKey,
-    " On the machine: ", element("code", {}, "edge-server add FILE"),
+  const refusal = keyNotice(
+    "add-refusal", "On this page only with a key that may change models.", "On the machine: ", element("code", {}, "edge-server add FILE"),
   );
   const report = element("pre", { id: "add-report", class: "scroll", role: "status", hidden: true });
   const input = element("input", { type: "file", accept: ACCEPTED, id: "add-file", class: "hidden-text", tabindex: "-1",
@@ -54,11 +52,7 @@ export function makePanel() {
 
   function update() {
     drop.hidden = !access.may_change_models;
-    refusal.hidden = access.may_change_models;
-    const takesKeys = access.takes_tokens || access.key_headers.length > 0;
-    enterKey.hidden = !takesKeys;
-    if (!takesKeys && !advice.firstChild) advice.append("This server has none: ", element("a", { href: "docs#operations.md/the-page" }, "how to set one"), ".");
-    if (takesKeys) setText(advice, "");
+    refusal.update();
   }
-  return { heading: badge, nodes: [refusal, drop, report], update };
+  return { heading: badge, nodes: [refusal.node, drop, report], update };
 }

@@ -63,7 +63,7 @@ document.addEventListener("visibilitychange", () => {
 function makeCard({ name }) {
   const image = element("img", { alt: `Live picture of ${name}`, hidden: true });
   const text = element("span", { class: "message" });
-  const picture = element("button", { type: "button", class: "picture", title: "Enlarge", click: () => openLarge(name, { hasZones: Boolean(now?.source) && access.may_change_models }) }, text, image);
+  const picture = element("button", { type: "button", class: "picture", title: "Enlarge", click: () => openLarge(name, { hasZones: Boolean(now?.source) }) }, text, image);
   const toggle = element("button", { type: "button", click: () => { isWanted = !isWanted; refresh(); } });
   const state = element("span");
   const model = element("p", { class: "muted origin" });

@@ -1,9 +1,10 @@
 // One camera in a dialog that fills the window. Its results are drawn here and not by the server: in the resolution of the
 // screen, with labels of the size of text.
 
-import { multipartParts, request } from "../api.js";
+import { access, multipartParts, request } from "../api.js";
 import { element, note, setText } from "../dom.js";
 import { drawBox } from "../draw.js";
+import { keyNotice } from "../key.js";
 import { arrowOf, makeZoneEditor } from "./panel_zones.js";
 
 const LABEL_PX = 15;
@@ -11,7 +12,7 @@ const OVERLAY = "#78ebff";
 const OVERLAY_FILL = "rgb(120 235 255 / 20%)";
 const RETRY_MS = 2000;
 
-/** Show the live picture of a frame stream until the dialog is closed. `hasZones`: its zones can be edited. */
+/** Show the live picture of a frame stream until the dialog is closed. `hasZones`: it may have zones. */
 export function openLarge(name, { hasZones }) {
   const ended = new AbortController();
   const canvas = element("canvas", { role: "img", "aria-label": `Live picture of ${name}` });
@@ -20,11 +21,18 @@ export function openLarge(name, { hasZones }) {
   const problem = element("p", { class: "error", role: "status", hidden: true });
   let isEditing = false;
   const editor = makeZoneEditor(name, stage, canvas, (state) => { isEditing = edit.hidden = state; });
-  const edit = element("button", { type: "button", class: "edit-zones", hidden: !hasZones, click: () => editor.open() }, "Zones");
+  const edit = element("button", { type: "button", class: "edit-zones", hidden: !hasZones, click: editZones }, "Zones");
+  const refusal = keyNotice(
+    "zones-refusal", "Zones and lines are changed on this page only with a key that may change models.", "Without one, edit the sources file.",
+  );
+  function editZones() {
+    refusal.update();
+    if (access.may_change_models) editor.open();
+  }
   const dialog = element(
     "dialog", { class: "large", "aria-label": `Camera ${name}`, close: () => { ended.abort(); dialog.remove(); } },
     element("div", { class: "head" }, element("h2", {}, name), found, edit, element("button", { type: "button", click: () => dialog.close() }, "Close")),
-    stage, problem, ...editor.nodes,
+    stage, problem, refusal.node, ...editor.nodes,
   );
   document.body.append(dialog);
   dialog.showModal();

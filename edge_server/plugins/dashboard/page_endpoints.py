@@ -91,6 +91,7 @@ class PageEndpoints:
                 "is_ready": service.is_ready() if allowed["health"] else None,
                 "allowed": allowed,
                 "may_change_models": access.is_guarded("model-repository") and allowed["model-repository"],
+                "is_key_accepted": any(access.is_guarded(category) and allowed[category] for category in CATEGORIES),
                 "loads_on_request": service.is_explicit,
                 "takes_tokens": access.tokens.is_used,
                 "key_headers": access.key_headers,

@@ -119,6 +119,15 @@ def test_with_a_key_the_page_may_change_models(open_site: Any) -> None:
         assert found["may_change_models"] == found["allowed"]["view"] == (key == "s3cret")
 
 
+def test_a_key_is_accepted_if_it_allows_something_that_needs_one(open_site: Any) -> None:
+    assert not open_site().get("/edge/v1/page", headers={"x-key": "s3cret"}).json["is_key_accepted"]
+    groups = (*GUARDED, RestrictedGroup(("statistics",), "y-key", "other"))
+    site = open_site(restricted=groups)
+    for key, is_accepted in (("wrong", False), ("s3cret", True), ("other", True)):
+        found = site.get("/edge/v1/page", headers={"x-key": key, "y-key": key}).json
+        assert found["is_key_accepted"] == is_accepted
+
+
 def test_the_version_needs_the_same_key_as_the_metadata(open_site: Any) -> None:
     site = open_site(restricted=(RestrictedGroup(("metadata", "health"), "x-key", "s3cret"),))
     found = site.get("/edge/v1/page").json

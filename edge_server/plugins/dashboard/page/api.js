@@ -3,7 +3,7 @@
 const STORE = "edge-server-key";
 
 /** What the page may do for this caller, from /edge/v1/page. */
-export let access = { allowed: {}, may_change_models: false, key_headers: [], takes_tokens: false };
+export let access = { allowed: {}, may_change_models: false, is_key_accepted: false, key_headers: [], takes_tokens: false };
 
 export const key = () => sessionStorage.getItem(STORE) ?? "";
 
@@ -19,19 +19,16 @@ export class Refused extends Error {
   }
 }
 
-function headersWith(more) {
-  const headers = new Headers(more);
+/** Return the headers that carry the key to a server that takes it so. */
+function keyHeaders({ takes_tokens: takesTokens, key_headers: names }) {
   const value = key();
-  if (value) {
-    if (access.takes_tokens) headers.set("Authorization", `Bearer ${value}`);
-    for (const name of access.key_headers) headers.set(name, value);
-  }
-  return headers;
+  if (!value) return {};
+  return { ...(takesTokens && { Authorization: `Bearer ${value}` }), ...Object.fromEntries(names.map((name) => [name, value])) };
 }
 
 /** Return the response. Throws Refused for an error of the server, TypeError without a connection. */
 export async function request(path, { headers = {}, ...options } = {}) {
-  const response = await fetch(path, { cache: "no-store", ...options, headers: headersWith(headers) });
+  const response = await fetch(path, { cache: "no-store", ...options, headers: { ...headers, ...keyHeaders(access) } });
   if (response.ok) return response;
   const text = await response.text();
   let message = text;
@@ -55,10 +52,15 @@ export async function postJson(path, value) {
   return text ? JSON.parse(text) : null;
 }
 
-/** `root` is the path from the page to the server's root. */
+/** Return what the server allows with the key. `root` is the path from the page to the server's root. */
 export async function refreshAccess(root = "") {
-  access = await getJson(`${root}edge/v1/page`);
-  return access;
+  for (;;) {
+    const sent = JSON.stringify(keyHeaders(access));
+    const found = await getJson(`${root}edge/v1/page`);
+    if (sent === JSON.stringify(keyHeaders(found))) return access = found;
+    // Another key was entered meanwhile, or the page did not know yet how this server takes it: the answer says nothing of it.
+    access = { ...access, takes_tokens: found.takes_tokens, key_headers: found.key_headers };
+  }
 }
 
 /** Yield {type, data} of each part of a multipart stream. Its parts say their length. */

@@ -1,10 +1,11 @@
 // The page: asks the server every two seconds while it is visible, and at once when an event comes.
 
-import { access, getJson, key, postJson, Refused, refreshAccess, setKey } from "./api.js";
+import { getJson, postJson, Refused, refreshAccess } from "./api.js";
 import { updateActivity } from "./activity.js";
 import { byId, note, setBadge, setText } from "./dom.js";
 import { followEvents, reopenEvents } from "./events.js";
 import { loadHistory } from "./history.js";
+import { followKey } from "./key.js";
 import { updateModels } from "./models.js";
 import { loadPanels, updatePanels } from "./panels.js";
 import { tryModel, updateTry } from "./tryit.js";
@@ -84,26 +85,10 @@ function showMetricsLink(port) {
   if (port) link.href = `${location.protocol}//${location.hostname}:${port}/metrics`;
 }
 
-// -- the key
-
-const dialog = byId("key-dialog");
-
-byId("key").addEventListener("click", () => {
-  byId("key-value").value = key();
-  setText(byId("key-result"), "");
-  dialog.showModal();
-});
-
-dialog.addEventListener("close", async () => {
-  if (!["save", "forget"].includes(dialog.returnValue)) return;
-  setKey(dialog.returnValue === "save" ? byId("key-value").value.trim() : "");
+followKey(() => {
   hasPast = false;
-  await refresh();
+  refresh();
   reopenEvents();
-  if (key() && !access.may_change_models && !Object.values(access.allowed).every(Boolean)) {
-    setText(byId("key-result"), "The server does not accept this key.");
-    dialog.showModal();
-  }
 });
 
 // A file that is dropped beside a drop zone must not replace the page.

@@ -1,0 +1,55 @@
+// The key or token that the user enters: its dialog, and the notice where one is missing.
+
+import { access, key, refreshAccess, setKey } from "./api.js";
+import { byId, element, setText } from "./dom.js";
+
+const FLAG = "--http-restricted-api=model-repository:admin-key=SECRET";
+
+const dialog = byId("key-dialog");
+
+function openDialog() {
+  byId("key-value").value = key();
+  setText(byId("key-result"), "");
+  // Escape leaves it as it is.
+  dialog.returnValue = "";
+  dialog.showModal();
+}
+
+byId("key").addEventListener("click", openDialog);
+
+/** Call `onChange` after each change of the key, when the server has said what it allows with it. */
+export function followKey(onChange) {
+  dialog.addEventListener("close", async () => {
+    if (!["save", "forget"].includes(dialog.returnValue)) return;
+    setKey(dialog.returnValue === "save" ? byId("key-value").value.trim() : "");
+    let isWrong = false;
+    try {
+      isWrong = !(await refreshAccess()).is_key_accepted && Boolean(key());
+    } catch { /* The page says that the server does not answer. */ }
+    onChange();
+    if (isWrong) {
+      setText(byId("key-result"), "The server does not accept this key.");
+      dialog.showModal();
+    }
+  });
+}
+
+/**
+ * Return {node, update()}: a notice in place of something that only a key allows which may change models. It is hidden
+ * when the caller may. `what` is its first sentence, `instead` says what works without a key.
+ */
+export function keyNotice(id, what, ...instead) {
+  const advice = element(
+    "span", {}, "This server has none: start it with ", element("code", {}, FLAG), ", then enter ", element("code", {}, "SECRET"), " here (",
+    element("a", { href: "docs#operations.md/a-key-for-the-page" }, "more"), "). ",
+  );
+  const enter = element("button", { type: "button", click: openDialog }, "Enter a key");
+  const node = element("p", { class: "note", id, hidden: true }, what, " ", advice, enter, " ", ...instead);
+  function update() {
+    node.hidden = access.may_change_models;
+    const takesKeys = access.takes_tokens || access.key_headers.length > 0;
+    advice.hidden = takesKeys;
+    enter.hidden = !takesKeys;
+  }
+  return { node, update };
+}
