@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import pty
@@ -22,11 +23,17 @@ from onnx import TensorProto, helper, numpy_helper
 from edge_server.backends import ONNX_ORDER
 from edge_server.cli.main import main
 from edge_server.core.model_spec import ModelFile
+from edge_server.errors import OutOfMemory
+from edge_server.memory import available_memory
+from edge_server.memory.available_memory import MemoryReading
+from edge_server.plugins.tuning.trial import candidate_process_main
 from edge_server.repository.runtime_times import RuntimeTimes
 from tests.e2e.conftest import COMMAND, Repository, add_sub_model, clean_environment, finish
 from tests.e2e.yolo_exports import SIDE, ULTRALYTICS, detect, export, names
 
 pytest.importorskip("cv2")
+
+TINY_LANGUAGE_MODEL = Path(__file__).parents[1] / "data/tiny_llm/tiny.gguf"
 
 HOSTILE = ULTRALYTICS | {"names": names(('quote " in it', "back\\slash", "é # } parameters"))}
 
@@ -262,3 +269,33 @@ def test_a_file_that_no_runtime_opens_leaves_nothing_behind(folder: Path, capsys
         said = capsys.readouterr().err
         assert (message in said, ".add-" in said) == (True, False), said
     assert list((folder / "models").iterdir()) == []
+
+
+@pytest.mark.full
+@pytest.mark.skipif(importlib.util.find_spec("openvino_genai") is None, reason="needs the extra llm")
+def test_a_language_model_is_opened_before_it_is_added(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy(TINY_LANGUAGE_MODEL, folder / "tiny.gguf")
+    # The header is whole, so that only the runtime finds that a value is missing.
+    damaged = TINY_LANGUAGE_MODEL.read_bytes().replace(b"layer_norm_rms_epsilon", b"layer_norm_rms_epsilxx")
+    (folder / "damaged.gguf").write_bytes(damaged)
+    assert main(["add", "damaged.gguf", "--model-repository=models"]) == 2
+    assert "'damaged.gguf': openvino_genai cannot load it" in capsys.readouterr().err
+    assert list((folder / "models").iterdir()) == []
+    assert main(["add", "tiny.gguf", "--model-repository=models"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^tiny.gguf: \d+\.\d kB, opened by openvino_genai\nkind    a language model\n", said), said
+    assert re.search(r"^openvino_genai \S+ +CPU .* \d+ +-$", said, re.MULTILINE), said
+
+
+def test_a_language_model_beyond_the_memory_of_the_machine_is_not_opened(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "models/tiny/1").mkdir(parents=True)
+    shutil.copy(TINY_LANGUAGE_MODEL, folder / "models/tiny/1/model.gguf")
+    job = {
+        "root": str(folder / "models"), "model": "tiny", "version": 1, "allows_external_links": False, "gpu_count": 0,
+        "config_json": "{}", "settings": {},
+    }  # fmt: skip
+    monkeypatch.setattr(available_memory, "read_memory", lambda root: MemoryReading(5 << 20, 0.0))
+    with pytest.raises(OutOfMemory, match="memory is short: 5 MiB are available, the model needs about"):
+        candidate_process_main.open_once(job)

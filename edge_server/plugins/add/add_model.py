@@ -23,7 +23,7 @@ from edge_server.plugins.add.new_model import (
     staging_folder,
 )
 from edge_server.plugins.add.picture_trial import PictureTrial, Reading
-from edge_server.plugins.add.runtime_trial import RuntimeTrial, try_runtimes
+from edge_server.plugins.add.runtime_trial import RuntimeTrial, try_opening, try_runtimes
 from edge_server.plugins.add.text_models import (
     find_recognisers,
     is_text_detector,
@@ -182,7 +182,11 @@ class Addition:
         """Try a model. `lines` are those of the picture for a recogniser of text; None: all, or drawn ones."""
         spec, metadata = _resolve(folder)
         if spec.is_decoupled:  # a language model: no request tells how fast it is
-            return TriedModel(files, spec, (), (), ())
+            try:
+                opened = try_opening(folder.parent, folder.name, self._settings, scratch)
+            except InvalidRequest as error:  # a Python model
+                return TriedModel(files, spec, (), (), (f"not tried: {error.message}",))
+            return TriedModel(files, spec, (), (opened,), ())
         if is_unbatched := joins_rows_of_batch(spec, metadata):
             (folder / "config.pbtxt").write_text("\n".join(unbatched_lines(spec)), "utf-8")
             spec, metadata = _resolve(folder)

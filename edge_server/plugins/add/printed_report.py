@@ -41,7 +41,8 @@ def say(text: str, title: str = "") -> None:
 def print_report(tried: TriedModel, shown: Sequence[Reading], chosen: Reading | None) -> None:
     """Print what was found. `shown` are the layouts to choose from if `chosen` is None."""
     spec = tried.spec
-    say(f"{tried.files.shown_name}: {_format_size(tried.files.size_bytes)}, opened by {spec.backend}")
+    verb = "for" if spec.is_decoupled and not any(item.load_ms for item in tried.trials) else "opened by"
+    say(f"{tried.files.shown_name}: {_format_size(tried.files.size_bytes)}, {verb} {spec.backend}")
     if spec.is_decoupled:
         say("a language model", "kind")
     else:
@@ -114,9 +115,15 @@ def _print_finding(reading: Reading) -> None:
 
 def _print_trials(tried: TriedModel) -> None:
     rows = [
-        (item.runtime, item.device, item.precision, f"{item.load_ms:.0f}", f"{item.median_ms:.3g}")
+        (
+            item.runtime,
+            item.device,
+            item.precision,
+            f"{item.load_ms:.0f}",
+            f"{item.median_ms:.3g}" if item.times_ms else "-",
+        )
         for item in tried.trials
-        if item.times_ms
+        if not item.reason
     ]
     if rows:
         print()
@@ -125,7 +132,8 @@ def _print_trials(tried: TriedModel) -> None:
     for item in tried.trials:
         if item.reason:
             reason = item.reason.removeprefix(f"'{tried.files.path}': ").removeprefix(f"{item.backend} ")
-            say(f"{item.backend}: {'opened, but a trial run failed: ' if item.load_ms else ''}{reason}")
+            outcome = "opened, but a trial run failed: " if item.load_ms else ""
+            say(f"{item.backend}: {'not opened: ' if tried.spec.is_decoupled else outcome}{reason}")
 
 
 def print_next_steps(added: Sequence[AddedModel]) -> None:

@@ -5,12 +5,13 @@ The processes are those of `edge-server optimize`, which also tries other precis
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edge_server.errors import BackendMissing, LoadError, Unsupported
+from edge_server.errors import BackendMissing, LoadError, OutOfMemory, Unsupported
 from edge_server.plugins.tuning.trial.candidate_process import ChildLimits
 from edge_server.plugins.tuning.trial.comparison import CandidateTrial
 from edge_server.plugins.tuning.trial.stored_times import natural_trials
@@ -21,10 +22,11 @@ RUNS = 30
 MAX_SECONDS = 2.0
 """Limits of the measurement of one runtime: runs, and seconds."""
 _LIMITS = ChildLimits(answer_s=120.0, open_s=120.0, floor_bytes=128 << 20)
+_LANGUAGE_MODEL_LIMITS = dataclasses.replace(_LIMITS, open_s=300.0)
 
 
 class RuntimeTrial(NamedTuple):
-    """Result of one runtime. `times_ms` are empty if it failed, for the `reason`.
+    """Result of one runtime. `times_ms` are empty if it failed, for the `reason`, or was only opened.
 
     `outputs` are those for the samples, empty for samples that were made up. The first one that works has them all.
     """
@@ -78,6 +80,23 @@ def try_runtimes(
     return found
 
 
+def try_opening(root: Path, name: str, settings: Mapping[str, Mapping[str, str]], scratch: Path) -> RuntimeTrial:
+    """Open the language model `name` of the repository `root`, and close it. The result has no times, and a reason if
+    this machine has too little memory for it.
+
+    Raises LoadError if it cannot be opened, and InvalidRequest for a model that chooses its runtime itself.
+    """
+    environment = TrialEnvironment(settings, "", 0.0, scratch, lambda runtime: {})
+    trial = make_plan(TrialRequest(root, name, is_opened_only=True), environment).trials[0]
+    try:
+        trial.start(_LANGUAGE_MODEL_LIMITS, lambda text, percent: None)
+    finally:
+        trial.kill()
+    if trial.reason and trial.kind != OutOfMemory.__name__:
+        raise LoadError(trial.reason)
+    return _result(trial, (), ())
+
+
 def _run(trial: CandidateTrial, samples: Path, outputs: Path, *, has_samples: bool) -> RuntimeTrial:
     trial.start(_LIMITS, lambda text, percent: None)
     if not has_samples:
@@ -85,15 +104,20 @@ def _run(trial: CandidateTrial, samples: Path, outputs: Path, *, has_samples: bo
     trial.execute("load_samples", **{"from": str(samples)})
     trial.execute("run_samples", to=str(outputs))
     measured: Mapping[str, Any] = trial.execute("measure", rows=1, runs=RUNS, first=0, seconds=MAX_SECONDS) or {}
-    facts = trial.facts
     trial.end()
+    times_ms = [float(item) for item in measured.get("times_ms", ())]
+    return _result(trial, times_ms, load_tensors(outputs) if has_samples and outputs.exists() else ())
+
+
+def _result(trial: CandidateTrial, times_ms: Sequence[float], outputs: Sequence[Tensors]) -> RuntimeTrial:
+    facts = trial.facts
     return RuntimeTrial(
         trial.candidate.runtime,
         str(facts.get("runtime", trial.candidate.runtime)),
         str(facts.get("device", "")),
         str(facts.get("precision", "")),
         float(facts.get("load_ms", 0.0)),
-        [float(item) for item in measured.get("times_ms", ())],
-        load_tensors(outputs) if has_samples and outputs.exists() else (),
+        times_ms,
+        outputs,
         trial.reason,
     )

@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from edge_server.backends import engine_backends, load_backend
-from edge_server.backends.base import Array, OpenJob, ServerCalls, Session
+from edge_server.backends.base import Array, OpenJob, ServerCalls, Session, SessionInfo
 from edge_server.core.batch import BatchPlan
 from edge_server.core.model_spec import InstanceKind, ModelSpec
 from edge_server.core.tensor import DType
 from edge_server.core.version_lifecycle import Resolved
-from edge_server.errors import EdgeServerError, LoadError, Unsupported
+from edge_server.errors import EdgeServerError, LoadError, OutOfMemory, Unsupported
+from edge_server.memory.available_memory import MemoryFloor
 from edge_server.plugins.tensorrt.engine_order import Profile
 from edge_server.plugins.tensorrt.optimization_profiles import KEYS, configured_profiles
 from edge_server.plugins.tuning.trial.candidate_engines import BuiltNotRun, CandidateEngines
@@ -76,13 +77,8 @@ class OpenedModel:
 
     def facts(self) -> dict[str, object]:
         """Return the runtime, device, precision and other properties of the opened model."""
-        info = self._session.info
         return {
-            "runtime": info.runtime,
-            "device": info.device,
-            "precision": info.precision,
-            "options": dict(info.options),
-            "load_ms": self.load_s * 1000,
+            **_describe(self._session.info, self.load_s),
             "max_batch_size": self.spec.max_batch_size,
             "bf16_outputs": [item.name for item in self.spec.outputs if item.dtype is DType.BF16],
         }
@@ -167,6 +163,32 @@ class OpenedModel:
         self._session.close()
 
 
+def open_once(job: Mapping[str, Any]) -> dict[str, object]:
+    """Open a model that need not answer requests of rows, such as a language model, and close it. Return runtime,
+    device, precision and the time of the load."""
+    began_s = time.perf_counter()
+    resolved = _resolve(job)
+    spec, file = resolved.spec, resolved.file
+    if refusal := MemoryFloor(0, 0.0).refusal(file, 1):
+        raise OutOfMemory(refusal)
+    name, settings = f"{spec.instance_groups[0].name}_0", job["settings"].get(spec.backend, {})
+    session = load_backend(spec.backend).open(OpenJob(spec, file, name, settings=settings))
+    try:
+        return _describe(session.info, time.perf_counter() - began_s)
+    finally:
+        session.close()
+
+
+def _describe(info: SessionInfo, load_s: float) -> dict[str, object]:
+    return {
+        "runtime": info.runtime,
+        "device": info.device,
+        "precision": info.precision,
+        "options": dict(info.options),
+        "load_ms": load_s * 1000,
+    }
+
+
 def _resolve(job: Mapping[str, Any]) -> Resolved:
     scanner = Scanner([Path(job["root"])], allows_external_links=job["allows_external_links"])
     model = scanner.find(job["model"])
@@ -195,6 +217,9 @@ def _require_stateless(spec: ModelSpec) -> None:
 def main() -> int:
     out, job = start_child()
     try:
+        if job["is_opened_only"]:
+            write_message(out, {"done": open_once(job)})
+            return exit_at_once()
         model = OpenedModel(job, out)
     except BuiltNotRun as error:
         write_message(out, {"failed": str(error), "kind": "BuiltNotRun"})

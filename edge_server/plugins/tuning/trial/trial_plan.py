@@ -23,6 +23,7 @@ class TrialRequest:
 
     `version` None means the newest served version. `precisions` are the precisions to try in addition to the reference;
     () means all. `profiles` are the minimum, optimum and maximum shapes of engines, in the syntax of the parameters.
+    `is_opened_only`: the model is opened and closed, and runs nothing; it may be a language model.
     """
 
     root: Path
@@ -33,6 +34,7 @@ class TrialRequest:
     precisions: tuple[str, ...] = ()
     profiles: tuple[str, ...] = ()
     allows_external_links: bool = False
+    is_opened_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,7 @@ def make_plan(request: TrialRequest, environment: TrialEnvironment) -> TrialPlan
         "model": model.name,
         "version": version,
         "allows_external_links": request.allows_external_links,
+        "is_opened_only": request.is_opened_only,
         "gpu_count": 0 if no_gpu else len(cuda_driver.devices()),
         "profiles": list(request.profiles),
         "settings": {name: dict(values) for name, values in environment.settings.items()},
