@@ -26,11 +26,12 @@ HELP = """usage: edge-server check DIR [DIR ...] [OPTIONS of serve]
 Loads and warms up every model of the repositories as `serve` would, runs one
 inference of each, and prints a table. The input is the first warm-up sample, or
 zeros with every free dimension set to 1, or to 64 if 1 fails. MEMORY is the
-growth of the process while the model loads. A detector also gets a picture of
-noise, in which it should see nothing. A model that `serve` would accept, but
-whose input shapes are unknown, is listed as "not tried". Exits with 0 if
-`serve` would serve every model, with 1 and the reasons if not, with 2 if a
-repository cannot be read, and with 78 if an option is wrong."""
+growth of the process while the model loads, "-" if it is too small to be the
+model. A detector also gets a picture of noise, in which it should see nothing.
+A model that `serve` would accept, but whose input shapes are unknown, is listed
+as "not tried". Exits with 0 if `serve` would serve every model, with 1 and the
+reasons if not, with 2 if a repository cannot be read, and with 78 if an option
+is wrong."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -116,8 +117,13 @@ def _row(core: ServerParts, version: ServedVersion, infer_ms: str) -> tuple[str,
         "\n".join(map(describe_tensor, metadata.outputs)),
         f"{report.load_s * 1000:.0f}",
         infer_ms,
-        f"{report.load_rss_bytes / 1e6:.0f}",
+        format_memory(report.load_rss_bytes),
     )
+
+
+def format_memory(byte_count: int) -> str:
+    """Return a size in MB, "-" for 0: not measured."""
+    return f"{byte_count / 1e6:.0f}" if byte_count else "-"
 
 
 def reason_line(name: str, version: str, reason: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from edge_server.cli import expected_versions, http_client
-from edge_server.cli.check import describe_tensor, reason_line
+from edge_server.cli.check import describe_tensor, format_memory, reason_line
 from edge_server.cli.console import LiveView, clean, render, wrap
 from edge_server.cli.options import CommandParser, float_range
 from edge_server.core.status_reports import TensorMetadata
@@ -244,9 +244,9 @@ def _sequences(report: dict[str, Any]) -> str:
 
 
 def _memory(report: dict[str, Any]) -> str:
-    """Return a model's memory on the host and on each GPU in MB, such as "92" or "92 +64 GPU 0"."""
+    """Return a model's memory on the host and on each GPU in MB, such as "92", "92 +64 GPU 0", or "-": not measured."""
     on_gpus = [f" +{count / 1e6:.0f} GPU {gpu}" for gpu, count in report.get("gpu_bytes", {}).items() if count]
-    return f"{report['load_rss_bytes'] / 1e6:.0f}" + "".join(on_gpus)
+    return format_memory(report["load_rss_bytes"]) + "".join(on_gpus)
 
 
 def _row(model: dict[str, Any]) -> tuple[str, ...]:

@@ -133,7 +133,8 @@ class InstanceReport:
     """Runtime, device and resources of one loaded version, for `status`, `check`, the start-up line and metrics.
 
     `load_rss_bytes` is the growth of the process's resident memory during the load, or what the backend has computed
-    if that is more. It is approximate if models load in parallel.
+    if that is more. It is approximate if models load in parallel. 0: not measured, as after a reload into memory that
+    the process has kept.
     """
 
     name: str

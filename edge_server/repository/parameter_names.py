@@ -46,6 +46,9 @@ READ_NAMES = frozenset({
 _NEAR = 0.8
 """Least similarity (difflib's ratio): a letter lost, added or exchanged in a name of five letters or more."""
 
+_ENDINGS = ("ing", "er")
+"""Endings that make a short name too unlike for `_NEAR`: tracking for track."""
+
 
 def find_misspelt(backend: str, names: Iterable[str]) -> tuple[str, ...]:
     """Return a warning for each name that no part of the server reads but that is near one that is read."""
@@ -56,6 +59,7 @@ def find_misspelt(backend: str, names: Iterable[str]) -> tuple[str, ...]:
         if name.isupper():
             continue
         near = difflib.get_close_matches(name[:200], READ_NAMES, n=1, cutoff=_NEAR)
+        near = near or [stem for ending in _ENDINGS if (stem := name[:200].removesuffix(ending)) in READ_NAMES]
         if near:
             warnings.append(f"parameter '{name[:80]}' has no effect: did you mean '{near[0]}'?")
     return tuple(warnings)

@@ -108,6 +108,21 @@ def test_without_a_terminal_the_table_is_plain_text(
     assert "probabilities FP32[-1,3,224,224]" in lines[6]
 
 
+def test_memory_that_was_not_measured_is_no_number(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def memory() -> str:
+        status.run(["--url", url])
+        (row,) = (
+            line for line in capsys.readouterr().out.splitlines() if line.startswith(f"{MODEL} ") and "READY" in line
+        )
+        return re.split(r"\s{2,}", row)[5]
+
+    assert memory() == "92"
+    monkeypatch.setitem(REPORT, "load_rss_bytes", 0)
+    assert memory() == "-"
+
+
 def test_problems_come_first_and_notes_last(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert status.run(["--url", url]) == 1
     lines = capsys.readouterr().out.splitlines()

@@ -27,6 +27,7 @@ OTHER |= {"none", "auto", "normal", "serve", "isolated"}
     [
         ("detecton_head", "detection_head"), ("isolaton", "isolation"), ("idle_unlod_s", "idle_unload_s"),
         ("precison", "precision"), ("canary_shares", "canary_share"), ("Track", "track"),
+        ("tracking", "track"),
     ],
 )  # fmt: skip
 def test_a_name_near_one_that_is_read_is_named_with_it(given: str, near: str) -> None:

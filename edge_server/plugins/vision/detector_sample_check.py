@@ -29,8 +29,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edge_server.core.model_spec import ModelSpec
+from edge_server.core.tensor import DType
 from edge_server.core.version_lifecycle import OutputCheck, SampleRun
 from edge_server.errors import BadModelConfig, EdgeServerError
+from edge_server.plugins.vision.image_parameters import read_declaration as read_image_declaration
 from edge_server.plugins.vision.image_plan import ImagePlan, make_image_plan
 from edge_server.plugins.vision.layouts import LAYOUTS, match_shapes
 from edge_server.plugins.vision.outputs.box_candidates import Candidates, NetworkSize, count_cells
@@ -66,6 +68,7 @@ MAX_LOGIT = 100.0
 _ANGLES = (-0.8, 2.4)
 """Angles of rotated boxes are -pi/4 to 3 pi/4."""
 _COLUMNS = (HeadKind.YOLOV8, HeadKind.YOLO11, HeadKind.YOLOV8_OBB)
+_SCALED_TO_ONE = (*_COLUMNS, HeadKind.YOLOV5, HeadKind.YOLOV10, HeadKind.YOLO26_OBB)
 _WITH_CLASS_INDEX = (HeadKind.YOLOV10, HeadKind.YOLO26_OBB)
 _WITH_OBJECTNESS = (HeadKind.YOLOV5, HeadKind.YOLOX, HeadKind.YOLOX_DECODED)
 
@@ -93,7 +96,7 @@ def make_noise() -> npt.NDArray[np.uint8]:
 
 
 def check_noise(spec: ModelSpec, run: SampleRun) -> tuple[str, ...]:
-    """Return a warning if a model with a detection head sees something in noise."""
+    """Return a warning if a model with a detection head sees something in noise; none if its load has warned of it."""
     images, perception = make_image_plan(spec), make_perception_decoder(spec)
     if images is None or perception is None or perception.detections is None or images.color is Color.DEPTH:
         return ()
@@ -105,10 +108,25 @@ def check_noise(spec: ModelSpec, run: SampleRun) -> tuple[str, ...]:
         return (f"it was not tried with noise: {error.message}",)
     if not found:
         return ()
-    return (
-        f"it sees {len(found)} objects in noise, the best with a score of {found[0].score:.2f}, as if detection_head, "
-        "image_scale or image_color were another, or detection_score_threshold too low",
+    cause = (
+        f"image_scale were another: networks of detection_head {perception.detections.declaration.head.value} usually "
+        f"have 1/255, and this one gets the values 0 to 255"
+        if _has_unusual_scale(spec, perception.detections.declaration)
+        else "detection_head, image_scale or image_color were another, or detection_score_threshold too low"
     )
+    warning = f"it sees {len(found)} objects in noise, the best with a score of {found[0].score:.2f}, as if {cause}"
+    return () if warning in spec.warnings else (warning,)
+
+
+def _has_unusual_scale(spec: ModelSpec, declaration: DetectionDeclaration) -> bool:
+    """Return whether an Ultralytics network, all of which are trained with values of 0 to 1, gets 0 to 255.
+
+    One with integers as input scales them itself.
+    """
+    if declaration.head not in _SCALED_TO_ONE or all(item.dtype is not DType.FP32 for item in spec.inputs):
+        return False
+    image = read_image_declaration(spec.name, spec.all_parameters)
+    return image.scale == 1.0 and not any(image.mean) and all(value == 1.0 for value in image.stddev)
 
 
 def _check(
@@ -127,6 +145,8 @@ def _check(
         if mismatch:
             return (*warnings, *_check_shapes(spec, images, decoder, arrays, mismatch))
         warnings += _check_values(spec, images, decoder, arrays)
+        if run is not None and _has_unusual_scale(spec, decoder.declaration):
+            warnings += check_noise(spec, run)
         shapes = [array.shape for array in arrays]
     else:
         outputs_read = [spec.output(tensor.name) for tensor in decoder.tensors]

@@ -7,9 +7,11 @@ import dataclasses
 import json
 import logging
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.backends import load_backend
@@ -59,6 +61,10 @@ OnGpuFault = Callable[[ServedVersion, GpuFault, EdgeServerError], None]
 
 MAX_MEMORY_REFUSALS = 3
 """Number of successive runs without memory on the GPU after which a version fails."""
+
+_MIN_GROWTH = 0.5
+"""Least growth of the process during a load that measures the model, in sizes of its files. A runtime holds at least
+the weights, in 16 bits; what goes into memory that the process kept from an earlier load does not make it grow."""
 
 
 class ModelVersion:
@@ -170,8 +176,11 @@ class ModelVersion:
         if not self._instances[0].sees_requests:
             self._claim_lock = threading.Lock()
         self._load_s = time.monotonic() - started
+        growth_bytes = read_resident_bytes() - resident_bytes
+        if growth_bytes < _MIN_GROWTH * _size_of_files(self._file.version_dir):
+            growth_bytes = 0
         # A model in a child process takes its memory there.
-        self._load_rss_bytes = max(read_resident_bytes() - resident_bytes, self._file.memory_bytes)
+        self._load_rss_bytes = max(growth_bytes, self._file.memory_bytes)
         self._counters.record_load(self._load_s)
         self._counters.last_used_ns = time.monotonic_ns()
         self._scheduler.open(self._instances)
@@ -492,6 +501,15 @@ class ModelVersion:
     def _move(self, state: VersionState) -> None:
         self.state = next_state(self.state, state)
         self.since_s = time.time()
+
+
+def _size_of_files(folder: Path) -> int:
+    """Return the size of the files in a version's folder; 0 if there is no such folder."""
+    try:
+        with os.scandir(folder) as entries:
+            return sum(entry.stat().st_size for entry in entries if entry.is_file())
+    except OSError:
+        return 0
 
 
 def with_facts_in_force(spec: ModelSpec, info: SessionInfo) -> ModelSpec:

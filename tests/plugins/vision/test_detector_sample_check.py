@@ -8,6 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BackendError, BadModelConfig
 from edge_server.plugins.vision.demo_picture import PICTURE
-from edge_server.plugins.vision.detector_sample_check import sample_check
+from edge_server.plugins.vision.detector_sample_check import check_noise, sample_check
 
 SIDE = 320
 CELLS = np.array(
@@ -99,7 +100,11 @@ def check(make_model: Any) -> Callable[..., tuple[str, ...]]:
     def check(head: str, values: Any, labels: int = 0, dtype: DType = DType.FP32, **keys: str) -> tuple[str, ...]:
         outputs = values if isinstance(values, dict) else {"out": values}
         spec = make_model(
-            {"detection_head": head, **{f"detection_{key}": value for key, value in keys.items()}},
+            {
+                "detection_head": head,
+                "image_scale": "1/255",
+                **{f"detection_{key}": value for key, value in keys.items()},
+            },
             {name: array.shape for name, array in outputs.items()},
             size=(SIDE, SIDE),
             labels={"out": tuple(f"thing {index}" for index in range(labels))},
@@ -304,6 +309,30 @@ def test_a_label_count_that_differs_from_the_classes_is_a_warning(check: Any, he
     assert check(head, values, labels=80) == ()
     expected = f"detection_head {head}: the outputs have 80 classes, label_filename names 79"
     assert check(head, values, labels=79) == (expected,)
+
+
+@pytest.mark.parametrize(
+    ("head", "scaling", "is_warned"),
+    [
+        ("yolov8", {}, True), ("yolov8", {"image_scale": "1"}, True), ("yolov8", {"image_scale": "1/255"}, False),
+        ("yolov8", {"image_scale": "1", "image_stddev": "255"}, False), ("yolox_decoded", {}, False),
+    ],
+)  # fmt: skip
+def test_a_yolo_that_gets_0_to_255_and_sees_objects_in_noise_has_one_warning(
+    make_model: Any, head: str, scaling: dict[str, str], is_warned: bool
+) -> None:
+    def run(inputs: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+        return {"out": values[None].astype(np.float32)}
+
+    values = COCO if head == "yolov8" else yolov5(80)
+    spec = make_model({"detection_head": head, **scaling}, {"out": values.shape}, size=(SIDE, SIDE))
+    made = sample_check(spec, PICTURE)
+    assert made is not None
+    warnings = made(run)
+    assert [("image_scale were another: networks of" in one) for one in warnings] == [True] * is_warned
+    found = check_noise(spec, run)
+    assert len(found) == 1, "these values are the answer to any picture"
+    assert check_noise(replace(spec, warnings=warnings), run) == (() if is_warned else found)
 
 
 def test_labels_are_checked_even_if_the_model_is_not_run(make_model: Any) -> None:

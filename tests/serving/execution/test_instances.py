@@ -180,3 +180,17 @@ def test_a_probe_runs_past_the_queue_on_an_instance_of_its_own(core: Any) -> Non
     assert [name for name, _ in core.script.closed] == ["probe"]
     gc.collect()
     assert core.submit(1)[1].final().error is None
+
+
+def test_a_load_that_grows_the_process_by_less_than_its_files_is_not_measured(core: Any, tmp_path: Path) -> None:
+    version = tmp_path / "m/1"
+    version.mkdir(parents=True)
+    with (version / "model.onnx").open("wb") as file:
+        file.truncate(1 << 40)
+    assert core.load(core.spec(), root=tmp_path).report().load_rss_bytes == 0
+
+
+def test_a_load_that_grows_the_process_is_measured(core: Any, tmp_path: Path) -> None:
+    held: list[Any] = []
+    core.script.on_open = lambda job: held.append(np.ones(8 << 20, np.uint8))
+    assert core.load(core.spec(), root=tmp_path).report().load_rss_bytes > 4 << 20
