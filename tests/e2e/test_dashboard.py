@@ -453,7 +453,10 @@ def test_zones_are_drawn_with_the_mouse_and_kept_in_the_sources_file(
         browser.wait("!document.querySelector('.zone-form').hidden")
         browser.click('[data-add="zone"]')
         browser.run(type_into, 0, "yard")
-        browser.run(type_into, 1, "face, cat")
+        browser.run(type_into, 1, "cat")
+        browser.wait("document.querySelector('.zone-row .warning').textContent.includes('no class “cat”')")
+        browser.click(".zone-row .choices button")
+        assert browser.run(f"{field} return input.value", 1) == "cat, face"
         # The picture has its new size with the next frame.
         browser.wait(
             "document.querySelector('.stage canvas').clientHeight <= document.querySelector('.stage').clientHeight"
@@ -468,16 +471,18 @@ def test_zones_are_drawn_with_the_mouse_and_kept_in_the_sources_file(
             assert faults(browser, Path(axe)) == []
         browser.click(".zone-form button.primary")
         browser.wait("document.querySelector('.zone-form').hidden")
-        assert "Saved in the sources file." in browser.text()
+        assert "Saved in the sources file. The model has no class “cat”: zone yard does not count it." in browser.text()
         browser.wait("document.querySelector('.found').textContent === '1 face'")
         assert browser.console() == []
         _, found = server.ask("/edge/v1/cameras/door/zones")
         (yard,), (line,) = found["zones"], found["lines"]
-        assert (yard["name"], yard["classes"]) == ("yard", ["face", "cat"])
+        assert (yard["name"], yard["classes"]) == ("yard", ["cat", "face"])
         wanted = [[0.1, 0.1], [0.4, 0.1], [0.7, 0.3], [0.7, 0.7], [0.3, 0.7]]
         assert np.abs(np.array(yard["points"]) - wanted).max() < 0.01
         assert line == {"name": "line_1", "points": [[0.2, 0.5], [0.8, 0.5]]}
         assert cameras.read_text().startswith("# The cameras of the house.\n")
+
+        browser.wait("document.querySelector('[data-stream=\"door\"] .warning').innerText.includes(\"no class 'cat'\")")
 
         # A mistake is answered in the form, which stays open.
         browser.click(".edit-zones")

@@ -68,11 +68,12 @@ function makeCard({ name }) {
   const state = element("span");
   const model = element("p", { class: "muted origin" });
   const facts = ["Frames in", "Frames out", "Age, median", "Age, 99 %"].map((fact) => [element("dt", {}, fact), element("dd", {})]);
+  const warning = element("p", { class: "warning", hidden: true });
   const drops = element("p", { class: "chips" });
   const node = element(
     "article", { class: "card camera", "data-stream": name },
     element("div", { class: "head" }, element("h3", {}, name), state, toggle), model, picture,
-    element("dl", { class: "facts" }, ...facts.map((pair) => element("div", {}, ...pair))), drops,
+    element("dl", { class: "facts" }, ...facts.map((pair) => element("div", {}, ...pair))), warning, drops,
   );
   let isWanted = [...cards.values()].filter((card) => card.isLive()).length < MAX_SHOWN;
   let now = null;
@@ -91,6 +92,8 @@ function makeCard({ name }) {
       ? [`${formatNumber(stream.fps_in)}/s`, `${formatNumber(stream.fps_out)}/s`, `${formatNumber(stream.age_p50_ms)} ms`, `${formatNumber(stream.age_p99_ms)} ms`]
       : ["–", "–", "–", "–"];
     facts.forEach(([, value], place) => setText(value, values[place]));
+    // Of a camera without a stream the reason stands in place of the picture.
+    note(warning, stream ? source?.reason ?? "" : "");
     setText(drops, detailOf(camera));
     refresh();
   }
@@ -158,8 +161,6 @@ function detailOf({ stream, source }) {
   if (stream) {
     const dropped = Object.entries(stream.dropped).filter(([, count]) => count);
     parts.push(dropped.length ? `Dropped: ${dropped.map(([reason, count]) => `${count} ${REASONS[reason] ?? reason}`).join(", ")}` : "No frame dropped");
-    // Frames are answered with errors.
-    if (source?.reason) parts.push(source.reason);
   }
   if (source?.failures) parts.push(`${source.failures} failures, offline for ${formatNumber(source.offline_s, 0)} s in all`);
   return parts.join(" · ");

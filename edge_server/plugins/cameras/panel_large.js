@@ -71,12 +71,14 @@ function draw(canvas, stage, seen, bitmap) {
   pen.drawImage(bitmap, 0, 0, canvas.width, canvas.height);
   bitmap.close();
   pen.scale(scale * density, scale * density);
-  for (const overlay of seen.overlays ?? []) drawOverlay(pen, overlay, seen, 2 / scale, LABEL_PX / scale);
+  const overlays = seen.overlays ?? [];
+  for (const overlay of overlays) drawOverlay(pen, overlay, seen, 2 / scale);
+  drawLabels(pen, overlays, seen, LABEL_PX / scale);
   for (const box of [...seen.detections].reverse()) drawBox(pen, box, 2 / scale, LABEL_PX / scale);
 }
 
 /** Draw a zone or line of the camera. Points are fractions of the picture; an arrow shows the direction "in". */
-function drawOverlay(pen, { text, points, is_closed: isClosed, is_active: isActive }, { width, height }, line, size) {
+function drawOverlay(pen, { points, is_closed: isClosed, is_active: isActive }, { width, height }, line) {
   const path = new Path2D();
   const pixels = points.map(([x, y]) => [x * width, y * height]);
   for (const [x, y] of pixels) path.lineTo(x, y);
@@ -92,15 +94,28 @@ function drawOverlay(pen, { text, points, is_closed: isClosed, is_active: isActi
     pen.lineWidth = wide;
     pen.stroke(path);
   }
-  const [x, y] = pixels.reduce((highest, point) => (point[1] < highest[1] ? point : highest));
+}
+
+/** Write the texts of zones and lines at their highest points, or lower if one would cover another. */
+function drawLabels(pen, overlays, { width, height }, size) {
+  const high = size * 1.5;
+  const labels = [];
   pen.font = `600 ${size}px system-ui, sans-serif`;
-  const wide = pen.measureText(text).width + size * 0.6;
-  const left = Math.max(0, Math.min(x, width - wide));
-  const top = Math.max(0, Math.min(y, height - size * 1.5));
-  pen.fillStyle = "#202020";
-  pen.fillRect(left, top, wide, size * 1.5);
-  pen.fillStyle = OVERLAY;
-  pen.fillText(text, left + size * 0.3, top + size * 1.1);
+  for (const { text, points } of overlays) {
+    const [x, y] = points.reduce((highest, point) => (point[1] < highest[1] ? point : highest));
+    const wide = pen.measureText(text).width + size * 0.6;
+    const left = Math.max(0, Math.min(x * width, width - wide));
+    let top = Math.max(0, Math.min(y * height, height - high));
+    for (const other of labels.sort((a, b) => a.top - b.top)) {
+      const isBeside = left >= other.left + other.wide || other.left >= left + wide;
+      if (!isBeside && Math.abs(top - other.top) < high && other.top + 2 * high <= height) top = other.top + high;
+    }
+    labels.push({ left, top, wide });
+    pen.fillStyle = "#202020";
+    pen.fillRect(left, top, wide, high);
+    pen.fillStyle = OVERLAY;
+    pen.fillText(text, left + size * 0.3, top + size * 1.1);
+  }
 }
 
 function summaryOf({ detections, classes }) {

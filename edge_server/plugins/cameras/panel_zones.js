@@ -90,7 +90,8 @@ export function makeZoneEditor(camera, stage, canvas, onState) {
       const response = await request(path, {
         method: "PUT", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ zones: of("zone"), lines: of("line") }),
       });
-      note(saved, STORED_IN[(await response.json()).stored_in]);
+      const unknown = items.map(problemOf).filter(Boolean);
+      note(saved, [STORED_IN[(await response.json()).stored_in], ...unknown].join(" "));
       close();
     } catch (error) {
       note(problem, error.message);
@@ -112,7 +113,20 @@ export function makeZoneEditor(camera, stage, canvas, onState) {
       if (value === undefined) delete rest[key];
       else rest[key] = value;
     };
-    const split = (text) => (text ? text.split(",").map((part) => part.trim()).filter(Boolean) : undefined);
+    const split = (text) => text.split(",").map((part) => part.trim()).filter(Boolean);
+    const unknown = element("p", { class: "warning", role: "status", hidden: true });
+    const choices = classes.map((name) => element("button", { type: "button", click: () => {
+      const chosen = rest.classes ?? [];
+      chooseClasses(chosen.includes(name) ? chosen.filter((one) => one !== name) : [...chosen, name]);
+      classField.querySelector("input").value = (rest.classes ?? []).join(", ");
+    } }, name));
+    const classField = field("Classes", { value: (rest.classes ?? []).join(", "), placeholder: "all" }, (text) => chooseClasses(split(text)));
+    function chooseClasses(chosen) {
+      optional("classes", chosen.length ? chosen : undefined);
+      for (const choice of choices) choice.setAttribute("aria-pressed", chosen.includes(choice.textContent));
+      note(unknown, problemOf(item));
+    }
+    chooseClasses(rest.classes ?? []);
     const numbers = kind === "line" ? [] : [
       field("Frames until it counts", { type: "number", min: 1, max: 255, value: rest.inertia ?? 3 }, (text) => optional("inertia", text ? Number(text) : undefined)),
       field("Loiters after seconds", { type: "number", min: 0, step: "any", value: rest.loitering_s ?? "", placeholder: "never" }, (text) => optional("loitering_s", text ? Number(text) : undefined)),
@@ -122,10 +136,17 @@ export function makeZoneEditor(camera, stage, canvas, onState) {
       "fieldset", { class: "zone-row", focusin: () => drawing.querySelectorAll("g").forEach((group, index) => group.classList.toggle("chosen", items[index] === item)) },
       element("legend", {}, kind === "zone" ? "Zone" : "Line"),
       field("Name", { value: rest.name, required: true, pattern: "[A-Za-z0-9_.\\-]{1,64}", title: "1 to 64 letters, digits, _ - ." }, (text) => { rest.name = text; }),
-      field("Classes", { value: (rest.classes ?? []).join(", "), placeholder: "all", title: classes.length ? `The model knows ${classes.slice(0, 30).join(", ")}` : "" }, (text) => optional("classes", split(text))),
+      classField,
       ...numbers, kind === "line" ? turn : null,
       element("button", { type: "button", click: () => { items = items.filter((one) => one !== item); build(); } }, "Remove"),
+      choices.length ? element("div", { class: "choices", role: "group", "aria-label": "Classes of the model" }, ...choices) : null, unknown,
     );
+  }
+
+  /** Return what is wrong with the classes of a zone or line, "" if nothing is or the model has not said its classes. */
+  function problemOf({ kind, rest }) {
+    const unknown = classes.length ? (rest.classes ?? []).filter((name) => !classes.includes(name)) : [];
+    return unknown.length ? `The model has no class “${unknown.join("”, “")}”: ${kind} ${rest.name} does not count it.` : "";
   }
 
   function buildDrawing() {

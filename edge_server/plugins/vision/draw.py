@@ -79,6 +79,7 @@ def annotated(bgr: Pixels, perception: Perception) -> Pixels:
         pen.color_by(perception.dense_map)
     for overlay in perception.overlays:
         pen.overlay(overlay)
+    pen.name_overlays(perception.overlays)
     # The best is drawn last, on top of the others.
     for detection in reversed(perception.detections):
         if detection.mask is not None:
@@ -153,7 +154,7 @@ class _Pen:
         self._cv2.drawContours(self._canvas, contours, -1, color, max(1, self._line // 2), offset=(mask.x, mask.y))
 
     def overlay(self, overlay: Overlay) -> None:
-        """Draw a polygon, filled lightly while it is active, or a line with an arrow to its right, and its text."""
+        """Draw a polygon, filled lightly while it is active, or a line with an arrow to its right."""
         points = np.array(overlay.points) * (self._width, self._height)
         lines = [self._sixteenths(points).astype(np.int32)]
         if overlay.is_closed and overlay.is_active:
@@ -165,15 +166,25 @@ class _Pen:
         # A dark edge, so that it is seen on any ground.
         for color, width in ((_BLACK, self._line + 2), (_OVERLAY, self._line)):
             self._cv2.polylines(self._canvas, lines, overlay.is_closed, color, width, self._cv2.LINE_AA, 4)
-        text = self._measure(overlay.text)
-        wide, high = text.width + 2 * self._gap, text.height + text.below + 2 * self._gap
-        # At the highest point, where the boxes of objects that stand in the zone seldom are.
-        x, y = points[points[:, 1].argmin()].tolist()
-        # Off the left edge, where a label looks cut off.
-        left = max(0, min(max(round(x), self._gap), self._width - wide))
-        top = max(0, min(round(y), self._height - high))
-        self._cv2.rectangle(self._canvas, (left, top), (left + wide - 1, top + high - 1), _PANEL, -1)
-        self._write(text, left + self._gap, top + self._gap, _OVERLAY)
+
+    def name_overlays(self, overlays: Sequence[Overlay]) -> None:
+        """Write the texts of overlays, each at its highest point, or lower if it would cover another text."""
+        names: list[tuple[int, int, int]] = []
+        for overlay in overlays:
+            text = self._measure(overlay.text)
+            wide, high = text.width + 2 * self._gap, text.height + text.below + 2 * self._gap
+            # Where the boxes of objects that stand in the zone seldom are.
+            x, y = min(overlay.points, key=itemgetter(1))
+            # Off the left edge, where a label looks cut off.
+            left = max(0, min(max(round(x * self._width), self._gap), self._width - wide))
+            top = max(0, min(round(y * self._height), self._height - high))
+            for other_top, other_left, other_wide in sorted(names):
+                is_beside = left >= other_left + other_wide or other_left >= left + wide
+                if not is_beside and abs(top - other_top) < high and other_top + 2 * high <= self._height:
+                    top = other_top + high
+            names.append((top, left, wide))
+            self._cv2.rectangle(self._canvas, (left, top), (left + wide - 1, top + high - 1), _PANEL, -1)
+            self._write(text, left + self._gap, top + self._gap, _OVERLAY)
 
     def _arrow(self, points: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Return an arrow from the middle of the longest part of a line to its right."""

@@ -163,6 +163,17 @@ def test_the_arrow_of_a_line_points_to_its_right() -> None:
         assert marks[218:230, 318:323].any() != below
 
 
+def test_the_name_of_a_line_does_not_cover_that_of_a_zone_at_the_same_height() -> None:
+    corners = ((0.25, 0.25), (0.75, 0.25), (0.75, 0.75), (0.25, 0.75))
+    zone, line = Overlay("yard", corners, is_closed=True), Overlay("gate", ((0.26, 0.25), (0.7, 0.7)), is_closed=False)
+    name = np.s_[121:137, 161:200]
+    alone = annotated(frame(), Perception(overlays=(zone,)))[name]
+    both = annotated(frame(), Perception(overlays=(zone, line)))
+    assert np.array_equal(both[name], alone)
+    below = annotated(frame(), Perception(overlays=(line,)))
+    assert np.array_equal(both[146:168, 167:200], below[121:143, 167:200])
+
+
 EVERYTHING = (
     Detection(-1e6, -1e6, 1e6, 1e6, float("1e30"), 2**32 - 1, "ünïcode 顔" * 50, (Keypoint(0, 0),)),
     Detection(0, 0, 1e-3, 1e-3, 0.0, 0),

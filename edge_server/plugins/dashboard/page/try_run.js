@@ -31,4 +31,8 @@ export async function run(work, message = "Waiting for the model") {
   }
 }
 
-export const showResult = (...nodes) => byId("try-result").replaceChildren(...nodes);
+export function showResult(...nodes) {
+  byId("try-result").replaceChildren(...nodes);
+  // It is below the form, often outside the window.
+  byId("try-result").scrollIntoView({ block: "nearest" });
+}
