@@ -52,9 +52,7 @@ def run(arguments: Sequence[str]) -> int:
     except http_client.Refused as error:
         print(f"edge-server events: {error}", file=sys.stderr)
     except http_client.NO_ANSWER as error:
-        print(
-            f"edge-server events: no answer from {options.url}: {http_client.describe_failure(error)}", file=sys.stderr
-        )
+        print(f"edge-server events: {http_client.no_answer(options, error)}", file=sys.stderr)
     return 1
 
 

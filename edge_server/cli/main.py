@@ -131,8 +131,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     command = _find_command(name)
     if command is None:
         commands = find_all_commands(find_plugins().plugins)
-        # Suggest a similar command, or else show all commands.
-        hint = nearest(name, commands) or f"\n{usage(commands)}"
+        hint = nearest(name, commands) or "; edge-server --help lists all"
         print(f"edge-server: there is no command '{name}'{hint}", file=sys.stderr)
         return ExitCode.USAGE
     try:

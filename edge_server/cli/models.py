@@ -37,9 +37,7 @@ def run(arguments: Sequence[str]) -> int:
         print(f"edge-server models: {error}{guess}", file=sys.stderr)
         return 1
     except (*http_client.NO_ANSWER, KeyError, TypeError) as error:
-        print(
-            f"edge-server models: no answer from {options.url}: {http_client.describe_failure(error)}", file=sys.stderr
-        )
+        print(f"edge-server models: {http_client.no_answer(options, error)}", file=sys.stderr)
         return 1
     print(text)
     return 0

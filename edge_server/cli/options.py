@@ -34,7 +34,8 @@ class CommandParser(argparse.ArgumentParser):
         self._given = sys.argv[1:] if args is None else args
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._nearest_option(unknown)}")
+            hint = self._nearest_option(unknown)
+            self.error(f"unrecognized arguments: {_without_secret(' '.join(unknown), hint)}{hint}")
         return found, unknown
 
     def error(self, message: str) -> NoReturn:
@@ -46,7 +47,7 @@ class CommandParser(argparse.ArgumentParser):
             # Perhaps because they are misspelt.
             for word in self._given:
                 if hint := self._nearest_option([word]):
-                    message += f"; unrecognized arguments: {word}{hint}"
+                    message += f"; unrecognized arguments: {_without_secret(word, hint)}{hint}"
         super().error(message)
 
     def _nearest_option(self, words: Sequence[str]) -> str:
@@ -71,26 +72,40 @@ def add_alias(parser: argparse._ActionsContainer, alias: str, option: argparse.A
         )
 
 
-def add_tls_options(group: argparse._ArgumentGroup) -> None:
-    """Add --header and, for gRPC, --tls, --tls-root, --tls-cert and --tls-key."""
+def _without_secret(words: str, hint: str) -> str:
+    """Return the words of an error, or only the first name if they are a misspelt --header, whose value is a key."""
+    return re.split("[= ]", words)[0] if "'--header'" in hint else words
+
+
+def add_header_and_tls_files(group: argparse._ActionsContainer) -> None:
+    """Add --header, --tls-root, --tls-cert and --tls-key."""
     group.add_argument(
         "--header",
         action="append",
         default=[],
         type=parse_header,
-        metavar="KEY=VALUE",
-        help="header or metadata to send, such as the key of a restricted API. Repeatable.",
+        metavar="NAME=VALUE",
+        help="header to send, such as a token or the key of a restricted API; also as 'NAME: VALUE'. Repeatable.",
     )
     group.add_argument(
-        "--tls", action="store_true", help="gRPC: use TLS with the certificate authorities of this machine"
+        "--tls-root",
+        type=Path,
+        metavar="FILE",
+        help="TLS: certificate authorities to trust instead of this machine's (PEM)",
     )
-    group.add_argument("--tls-root", type=Path, metavar="FILE", help="gRPC: use TLS with this root certificate (PEM)")
-    group.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate of this client (PEM)")
-    group.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key (PEM)")
+    group.add_argument("--tls-cert", type=Path, metavar="FILE", help="TLS: certificate of this client (PEM)")
+    group.add_argument("--tls-key", type=Path, metavar="FILE", help="TLS: its private key (PEM)")
 
 
-def read_tls(options: argparse.Namespace) -> Tls | None:
-    """Return the TLS settings from the options of `add_tls_options`; None means no TLS.
+def add_grpc_tls(group: argparse._ActionsContainer) -> None:
+    """Add the options of `add_header_and_tls_files` and --tls, because an address of gRPC does not say whether it uses
+    TLS."""
+    add_header_and_tls_files(group)
+    group.add_argument("--tls", action="store_true", help="gRPC: use TLS; --tls-root and --tls-cert imply it")
+
+
+def read_grpc_tls(options: argparse.Namespace) -> Tls | None:
+    """Return the TLS settings from the options of `add_grpc_tls`; None means no TLS.
 
     Raises InvalidRequest if a file cannot be read.
     """
@@ -172,7 +187,12 @@ def add_grpc_address(group: argparse._ActionsContainer) -> None:
 
 
 def parse_header(text: str) -> tuple[str, str]:
-    key, separator, value = text.partition("=")
-    if not key or not separator or "\n" in text or "\r" in text:
-        raise argparse.ArgumentTypeError(f"expected KEY=VALUE, got '{text}'")
-    return key, value
+    """Return name and value of NAME=VALUE or NAME: VALUE, with a name as of RFC 9110, 5.6.2. An error does not repeat
+    the text, because the value may be a key."""
+    header = re.fullmatch(r"([\w!#$%&'*+.^`|~-]+)(?:=|:[ \t]*)([ -~]+)", text, re.ASCII)
+    if header is None:
+        raise argparse.ArgumentTypeError(
+            "expected NAME=VALUE or 'NAME: VALUE' (in quotes), of printable ASCII characters; the text is not shown, "
+            "as it may be a key"
+        )
+    return header[1], header[2]

@@ -38,7 +38,7 @@ def run(arguments: Sequence[str]) -> int:
         return 1
     except (*http_client.NO_ANSWER, KeyError, TypeError) as error:
         print(
-            f"edge-server rollback: no answer from {options.url}: {http_client.describe_failure(error)}",
+            f"edge-server rollback: {http_client.no_answer(options, error)}",
             file=sys.stderr,
         )
         return 1

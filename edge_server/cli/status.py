@@ -122,7 +122,7 @@ NO_REPORT = (http_client.Refused, *http_client.NO_ANSWER, KeyError, TypeError)
 def _error_text(options: argparse.Namespace, error: BaseException) -> str:
     if isinstance(error, http_client.Refused):
         return str(error)
-    return f"no answer from {options.url}: {http_client.describe_failure(error)}"
+    return http_client.no_answer(options, error)
 
 
 def read_report(options: argparse.Namespace) -> dict[str, Any]:

@@ -78,6 +78,31 @@ def test_a_misspelt_command_is_one_line_with_the_right_name() -> None:
     assert done.stderr == "edge-server: there is no command 'statsu', did you mean 'status'?\n"
 
 
+def test_an_unknown_command_like_no_other_is_one_line(run_command: Edge) -> None:
+    done = run_command("xyzq")
+    assert (done.returncode, done.stdout) == (64, "")
+    assert done.stderr == "edge-server: there is no command 'xyzq'; edge-server --help lists all\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--tls-root=/nowhere.pem"], "--tls-root=/nowhere.pem: No such file or directory"),
+        ([f"--tls-cert={__file__}"], f"--tls-cert={__file__}: no valid PEM files: "),
+        (["--tls-key=key.pem"], "--tls-key is given without --tls-cert"),
+        (["--url=http://box:1", "--tls-root=ca.pem"], "need an address with https://, given http://box:1"),
+    ],
+)
+@pytest.mark.parametrize("command", [("status",), ("perf", "-m=m", "-i=http")])
+def test_files_of_tls_that_cannot_be_used_are_named(
+    run_command: Edge, command: tuple[str, ...], words: list[str], message: str
+) -> None:
+    done = run_command(*command, "--url=https://127.0.0.1:1", *words)
+    assert done.returncode != 0
+    assert len(done.stderr.splitlines()) == 1
+    assert message in done.stderr
+
+
 @pytest.mark.parametrize("command", [("status",), ("models",), ("rollback", "m")])
 def test_ctrl_c_while_waiting_for_a_server_is_one_line_and_the_signals_exit_code(
     listener: socket.socket, command: tuple[str, ...]
@@ -104,7 +129,10 @@ def test_ctrl_c_while_waiting_for_a_server_is_one_line_and_the_signals_exit_code
     ("answer", "message"),
     [
         (b"\0\0\x12\4\0\0\0\0\0", "does not speak HTTP/1.1 (is it the gRPC port?)"),
-        (b"", "the server closed the connection: does it use TLS (https://), or ask for a client certificate?"),
+        (
+            b"",
+            "the server closed the connection: does it use TLS (https://), or want a client certificate (--tls-cert)?",
+        ),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", "the server at this address is no edge-server"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", "the server at this address is no edge-server"),
         (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "is it the HTTP address of an edge-server?"),

@@ -77,6 +77,37 @@ def test_https_requires_a_client_certificate(serve: Any, repository: Any, identi
         assert curl(url, *ask, *stranger) == "000"
 
 
+def test_commands_name_a_certificate_authority_and_a_client_certificate(
+    serve: Any, repository: Any, identity: Any, tmp_path: Path, run_command: Any
+) -> None:
+    repository.add("one", identity())
+    make_certificates(tmp_path)
+    flags = [f"--http-tls-cert={tmp_path}/server.crt", f"--http-tls-key={tmp_path}/server.key"]
+    root = f"--tls-root={tmp_path}/ca.crt"
+    own = (root, f"--tls-cert={tmp_path}/camera.crt", f"--tls-key={tmp_path}/camera.key")
+    commands = (
+        ("status",),
+        ("models",),
+        ("events", "--no-follow"),
+        ("rollback", "one", "--to=1"),
+        ("perf", "-m=one", "-i=http", "--shape=INPUT0:1", "--measurement-interval=100", "--max-trials=1"),
+    )
+    with serve(repository.path, *flags, f"--https-client-ca={tmp_path}/ca.crt", "--model-control-mode=none") as server:
+        port = server.http.rpartition(":")[2]
+        address = f"--url=https://localhost:{port}"
+        for command in commands:
+            done = run_command(*command, address, *own)
+            assert done.returncode == 0, done.stderr
+            for words, message in (
+                ([address], "CERTIFICATE_VERIFY_FAILED): self-signed certificate in certificate chain; name the file"),
+                ([address, root], "(--tls-cert)?"),
+                ([f"--url=http://localhost:{port}"], "does it use TLS (https://)"),
+            ):
+                done = run_command(*command, *words)
+                assert (done.returncode != 0, done.stdout) == (True, "")
+                assert message in done.stderr
+
+
 @pytest.fixture
 def guarded(serve: Any, repository: Any, identity: Callable[..., str], tmp_path: Path) -> Iterator[Any]:
     repository.add("one", identity())

@@ -21,6 +21,7 @@ from edge_server.cli import expected_versions, http_client
 from edge_server.cli.console import render
 from edge_server.cli.options import CommandParser
 from edge_server.cli.status import NO_REPORT, read_report
+from edge_server.errors import InvalidRequest
 
 COLUMN_TITLES = ("HOST", "STATE", "SERVER", "MODELS", "TEMPERATURE", "WORK ALLOWED", "STREAMS", "DROPPED", "FAILED")
 OPTIONAL_COLUMNS = ("STREAMS", "SERVER", "TEMPERATURE")
@@ -118,7 +119,7 @@ def _ask_all(urls: Sequence[str], options: argparse.Namespace) -> dict[str, dict
     def ask(url: str) -> None:
         try:
             answers[url] = read_report(argparse.Namespace(**{**vars(options), "url": url}))
-        except http_client.Refused as error:
+        except (http_client.Refused, InvalidRequest) as error:
             answers[url] = str(error)
         except NO_REPORT as error:
             answers[url] = http_client.describe_failure(error)

@@ -234,7 +234,10 @@ class _Rules(urllib.request.HTTPRedirectHandler):
 
 def _open(options: argparse.Namespace, url: str, more: dict[str, str] | None = None) -> http.client.HTTPResponse:
     """Send a GET and return the open response. Raises _Interrupted."""
-    opener = urllib.request.build_opener(_Rules(options.index or options.source, options.header))
+    named_url = options.index or options.source
+    opener = urllib.request.build_opener(
+        _Rules(named_url, options.header), http_client.https_handler(options, named_url)
+    )
     try:
         response: http.client.HTTPResponse = opener.open(
             urllib.request.Request(url, headers=more or {}), timeout=options.timeout
@@ -245,10 +248,7 @@ def _open(options: argparse.Namespace, url: str, more: dict[str, str] | None = N
                 return _open(options, url)
             raise _Interrupted(f"'{url}': the server answers {error.code} {error.reason}") from None
     except http_client.NO_ANSWER as error:
-        reason = http_client.describe_failure(error)
-        if "CERTIFICATE_VERIFY_FAILED" in str(error):
-            reason = f"{getattr(error, 'reason', error)}; SSL_CERT_FILE=ca.pem in the environment names another CA"
-        raise _Interrupted(f"'{url}' cannot be read: {reason}") from None
+        raise _Interrupted(f"'{url}' cannot be read: {http_client.describe_failure(error)}") from None
     return response
 
 

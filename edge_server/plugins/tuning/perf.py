@@ -17,7 +17,7 @@ from typing import TextIO
 from edge_server.cgroup_limits import usable_cores
 from edge_server.cli import options as kinds
 from edge_server.cli.console import LiveView, bar, format_duration, format_remaining, render
-from edge_server.cli.http_client import DEFAULT_URL, server_url
+from edge_server.cli.http_client import DEFAULT_URL, server_url, tls_context
 from edge_server.cli.options import CommandParser
 from edge_server.config.setting import nearest
 from edge_server.core.exit_code import ExitCode
@@ -80,8 +80,9 @@ def _measure(options: argparse.Namespace) -> int:
         url,
         options.metrics_url,
         tuple(options.header),
-        kinds.read_tls(options),
-        options.timeout,
+        tls=None if is_http else kinds.read_grpc_tls(options),
+        tls_context=tls_context(options, url) if is_http else None,
+        timeout_s=options.timeout,
     )
     session = _open_session(options, target)
     points: list[MeasuredPoint] = []
@@ -407,4 +408,4 @@ def _add_connection(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--timeout", type=kinds.float_range(0.01), default=30.0, metavar="S", help="time limit for each answer"
     )
-    kinds.add_tls_options(group)
+    kinds.add_grpc_tls(group)

@@ -679,8 +679,19 @@ def test_a_certificate_that_is_not_trusted_is_refused(secure_site: Site, pull: E
     done = pull(*secure_site.add("m.onnx", b"content"))
     assert (done.returncode, os.listdir(models)) == (1, [])
     assert "CERTIFICATE_VERIFY_FAILED" in done.stderr
-    assert "SSL_CERT_FILE" in done.stderr
+    assert "--tls-root=FILE" in done.stderr
     assert secure_site.requests == []
+
+
+def test_a_file_of_certificate_authorities_makes_a_site_known(
+    secure_site: Site, certificate: Path, pull: Edge, models: Path
+) -> None:
+    url, sha256 = secure_site.add("m.onnx", b"content")
+    done = pull(url.replace("127.0.0.1", "localhost"), sha256, f"--tls-root={certificate}")
+    assert (done.returncode, os.listdir(models)) == (1, [])
+    assert "use a name or IP address of the certificate as the address" in done.stderr
+    done = pull(url, sha256, f"--tls-root={certificate}")
+    assert (done.returncode, os.listdir(models)) == (0, ["m"]), done.stderr
 
 
 def test_a_redirect_from_https_to_http_is_refused(

@@ -14,11 +14,11 @@ from edge_server.cli.options import (
     CommandParser,
     add_alias,
     add_grpc_address,
-    add_tls_options,
+    add_grpc_tls,
     float_range,
     parse_host_and_port,
     parse_size,
-    read_tls,
+    read_grpc_tls,
 )
 from edge_server.client import Delivery, Returns
 from edge_server.client.endpoint import ServerEndpoint
@@ -128,7 +128,14 @@ def _stream_options(options: argparse.Namespace, *, keeps_all: bool) -> StreamOp
     )
     headers = tuple((key.lower(), value) for key, value in options.header)
     return StreamOptions(
-        options.address, options.model, options.model_version, returns, delivery, keeps_all, read_tls(options), headers
+        options.address,
+        options.model,
+        options.model_version,
+        returns,
+        delivery,
+        keeps_all,
+        read_grpc_tls(options),
+        headers,
     )
 
 
@@ -150,7 +157,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_source(parser.add_argument_group("source"))
     _add_results(parser.add_argument_group("results"))
     _add_delivery(parser.add_argument_group("delivery"))
-    add_tls_options(parser.add_argument_group("connection"))
+    add_grpc_tls(parser.add_argument_group("connection"))
     return parser
 
 

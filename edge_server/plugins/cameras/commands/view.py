@@ -31,7 +31,7 @@ def run(arguments: Sequence[str]) -> int:
     except http_client.Refused as error:
         return _failed(str(error))
     except http_client.NO_ANSWER as error:
-        return _failed(f"no answer from {options.url}: {http_client.describe_failure(error)}")
+        return _failed(http_client.no_answer(options, error))
     names = options.streams or opened
     if not names:
         return _failed(f"no frame stream is open at {options.url}")

@@ -10,6 +10,7 @@ import http.client
 import json
 import random
 import socket
+import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -60,8 +61,20 @@ def made_up_prompts(word_count: int, seed: int) -> list[str]:
 class ChatSender:
     """One worker's connection, kept alive; opened again after it broke."""
 
-    def __init__(self, host: str, port: int, prefix: str, headers: Headers, timeout_s: float) -> None:
-        self._connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        prefix: str,
+        headers: Headers,
+        timeout_s: float,
+        tls_context: ssl.SSLContext | None,
+    ) -> None:
+        self._connection = (
+            http.client.HTTPConnection(host, port, timeout=timeout_s)
+            if tls_context is None
+            else http.client.HTTPSConnection(host, port, timeout=timeout_s, context=tls_context)
+        )
         self._path = prefix + _PATH
         self._headers = {**dict(headers), "Content-Type": "application/json"}
         self._timeout_s = timeout_s
@@ -125,10 +138,12 @@ def _error_text(body: bytes) -> str:
 
 
 @contextlib.contextmanager
-def chat_senders(url: str, headers: Headers, timeout_s: float, count: int) -> Iterator[list[ChatSender]]:
+def chat_senders(
+    url: str, headers: Headers, timeout_s: float, count: int, tls_context: ssl.SSLContext | None
+) -> Iterator[list[ChatSender]]:
     """Yield a sender for each worker, and close them."""
     host, port, prefix = split_url(url)
-    senders = [ChatSender(host, port, prefix, headers, timeout_s) for _ in range(count)]
+    senders = [ChatSender(host, port, prefix, headers, timeout_s, tls_context) for _ in range(count)]
     try:
         yield senders
     finally:

@@ -7,12 +7,14 @@ import http.client
 import json
 import math
 import socket
+import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from edge_server.cli.http_client import describe_failure
 from edge_server.plugins.tuning.load.client_interface import (
     MeasuredRequest,
     ModelFacts,
@@ -34,8 +36,9 @@ _RECEIVE_BYTES = 1 << 18
 class HttpControl:
     """Queries models and statistics, and registers shared memory. `url` has no trailing slash."""
 
-    def __init__(self, url: str, headers: Headers, timeout_s: float) -> None:
+    def __init__(self, url: str, headers: Headers, timeout_s: float, tls_context: ssl.SSLContext | None = None) -> None:
         self._url = url
+        self._tls_context = tls_context
         self._headers = dict(headers)
         self._timeout_s = timeout_s
 
@@ -97,7 +100,7 @@ class HttpControl:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self._url + path, data, self._headers)
         try:
-            with urllib.request.urlopen(request, timeout=self._timeout_s) as response:
+            with urllib.request.urlopen(request, timeout=self._timeout_s, context=self._tls_context) as response:
                 text = response.read()
             return json.loads(text) if text else None
         except urllib.error.HTTPError as error:
@@ -106,8 +109,7 @@ class HttpControl:
                     f"{self._url}: {_error_text(error.read(_MAX_HEADER_BYTES)) or error.reason}"
                 ) from None
         except (OSError, ValueError, http.client.HTTPException) as error:
-            reason = error.reason if isinstance(error, urllib.error.URLError) else error
-            raise Unreachable(f"no answer from {self._url}: {reason}") from None
+            raise Unreachable(f"no answer from {self._url}: {describe_failure(error)}") from None
 
 
 def _model_path(name: str, version: str) -> str:
@@ -168,24 +170,23 @@ def _shared_memory_parameters(place: SharedMemoryPlace) -> dict[str, Any]:
 
 
 def split_url(url: str) -> tuple[str, int, str]:
-    """Return host, port and path of an http:// URL. Raises RequestRefused for any other text."""
+    """Return host, port and path of an http:// or https:// URL. Raises RequestRefused for any other text."""
     try:
         parts = urllib.parse.urlsplit(url)
-        port = parts.port or 80
+        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
     except ValueError as error:
         raise RequestRefused(f"'{url}' is no address: {error}") from None
-    if parts.scheme != "http" or not parts.hostname:
-        raise RequestRefused(
-            f"expected an address as http://127.0.0.1:8000, given '{url}'; load over TLS is offered by gRPC"
-        )
+    if parts.scheme not in ("http", "https") or not parts.hostname or not port:
+        raise RequestRefused(f"expected an address as http://127.0.0.1:8000, given '{url}'")
     return parts.hostname, port, parts.path.rstrip("/")
 
 
 class HttpSender:
     """Sends one worker's requests over a persistent connection. Opens a new connection after a failure."""
 
-    def __init__(self, host: str, port: int, timeout_s: float) -> None:
+    def __init__(self, host: str, port: int, timeout_s: float, tls_context: ssl.SSLContext | None = None) -> None:
         self._address = (host, port)
+        self._tls_context = tls_context
         self._timeout_s = timeout_s
         self._socket: socket.socket | None = None
         self._is_closed = False
@@ -221,6 +222,8 @@ class HttpSender:
             raise OSError("the measurement has ended")
         self._socket = socket.create_connection(self._address, self._timeout_s)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._tls_context is not None:
+            self._socket = self._tls_context.wrap_socket(self._socket, server_hostname=self._address[0])
         return self._socket
 
     def _close_socket(self) -> None:
@@ -264,13 +267,14 @@ def _receive(wire: socket.socket) -> bytes:
 class HttpSenders:
     """Creates a sender for each worker; closes them at the end of the context."""
 
-    def __init__(self, url: str, timeout_s: float) -> None:
+    def __init__(self, url: str, timeout_s: float, tls_context: ssl.SSLContext | None = None) -> None:
+        self._tls_context = tls_context
         self._host, self._port, _ = split_url(url)
         self._timeout_s = timeout_s
 
     @contextlib.contextmanager
     def __call__(self, count: int) -> Iterator[Sequence[HttpSender]]:
-        senders = [HttpSender(self._host, self._port, self._timeout_s) for _ in range(count)]
+        senders = [HttpSender(self._host, self._port, self._timeout_s, self._tls_context) for _ in range(count)]
         try:
             yield senders
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import ssl
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,7 +48,7 @@ OnWindow = Callable[[list[MeasurementWindow]], None]
 @dataclass(frozen=True, slots=True)
 class MeasuredServer:
     """The server to measure. `address` is the "host:port" of gRPC, `url` that of HTTP and chats; `protocol` selects
-    one."""
+    one. `tls` is of gRPC, `tls_context` of an https:// URL."""
 
     protocol: str = "grpc"
     address: str = "127.0.0.1:8001"
@@ -55,6 +56,7 @@ class MeasuredServer:
     metrics_url: str = ""
     headers: tuple[tuple[str, str], ...] = ()
     tls: Tls | None = None
+    tls_context: ssl.SSLContext | None = None
     timeout_s: float = 30.0
 
     def endpoint(self) -> ServerEndpoint:
@@ -64,7 +66,7 @@ class MeasuredServer:
         if self.protocol in ("http", "chat"):
             split_url(self.url)
             kind = HttpControl if self.protocol == "http" else ChatControl
-            return kind(self.url, self.headers, self.timeout_s)
+            return kind(self.url, self.headers, self.timeout_s, self.tls_context)
         return GrpcControl(self.endpoint(), self.timeout_s)
 
     def host_and_port(self) -> tuple[str, int]:
@@ -178,11 +180,13 @@ class LoadSession:
 
     def _senders(self, count: int) -> contextlib.AbstractContextManager[Sequence[Any]]:
         if self.target.protocol == "chat":
-            return chat_senders(self.target.url, self.target.headers, self.target.timeout_s, count)
+            return chat_senders(
+                self.target.url, self.target.headers, self.target.timeout_s, count, self.target.tls_context
+            )
         if self.target.protocol == "http":
             if self.model.is_decoupled:
                 raise InvalidRequest(f"model '{self.model.name}' is decoupled: measure it with --protocol=stream")
-            return HttpSenders(self.target.url, self.target.timeout_s)(count)
+            return HttpSenders(self.target.url, self.target.timeout_s, self.target.tls_context)(count)
         streams = self.target.protocol == "stream"
         if self.model.is_decoupled and not streams:
             raise InvalidRequest(f"model '{self.model.name}' is decoupled: measure it with --protocol=stream")
