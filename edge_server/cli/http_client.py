@@ -6,6 +6,7 @@ import argparse
 import functools
 import http.client
 import json
+import re
 import ssl
 import urllib.error
 import urllib.parse
@@ -20,6 +21,9 @@ from edge_server.config.setting import nearest
 from edge_server.errors import SUGGESTION, InvalidRequest
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+
+_EXPECTED_HEADER = re.compile(r"This API is restricted, expecting header '([^']+)'$")
+"""Message of the server to a client without the key of a restricted API."""
 
 NO_ANSWER = (OSError, ValueError, http.client.HTTPException)
 """Errors that occur if no server, or another kind of server, answers at an address."""
@@ -207,6 +211,8 @@ def _error_message(error: urllib.error.HTTPError, url: str) -> str:
         message = message.get("message")
     if error.code == http.HTTPStatus.NOT_FOUND and message in (None, error.reason):
         return f"{url} has no {urllib.parse.urlsplit(error.url).path}: is it the HTTP address of an edge-server?"
+    if expected := re.search(_EXPECTED_HEADER, str(message)):
+        message = f"{message}; give it with --header {expected[1]}=VALUE"
     return str(message) if message else f"HTTP {error.code} {error.reason}"
 
 

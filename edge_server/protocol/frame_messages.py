@@ -37,7 +37,7 @@ class DropReason(enum.Enum):
     MAX_FPS = 4
     """It arrived sooner than `max_fps` allows."""
     SLOW_READER = 5
-    """The client does not read the results of the stream."""
+    """The results of earlier frames are not read yet: by the client, or by the server that opened the camera itself."""
     GOVERNOR = 6
     """The governor limits the work because of heat, power or memory."""
     CLOSED = 7

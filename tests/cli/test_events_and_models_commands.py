@@ -165,7 +165,7 @@ def test_the_key_is_sent_as_a_header(repository: Path) -> None:
         for command in (("models",), ("events", "--no-follow"), ("events",), ("rollback", "one")):
             done = edge(*command, "--url", address)
             assert done.returncode == 1, command
-            assert "expecting header 'x-key'" in done.stderr
+            assert "expecting header 'x-key'; give it with --header x-key=VALUE" in done.stderr
         for command, header in (
             (("models",), "x-key=s3=cret"),
             (("events", "--no-follow"), "X-Key: s3=cret"),

@@ -12,7 +12,7 @@ export const paths = ["edge/v1/streams", "edge/v1/cameras"];
 const MAX_SHOWN = 6;
 const REASONS = {
   NEWER: "replaced by a newer one", MAX_AGE: "too old", DEADLINE: "past the deadline", MAX_FPS: "above the frame rate",
-  SLOW_READER: "not read by the client", GOVERNOR: "held back by the governor", CLOSED: "stream closed",
+  SLOW_READER: "because earlier results were not read yet", GOVERNOR: "held back by the governor", CLOSED: "stream closed",
 };
 const KINDS = { RUNNING: "ok", FAILED: "bad" };
 const cards = new Map();

@@ -24,6 +24,7 @@ from edge_server.plugins.cameras.sources.source_choice import open_source
 from edge_server.plugins.cameras.sources.source_interface import SourceError, SourcePicture
 from edge_server.plugins.cameras.streams.camera_stream import CameraStream
 from edge_server.plugins.cameras.streams.stream_registry import StreamRegistry
+from edge_server.plugins.cameras.zones.zone_geometry import crosses_itself
 from edge_server.plugins.cameras.zones.zone_monitor import ZoneMonitor
 from edge_server.protocol.frame_messages import Delivery, Frame, FrameHeader, FrameResult, StreamRequest, ZoneReport
 
@@ -198,7 +199,7 @@ class SourceRunner:
         )
 
     def _zone_problem(self) -> str:
-        """Return why zones or lines count nothing with this model, "" if they may count."""
+        """Return why zones or lines may count no objects of this model, or others than meant; "" if all is well."""
         entry, perception = self.entry, None if self._stream is None else self._stream.perception
         if self._zones is None or self._stream is None:
             return ""
@@ -210,6 +211,9 @@ class SourceRunner:
             for label in classes:
                 if label not in self.labels:
                     return f"{name}: model '{entry.model}' has no class '{label}'{nearest(label, self.labels)}"
+        for zone in entry.zones:
+            if crosses_itself(zone.points):
+                return f"zone '{zone.name}': its sides cross each other, is the order of its points right?"
         return ""
 
     # -- the thread

@@ -98,6 +98,15 @@ def _extended(points: Floats) -> Floats:
     return longer
 
 
+def crosses_itself(points: Points) -> bool:
+    """Return whether two sides of a polygon cross each other. Sides that only touch do not."""
+    first = np.array(points, float)
+    last = np.roll(first, -1, axis=0)
+    begins, ends = (_side(first[:, None], last[:, None], point[None]) for point in (first, last))
+    is_between = (np.minimum(begins, ends) < -_EDGE_TOLERANCE) & (np.maximum(begins, ends) > _EDGE_TOLERANCE)
+    return bool((is_between & is_between.T).any())
+
+
 def _side(first: Floats, last: Floats, point: Floats) -> Floats:
     """Return above 0 if a point is right of the line from `first` to `last` in the picture, below 0 if it is left."""
     side: Floats = (last[..., 0] - first[..., 0]) * (point[..., 1] - first[..., 1]) - (last[..., 1] - first[..., 1]) * (

@@ -36,7 +36,11 @@ def _name(value: object) -> str:
 
 def _points(value: object) -> Points:
     if not isinstance(value, list) or len(value) > MAX_POINTS:
-        raise ValueError(f"expected an array of at most {MAX_POINTS} points [x, y]")
+        given = f"{len(value)} points" if isinstance(value, list) else repr(value)[:40]
+        raise ValueError(
+            f"expected an array of at most {MAX_POINTS} points [x, y] in fractions of the picture, such as "
+            f"[[0.1, 0.5], [0.9, 0.5], [0.5, 1.0]], given {given}"
+        )
     for point in value:
         if not (isinstance(point, list) and len(point) == 2 and all(map(_is_fraction, point))):
             raise ValueError(

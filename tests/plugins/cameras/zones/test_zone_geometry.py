@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.plugins.cameras.zones.zone_geometry import Polygons, Polylines
+from edge_server.plugins.cameras.zones.zone_geometry import Polygons, Polylines, crosses_itself
 
 GRID = 16
 """Coordinates are multiples of 1/16, so that edges and corners are hit often, and are exact as floats."""
@@ -124,3 +124,20 @@ def test_the_distance_is_in_heights_of_the_picture():
     assert lines.distance(0, (0.3, 0.6), 2.0) == pytest.approx(0.1)
     assert lines.distance(1, (0.6, 0.2), 2.0) == pytest.approx(0.2)
     assert lines.distance(1, (0.5, 0.7), 2.0) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("polygon", "does"),
+    [
+        (HORSESHOE, False),
+        (((0, 0), (1, 0), (1, 1), (0, 1)), False),
+        (((0, 0), (1, 1), (1, 0), (0, 1)), True),
+        (((0.5, 0), (0.8, 1), (0, 0.4), (1, 0.4), (0.2, 1)), True),
+        (((0, 0), (0.5, 0), (1, 0), (0.5, 0), (0.5, 1)), False),
+    ],
+    ids=["horseshoe", "square", "tie", "star", "with a spike along a side"],
+)
+def test_a_polygon_whose_sides_cross_is_found(polygon, does):
+    for shift in range(len(polygon)):
+        turned = polygon[shift:] + polygon[:shift]
+        assert crosses_itself(turned) == crosses_itself(turned[::-1]) == does

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -26,6 +27,8 @@ name = "log"
 url = "{log}"
 required_zones = ["yard"]
 """
+TIMEOUT_S = 20.0
+"""How long a test waits for what must happen; only a failing one waits that long."""
 ZONE = {"name": "yard", "points": [[0, 0], [1, 0], [0.5, 1]], "classes": ["face"]}
 
 
@@ -37,13 +40,17 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ask(start_server, folder):
-    """Return a function that sends a request, and returns the status and the JSON object of the answer."""
-    http = start_server(
+def http(start_server, folder):
+    return start_server(
         MODELS, "--load-model=face_detection_yunet", "--model-control-mode=explicit",
         f"--sources-file={folder / 'cameras.toml'}", "--source=name=flag,url=pattern,model=face_detection_yunet,fps=2",
         f"--state-dir={folder / 'state'}", environment=dict(os.environ),
     )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ask(http):
+    """Return a function that sends a request, and returns the status and the JSON object of the answer."""
 
     def send(source: str, body: object = None, **headers: str):
         data = None if body is None else json.dumps(body).encode()
@@ -73,6 +80,22 @@ def test_a_change_is_in_the_file_and_used_at_once(ask, folder):
 def test_zones_of_a_source_without_a_file_are_kept_in_the_state_folder(ask, folder):
     assert ask("flag", {"zones": [ZONE]})[1]["stored_in"] == "state_folder"
     assert json.loads((folder / "state/camera_zones.json").read_text())["flag"]["zones"] == [ZONE]
+
+
+def test_a_zone_whose_sides_cross_is_taken_and_reported(ask, http):
+    def wait_for(reason: str) -> None:
+        until = time.monotonic() + TIMEOUT_S
+        found = None
+        while found != reason and time.monotonic() < until:
+            time.sleep(0.02)
+            with urllib.request.urlopen(f"http://{http}/edge/v1/cameras") as answer:
+                (found,) = (item["reason"] for item in json.load(answer)["sources"] if item["name"] == "flag")
+        assert found == reason
+
+    assert ask("flag", {"zones": [{**ZONE, "points": [[0, 0], [1, 1], [1, 0], [0, 1]]}]})[0] == 200
+    wait_for("zone 'yard': its sides cross each other, is the order of its points right?")
+    assert ask("flag", {"zones": [ZONE]})[0] == 200
+    wait_for("")
 
 
 @pytest.mark.parametrize(
