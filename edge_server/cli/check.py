@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from edge_server.cli.console import busy_line, clean, render
+from edge_server.cli.console import busy_line, clean, render, wrap
 from edge_server.config import ServerConfig
 from edge_server.config.merge_settings import parse_serve
 from edge_server.config.setting_sources import process_environment
@@ -87,15 +87,13 @@ def _report(core: ServerParts) -> int:
             reasons.append(reason_line(version.name, str(version.version), str(error)))
         rows.append(_row(core, version, infer_ms))
     if rows:
-        print(render(COLUMN_TITLES, rows, sys.stdout, optional=("OUTPUTS", "INPUTS", "MEMORY MB", "PRECISION")))
+        optional = ("OUTPUTS", "INPUTS", "MEMORY MB", "PRECISION")
+        print(render(COLUMN_TITLES, rows, sys.stdout, optional=optional, stacked=optional))
     elif not reasons:
         reasons.append("there is no model in it")
-    for warning in warnings:
-        print(f"WARNING {warning}", file=sys.stderr)
-    for note in notes:
-        print(f"NOTE {note}", file=sys.stderr)
-    for reason in reasons:
-        print(f"FAILED {reason}", file=sys.stderr)
+    for mark, texts in (("WARNING", warnings), ("NOTE", notes), ("FAILED", reasons)):
+        for text in texts:
+            print(wrap(f"{mark} {text}", sys.stderr), file=sys.stderr)
     return 1 if reasons else 0
 
 

@@ -31,6 +31,9 @@ _BAR_WIDTH = 24
 _MIN_FRACTION, _MIN_ELAPSED_S = 0.02, 1.0
 """Minimum progress before the remaining time is estimated."""
 
+_LINES_BELOW = "\ue000"
+"""Stands in a table for the lines below a row. Of a private area of Unicode, which `clean` removes from cells."""
+
 _STYLES = {"READY": "green", "UNAVAILABLE": "red", "LOADING": "yellow", "UNLOADING": "yellow"}
 """State of a model -> its colour."""
 
@@ -46,20 +49,24 @@ def render(
     output: TextIO | None = None,
     *,
     optional: Sequence[str] = (),
+    stacked: Sequence[str] = (),
+    names_omitted: bool = True,
     justify: Literal["left", "right"] = "left",
 ) -> str:
     """Return a table for `output`, or for a pipe. A cell may have several lines. `justify` is for all columns but the
     first.
 
-    On a terminal, the columns in `optional` are omitted, the first one first, until the table fits, and cells that
-    still do not fit are wrapped. On a pipe, the rule below the last column is limited in length, because this column
-    may contain sentences.
+    On a terminal, the columns in `optional` are removed, the first one first, until the table fits, and cells that
+    still do not fit are wrapped. Those in `stacked` come as lines below each row then, the others are omitted, and with
+    `names_omitted` a line below the table has their names. On a pipe, the rule below the last column is limited in
+    length, because this column may contain sentences.
     """
     console = _console(output or io.StringIO())
     columns = [
         (title, ["\n".join(map(clean, cell.split("\n"))) for cell in cells])
         for title, *cells in zip(titles, *rows, strict=True)
     ]
+    every_column = columns
     if console.is_terminal:
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0))
         for title in optional:
@@ -74,11 +81,36 @@ def render(
     for index, (title, _) in enumerate(columns):
         # As Text, so that rich does not interpret markup.
         table.add_column(Text(title), overflow="fold", justify=justify if index else "left")
-    for row in zip(*(cells for _, cells in columns), strict=True):
+    removed = [column for column in every_column if column[0] not in [title for title, _ in columns]]
+    below = [column for column in removed if column[0] in stacked]
+    for number, row in enumerate(zip(*(cells for _, cells in columns), strict=True)):
         table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
+        if any(cells[number] for _, cells in below):
+            table.add_row(Text(_LINES_BELOW))
     with console.capture() as drawn:
         console.print(table)
-    return "\n".join(line.rstrip() for line in drawn.get().rstrip("\n").split("\n"))
+    lines = []
+    blocks = (_stack(below, number, console.width) for number in range(len(rows)) if any(c[number] for _, c in below))
+    for line in drawn.get().rstrip("\n").split("\n"):
+        lines += next(blocks) if line.startswith(_LINES_BELOW) else [line.rstrip()]
+    if names_omitted and (omitted := [title for title, _ in removed if title not in stacked]):
+        lines.append(f"columns that do not fit: {', '.join(omitted)}")
+    return "\n".join(lines)
+
+
+def _stack(columns: Sequence[tuple[str, Sequence[str]]], number: int, width: int) -> list[str]:
+    """Return the cells of one row as lines of "  TITLE  text", wrapped to a width."""
+    indent = max(len(title) for title, _ in columns) + 4
+    lines: list[str] = []
+    for title, cells in columns:
+        first = f"  {title}".ljust(indent)
+        for text in cells[number].splitlines():
+            lines += textwrap.wrap(
+                text, max(width, indent + 20), initial_indent=first, subsequent_indent=" " * indent,
+                break_on_hyphens=False,
+            )  # fmt: skip
+            first = " " * indent
+    return lines
 
 
 def wrap(line: str, output: TextIO) -> str:

@@ -63,8 +63,9 @@ def _text(options: argparse.Namespace, path: str) -> str:
         rows = []
     if not rows and not faulty:
         return "there is no model"
-    optional = ("GENERATION", "SHARE", "SERVED")
-    return render(COLUMN_TITLES, sorted(rows + faulty, key=lambda row: row[0]), sys.stdout, optional=optional)
+    rows = sorted(rows + faulty, key=lambda row: row[0])
+    optional = ("REASON", "GENERATION", "SHARE", "SERVED")
+    return render(COLUMN_TITLES, rows, sys.stdout, optional=optional, stacked=("REASON",))
 
 
 def _is_faulty(entry: Mapping[str, str]) -> bool:

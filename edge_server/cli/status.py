@@ -26,7 +26,7 @@ VERBOSE_COLUMNS = ("OUTPUTS", "INPUTS", "PRECISION", "LOAD MS")
 """Columns of --verbose. The others fit into 80 columns beside names of common length."""
 
 OPTIONAL_COLUMNS = (*VERBOSE_COLUMNS, "MB", "BACKEND", "REQUESTS")
-"""Columns that are omitted on a narrow terminal, the first one first."""
+"""Columns that do not appear in the table of a narrow terminal, the first one first. With --verbose they come below."""
 
 DEFAULT_WATCH_S = 2.0
 
@@ -183,7 +183,8 @@ def _lines(report: dict[str, Any], *, is_verbose: bool) -> list[str]:
         rows = [dict(zip(COLUMN_TITLES, _row(model), strict=True)) for model in models]
         titles = [title for title in COLUMN_TITLES if is_verbose or title not in VERBOSE_COLUMNS]
         cells = [[row[title] for title in titles] for row in rows]
-        lines.append(render(titles, cells, sys.stdout, optional=OPTIONAL_COLUMNS))
+        stacked = OPTIONAL_COLUMNS if is_verbose else ()
+        lines.append(render(titles, cells, sys.stdout, optional=OPTIONAL_COLUMNS, stacked=stacked))
     else:
         lines.append("there is no model")
     lines += [line for model in models if (line := _sequences(model))]

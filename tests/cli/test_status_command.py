@@ -211,8 +211,20 @@ def test_on_a_terminal_the_table_fits_and_has_colours_unless_no_color_is_set(
     assert "INPUTS" in wide[3]
     assert all(len(line) <= 72 for line in narrow), narrow
     assert "INPUTS" not in narrow[3]
+    row = next(number for number, line in enumerate(narrow) if line.startswith(MODEL))
+    assert {"  INPUTS     input FP32[-1,3,224,224]", "  OUTPUTS    probabilities FP32[-1,3,224,224]"} < set(
+        narrow[row:]
+    )
     for lines in (wide, narrow):
         assert re.search(rf"^{MODEL}\s+1\s+READY\b", "\n".join(lines), re.MULTILINE), lines
+
+
+def test_on_a_narrow_terminal_the_columns_that_do_not_fit_are_named(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    narrow, verbose = (visible(at_terminal(monkeypatch, "--url", url, *more, columns=60)) for more in ((), ("-v",)))
+    assert "columns that do not fit: BACKEND, MB, REQUESTS" in narrow
+    assert not [line for line in verbose if "do not fit" in line]
+    assert "  BACKEND    openvino" in verbose
+    assert "  MB         92" in verbose
 
 
 def test_the_exit_code_follows_expectations_and_waiting(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+import textwrap
 from collections.abc import Sequence
 
 from edge_server.cli.options import add_grpc_address
@@ -18,7 +19,8 @@ COMMANDS = {
 """Command -> description. Each is `run(arguments) -> exit code` in command_bridge.py or command_replay.py."""
 
 HELP = "usage: edge-server ros COMMAND [OPTIONS]\n\n" + "\n".join(
-    f"  {name}   {text}" for name, text in COMMANDS.items()
+    textwrap.fill(text, 80, initial_indent=f"  {name}   ", subsequent_indent=" " * 11)
+    for name, text in COMMANDS.items()
 ) + "\n\nedge-server ros COMMAND --help shows the options."  # fmt: skip
 
 
@@ -29,7 +31,7 @@ def run(arguments: Sequence[str]) -> int:
         return 0 if arguments else 2
     name, *rest = arguments
     if name not in COMMANDS:
-        hint = nearest(name, COMMANDS) or f"\n{HELP}"
+        hint = nearest(name, COMMANDS) or f", expected {' or '.join(COMMANDS)}"
         print(f"edge-server ros: there is no command '{name}'{hint}", file=sys.stderr)
         return 2
     # Before the modules that import gRPC.

@@ -81,7 +81,8 @@ def draw_table(view: TableView, output: TextIO, height: int) -> list[Line]:
 def table(rows: Sequence[StreamFigures], output: TextIO | None = None) -> list[str]:
     """Return the lines of the table."""
     cells = [[cell(row) for cell in COLUMNS.values()] for row in rows]
-    return render(tuple(COLUMNS), cells, output, optional=OPTIONAL_COLUMNS, justify="right").splitlines()
+    table = render(tuple(COLUMNS), cells, output, optional=OPTIONAL_COLUMNS, names_omitted=False, justify="right")
+    return table.splitlines()
 
 
 def progress(view: TableView) -> Line:
