@@ -138,7 +138,8 @@ class Loader:
                 error = explained or failure
                 if not resolved.has_alternatives or resolved.spec.backend in passed_over:
                     if passed_over:
-                        # The last runtime's reason alone would hide why the preferred ones were passed over.
+                        # The last runtime's reason alone would hide why the preferred ones were passed over. Theirs
+                        # lack the name of the file, so that an equal one is the end of the last.
                         others = [
                             text for text in resolved.skipped if not error.message.endswith(text.partition(": ")[2])
                         ]
