@@ -25,6 +25,7 @@ from edge_server.plugins.add.new_model import (
 from edge_server.plugins.add.picture_trial import PictureTrial, Reading
 from edge_server.plugins.add.runtime_trial import RuntimeTrial, try_opening, try_runtimes
 from edge_server.plugins.add.text_models import (
+    describe_missing_characters,
     find_recognisers,
     is_text_detector,
     read_as_recogniser,
@@ -198,6 +199,8 @@ class Addition:
         picture = self._read_picture(is_text=is_text_detector(spec, metadata))
         trial = PictureTrial(spec, metadata, picture)
         notes = trial.notes
+        if missing := describe_missing_characters(spec):
+            notes.append(missing)
         trials: Sequence[RuntimeTrial] = ()
         try:
             trials = self._try_runtimes(files, folder, spec, trial.samples, scratch)

@@ -22,6 +22,8 @@ READER = "text-reader"
 """`LayoutMatch.layout` of a recogniser of text."""
 _MAX_SEARCHED = 1000
 """Maximum number of models of a repository among which a recogniser is searched."""
+_MIN_SCORES = 97
+"""Scores of the smallest usual recogniser, of English: a blank, and 96 characters with the space."""
 
 
 def is_text_detector(spec: ModelSpec, metadata: Mapping[str, str]) -> bool:
@@ -51,6 +53,18 @@ def read_as_recogniser(spec: ModelSpec, metadata: Mapping[str, str], character_f
     evidence = f"the characters are in {source}, and output '{output.name}' has a score for each and for a blank"
     match = LayoutMatch(READER, "read", title, {}, {output.name: characters}, True, evidence)
     return Reading(match, True, TrialFinding())
+
+
+def describe_missing_characters(spec: ModelSpec) -> str:
+    """Return what a model without a list of characters needs if it is a recogniser of text; "" if its shapes are those
+    of none. Detectors of many classes have such shapes, too."""
+    count = spec.outputs[0].dims[-1] if is_recogniser(spec) else 0
+    if count < _MIN_SCORES or spec.outputs[0].dims[-2] != -1:
+        return ""
+    return (
+        f"if it reads text: it has no list of its characters. Name one, a file that ends in .txt with {count - 2} or "
+        f"{count - 1} lines, behind the model"
+    )
 
 
 def _find_characters(count: int, files: Sequence[Path]) -> tuple[tuple[str, ...], str]:

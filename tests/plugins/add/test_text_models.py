@@ -34,11 +34,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def save(path: Path, nodes: Sequence[onnx.NodeProto], shapes: Sequence[Sequence[object]], metadata: str = "") -> None:
+    given, output = shapes
     constants = {
         "zero": np.float32(0), "one": np.float32(1), "shape": np.array([0, -1, 1], np.int64),
-        "levels": np.array([9, -1, 1, 9], np.float32),
+        "levels": np.resize(np.array([9, -1, 1, 9], np.float32), output[2] if isinstance(output[2], int) else 1),
     }  # fmt: skip
-    given, output = shapes
     graph = helper.make_graph(
         nodes, "net", [helper.make_tensor_value_info("x", TensorProto.FLOAT, given)],
         [helper.make_tensor_value_info("fetch_name_0", TensorProto.FLOAT, output)],
@@ -63,17 +63,18 @@ def save_detector(path: Path) -> None:
     save(path, nodes, (["n", 3, "h", "w"], ["n", 1, "rows", "columns"]))
 
 
-def save_recogniser(path: Path, metadata: str = "a\nb") -> None:
+def save_recogniser(path: Path, metadata: str = "a\nb", *, scores: int = 4, pool: str = "GlobalAveragePool") -> None:
+    """Save a recogniser with one step, or with one for each column if `pool` is Identity."""
     make = helper.make_node
     nodes = [
         make("ReduceMean", ["x"], ["rows"], axes=[1, 2], keepdims=1),
-        make("GlobalAveragePool", ["rows"], ["steps"]),
+        make(pool, ["rows"], ["steps"]),
         make("Reshape", ["steps", "shape"], ["values"]),
         make("Sub", ["values", "levels"], ["differences"]),
         make("Abs", ["differences"], ["distances"]),
         make("Sub", ["one", "distances"], ["fetch_name_0"]),
     ]
-    save(path, nodes, (["n", 3, "h", "w"], ["n", "steps", 4]), metadata)
+    save(path, nodes, (["n", 3, "h", "w"], ["n", "steps", scores]), metadata)
 
 
 def add(*arguments: str) -> int:
@@ -114,6 +115,17 @@ def test_characters_come_from_a_text_file_in_any_order(folder: Path) -> None:
     assert Path("models/rec/labels.txt").read_text() == "é\n\u3000\n \n"
     assert "'keys.txt'" in config("rec")
     assert '"detection_text_model" value { string_value: "rec" }' in config("det")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("scores", "is_said"), [(97, True), (85, False)])
+def test_a_recogniser_without_its_characters_says_what_is_missing(
+    folder: Path, capsys: pytest.CaptureFixture[str], scores: int, is_said: bool
+) -> None:
+    save_recogniser(folder / "rec.onnx", "", scores=scores, pool="Identity")
+    assert add("rec.onnx") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert ("Name one, a file that ends in .txt with 95 or 96 lines, behind the model" in said) == is_said
 
 
 @pytest.mark.full
