@@ -87,7 +87,9 @@ def test_an_export_is_served_with_its_labels_by_a_server_that_watches(
     assert "has version 1: choose another name with --name" in capsys.readouterr().err
 
 
-def test_a_file_that_the_page_sends_is_added_and_its_report_comes_back(server: Any, eventually: Any) -> None:
+def test_a_file_that_the_page_sends_is_added_and_its_report_comes_back(
+    server: Any, eventually: Any, coffee: Path
+) -> None:
     body = export(detect(), ULTRALYTICS).SerializeToString()
     status, answer = server.request("POST", "/edge/v1/new-models/sent.onnx", body)
     assert status == 200, answer
@@ -100,9 +102,17 @@ def test_a_file_that_the_page_sends_is_added_and_its_report_comes_back(server: A
         ("a%2Fb.onnx", 400, "name 'a/b' cannot be used"),
         ("%2E%2E.onnx", 400, "cannot be used"),
         ("damaged.onnx", 400, "'damaged.onnx' is text, not an ONNX model"),
+        ("tried.onnx?picture_bytes=99", 400, "expected a picture of 99 bytes, given a body of 20"),
+        ("tried.onnx?picture_bytes=x", 400, "'picture_bytes' must be a whole number"),
     ):
         status, answer = server.request("POST", f"/edge/v1/new-models/{file}", b"x" * 20)
         assert (status, message in json.loads(answer)["error"]) == (code, True), answer
+    status, answer = server.request("POST", "/edge/v1/new-models/tried.onnx?picture_bytes=9", b"no pixels" + body)
+    assert (status, "image" in json.loads(answer)["error"]) == (400, True), answer
+    picture = coffee.read_bytes()
+    query = f"picture_bytes={len(picture)}"
+    assert server.request("POST", f"/edge/v1/new-models/tried.onnx?{query}", picture + body)[0] == 200
+    assert (server.repository / "tried/1/model.onnx").read_bytes() == body
     assert [path.name for path in server.repository.iterdir() if path.name.startswith(".")] == []
 
 

@@ -12,10 +12,13 @@ import pytest
 
 from tests.e2e.yolo_exports import ULTRALYTICS, detect, export
 
+PICTURE = Path(__file__).parents[1] / "data/coffee.jpg"
 DROP = """
-const bytes = Uint8Array.from(atob(arguments[0]), (character) => character.charCodeAt(0));
 const dataTransfer = new DataTransfer();
-dataTransfer.items.add(new File([bytes], arguments[1]));
+for (const [text, name, type] of arguments[0]) {
+  const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+  dataTransfer.items.add(new File([bytes], name, { type }));
+}
 document.querySelector("#add-drop").dispatchEvent(new DragEvent("drop", { dataTransfer, cancelable: true }));
 """
 
@@ -25,7 +28,9 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 def test_a_dropped_model_is_added_and_the_page_says_what_it_sees(
     browsers: Any, serve: Any, repository: Any, tmp_path: Path
 ) -> None:
-    model = base64.b64encode(export(detect(), ULTRALYTICS).SerializeToString()).decode()
+    model, undecided = (
+        base64.b64encode(export(detect(), metadata).SerializeToString()).decode() for metadata in (ULTRALYTICS, {})
+    )
     (tmp_path / "tokens").write_text(f"anna {hashlib.sha256(b'open sesame').hexdigest()} *\n")
     flag = f"--auth-tokens-file={tmp_path / 'tokens'}"
     with browsers.open_browser(tmp_path) as page, serve(repository.path, flag) as server:
@@ -36,13 +41,22 @@ def test_a_dropped_model_is_added_and_the_page_says_what_it_sees(
         page.run("document.querySelector('#key-value').value = 'open sesame'")
         page.click('#key-dialog button[value="save"]')
         page.wait("document.querySelector('#add-drop')?.hidden === false")
-        page.run(DROP, base64.b64encode(b"text").decode(), "notes.txt")
+        page.run(DROP, [(base64.b64encode(b"text").decode(), "notes.txt", "")])
         page.wait("document.querySelector('#add-state').textContent === 'not added'")
         report = page.run("return document.querySelector('#add-report').innerText")
         assert "expected a file that ends in .onnx" in report
-        page.run(DROP, model, "yolo11n.onnx")
+        picture = base64.b64encode(PICTURE.read_bytes()).decode()
+        page.run(DROP, [(picture, "coffee.jpg", "image/jpeg"), (model, "yolo11n.onnx", "")])
+        page.run(DROP, [(undecided, "bare.onnx", "")])
+        assert page.run("return document.querySelector('#add-report').innerText").startswith(
+            "bare.onnx: waits\n\nyolo11n.onnx: it is copied"
+        )
+        assert page.run("return document.querySelector('#add-picture-text').innerText").endswith("coffee.jpg.")
+        page.wait("document.querySelector('#add-report').innerText.includes('Not decided')")
         page.wait("document.querySelector('#add-state').textContent === 'added'")
         report = page.run("return document.querySelector('#add-report').innerText")
+        assert "in the repository, then add the model with a picture." in report
+        assert "--picture" not in report
         assert "kind    yolo detect, 3 classes" in report
         assert "picture person 0.90" in report
         assert str(repository.path) not in report

@@ -220,6 +220,7 @@ def test_a_face_dropped_on_the_form_gets_a_box(page: Any) -> None:
     face = ROOT / "edge_server/plugins/vision/demo.jpg"
     page.run(DROP, base64.b64encode(face.read_bytes()).decode())
     page.wait("document.querySelector('.answer canvas')?.ariaLabel === 'The picture with 1 boxes'")
+    page.wait("document.querySelector('.answer').getBoundingClientRect().bottom <= window.innerHeight")
 
 
 def test_a_picture_for_a_recognised_export_gets_boxes(page: Any) -> None:

@@ -18,7 +18,7 @@ from edge_server.plugin import own_plugins
 from edge_server.plugins.add.add_model import Addition, TriedModel
 from edge_server.plugins.add.new_model import check_is_free, check_name, find_sources
 from edge_server.plugins.add.picture_trial import Reading, decide
-from edge_server.plugins.add.printed_report import print_next_steps, print_report, say
+from edge_server.plugins.add.printed_report import PICTURE_MAY_DECIDE, print_next_steps, print_report, say
 
 _DEFAULT_REPOSITORY = Path("model_repository")
 _MAX_CHOICES = 9
@@ -92,11 +92,9 @@ def _choose(tried: TriedModel, repository: Path) -> Reading | None:
         return _ask(shown, best)
     print_report(tried, shown, best)
     if best is None and shown:
-        say(
-            "Not decided: config.pbtxt has them as comments, remove the '# ' of one. A picture of something that it "
-            f"detects may decide: delete the folder '{repository / tried.spec.name}', then add the model again with "
-            "--picture=FILE."
-        )
+        say("Not decided: config.pbtxt has them as comments, remove the '# ' of one.")
+        folder = repository / tried.spec.name
+        say(f"{PICTURE_MAY_DECIDE} delete the folder '{folder}', then add the model again with --picture=FILE.")
     return best
 
 

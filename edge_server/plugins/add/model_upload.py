@@ -14,9 +14,10 @@ from pathlib import Path
 from edge_server.errors import Draining, InvalidRequest, NotReady, ServingFault, Unsupported
 from edge_server.frontends.http.access_check import AccessCheck
 from edge_server.frontends.http.request import HttpRequest
+from edge_server.frontends.http.request_head import parse_query, parse_whole_number
 from edge_server.frontends.http.response import HttpResponse, json_response
 from edge_server.plugins.add.new_model import check_name
-from edge_server.plugins.add.printed_report import WROTE
+from edge_server.plugins.add.printed_report import PICTURE_MAY_DECIDE, WROTE
 
 _SUFFIXES = (".onnx", ".tflite", ".gguf", ".ubj")
 """Suffixes of files that are whole models and hold no code."""
@@ -47,7 +48,10 @@ class ModelUploads:
                 self._process.kill()
 
     async def add(self, request: HttpRequest) -> HttpResponse:
-        """Add the model file in the body; the path has its name. Return the report of `edge-server add`."""
+        """Add the model file in the body; the path has its name. Return the report of `edge-server add`.
+
+        The query's `picture_bytes` is the size of a picture that stands before the file, to try the model on.
+        """
         self._access.check_change(request.peer)
         name = request.names["file"]
         stem, suffix = os.path.splitext(name)
@@ -56,32 +60,41 @@ class ModelUploads:
             raise InvalidRequest(
                 f"'{name[:200]}': expected a file that ends in {', '.join(_SUFFIXES)}; add others with edge-server add"
             )
+        query = parse_query(request.head.target, ("picture_bytes",))
+        picture_bytes = parse_whole_number("picture_bytes", query.get("picture_bytes", "0"))
         if not os.access(self._repository, os.W_OK | os.X_OK):
             raise Unsupported(f"the server may not write into its model repository '{self._repository}'")
         with self._lock:
             if self._is_busy:
-                raise NotReady("another model is being added")
+                raise NotReady("another model is being added: try again when it is done")
             self._is_busy = True
         try:
-            body = await request.read_body()
+            body = memoryview(await request.read_body())
+            if picture_bytes > len(body):
+                raise InvalidRequest(f"expected a picture of {picture_bytes} bytes, given a body of {len(body)}")
             with tempfile.TemporaryDirectory(prefix="edge-upload-") as folder:
                 file = Path(folder, name)
+                # No model file has a name without a suffix.
+                picture = Path(folder, "picture") if picture_bytes else None
                 try:
-                    await request.run_blocking(partial(file.write_bytes, body))
+                    if picture is not None:
+                        await request.run_blocking(partial(picture.write_bytes, body[:picture_bytes]))
+                    await request.run_blocking(partial(file.write_bytes, body[picture_bytes:]))
                 except OSError as error:
                     raise ServingFault(f"the uploaded file cannot be written: {error.strerror}") from error
                 del body
                 request.release_body()
-                report = await request.run_blocking(partial(self._run, file))
+                report = await request.run_blocking(partial(self._run, file, picture))
         finally:
             self._kill()  # if the client left
             self._is_busy = False
         return json_response({"model": stem, "report": report})
 
-    def _run(self, file: Path) -> str:
+    def _run(self, file: Path, picture: Path | None) -> str:
         """Run the command and return the report that it prints. Raises InvalidRequest with its error."""
         command = [sys.executable, "-m", "edge_server", "add", str(file), f"--model-repository={self._repository}"]
         command += [f"--state-dir={self._state_dir}"] if self._state_dir else []
+        command += [f"--picture={picture}"] if picture is not None else []
         with self._lock:
             if self._is_stopping:
                 raise Draining("the server stops")
@@ -103,4 +116,7 @@ class ModelUploads:
             raise ServingFault(f"the command that adds the model was ended by signal {-process.returncode}")
         if process.returncode > 0:
             raise InvalidRequest(errors.strip().removeprefix("edge-server add: ") or "the model cannot be added")
-        return output.partition(f"\n{WROTE}")[0]
+        report, advice, _ = output.partition(f"\n{WROTE}")[0].partition(PICTURE_MAY_DECIDE)
+        if advice:  # for somebody without a command line
+            report += f"{advice} delete the folder '{file.stem}'\nin the repository, then add the model with a picture."
+        return report

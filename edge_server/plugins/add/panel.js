@@ -1,7 +1,7 @@
-// Section of the page: a drop zone for a model file, which `edge-server add` puts into the repository.
+// Section of the page: a drop zone for model files, which `edge-server add` puts into the repository one after the other.
 
-import { access, request } from "../api.js";
-import { element, note, setBadge } from "../dom.js";
+import { access, Refused, request } from "../api.js";
+import { element, note, setBadge, setText } from "../dom.js";
 import { keyNotice } from "../key.js";
 
 export const id = "add-model";
@@ -9,50 +9,94 @@ export const title = "Add a model";
 export const paths = [];
 
 const ACCEPTED = ".onnx,.tflite,.gguf,.ubj";
+const MAX_REPORTS = 20;
 
 export function makePanel() {
   const badge = element("span", { id: "add-state", hidden: true });
   const refusal = keyNotice(
     "add-refusal", "On this page only with a key that may change models.", "On the machine: ", element("code", {}, "edge-server add FILE"),
   );
-  const report = element("pre", { id: "add-report", class: "scroll", role: "status", hidden: true });
-  const input = element("input", { type: "file", accept: ACCEPTED, id: "add-file", class: "hidden-text", tabindex: "-1",
-                                   "aria-label": "Model file", change: () => input.files[0] && add(input.files[0]) });
-  const button = element("button", { type: "button", click: () => input.click() }, "Choose a model file");
-  const drop = element("div", { class: "drop", id: "add-drop" },
-                       element("p", {}, "Drop a model file here: ONNX, TensorFlow Lite, GGUF, XGBoost"), button, input);
+  const report = element("pre", { id: "add-report", class: "output", role: "status", tabindex: "0", hidden: true });
+  const again = element("button", { type: "button", id: "add-again", hidden: true, click: () => addNext() }, "Try again");
+  const [chooseFile, fileInput] = chooser("Choose a model file", { accept: ACCEPTED, id: "add-file", multiple: true }, take);
+  const [choosePicture, pictureInput] = chooser("Try it on a picture of yours", { accept: "image/*", id: "add-picture" }, take);
+  const pictureText = element("p", { class: "note", id: "add-picture-text" }, "It is tried on a portrait, or on drawn lines of text.");
+  const drop = element(
+    "div", { class: "drop", id: "add-drop" },
+    element("p", {}, "Drop a model file here: ONNX, TensorFlow Lite, GGUF, XGBoost"), chooseFile, fileInput, pictureText, choosePicture, pictureInput,
+  );
+  // The newest first.
+  const reports = [];
+  const waiting = [];
+  let picture = null;
+  let isAdding = false;
   const over = (isOver) => (event) => { event.preventDefault(); drop.classList.toggle("over", isOver); };
   drop.addEventListener("dragover", over(true));
   drop.addEventListener("dragleave", over(false));
   drop.addEventListener("drop", (event) => {
     over(false)(event);
-    const file = event.dataTransfer.files[0];
-    if (file && !button.disabled) add(file);
+    take([...event.dataTransfer.files]);
   });
 
-  async function add(file) {
-    button.disabled = true;
-    show("trying it", "busy", `${file.name}: it is copied, tried on a picture, and measured with each runtime ...`);
-    try {
-      const path = `edge/v1/new-models/${encodeURIComponent(file.name)}`;
-      const response = await request(path, { method: "POST", headers: { "Content-Type": "application/octet-stream" }, body: file });
-      show("added", "ok", (await response.json()).report);
-    } catch (error) {
-      show("not added", "bad", error.message);
-    }
-    button.disabled = false;
-    input.value = "";
+  /** Add the model files after those that wait. A picture is what they are tried on. */
+  function take(files) {
+    picture = files.findLast(({ type }) => type.startsWith("image/")) ?? picture;
+    if (picture) setText(pictureText, `It is tried on the picture ${picture.name}.`);
+    waiting.push(...files.filter(({ type }) => !type.startsWith("image/")));
+    if (waiting.length) addNext();
   }
 
-  function show(state, kind, text) {
-    setBadge(badge, state, kind);
-    badge.hidden = false;
-    note(report, text);
+  async function addNext() {
+    show();
+    if (isAdding) return;
+    isAdding = true;
+    again.hidden = true;
+    while (waiting.length) {
+      const file = waiting.shift();
+      setBadge(badge, "trying it", "busy");
+      reports.unshift(`${file.name}: it is copied, tried on a picture, and measured with each runtime ...`);
+      show();
+      try {
+        const path = `edge/v1/new-models/${encodeURIComponent(file.name)}?picture_bytes=${picture?.size ?? 0}`;
+        const body = picture ? new Blob([picture, file]) : file;
+        const response = await request(path, { method: "POST", headers: { "Content-Type": "application/octet-stream" }, body });
+        reports[0] = (await response.json()).report;
+        setBadge(badge, "added", "ok");
+      } catch (error) {
+        reports[0] = error.message.includes(file.name) ? error.message : `${file.name}: ${error.message}`;
+        setBadge(badge, "not added", "bad");
+        if (error instanceof Refused && error.status === 503) {
+          // Another client adds a model just now.
+          waiting.unshift(file);
+          again.hidden = false;
+          break;
+        }
+      }
+    }
+    isAdding = false;
+    show();
+  }
+
+  function show() {
+    badge.hidden = !reports.length;
+    reports.splice(MAX_REPORTS);
+    const names = waiting.map(({ name }) => `${name}: waits`);
+    note(report, [...names, ...reports].join("\n\n"));
   }
 
   function update() {
     drop.hidden = !access.may_change_models;
     refusal.update();
   }
-  return { heading: badge, nodes: [refusal.node, drop, report], update };
+  return { heading: badge, nodes: [refusal.node, drop, again, report], update };
+}
+
+/** Return a button and the hidden input of files that it opens. `onFiles` gets the chosen ones. */
+function chooser(label, attributes, onFiles) {
+  const input = element("input", { type: "file", class: "hidden-text", tabindex: "-1", "aria-label": label, ...attributes, change: () => {
+    onFiles([...input.files]);
+    // The same file may be chosen again.
+    input.value = "";
+  } });
+  return [element("button", { type: "button", click: () => input.click() }, label), input];
 }

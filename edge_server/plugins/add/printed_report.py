@@ -25,6 +25,8 @@ _MAX_INLINE_ELEMENTS = 16
 """Maximum number of elements of an input that are written out in a curl command."""
 WROTE = "wrote "
 """Beginning of the line after the report."""
+PICTURE_MAY_DECIDE = "A picture of something that it detects may decide:"
+"""Beginning of the last lines of the report of a model whose layout is not decided."""
 _URL = "http://127.0.0.1:8000"
 
 
