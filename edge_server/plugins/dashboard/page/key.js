@@ -40,16 +40,17 @@ export function followKey(onChange) {
  */
 export function keyNotice(id, what, ...instead) {
   const advice = element(
-    "span", {}, "This server has none: start it with ", element("code", {}, FLAG), ", then enter ", element("code", {}, "SECRET"), " here (",
+    "span", {}, "This server asks for none: start it with ", element("code", {}, FLAG), ", then enter ", element("code", {}, "SECRET"), " here (",
     element("a", { href: "docs#operations.md/a-key-for-the-page" }, "more"), "). ",
   );
   const enter = element("button", { type: "button", click: openDialog }, "Enter a key");
   const node = element("p", { class: "note", id, hidden: true }, what, " ", advice, enter, " ", ...instead);
   function update() {
     node.hidden = access.may_change_models;
-    const takesKeys = access.takes_tokens || access.key_headers.length > 0;
-    advice.hidden = takesKeys;
-    enter.hidden = !takesKeys;
+    // What is open to everyone takes no key. The server's keys, if any, are for other things.
+    const isOpen = access.allowed["model-repository"];
+    advice.hidden = !isOpen;
+    enter.hidden = isOpen;
   }
   return { node, update };
 }
