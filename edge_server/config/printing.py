@@ -14,12 +14,30 @@ from edge_server.config.server_config import DeclaredSettings
 from edge_server.config.setting import Setting
 from edge_server.config.setting_sources import BACKENDS, CONFIG_FLAG, CONFIG_VARIABLE, PRINT_FLAG
 
+_MOST_USED = {
+    "--model-repository=DIR": "folder of models; repeatable",
+    "--demo": "the bundled models, and a first request to copy",
+    "--model-control-mode=poll": "follow changes of the repository; or none, explicit",
+    "--http-address=0.0.0.0": "accept HTTP of other machines too",
+    "--http-port=8000": "port of HTTP, of the page and of OpenAI's API",
+    "--grpc-address=0.0.0.0": "accept gRPC of other machines too",
+    "--grpc-port=8001": "port of gRPC",
+    "--auth-tokens-file=FILE": "tokens that clients need to load models",
+    "--state-dir=DIR": "remember rollbacks over a restart",
+    "--sources-file=FILE": "cameras that the server reads",
+}
+"""Flags for the top of the help. Those of plugins that are absent are left out."""
+
 
 def help_text(declared: DeclaredSettings) -> str:
     """Return the text of `serve --help`."""
+    flags = {setting.flag for setting in declared.settings}
     lines = [
-        "usage: edge-server serve --model-repository=FOLDER [--flag=value ...]",
+        "usage: edge-server serve --model-repository=DIR [--flag=value ...]",
         "       edge-server serve --demo",
+        "",
+        "Most used, each explained below:",
+        *(f"  {given:27}{text}" for given, text in _MOST_USED.items() if given.partition("=")[0] in flags),
         "",
         "Flags override environment variables, which override the configuration file,",
         "which overrides the defaults. An empty variable counts as not set. A boolean",

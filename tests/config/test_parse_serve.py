@@ -361,6 +361,10 @@ def test_help_names_every_flag_variable_and_default():
         assert setting.flag in text
         assert setting.variable in text
     assert "default 8000" in text
+    most_used = text.partition("\n\n")[2].partition("\n\n")[0].splitlines()
+    assert most_used[0] == "Most used, each explained below:"
+    assert len(most_used) == 11
+    assert all(len(line) <= 80 for line in most_used)
     assert "EDGE_SERVER_CONFIG" in text
 
 

@@ -281,6 +281,7 @@ def _write_file(flag: str, path: Path, text: str) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="edge-server perf",
+        usage="edge-server perf -m MODEL [OPTIONS]",
         description="Measure a model of a running server (or any KServe v2 server) under load. Each load level is "
         "measured in time windows until three agree; a level marked ~ did not become steady. QUEUE to OUTPUT are mean "
         "times of a request in the server, from its statistics. SERVER CPU and CLIENT CPU are in cores. Exit code 0: "
