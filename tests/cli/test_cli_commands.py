@@ -233,10 +233,10 @@ def test_check_runs_a_network_for_any_image_size_with_a_large_image(repository: 
 def test_optimize_names_the_option_for_inputs_if_random_shapes_fail(repository: Path) -> None:
     (repository / "any_size" / "1").mkdir(parents=True)
     stride_eight(repository / "any_size" / "1" / "model.onnx")
-    done = edge("optimize", str(repository / "any_size"), "--runtimes=onnxruntime", "--precision=f32")
+    done = edge("optimize", str(repository / "any_size"), "--runtimes=onnxruntime", "--precisions=f32")
     assert done.returncode == 2
     assert "the shape of 'images' open" in done.stderr
-    assert "--input FILE.npz" in done.stderr
+    assert "--input-data FILE.npz" in done.stderr
 
 
 def test_check_names_a_file_that_is_not_named_like_a_model(repository: Path) -> None:

@@ -18,7 +18,7 @@ NEEDED = {
     "perf": ["--model=m"],
     "stream": ["--model=m", "--source=pattern"],
     "optimize": ["m"],
-    "analyze": ["--model=m", "--model-repository=r"],
+    "analyze": ["m", "--model-repository=r"],
 }
 
 

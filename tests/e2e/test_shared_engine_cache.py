@@ -150,7 +150,7 @@ def test_optimize_waits_for_the_engine_that_a_server_builds(
         cache, said = tmp_path / "engines", tmp_path / "said"
         command = [
             sys.executable, "-m", "edge_server", "optimize", str(repository.path / MODEL),
-            "--runtimes=onnxruntime,tensorrt_rtx", "--precision=fp32", f"--engine-cache-dir={cache}", "--json",
+            "--runtimes=onnxruntime,tensorrt_rtx", "--precisions=fp32", f"--engine-cache-dir={cache}", "--json",
             "--runs=5", "--seconds=1", "--samples=2",
         ]  # fmt: skip
         with open(said, "w") as stderr:

@@ -31,7 +31,7 @@ def run(arguments: Sequence[str]) -> int:
         description="Test the governor's control policy on a simulated board, or on recorded temperatures.",
         allow_abbrev=False,
     )
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    actions = parser.add_subparsers(dest="action", metavar="COMMAND", required=True)
     simulated = _add_simulate(actions)
     replayed = _add_replay(actions)
     options = parser.parse_args(arguments)
@@ -50,7 +50,7 @@ def _add_simulate(actions: Any) -> argparse.ArgumentParser:
         "deadline, late answers, switches between model variants, and joules per answer in time.",
     )
     action.add_argument("--scenario", choices=[*SCENARIOS, "all"], default="ambient-45", help="default: %(default)s")
-    action.add_argument("--seconds", type=float, metavar="S", help="simulated time; default: one hour")
+    action.add_argument("--seconds", type=float, metavar="SECONDS", help="simulated time; default: one hour")
     svg = action.add_argument("--svg", type=Path, metavar="FILE", help="draw the curves of the scenario")
     add_alias(action, "--picture", svg)
     action.add_argument("--seed", type=int, default=1, metavar="N", help="seed of noise and arrivals")

@@ -131,7 +131,7 @@ def _plan(
     filename = model.config.default_model_filename or ("model.onnx" if "model.onnx" in files else "")
     base = default_space(backend, filename, facts.max_batch_size, cores, tries_bf16=has_bf16())
     space = SearchSpace(
-        _values(options.backends, base.backends),
+        _values(options.runtimes, base.backends),
         _values(options.precisions, base.precisions),
         _values(options.instances, base.instances),
         _values(options.threads, base.threads),
@@ -414,9 +414,9 @@ def _parser() -> argparse.ArgumentParser:
         "should be otherwise idle. Exit code 0: a configuration keeps the limits.",
         allow_abbrev=False,
     )
-    parser.add_argument("-m", "--model", required=True, help="name of the model")
+    parser.add_argument("model", metavar="MODEL", help="name of the model")
     parser.add_argument(
-        "--model-repository", type=Path, required=True, metavar="FOLDER", help="the repository on this machine"
+        "--model-repository", type=Path, required=True, metavar="DIR", help="the repository on this machine"
     )
     _add_goal(parser.add_argument_group("goal"))
     _add_space(parser.add_argument_group("search space"))
@@ -440,7 +440,7 @@ def _parser() -> argparse.ArgumentParser:
         "--start-timeout",
         type=kinds.float_range(1, 3600),
         default=120.0,
-        metavar="S",
+        metavar="SECONDS",
         help="time limit for a server to get ready",
     )
     results = parser.add_argument_group("results")
@@ -475,7 +475,7 @@ def _add_goal(group: argparse._ArgumentGroup) -> None:
 
 def _add_space(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--backends",
+        "--runtimes",
         type=_name_list,
         metavar="A,B",
         help="default: onnxruntime and openvino for ONNX, else the model's own",

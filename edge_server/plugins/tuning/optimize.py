@@ -64,7 +64,7 @@ def _optimize(options: argparse.Namespace, config: ServerConfig, root: Path, nam
         options.model_version,
         config.repository.model_config_name,
         tuple(options.runtimes),
-        tuple(options.precision),
+        tuple(options.precisions),
         tuple(options.profiles or ()),
         config.repository.allows_external_links,
     )
@@ -113,14 +113,14 @@ def _store_times(options: argparse.Namespace, config: ServerConfig, plan: TrialP
 
 
 def _limits(options: argparse.Namespace, config: ServerConfig) -> ChildLimits:
-    answer_s: float = options.timeout_secs
+    answer_s: float = options.timeout
     open_s = answer_s + config.table(EngineConfig).build_timeout_s
     return ChildLimits(answer_s, open_s, options.memory_mb << 20, options.memory_floor_mb << 20)
 
 
 def _run_limits(options: argparse.Namespace) -> RunLimits:
     return RunLimits(
-        options.runs, options.seconds, options.samples, str(options.input.resolve()) if options.input else ""
+        options.runs, options.seconds, options.samples, str(options.input_data.resolve()) if options.input_data else ""
     )
 
 
@@ -140,7 +140,7 @@ def _print_report(
     print(f"{samples['count']} sample(s) {samples['source']}, compared with {outcome.reference.candidate.title}")
     if samples["open"]:
         names = ", ".join(samples["open"])
-        print(f"variable dimensions were set to 1 in: {names}; --input or --profiles gives others")
+        print(f"variable dimensions were set to 1 in: {names}; --input-data or --profiles gives others")
     for line in report.failure_lines(outcome.trials):
         print(f"failed: {clean(line)}")
     for line in plan.left_out:
@@ -208,16 +208,16 @@ def _parser() -> argparse.ArgumentParser:
     version = add("--model-version", type=int, metavar="N", help="version to compare (default: the newest served)")
     add_alias(parser, "--version", version)
     add("--model-config-name", default="", metavar="NAME", help="start from configs/NAME.pbtxt")
-    add("--runtimes", type=_names, default=[], metavar="A,B", help="try these backends only")
+    add("--runtimes", type=_names, default=[], metavar="A,B", help="try these runtimes only")
     add(
-        "--precision", type=_names, default=[], metavar="A,B",
+        "--precisions", type=_names, default=[], metavar="A,B",
         help="try these precisions only, in the spelling of the parameter `precision`; the reference is always tried",
     )  # fmt: skip
     add(
         "--profiles", nargs=3, metavar=("MIN", "OPT", "MAX"),
         help="shapes of a TensorRT engine, each as input:1x3x224x224,other:1x8; random inputs have the OPT shape",
     )  # fmt: skip
-    add("--input", type=Path, metavar="FILE.npz", help="inputs to use: an array for each, samples first")
+    add("--input-data", type=Path, metavar="FILE.npz", help="inputs to use: an array for each, samples first")
     add("--objective", choices=[one.value for one in Objective], default="latency", help="(default: %(default)s)")
     add(
         "--tolerance", type=_non_negative, default=0.01, metavar="X",
@@ -231,24 +231,32 @@ def _parser() -> argparse.ArgumentParser:
     add("--overwrite", action="store_true", help="replace an existing file")
     add("--json", action="store_true", help="print JSON")
     add(
-        "--runs", type=_positive_count, default=100, help="runs of each candidate and batch size (default: %(default)s)"
+        "--runs",
+        type=_positive_count,
+        default=100,
+        metavar="N",
+        help="runs of each candidate and batch size (default: %(default)s)",
     )
     add("--seconds", type=_seconds, default=10.0, help="time limit for those runs (default: %(default)s)")
-    add("--samples", type=_positive_count, default=8, help="number of random inputs (default: %(default)s)")
     add(
-        "--timeout-secs",
+        "--samples", type=_positive_count, default=8, metavar="N", help="number of random inputs (default: %(default)s)"
+    )
+    add(
+        "--timeout",
         type=_seconds,
         default=120.0,
+        metavar="SECONDS",
         help="longest time for one step of a candidate (default: %(default)s)",
     )
     add(
         "--memory-mb",
         type=_whole_number,
         default=0,
+        metavar="MB",
         help="memory limit of a candidate in MiB, 0: none (default: %(default)s)",
     )
     add(
-        "--memory-floor-mb", type=_whole_number, default=128,
+        "--memory-floor-mb", type=_whole_number, default=128, metavar="MB",
         help="end a candidate if the machine has fewer MiB available (default: %(default)s)",
     )  # fmt: skip
     add("--backend-config", action="append", default=[], metavar="B,KEY=VALUE", help="as for serve")

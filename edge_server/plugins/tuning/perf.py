@@ -407,6 +407,6 @@ def _add_connection(group: argparse._ArgumentGroup) -> None:
         help="metrics page of a remote server, for its processor time and memory: http://HOST:8002/metrics",
     )
     group.add_argument(
-        "--timeout", type=kinds.float_range(0.01), default=30.0, metavar="S", help="time limit for each answer"
+        "--timeout", type=kinds.float_range(0.01), default=30.0, metavar="SECONDS", help="time limit for each answer"
     )
     kinds.add_grpc_tls(group)

@@ -68,7 +68,7 @@ def test_a_model_that_gains_from_batching_gets_it_configured(command: Any, repos
     before = (repository / "runs" / "config.pbtxt").read_text()
     picture = tmp_path / "analyze.svg"
     done = command(
-        "analyze", "-m", "runs", f"--model-repository={repository}", "--instances=1", "--concurrency=8", *BRIEF,
+        "analyze", "runs", f"--model-repository={repository}", "--instances=1", "--concurrency=8", *BRIEF,
         "--write=batched", f"--svg={picture}", "--power-limit-watts=1000",
     )  # fmt: skip
     assert done.code == 0, done.errors
@@ -89,7 +89,7 @@ def test_a_model_that_gains_from_batching_gets_it_configured(command: Any, repos
 @pytest.mark.full
 def test_limits_that_no_configuration_meets_are_reported_and_nothing_is_written(command: Any, repository: Path) -> None:
     done = command(
-        "analyze", "-m", "runs", f"--model-repository={repository}", "--instances=1", "--batch-sizes=1",
+        "analyze", "runs", f"--model-repository={repository}", "--instances=1", "--batch-sizes=1",
         "--concurrency=1", *BRIEF, "--latency-limit-ms=20", "--write=never",
     )  # fmt: skip
     assert done.code == 1
@@ -104,7 +104,7 @@ def test_a_failing_configuration_has_its_reason_and_an_impossible_one_is_not_tri
     command: Any, repository: Path
 ) -> None:
     done = command(
-        "analyze", "-m", "runs", f"--model-repository={repository}", "--backends=nonsense,python", "--instances=1",
+        "analyze", "runs", f"--model-repository={repository}", "--runtimes=nonsense,python", "--instances=1",
         "--batch-sizes=1", "--concurrency=1", *BRIEF,
     )  # fmt: skip
     assert done.code == 0, done.errors
@@ -140,10 +140,10 @@ def test_the_time_estimate_counts_the_remaining_rounds() -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("-m", "nope"), "there is no model 'nope'"),
-        (("-m", "../runs"), "there is no model"),
-        (("-m", "runs", "--write=../x"), "expected letters"),
-        (("-m", "runs", "--threads=2"), "has no threads to set"),
+        (("nope",), "there is no model 'nope'"),
+        (("../runs",), "there is no model"),
+        (("runs", "--write=../x"), "expected letters"),
+        (("runs", "--threads=2"), "has no threads to set"),
     ],
 )
 def test_a_model_that_cannot_be_analyzed_is_reported(
@@ -157,7 +157,7 @@ def test_a_model_that_cannot_be_analyzed_is_reported(
 def test_an_existing_variant_is_replaced_only_on_request(command: Any, repository: Path) -> None:
     (repository / "runs" / "configs").mkdir()
     (repository / "runs" / "configs" / "mine.pbtxt").write_text("max_batch_size: 1")
-    done = command("analyze", f"--model-repository={repository}", "-m", "runs", "--write=mine")
+    done = command("analyze", f"--model-repository={repository}", "runs", "--write=mine")
     assert done.code == 2
     assert "--overwrite" in done.errors
     assert (repository / "runs" / "configs" / "mine.pbtxt").read_text() == "max_batch_size: 1"
@@ -167,7 +167,7 @@ def test_a_model_of_sequences_is_refused_and_keeps_its_sequences(
     command: Any, repository: Path, stub_config: Any
 ) -> None:
     (repository / "runs" / "config.pbtxt").write_text(stub_config(more="sequence_batching { }"))
-    done = command("analyze", "-m", "runs", f"--model-repository={repository}", *BRIEF, "--write=lost")
+    done = command("analyze", "runs", f"--model-repository={repository}", *BRIEF, "--write=lost")
     assert done.code == 2
     assert "is a model of sequences" in done.errors
     assert not (repository / "runs" / "configs").exists()
@@ -176,7 +176,7 @@ def test_a_model_of_sequences_is_refused_and_keeps_its_sequences(
 @pytest.mark.full
 def test_an_unwritable_report_does_not_lose_the_recommendation(command: Any, repository: Path, tmp_path: Path) -> None:
     done = command(
-        "analyze", "-m", "runs", f"--model-repository={repository}", "--instances=1", "--batch-sizes=1",
+        "analyze", "runs", f"--model-repository={repository}", "--instances=1", "--batch-sizes=1",
         "--concurrency=1", *BRIEF, "--write=found", f"--svg={tmp_path}/nowhere/x.svg",
     )  # fmt: skip
     assert done.code == 2
@@ -276,7 +276,7 @@ def test_children_of_a_server_end_with_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_leaves_no_server_and_no_temporary_folder(repository: Path, number: int) -> None:
     process = subprocess.Popen(
-        [str(COMMAND), "analyze", "-m", "runs", f"--model-repository={repository}", "--instances=1", *BRIEF],
+        [str(COMMAND), "analyze", "runs", f"--model-repository={repository}", "--instances=1", *BRIEF],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )  # fmt: skip
     assert process.stderr is not None

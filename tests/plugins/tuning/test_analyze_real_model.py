@@ -49,7 +49,7 @@ def test_a_real_model_is_compared_in_both_runtimes_and_the_faster_serves(
 ) -> None:
     picture = tmp_path / "analyze.svg"
     done = command(
-        "analyze", "-m", "dense", f"--model-repository={repository}", "--backends=openvino",
+        "analyze", "dense", f"--model-repository={repository}", "--runtimes=openvino",
         "--precisions=f32,nonsense", "--instances=1", "--threads=1", "--batch-sizes=1", "--concurrency=1",
         "--measurement-interval=100", "--measurement-request-count=5", "--max-trials=3", "--write=best",
         f"--svg={picture}",
@@ -81,6 +81,6 @@ def test_a_label_file_outside_the_model_is_refused(command: Any, repository: Pat
     labels = repository / "dense" / "words" / "labels.txt"
     labels.unlink()
     labels.symlink_to(tmp_path / "elsewhere.txt")
-    done = command("analyze", "-m", "dense", f"--model-repository={repository}")
+    done = command("analyze", "dense", f"--model-repository={repository}")
     assert done.code == 2
     assert "outside the model's directory" in done.errors

@@ -222,10 +222,10 @@ def test_an_inaccurate_candidate_can_be_chosen_with_a_larger_tolerance(add: Call
 
 @pytest.mark.full
 def test_a_candidate_that_hangs_or_exhausts_memory_is_ended(add: Callable[..., Path], faulty: Path) -> None:
-    words = ("--runtimes=onnxruntime,hang_run,hungry", "--timeout-secs=15", "--memory-mb=1500")
+    words = ("--runtimes=onnxruntime,hang_run,hungry", "--timeout=15", "--memory-mb=1500")
     found = found_by(add(), *words, site=faulty)
     assert found["chosen"] == "onnxruntime f32"
-    assert found["by_title"]["hang_run"]["reason"] == "it took longer than 15 s (--timeout-secs)"
+    assert found["by_title"]["hang_run"]["reason"] == "it took longer than 15 s (--timeout)"
     assert re.fullmatch(
         r"it took \d+ MiB of memory, more than the 1500 MiB that it may \(--memory-mb\)",
         found["by_title"]["hungry"]["reason"],
@@ -234,7 +234,7 @@ def test_a_candidate_that_hangs_or_exhausts_memory_is_ended(add: Callable[..., P
 
 @pytest.mark.full
 def test_a_quantised_model_is_tried_in_int8_and_compared_with_the_same_in_f32(add: Callable[..., Path]) -> None:
-    found = found_by(add(model=quantised_net()), "--precision=int8", "--tolerance=0.02", CPU_RUNTIMES)
+    found = found_by(add(model=quantised_net()), "--precisions=int8", "--tolerance=0.02", CPU_RUNTIMES)
     assert found["reference"] == "onnxruntime f32"
     assert {"openvino int8", "onnxruntime int8"} < found["by_title"].keys()
     for title in ("openvino int8", "onnxruntime int8"):
@@ -246,7 +246,7 @@ def test_a_quantised_model_is_tried_in_int8_and_compared_with_the_same_in_f32(ad
 
 def test_the_operators_own_inputs_are_compared(add: Callable[..., Path], tmp_path: Path) -> None:
     np.savez(tmp_path / "in.npz", x=np.random.default_rng(3).random((5, 64)).astype(np.float32))
-    found = found_by(add(), f"--input={tmp_path / 'in.npz'}", "--runtimes=onnxruntime")
+    found = found_by(add(), f"--input-data={tmp_path / 'in.npz'}", "--runtimes=onnxruntime")
     assert found["samples"] == {"count": 5, "source": f"of {tmp_path / 'in.npz'}"}
 
 
@@ -275,7 +275,7 @@ def test_inputs_that_do_not_fit_are_reported_with_the_expected_ones(
         path.write_bytes(b"hello")
     else:
         np.savez(path, **arrays)
-    done = optimize(add(), f"--input={path}", "--runtimes=onnxruntime")
+    done = optimize(add(), f"--input-data={path}", "--runtimes=onnxruntime")
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -295,7 +295,7 @@ def test_a_model_that_cannot_be_optimized_is_reported_before_anything_is_opened(
         (("nett", f"--model-repository={folder.parent}"), "there are: both, net"),
         ((folder, "--version=3"), "model 'net' has no version 3; it has 1"),
         ((folder, "--runtimes=openvno"), "no runtime is called 'openvno'"),
-        ((folder, "--precision=int8"), "--precision: no runtime has 'int8' for this model; there are f32"),
+        ((folder, "--precisions=int8"), "--precisions: no runtime has 'int8' for this model; there are f32"),
         ((folder, "--write=taken"), "exists already; --overwrite replaces it"),
         ((folder, "--write=../config"), "--write: expected letters, digits"),
         ((ensemble,), "model 'both' is an ensemble"),
@@ -369,7 +369,7 @@ def is_alive(pid: int) -> bool:
 
 @pytest.mark.full
 def test_the_bundled_classifier_gets_a_table_and_progress_lines() -> None:
-    words = ("--precision=bf16", "--runs=10", "--seconds=1", "--samples=2", CPU_RUNTIMES)
+    words = ("--precisions=bf16", "--runs=10", "--seconds=1", "--samples=2", CPU_RUNTIMES)
     done = optimize(BUNDLED / "efficientnet_lite0", *words)
     assert done.returncode == 0, done.stderr
     head, _, *rows = done.stdout.splitlines()
@@ -397,7 +397,7 @@ def test_an_engine_is_built_measured_and_kept_for_the_server(
     there = fake_gpu.environment(cache)
     # One path for both the faulty package and the GPU.
     both = {**there, "PYTHONPATH": os.pathsep.join([there["PYTHONPATH"], str(faulty)])}
-    words = (f"--engine-cache-dir={cache}", "--precision=fp32", "--write=engine")
+    words = (f"--engine-cache-dir={cache}", "--precisions=fp32", "--write=engine")
     shapes = ("--profiles", "x:1x64", "x:2x64", "x:4x64")
     done = optimize(folder, "--runtimes=slow,tensorrt_rtx", *words, *shapes, "--json", *QUICK, **both)
     assert done.returncode == 0, done.stderr
@@ -426,7 +426,7 @@ def test_an_engine_without_a_gpu_is_built_and_its_row_has_the_reason_it_did_not_
     pytest.importorskip("tensorrt_rtx")
     if shutil.which("nvidia-smi"):
         pytest.skip("needs a box without a GPU")
-    found = found_by(add(config="max_batch_size: 4"), "--runtimes=onnxruntime,tensorrt_rtx", "--precision=fp32")
+    found = found_by(add(config="max_batch_size: 4"), "--runtimes=onnxruntime,tensorrt_rtx", "--precisions=fp32")
     one = found["by_title"]["tensorrt_rtx fp32"]
     assert one["result"] == "built, not run"
     assert one["reason"].startswith("built, not run: there is no NVIDIA driver")

@@ -139,7 +139,7 @@ def optimize(folder: Path, site: Path, *words: str, **more: str) -> dict[str, An
 def test_a_device_that_fails_is_a_row_with_its_reason_and_a_server_opens_the_one_that_works(
     double: Path, model: Path, start_server: Callable[..., str]
 ) -> None:
-    found = optimize(model, double, "--runtimes=openvino", "--precision=f16", "--write=found", NO_CPU="1")
+    found = optimize(model, double, "--runtimes=openvino", "--precisions=f16", "--write=found", NO_CPU="1")
     gpu = found["by_title"]["openvino f16 on GPU"]
     assert (gpu["result"], gpu["latency_ms"]) == ("not opened", [])
     assert gpu["reason"].startswith("model 'net' version 1, file 'model.onnx': ")
@@ -173,7 +173,7 @@ def test_a_configured_device_combination_is_tried_with_its_single_devices(double
 def test_a_driver_that_crashes_or_hangs_only_loses_its_devices(
     double: Path, model: Path, way: str, message: str
 ) -> None:
-    found = optimize(model, double, "--runtimes=openvino", "--timeout-secs=8", **{way: "1"})
+    found = optimize(model, double, "--runtimes=openvino", "--timeout=8", **{way: "1"})
     (line,) = [line for line in found["left_out"] if line.startswith("openvino on anything but the CPU: ")]
     assert message in line
     assert found["by_title"]["openvino f32"]["reason"] == ""

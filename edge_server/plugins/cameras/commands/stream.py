@@ -192,7 +192,7 @@ def _add_source(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--size", type=parse_size, metavar="WxH", help="size of the pattern (640x480) or camera")
     group.add_argument("--loop", action="store_true", help="restart the source at its end")
     group.add_argument("--frames", type=_count, default=0, metavar="N", help="end after N pictures")
-    group.add_argument("--seconds", type=float_range(0), default=0.0, metavar="S", help="end after S seconds")
+    group.add_argument("--seconds", type=float_range(0), default=0.0, metavar="SECONDS", help="end after this time")
     group.add_argument(
         "--encoding",
         choices=[*RAW, *FILES],

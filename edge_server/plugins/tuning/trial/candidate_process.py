@@ -110,7 +110,7 @@ class CandidateProcess:
         self._check()
         reason = self._process.memory_problem(self._limits.memory_bytes, self._limits.floor_bytes, "--memory-mb")
         if not reason and time.monotonic() > end_s:
-            reason = f"it took longer than {limit_s:g} s (--timeout-secs)"
+            reason = f"it took longer than {limit_s:g} s (--timeout)"
         if reason:
             self.kill()
             raise CandidateFailed(reason)

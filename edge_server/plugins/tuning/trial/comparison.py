@@ -236,5 +236,5 @@ def _advice(samples: Mapping[str, Any]) -> str:
     names = ", ".join(f"'{name}'" for name in samples["open"])
     return (
         f"\n  the configuration leaves the shape of {names} open, and each free dimension was set to 1: give inputs"
-        " with --input FILE.npz, or sizes with a model_warmup in config.pbtxt"
+        " with --input-data FILE.npz, or sizes with a model_warmup in config.pbtxt"
     )

@@ -114,7 +114,7 @@ def _with_precisions(candidates: Sequence[RuntimeCandidate], precisions: Sequenc
     unknown = next((precision for precision in precisions if precision not in known), None)
     if unknown is not None:
         raise InvalidRequest(
-            f"--precision: no runtime has '{unknown}' for this model; there are {', '.join(known) or 'none'}"
+            f"--precisions: no runtime has '{unknown}' for this model; there are {', '.join(known) or 'none'}"
         )
     return [one for one in candidates if one.is_plain or one.precision in precisions]
 
