@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from edge_server.client.endpoint import ServerEndpoint
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
+from edge_server.plugins.tuning.load.chat_client import chat_senders
 from edge_server.plugins.tuning.load.client_interface import (
     MeasuredRequest,
     ModelFacts,
@@ -270,3 +272,37 @@ def test_an_unwritable_chart_does_not_lose_the_results(measure: Any, tmp_path: P
     assert "cannot be written" in done.errors
     assert "RATE/S" in done.output
     assert len(done.report["points"]) == 1
+
+
+class _ChatOfOnePart(BaseHTTPRequestHandler):
+    """Answers a chat with a Content-Length, as a proxy does that collects a response before it sends it."""
+
+    protocol_version = "HTTP/1.1"
+    events = (
+        b'data: {"choices": [{"delta": {"content": "a"}}]}\n\n',
+        b'data: {"choices": [], "usage": {"completion_tokens": 3}}\n\n',
+        b"data: [DONE]\n\n",
+    )
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        body = b"".join(self.events)
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_chat_with_a_content_length_leaves_the_connection_to_the_next_one() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _ChatOfOnePart) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            with chat_senders(f"http://127.0.0.1:{server.server_port}", (), 30.0, 1, None) as (sender,):
+                assert [sender.send(b"{}").tokens for _ in range(3)] == [3, 3, 3]
+        finally:
+            server.shutdown()
+            thread.join()

@@ -126,6 +126,8 @@ class ChatSender:
                 pieces += 1
             if event.get("usage"):
                 tokens = int(event["usage"]["completion_tokens"])
+        # Ends a response with a Content-Length, so that the connection takes the next request.
+        response.read()
         # A server that does not count its tokens mostly sends one a chunk.
         return TextTimes(first_s, last_s, tokens or pieces)
 
