@@ -251,7 +251,10 @@ class ModelState:
         rows: dict[int, tuple[str, str]] = dict.fromkeys(self.retired, ("UNAVAILABLE", UNLOADED))
         rows.update({number: ("UNAVAILABLE", failure.reason) for number, failure in self.failures.items()})
         rows.update({number: ("UNAVAILABLE", evicted.reason) for number, evicted in self.on_demand().items()})
-        rows.update({item.version: (INDEX_STATES[item.state], item.reason) for item in self.loaded})
+        for item in self.loaded:
+            # A version that is closed stays among the loaded ones for a moment.
+            reason = UNLOADED if item.state is VersionState.RETIRED else ""
+            rows[item.version] = (INDEX_STATES[item.state], item.reason or reason)
         if self.loading is not None or self.awaits:
             on_demand = set() if self.is_demanded else self.on_demand().keys()
             expected = self.desired.versions.keys() - failed.keys() - on_demand

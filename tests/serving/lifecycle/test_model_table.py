@@ -169,6 +169,17 @@ def test_a_load_without_memory_is_tried_again_when_another_model_is_unloaded(ste
     assert steps.take(Load).name == "m"
 
 
+def test_a_version_that_was_closed_is_unloaded_in_the_index_before_its_unload_is_finished(steps: Steps) -> None:
+    steps.want(1)
+    version = steps.load()
+    steps.want()
+    unload = steps.take(Unload)
+    version.state = VersionState.RETIRED
+    assert steps.index() == {1: ("UNAVAILABLE", "unloaded")}
+    steps.table.finish(unload)
+    assert steps.index() == {1: ("UNAVAILABLE", "unloaded")}
+
+
 def test_the_versions_of_a_lost_gpu_are_closed_apart_and_loaded_again(steps: Steps) -> None:
     steps.want(1)
     lost = steps.load(on_gpu=True)
