@@ -101,7 +101,7 @@ def test_commands_name_a_certificate_authority_and_a_client_certificate(
             for words, message in (
                 ([address], "CERTIFICATE_VERIFY_FAILED): self-signed certificate in certificate chain; name the file"),
                 ([address, root], "(--tls-cert)?"),
-                ([f"--url=http://localhost:{port}"], "does it use TLS (https://)"),
+                ([f"--url=http://localhost:{port}"], "this port takes https://, not http://"),
             ):
                 done = run_command(*command, *words)
                 assert (done.returncode != 0, done.stdout) == (True, "")
