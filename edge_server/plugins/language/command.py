@@ -154,7 +154,8 @@ class Chat:
                         first_s = first_s or time.monotonic()
                         yield text
         print(flush=True)
-        if usage is not None:
+        # Servers of others may count one of the two only.
+        if usage is not None and {"prompt_tokens", "completion_tokens"} <= usage.keys():
             _print_stats(usage, begin_s, first_s or time.monotonic(), time.monotonic())
 
     def _open(self, body: dict[str, Any]) -> HTTPResponse:
