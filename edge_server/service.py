@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import enum
 import itertools
+import time
 from collections.abc import Callable, Iterable, Mapping
 
 from edge_server.core.custom_metric import MetricFamilyView, MetricSource
@@ -74,8 +75,9 @@ _ROUTE_ATTEMPTS = 16
 
 _MAX_MISSPELT_LENGTH = 64
 _MAX_SIMILAR_NAMES = 32
-"""Limits for the search of the model that a client may have meant. A comparison of two names takes 0.1 ms, and a client
-may send unknown names as fast as it can."""
+_MAX_SUGGESTIONS_PER_S = 10
+"""Limits for the search of the model that a client may have meant, which takes up to 4 ms: a client may send unknown
+names as fast as it can."""
 
 
 class Readiness(enum.Enum):
@@ -162,6 +164,8 @@ class InferenceService:
         self.variants = Variants(manager)
         self._plugin = plugin
         self._suggests_models = suggests_models
+        self._suggestions = [0, 0]
+        """The newest second with suggestions, and how many there were in it."""
         self._digest_of = digest_of
         self._may_serve = may_serve
         self._manager = manager
@@ -256,6 +260,12 @@ class InferenceService:
         if not self.has_started:
             return NotReady(f"the server is starting: {error.message}")
         if not self._suggests_models or len(name) > _MAX_MISSPELT_LENGTH or self._manager.is_known(name):
+            return error
+        second = int(time.monotonic())
+        if self._suggestions[0] != second:
+            self._suggestions = [second, 0]
+        self._suggestions[1] += 1
+        if self._suggestions[1] > _MAX_SUGGESTIONS_PER_S:
             return error
         return UnknownModel(error.message + _suggestion(name, self._table.routes))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import socket
+import time
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -238,6 +239,7 @@ def test_messages_for_a_wrong_path_and_method_are_tritons(zoo: Any) -> None:
 
 
 def test_a_misspelt_model_is_refused_with_the_nearest_name_unless_it_is_long(zoo: Any) -> None:
+    time.sleep(1)  # an earlier test may have used up the suggestions of this second
     status, answer = zoo.ask("/v2/models/same_INT23/infer", {"inputs": []})
     assert (status, answer["error"].partition(" is ")[2]) == (404, "not found, did you mean 'same_INT32'?")
     status, answer = zoo.ask("/v2/models/same_INT32")
@@ -246,6 +248,14 @@ def test_a_misspelt_model_is_refused_with_the_nearest_name_unless_it_is_long(zoo
     assert (status, "did you mean" in answer["error"]) == (404, False)
     status, answer = zoo.ask("/v2/models/" + "same_INT32" * 7)
     assert (status, "did you mean" in answer["error"]) == (404, False)
+
+
+def test_many_misspelt_models_get_few_suggestions(zoo: Any) -> None:
+    begin_s = time.monotonic()
+    answers = [zoo.ask("/v2/models/same_INT23/infer", {"inputs": []})[1]["error"] for _ in range(60)]
+    seconds = time.monotonic() - begin_s
+    assert all(answer.startswith("Request for unknown model: 'same_INT23' is not found") for answer in answers)
+    assert sum("did you mean" in answer for answer in answers) <= 10 * (seconds + 2)
 
 
 def test_an_unknown_content_encoding_is_refused_with_the_known_ones(zoo: Any) -> None:
