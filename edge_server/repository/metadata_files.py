@@ -13,7 +13,6 @@ from edge_server.backends.base import MAX_METADATA_TEXT
 from edge_server.core.model_spec import ModelFile
 from edge_server.errors import BadModelConfig
 from edge_server.repository.safe_paths import find_inside
-from edge_server.repository.tflite_metadata import read_tflite_metadata
 
 FILE_NAMES = ("metadata.yaml", "config.json", "preprocessor_config.json", "infer_cfg.yml", "inference.yml")
 
@@ -37,6 +36,8 @@ def read_metadata_files(file: ModelFile) -> Mapping[str, str]:
                 break
     if file.path.suffix == ".tflite":
         found |= {f"packed/{name}": text for name, text in _read_packed(file.path).items()}
+        from edge_server.repository.tflite_metadata import read_tflite_metadata
+
         described = read_tflite_metadata(file.path)
         if described is not None:
             found["tflite_metadata"] = described
