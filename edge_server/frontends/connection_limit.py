@@ -135,9 +135,11 @@ class ConnectionLimit:
 
         Raises Refusal if there is no room, and no silent connection. For the listener's thread.
         """
-        if self._closing.total() >= _MAX_CLOSING:
+        with self._lock:
+            closing = self._closing.copy()
+        if closing.total() >= _MAX_CLOSING:
             return _CLOSING_WAIT_S
-        if listener.connection_count - self._closing[listener] >= listener.max_connections:
+        if listener.connection_count - closing[listener] >= listener.max_connections:
             text = f"{listener.max_connections} {listener.name} connections are open already"
             closed_count, wait_s = self._close_silent(listener, [listener], 1)
         else:
@@ -149,7 +151,7 @@ class ConnectionLimit:
             connection_count = sum(item.connection_count for item in listeners)
             reserve = max(_MIN_RESERVE, min(_MAX_RESERVE, files // _RESERVE_FRACTION))
             excess = self._other_file_count + connection_count + 1 - (files - reserve)
-            excess -= self._closing.total()
+            excess -= closing.total()
             if excess <= 0 or connection_count < _MIN_CONNECTIONS:
                 return 0.0
             text = f"all but {reserve} of {files} file descriptors are in use"

@@ -7,7 +7,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
-from threading import get_ident
+from threading import Lock, get_ident
 
 from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import Tensor
@@ -29,6 +29,8 @@ class LoopDispatch:
         self._loop = loop
         self.arrived: deque[tuple[Receiver, Response]] = deque()
         self._is_scheduled = False
+        self._lock = Lock()
+        """Guards the flag, and orders its changes and those of the queue alike for all threads."""
         self.thread_id = get_ident()
 
     def deliver(self, receiver: Receiver, response: Response) -> None:
@@ -40,19 +42,20 @@ class LoopDispatch:
             receiver(response)
             return
         self.arrived.append((receiver, response))
-        # No lock is needed: the loop clears the flag before it empties the queue. A thread that finds the flag set has
-        # appended its response before that, so the loop gets it. If two threads find the flag clear, the loop is woken
-        # twice, which does no harm.
-        if self._is_scheduled:
+        # The loop clears the flag before it empties the queue. A thread that finds the flag set has appended its
+        # response before that, so the loop gets it.
+        with self._lock:
+            is_scheduled, self._is_scheduled = self._is_scheduled, True
+        if is_scheduled:
             return
-        self._is_scheduled = True
         try:
             self._loop.call_soon_threadsafe(self._call_receivers)
         except RuntimeError:
             self.arrived.clear()  # the loop is closed: there are no receivers
 
     def _call_receivers(self) -> None:
-        self._is_scheduled = False
+        with self._lock:
+            self._is_scheduled = False
         while self.arrived:
             receiver, response = self.arrived.popleft()
             receiver(response)

@@ -201,8 +201,8 @@ class Http2Call:
     __slots__ = (
         "_buffer", "_filled", "_handler", "_has_sent_headers", "_headers", "_inbox", "_is_compressed",
         "_is_delivering", "_is_half_closed", "_is_over", "_is_requested", "_is_responding", "_length", "_lock",
-        "_message", "_prefix", "_server", "_stream", "_timer", "_transport", "_ungranted", "begun_s", "deadline_ns",
-        "filled", "hold_us", "is_stream",
+        "_message", "_prefix", "_request_lock", "_server", "_stream", "_timer", "_transport", "_ungranted", "begun_s",
+        "deadline_ns", "filled", "hold_us", "is_stream",
     )  # fmt: skip
 
     def __init__(self, transport: Http2Transport, stream: Stream, headers: CallHeaders) -> None:
@@ -252,6 +252,8 @@ class Http2Call:
             self._inbox: deque[Message | bytearray] = deque()
             self._has_sent_headers = self._is_delivering = False
             self._is_requested = True
+            # Beside the other lock, which is held while the socket takes a message: the reading thread must not wait.
+            self._request_lock = threading.Lock()
         refusal = self._transport.admit(self)
         if refusal is not None:
             self.end(refusal)
@@ -340,7 +342,8 @@ class Http2Call:
 
     def receive(self) -> None:
         # Set before the inbox is checked: the reading thread adds a message first, and checks this flag after.
-        self._is_requested = True
+        with self._request_lock:
+            self._is_requested = True
         if threading.get_ident() == self._server.thread_id:
             self._deliver()
         elif self._inbox or self._is_half_closed:
@@ -514,9 +517,12 @@ class Http2Call:
             return
         inbox = self._inbox
         for _ in range(_MESSAGES_IN_A_ROW):
-            if self._is_over or not self._is_requested or not (inbox or self._is_half_closed):
+            if self._is_over or not (inbox or self._is_half_closed):
                 break
-            self._is_requested = False
+            with self._request_lock:
+                is_requested, self._is_requested = self._is_requested, False
+            if not is_requested:
+                break
             self._is_delivering = True
             if not inbox:
                 self._handler.on_last_message()

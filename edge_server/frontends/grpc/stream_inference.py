@@ -145,7 +145,8 @@ class InferStream:
         except Exception as error:  # noqa: BLE001 - any error gets a status: `client_error` logs it
             self._end(client_error(error))
             return
-        # Set before the limits are checked: a thread that frees memory counts it first, and checks this flag after.
+        # Set before the limits are checked under the lock: a thread that frees memory counts it first, and checks this
+        # flag under the lock after.
         self._reader_waits = True
         self._request_next()
 
@@ -222,8 +223,6 @@ class InferStream:
 
     def _request_next(self) -> None:
         """Request the next message if reading has stopped and the limits allow it."""
-        if not self._reader_waits:
-            return
         with self._lock:
             if not self._reader_waits or self._is_ended:
                 return

@@ -558,7 +558,7 @@ class Http2Connection:
             if stream_id not in self._reset_ids:
                 self._charge_control()
             elif flags & _END_STREAM:
-                self._reset_ids.pop(stream_id, None)
+                self._forget_reset(stream_id)
         elif not stream.is_remote_open:
             self._fail_stream(stream, Http2ErrorCode.STREAM_CLOSED)
             stream = None
@@ -706,7 +706,7 @@ class Http2Connection:
             if stream_id not in self._reset_ids:
                 raise ConnectionFault(Http2ErrorCode.STREAM_CLOSED, f"HEADERS on stream {stream_id}, which is closed")
             if ends:
-                self._reset_ids.pop(stream_id, None)
+                self._forget_reset(stream_id)
             return
         self.last_stream_id = stream_id
         stream = Stream(self, stream_id, headers, self._initial_send_window, limits.STREAM_WINDOW_BYTES)
@@ -738,6 +738,11 @@ class Http2Connection:
         reset_ids[stream_id] = None
         if len(reset_ids) > limits.MAX_RESET_IDS:
             del reset_ids[next(iter(reset_ids))]
+
+    def _forget_reset(self, stream_id: int) -> None:
+        # Other threads remove the oldest entry meanwhile.
+        with self._lock:
+            self._reset_ids.pop(stream_id, None)
 
     def _is_idle(self, stream_id: int) -> bool:
         """Return whether the stream was never opened, so that a frame on it is an error. Section 5.1."""

@@ -241,7 +241,8 @@ class Http2Server:
                     connection.on_event(kinds)
                 elif fd == self._wake_fd:
                     os.eventfd_read(self._wake_fd)
-                    self._is_woken = False  # before the calls are read
+                    with self._wake_lock:
+                        self._is_woken = False  # before the calls are read
                 elif fd in self._listeners:
                     self.guarded(partial(self._accept, self._listeners[fd]))
                 elif fd in self._handshakes:

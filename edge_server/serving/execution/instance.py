@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+import gc
 import logging
 import queue
 import threading
@@ -138,6 +139,9 @@ class Instance:
                 self._thread.join()
         elif self.session is not None:
             self._close()
+            # Python without an interpreter lock leaves the release of an object to the thread that made it, here one
+            # that has ended, and a later thread with its number may sleep for hours. A collection releases it now.
+            gc.collect(0)
             trim_own_end()
 
     def _run_thread(self) -> None:
