@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
-import grpc
 import numpy as np
 import pytest
 
@@ -24,6 +24,9 @@ from edge_server.memory.cuda_shared_memory import CudaMemoryRegistry
 from edge_server.protocol import messages
 from edge_server.telemetry.log import LogSettings
 from edge_server.telemetry.tracing import Traces
+
+if TYPE_CHECKING:
+    import grpc
 
 
 @dataclass
@@ -251,6 +254,8 @@ class RunningFrontEnd:
         self._channels: list[grpc.Channel] = []
 
     def channel(self) -> grpc.Channel:
+        import grpc
+
         limit = 2**31 - 1
         options = [("grpc.max_receive_message_length", limit), ("grpc.max_send_message_length", limit)]
         options.append(("grpc.use_local_subchannel_pool", 1))

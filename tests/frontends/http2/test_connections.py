@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import grpc
 import h2.config
 import h2.connection
 import h2.events
@@ -406,6 +405,8 @@ def test_pings_after_each_answer_are_not_struck(serve: Serve) -> None:
 
 
 def test_the_probes_of_grpcio_are_not_struck(serve: Serve) -> None:
+    import grpc
+
     server = serve(max_ping_strikes=2)
     with grpc.insecure_channel(f"127.0.0.1:{server.port}", [("grpc.http2.bdp_probe", 1)]) as channel:
         call = channel.unary_unary("/echo")

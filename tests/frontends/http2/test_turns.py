@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import grpc
 import pytest
 from hyperframe.frame import (
     ContinuationFrame,
@@ -258,6 +257,8 @@ def test_a_client_that_returns_each_frame_of_a_stream_is_not_charged(serve: Serv
 
 @pytest.mark.parametrize("size", [10, 100_000])
 def test_grpcio_is_not_charged_for_its_window_updates(serve: Serve, size: int) -> None:
+    import grpc
+
     server = serve(control_rate=20.0)
     options = [("grpc.http2.bdp_probe", 0), ("grpc.max_receive_message_length", -1)]
     with grpc.insecure_channel(f"127.0.0.1:{server.port}", options) as channel:

@@ -127,21 +127,29 @@ def load(core: Any) -> Callable[..., Any]:
     return load_it
 
 
-def is_run_here(core: Any, new_mailbox: Any, hold_us: float, **more: Any) -> bool:
-    mailbox = new_mailbox()
-    core.service.submit(core.request(1.0, **more), mailbox, hold_us=hold_us)
-    assert mailbox.final().error is None
-    return core.script.ran[-1][1] is threading.current_thread()
+@pytest.fixture
+def is_run_here(core: Any, new_mailbox: Any, eventually: Any) -> Callable[[float], bool]:
+    """Return whether a request runs on this thread, which may be held for the given time."""
+
+    def is_run(hold_us: float) -> bool:
+        mailbox = new_mailbox()
+        core.service.submit(core.request(1.0), mailbox, hold_us=hold_us)
+        assert mailbox.final().error is None
+        # The instance is free again after the response: another request finds it busy before.
+        eventually(lambda: core.manager.in_flight() == 0)
+        return core.script.ran[-1][1] is threading.current_thread()
+
+    return is_run
 
 
-def test_a_model_runs_on_a_reading_thread_once_it_was_seen_to_be_short(core: Any, load: Any, new_mailbox: Any) -> None:
+def test_a_model_runs_on_a_reading_thread_once_it_was_seen_to_be_short(core: Any, load: Any, is_run_here: Any) -> None:
     load(COMPUTES)
-    assert not is_run_here(core, new_mailbox, ANY_FINITE_US)
-    assert all(is_run_here(core, new_mailbox, ANY_FINITE_US) for _ in range(30))
-    assert not is_run_here(core, new_mailbox, 0.0)
+    assert not is_run_here(ANY_FINITE_US)
+    assert all(is_run_here(ANY_FINITE_US) for _ in range(30))
+    assert not is_run_here(0.0)
 
 
-def test_a_model_that_waits_is_not_run_on_a_reading_thread(core: Any, load: Any, new_mailbox: Any) -> None:
+def test_a_model_that_waits_is_not_run_on_a_reading_thread(core: Any, load: Any, is_run_here: Any) -> None:
     plain = core.script.on_run
 
     def run(name: str, inputs: Any) -> Any:
@@ -150,29 +158,29 @@ def test_a_model_that_waits_is_not_run_on_a_reading_thread(core: Any, load: Any,
 
     core.script.on_run = run
     load(COMPUTES)
-    assert not any(is_run_here(core, new_mailbox, READING_THREAD_HOLD_US) for _ in range(20))
-    assert is_run_here(core, new_mailbox, math.inf)
+    assert not any(is_run_here(READING_THREAD_HOLD_US) for _ in range(20))
+    assert is_run_here(math.inf)
 
 
 def test_what_may_wait_for_this_server_runs_only_where_a_thread_waits_anyway(
-    core: Any, load: Any, new_mailbox: Any
+    core: Any, load: Any, is_run_here: Any
 ) -> None:
     load(MAY_WAIT)
-    assert not any(is_run_here(core, new_mailbox, ANY_FINITE_US) for _ in range(5))
-    assert is_run_here(core, new_mailbox, math.inf)
+    assert not any(is_run_here(ANY_FINITE_US) for _ in range(5))
+    assert is_run_here(math.inf)
 
 
-def test_what_keeps_its_thread_runs_on_no_other(core: Any, load: Any, new_mailbox: Any) -> None:
+def test_what_keeps_its_thread_runs_on_no_other(core: Any, load: Any, is_run_here: Any) -> None:
     load(BOUND)
-    assert not any(is_run_here(core, new_mailbox, hold_us) for hold_us in (ANY_FINITE_US, math.inf) for _ in range(5))
+    assert not any(is_run_here(hold_us) for hold_us in (ANY_FINITE_US, math.inf) for _ in range(5))
 
 
-def test_a_reload_learns_anew(core: Any, load: Any, new_mailbox: Any) -> None:
+def test_a_reload_learns_anew(core: Any, load: Any, is_run_here: Any) -> None:
     load(COMPUTES)
-    is_run_here(core, new_mailbox, ANY_FINITE_US)
-    assert is_run_here(core, new_mailbox, ANY_FINITE_US)
+    is_run_here(ANY_FINITE_US)
+    assert is_run_here(ANY_FINITE_US)
     core.load(core.spec(), mark="b")
-    assert not is_run_here(core, new_mailbox, ANY_FINITE_US)
+    assert not is_run_here(ANY_FINITE_US)
 
 
 @pytest.fixture

@@ -144,7 +144,7 @@ def test_a_wrong_request_is_refused_before_it_is_queued(core: Any) -> None:
     assert version.in_flight == 0
 
 
-def test_a_request_expires_promptly_while_the_only_instance_hangs(core: Any, blocker: Any) -> None:
+def test_a_request_expires_promptly_while_the_only_instance_hangs(core: Any, blocker: Any, eventually: Any) -> None:
     policy = QueuePolicy(TimeoutAction.REJECT, 60_000_000, allow_timeout_override=True)
     version = core.load(core.spec(dynamic_batching=DynamicBatching((8,), default_queue_policy=policy)))
     _, hung = core.submit(1)
@@ -156,7 +156,7 @@ def test_a_request_expires_promptly_while_the_only_instance_hangs(core: Any, blo
     assert "Request timeout expired" in error.message
     assert hung.responses == patient.responses == []
     assert version.statistics().failures["REJECTED"] == 1
-    assert version.in_flight == 2
+    eventually(lambda: version.in_flight == 2)
     blocker.release(2)
     assert (value(hung.final()), value(patient.final())) == (1, 2)
 
