@@ -122,6 +122,13 @@ def _show_header_pattern(pattern: re.Pattern[str]) -> str:
     return pattern.pattern if pattern.flags & re.IGNORECASE else f"(?-i){pattern.pattern}"
 
 
+DEFAULT_BATCH_SIZE = "default-max-batch-size"
+"""Key of the backends' settings: Triton's, max_batch_size of models whose configuration and file leave it open."""
+
+_MAX_BATCH_SIZE = 2**31 - 1
+"""Greatest max_batch_size: an int32 in Triton's ModelConfig."""
+
+
 def _parse_backend_setting(text: str) -> tuple[str, str, str]:
     """Parse `backend,key=value`, or `key=value` for all backends. Values may contain commas and equals signs."""
     left, equals, value = text.partition("=")
@@ -130,6 +137,11 @@ def _parse_backend_setting(text: str) -> tuple[str, str, str]:
         backend, key = "", left
     if not equals or not key or not value or (comma and not backend):
         raise ValueError("expected <backend>,<key>=<value>")
+    if key.strip() == DEFAULT_BATCH_SIZE:
+        try:
+            integer(0, _MAX_BATCH_SIZE).parse(value)
+        except ValueError as error:
+            raise ValueError(f"{DEFAULT_BATCH_SIZE}: {error}") from None
     return backend.strip(), key.strip(), value
 
 
@@ -682,7 +694,8 @@ class ServerConfig:
         dict,
         "--backend-config",
         Kind("backend,key=value", _parse_backend_setting),
-        "Setting of one backend, or of all if no backend is named. Repeatable.",
+        "Setting of one backend, or of all if no backend is named. Repeatable. default-max-batch-size is Triton's: the "
+        "max_batch_size of models that can batch and do not state it; 0 does not batch them.",
         separator=" ",
         title="Backends",
     )
@@ -703,6 +716,11 @@ class ServerConfig:
         """Return the table of a plugin, given its class; the defaults if it is not there."""
         given = [table for table in self.plugin_tables.values() if isinstance(table, settings)]
         return given[0] if given else settings()
+
+
+def settings_of_backend(backends: Mapping[str, Mapping[str, str]], name: str) -> dict[str, str]:
+    """Return the settings of one backend, and below them those for all."""
+    return {**backends.get("", {}), **backends.get(name, {})}
 
 
 class SettingOwner(Protocol):

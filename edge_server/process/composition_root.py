@@ -104,7 +104,7 @@ def build(
     gpus = Gpus(devices, dict(config.memory.gpu_load_limits))
     state_dir = Path(repository.state_dir) if repository.state_dir else None
     runtime_times = None if state_dir is None else RuntimeTimes(state_dir)
-    options = _resolve_options(repository, devices.count if devices else 0, gpus, running, runtime_times)
+    options = _resolve_options(config, devices.count if devices else 0, gpus, running, runtime_times)
     pins = VersionPins(state_dir)
     source = RepositorySource(scanner, options, pins=pins)
     timer = Timer()
@@ -164,15 +164,17 @@ def _scanner(config: RepositoryConfig, plugins: RunningPlugins) -> Scanner:
 
 
 def _resolve_options(
-    config: RepositoryConfig, gpu_count: int, gpus: Gpus, plugins: RunningPlugins, runtime_times: RuntimeTimes | None
+    config: ServerConfig, gpu_count: int, gpus: Gpus, plugins: RunningPlugins, runtime_times: RuntimeTimes | None
 ) -> ResolveOptions:
+    repository = config.repository
     return ResolveOptions(
-        auto_complete=not config.is_auto_complete_disabled,
+        auto_complete=not repository.is_auto_complete_disabled,
         gpu_count=gpu_count,
         checks=(priority_class, *plugins.model_checks()),
         output_checks=plugins.output_checks(),
         recognisers=plugins.recognisers(),
-        trust=trust_policy(config.requires_checksums, config.public_key),
+        trust=trust_policy(repository.requires_checksums, repository.public_key),
+        backend_settings=config.backends,
         onnx_order=(*plugins.onnx_backends(), *ONNX_ORDER),
         runtime_times=runtime_times,
         lost_gpus=gpus.lost_gpus,

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edge_server.backends import ONNX_ORDER, engine_backends
+from edge_server.backends.base import Backend
+from edge_server.config.server_config import DEFAULT_BATCH_SIZE
 from edge_server.core.model_spec import ModelFile, ModelSpec
 from edge_server.core.version_lifecycle import OutputCheck, Recogniser, Resolved
-from edge_server.errors import ChangedWhileLoading, EdgeServerError, LoadError
+from edge_server.errors import BadModelConfig, ChangedWhileLoading, EdgeServerError, LoadError
 from edge_server.repository.auto_complete import InspectedFile, check_against_file, complete, inspect_model
 from edge_server.repository.backend_choice import BACKEND_OF_PLATFORM
 from edge_server.repository.config_defaults import Devices, normalise
@@ -43,6 +45,7 @@ class ResolveOptions:
     server, so that a wrong one fails the load and not the first request. `output_checks` do so too, and return checks
     of the model's answer, or None. `recognisers` get the specification and the metadata of the file and beside it.
     `trust`: rules for the checksums and signatures of a version's files.
+    `backend_settings`: those of `--backend-config`, by backend; "" for all.
     `onnx_order`: the runtimes tried for an ONNX file. `runtime_times` may change this order; None: it does not.
     """
 
@@ -52,6 +55,7 @@ class ResolveOptions:
     output_checks: tuple[Callable[[ModelSpec], OutputCheck | None], ...] = ()
     recognisers: tuple[Recogniser, ...] = ()
     trust: TrustPolicy = field(default_factory=TrustPolicy)
+    backend_settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     onnx_order: tuple[str, ...] = ONNX_ORDER
     runtime_times: RuntimeTimes | None = None
     lost_gpus: Callable[[], Iterable[int]] = tuple
@@ -197,12 +201,28 @@ def _complete_config(
     if signature is not None:
         if options.auto_complete:
             states_none = config.max_batch_size == 0
-            notes += complete(config, model, signature, signature.most_rows or backend.default_max_batch_size)
+            default = signature.most_rows or _default_max_batch_size(backend, model, options.backend_settings)
+            notes += complete(config, model, signature, default)
             has_default_batch_size = states_none and config.max_batch_size > 0 and signature.most_rows is None
         check_against_file(config, model, signature)
     lost = frozenset(options.lost_gpus())
     normalise(config, model, Devices(options.gpu_count, backend.runs_on_gpu, backend.default_instance_count, lost))
     return tuple(notes), has_default_batch_size
+
+
+def _default_max_batch_size(backend: Backend, model: str, settings: Mapping[str, Mapping[str, str]]) -> int:
+    """Return the max_batch_size of models that state none. Raises BadModelConfig for a setting without an effect."""
+    own = settings.get(backend.name, {}).get(DEFAULT_BATCH_SIZE)
+    if backend.default_max_batch_size == Backend.default_max_batch_size:
+        text = own or settings.get("", {}).get(DEFAULT_BATCH_SIZE)
+        return int(text) if text else backend.default_max_batch_size
+    # A default for its kind of models, which may come from `auto_complete`.
+    if own is not None:
+        raise BadModelConfig(
+            f"model '{model}': expected no --backend-config={backend.name},{DEFAULT_BATCH_SIZE}, given {own}: this "
+            f"backend has a default of its own, {backend.default_max_batch_size}; state max_batch_size in config.pbtxt"
+        )
+    return backend.default_max_batch_size
 
 
 def resolve_as_scanned(

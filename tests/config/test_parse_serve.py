@@ -5,7 +5,7 @@ import pytest
 
 from edge_server.config import ConfigError, ServerConfig, describe, help_text, parse_serve, process_environment
 from edge_server.config.merge_settings import DEMO_MODELS
-from edge_server.config.server_config import DeclaredSettings
+from edge_server.config.server_config import DeclaredSettings, settings_of_backend
 from edge_server.config.setting_sources import _OTHER_FLAGS
 from edge_server.config.triton_flag_compatibility import DEPRECATED, IGNORED
 from edge_server.own_plugins import PLUGIN_OF
@@ -153,6 +153,8 @@ def test_backend_settings_merge_key_by_key(toml):
         "onnxruntime": {"threads": "4", "spin": "false"},
         "openvino": {"x": "y"},
     }
+    assert settings_of_backend({**given.backends, "": {"x": "1", "z": "2"}}, "openvino") == {"x": "y", "z": "2"}
+    assert settings_of_backend(given.backends, "tensorrt") == {"log": "1", "max": "8,9"}
 
 
 def test_restricted_groups_are_read_and_their_value_is_kept_secret():
@@ -238,6 +240,9 @@ def test_mutual_tls_implies_tls():
         (["--backend-config=onnxruntime"], "<backend>,<key>=<value>"),
         (["--backend-config=,a=b"], "<backend>,<key>=<value>"),
         (["--backend-config=x,a="], "<backend>,<key>=<value>"),
+        (["--backend-config=default-max-batch-size=-1"], "default-max-batch-size: expected an integer of 0"),
+        (["--backend-config=onnxruntime,default-max-batch-size=4.5"], "default-max-batch-size: expected an integer"),
+        (["--backend-config=default-max-batch-size=9999999999"], "default-max-batch-size: expected an integer"),
         (["--http-tls-cert=c"], "both --http-tls-cert and --http-tls-key"),
         (["--grpc-use-ssl"], "--grpc-server-cert"),
         (["--grpc-use-ssl-mutual", "--grpc-server-cert=c", "--grpc-server-key=k"], "--grpc-root-cert"),

@@ -393,3 +393,44 @@ def test_a_real_runtime_refuses_a_corrupt_file_as_a_load_error(add_model: Any, r
     add_model("m", 'backend: "onnxruntime"', {"1/model.onnx": content})
     with pytest.raises(LoadError, match="'m'"):
         resolved()
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, 4),
+        ({"": {"default-max-batch-size": "9"}}, 9),
+        ({"onnxruntime": {"default-max-batch-size": "9"}}, 9),
+        ({"openvino": {"default-max-batch-size": "9"}}, 4),
+        ({"": {"default-max-batch-size": "9"}, "onnxruntime": {"default-max-batch-size": "2"}}, 2),
+        ({"": {"default-max-batch-size": "0"}}, 0),
+    ],
+)
+def test_the_default_batch_size_of_the_settings_holds_for_a_model_that_states_none(
+    root: Path, write_onnx: Any, settings: dict[str, dict[str, str]], expected: int
+) -> None:
+    onnx = pytest.importorskip("onnx")
+    node = onnx.helper.make_node("Relu", ["x"], ["y"])
+    shape = ("x", onnx.TensorProto.FLOAT, ["n", 3]), ("y", onnx.TensorProto.FLOAT, ["n", 3])
+    write_onnx([node], [shape[0]], [shape[1]], model="models/relu")
+    config = root / "relu/config.pbtxt"
+    config.write_text('backend: "onnxruntime"')
+    model = Scanner([root]).find("relu")
+    assert model is not None
+    options = ResolveOptions(backend_settings=settings)
+    assert resolve(model, 1, options).spec.max_batch_size == expected
+    config.write_text('backend: "onnxruntime" max_batch_size: 5')
+    model = Scanner([root]).find("relu")
+    assert model is not None
+    assert resolve(model, 1, options).spec.max_batch_size == 5
+
+
+def test_a_backend_with_a_default_batch_size_of_its_own_keeps_it_and_refuses_another(
+    add_model: Any, described: Any, signature: Any, resolved: Any
+) -> None:
+    described("onnxruntime", "model.onnx", signature(IMAGE, SCORES)).default_max_batch_size = 8192
+    add_model("m", 'backend: "onnxruntime"', {"1/model.onnx": b"x"})
+    found = resolved(backend_settings={"": {"default-max-batch-size": "9"}})
+    assert found.spec.max_batch_size == 8192
+    with pytest.raises(BadModelConfig, match=r"default of its own, 8192; state max_batch_size in config\.pbtxt"):
+        resolved(backend_settings={"onnxruntime": {"default-max-batch-size": "9"}})

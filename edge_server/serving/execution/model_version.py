@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from edge_server.backends import load_backend
 from edge_server.backends.base import OpenJob, RequestSession, ServerCalls, Session, SessionInfo
+from edge_server.config.server_config import settings_of_backend
 from edge_server.core.batch import BatchPlan
 from edge_server.core.gpu_fault import GpuFault, classify_gpu_fault
 from edge_server.core.model_spec import InstanceGroup, InstanceKind, ModelSpec
@@ -97,7 +98,7 @@ class ModelVersion:
         self._file = resolved.file
         self._confirm = resolved.confirm
         self._output_checks = resolved.output_checks
-        self._settings = settings.get(self.spec.backend, {})
+        self._settings = settings_of_backend(settings, self.spec.backend)
         self._server = server
         self._inline = InlineRule(SessionInfo("", "", ""), self.spec.is_decoupled)
         self._plan = BatchPlan(self.spec)

@@ -19,6 +19,7 @@ from typing import Any, TextIO
 
 from edge_server.backends import engine_backends, load_backend
 from edge_server.backends.base import Array, OpenJob, ServerCalls, Session, SessionInfo
+from edge_server.config.server_config import settings_of_backend
 from edge_server.core.batch import BatchPlan
 from edge_server.core.model_spec import InstanceKind, ModelSpec
 from edge_server.core.tensor import DType
@@ -62,7 +63,7 @@ class OpenedModel:
         group = spec.instance_groups[0]
         device = group.gpus[0] if group.kind is InstanceKind.GPU and group.gpus else None
         name = f"{group.name}_0" if device is None else f"{group.name}_0_{device}"
-        settings: Mapping[str, str] = job["settings"].get(spec.backend, {})
+        settings = settings_of_backend(job["settings"], spec.backend)
         server: ServerCalls | None = None
         if spec.backend in engine_backends() and resolved.file.path.suffix.lower() == ".onnx":
             server = self._engines.engine_source(device, settings)
@@ -171,7 +172,7 @@ def open_once(job: Mapping[str, Any]) -> dict[str, object]:
     spec, file = resolved.spec, resolved.file
     if refusal := MemoryFloor(0, 0.0).refusal(file, 1):
         raise OutOfMemory(refusal)
-    name, settings = f"{spec.instance_groups[0].name}_0", job["settings"].get(spec.backend, {})
+    name, settings = f"{spec.instance_groups[0].name}_0", settings_of_backend(job["settings"], spec.backend)
     session = load_backend(spec.backend).open(OpenJob(spec, file, name, settings=settings))
     try:
         return _describe(session.info, time.perf_counter() - began_s)
@@ -195,7 +196,7 @@ def _resolve(job: Mapping[str, Any]) -> Resolved:
     if model is None:
         raise LoadError(f"model '{job['model']}' is not in '{job['root']}' any more")
     config_json = str(job["config_json"])
-    options = ResolveOptions(gpu_count=int(job["gpu_count"]))
+    options = ResolveOptions(gpu_count=int(job["gpu_count"]), backend_settings=job["settings"])
     return resolve(with_config(model, config_json), int(job["version"]), options, config_json)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_server.backends.cuda import cuda_driver
+from edge_server.config.server_config import settings_of_backend
 from edge_server.errors import BadModelConfig, InvalidRequest, LoadError, UnknownModel
 from edge_server.plugins.tuning.trial.accelerator_candidates import DeviceLister
 from edge_server.plugins.tuning.trial.candidate import TARGET_DEVICE, RuntimeCandidate, config_of
@@ -69,7 +70,7 @@ def make_plan(request: TrialRequest, environment: TrialEnvironment) -> TrialPlan
     base = new_config() if model.config_path is None else read_file(model.config_path, model.name)
     if base.HasField("ensemble_scheduling"):
         raise BadModelConfig(f"model '{model.name}' is an ensemble: optimize its members one by one")
-    for_all = environment.settings.get("openvino", {}).get(TARGET_DEVICE)
+    for_all = settings_of_backend(environment.settings, "openvino").get(TARGET_DEVICE)
     if for_all and TARGET_DEVICE not in base.parameters:  # so that each candidate sets its device explicitly
         base.parameters[TARGET_DEVICE].string_value = for_all
     no_gpu = cuda_driver.unavailable_reason()
