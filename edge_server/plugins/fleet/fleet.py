@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_server.cli import expected_versions, http_client
-from edge_server.cli.console import render
+from edge_server.cli.console import render, wrap
 from edge_server.cli.options import CommandParser
 from edge_server.cli.status import NO_REPORT, read_report
 from edge_server.errors import InvalidRequest
@@ -171,9 +171,9 @@ def _lines(hosts: Sequence[Mapping[str, Any]]) -> list[str]:
     for host in hosts:
         name = _host(host["url"])
         if host["error"]:
-            lines.append(f"{name}: {host['error']}")
-        lines += [f"{name} differs: {text}" for text in host["differs"]]
-        lines += [f"{name}: {text}" for text in host["problems"]]
+            lines.append(wrap(f"{name}: {host['error']}", sys.stdout))
+        lines += [wrap(f"{name} differs: {text}", sys.stdout) for text in host["differs"]]
+        lines += [wrap(f"{name}: {text}", sys.stdout) for text in host["problems"]]
     return lines
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
+import pty
+import socket
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from edge_server.plugins.fleet.fleet import find_differences, read_hosts
+from edge_server.plugins.fleet.fleet import find_differences, read_hosts, run
 
 
 def report(version: str = "1.0", **served: str) -> dict[str, Any]:
@@ -57,3 +61,26 @@ def test_a_server_differs_if_it_serves_other_versions_than_most(
     reports: list[dict[str, Any]], expected: list[list[str]]
 ) -> None:
     assert list(find_differences({str(number): item for number, item in enumerate(reports)}).values()) == expected
+
+
+def test_on_a_terminal_long_reasons_are_wrapped_and_in_a_pipe_they_are_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        url = f"127.0.0.1:{closed.getsockname()[1]}"
+    assert run(["status", url]) == 1
+    reason = capsys.readouterr().out.splitlines()[-1]
+    assert reason.startswith(f"{url}: ")
+    assert len(reason) > 24
+    main, side = pty.openpty()
+    with monkeypatch.context() as patch, os.fdopen(side, "w", encoding="utf-8") as terminal:
+        patch.setenv("TERM", "xterm")
+        patch.setenv("COLUMNS", "24")
+        patch.setattr(sys, "stdout", terminal)
+        assert run(["status", url]) == 1
+        terminal.flush()
+        text = os.read(main, 65536).decode()
+    os.close(main)
+    written = text.replace("\r\n", "\n").rstrip()
+    assert f"{url}:\n  " in written
+    assert reason not in written
