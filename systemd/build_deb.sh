@@ -90,9 +90,11 @@ else
   rm -rf "$home/lib/bin"
 fi
 # -L: the bundled models and the documents are links to other folders. The page shows the documents of docs/ and
-# docs/reference/ alone.
+# docs/reference/ alone. Of the models only the bundled ones: a clone's model_repository may have the user's own beside.
 (cd "$source" && find -L edge_server -type f ! -path '*/__pycache__/*' ! -path '*/.mypy_cache/*' \
-  ! \( -path '*/dashboard/documents/*' ! -regex '.*/documents/\(reference/\)?[^/]*\.md' \) -print0) |
+  ! \( -path '*/dashboard/documents/*' ! -regex '.*/documents/\(reference/\)?[^/]*\.md' \) \
+  ! \( -path 'edge_server/demo_models/*' ! -path 'edge_server/demo_models/efficientnet_lite0/*' \
+    ! -path 'edge_server/demo_models/face_detection_yunet/*' \) -print0) |
   (cd "$source" && tar --null -T - -cf -) | tar -C "$home/lib" -xf -
 
 # -- the program ------------------------------------------------------------------------------------------------------

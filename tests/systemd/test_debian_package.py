@@ -123,6 +123,9 @@ def test_all_imports_come_from_the_package(unpacked: Path) -> None:
     assert all(Path(path).resolve().is_relative_to(library) for path in json.loads(done.stdout)), done.stdout
 
 
+BUNDLED = ("model_repository/efficientnet_lite0/1/model.onnx", "model_repository/face_detection_yunet/config.pbtxt")
+
+
 def test_a_dependency_that_is_not_installed_ends_the_build_with_its_name(machine: object, tmp_path: Path) -> None:
     source = tmp_path / "clone"
     shutil.copytree(ROOT / "systemd", source / "systemd")
@@ -140,6 +143,24 @@ def test_a_dependency_that_is_not_installed_ends_the_build_with_its_name(machine
     assert done.returncode != 0
     assert "has no no-such-thing>=1" in done.stderr
     assert not list((tmp_path / "out").glob("*.deb"))
+
+
+def test_models_that_a_user_added_to_the_clone_are_not_in_the_package(machine: object, tmp_path: Path) -> None:
+    source = tmp_path / "clone"
+    shutil.copytree(ROOT / "systemd", source / "systemd")
+    for file in ("edge_server/version.py", "LICENSE", *BUNDLED, "model_repository/mine/1/model.onnx"):
+        (source / file).parent.mkdir(parents=True, exist_ok=True)
+        (source / file).write_text('__version__ = "0.1.0"\n')
+    (source / "edge_server/demo_models").symlink_to("../model_repository")
+    (source / "pyproject.toml").write_text('[project]\nname = "edge-server"\ndependencies = []\n[project.optional-dependencies]\n')
+    done = subprocess.run(
+        [str(source / "systemd/build_deb.sh"), "--from", sys.executable, "--extras", "", str(tmp_path / "out")],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    listing = ["dpkg-deb", "--contents", done.stdout.strip()]
+    contents = subprocess.run(listing, capture_output=True, text=True, check=True).stdout
+    found = set(re.findall(r"demo_models/(\S+[^/\s])$", contents, re.MULTILINE))
+    assert found == {name.removeprefix("model_repository/") for name in BUNDLED}
 
 
 AARCH64 = 183
