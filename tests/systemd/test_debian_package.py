@@ -152,7 +152,9 @@ def test_models_that_a_user_added_to_the_clone_are_not_in_the_package(machine: o
         (source / file).parent.mkdir(parents=True, exist_ok=True)
         (source / file).write_text('__version__ = "0.1.0"\n')
     (source / "edge_server/demo_models").symlink_to("../model_repository")
-    (source / "pyproject.toml").write_text('[project]\nname = "edge-server"\ndependencies = []\n[project.optional-dependencies]\n')
+    (source / "pyproject.toml").write_text(
+        '[project]\nname = "edge-server"\ndependencies = []\n[project.optional-dependencies]\n'
+    )
     done = subprocess.run(
         [str(source / "systemd/build_deb.sh"), "--from", sys.executable, "--extras", "", str(tmp_path / "out")],
         capture_output=True, text=True, timeout=60, check=True,

@@ -34,7 +34,7 @@ def write_config(
     is_unbatched: bool = False,
     batch_size: int = 0,
 ) -> None:
-    """Write config.pbtxt, and the labels of the chosen layout, into the folder of a new model.
+    """Write config.pbtxt, and the labels of the chosen layout or of the likeliest one, into the folder of a new model.
 
     `backend` is empty if the files decide it. The other `readings` are written as comments. `remarks` come first.
     `recognisers` may read the lines of a text detector. `is_unbatched`: no batches, though the file seems to batch.
@@ -75,7 +75,10 @@ def write_config(
         if reading.is_usual:
             lines += _comments(f"  Not proven: {doubt}." for doubt in reading.match.doubts)
         lines += [f"# {parameter_line(key, text)}" for key, text in reading.match.parameters.items()]
-    if chosen is None and others:
+    named = next((reading for reading in others if reading.match.labels), None)
+    if chosen is None and named is not None:
+        lines += [line if line.startswith("#") else f"# {line}".rstrip() for line in _labels(folder, spec, named)]
+    elif chosen is None and others:
         lines += ["#", *_comments(["Names of the classes come from a file beside this one, one a line:"])]
         lines += [f'# output {{ name: {_quoted(item.name)} label_filename: "{LABELS}" }}' for item in spec.outputs]
     text = "\n".join(lines) + "\n"

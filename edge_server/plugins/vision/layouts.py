@@ -42,6 +42,9 @@ _ROW_SIZE = 6
 _MAX_MAP_STRIDE = 32
 """Greatest number of pixels of the input per pixel of a map."""
 
+_MAX_LINE_HEIGHT = 64
+"""Greatest height of a line of text in pixels. Recognisers have 32, 48 or 64."""
+
 MAX_QUERIES = 1000
 """Greatest number of boxes of networks without a grid. They have 100 to 900."""
 
@@ -310,7 +313,8 @@ def candidates(spec: ModelSpec, metadata: Mapping[str, str]) -> tuple[LayoutMatc
         certain = None
     if certain is not None:
         return (certain,)
-    return tuple(sorted(_match_all(spec, LAYOUTS), key=lambda match: not match.is_certain))
+    names = paddle_ocr.read_packed_names(metadata)
+    return tuple(sorted(_match_all(spec, LAYOUTS, names), key=lambda match: not match.is_certain))
 
 
 def find_unmistakable_layout(spec: ModelSpec) -> LayoutMatch | None:
@@ -318,11 +322,11 @@ def find_unmistakable_layout(spec: ModelSpec) -> LayoutMatch | None:
     return next(_match_all(spec, [layout for layout in LAYOUTS if layout.is_unmistakable]), None)
 
 
-def _match_all(spec: ModelSpec, layouts: Sequence[Layout]) -> Iterator[LayoutMatch]:
-    """Yield the layouts that the shapes of a model fit."""
+def _match_all(spec: ModelSpec, layouts: Sequence[Layout], names: tuple[str, ...] = ()) -> Iterator[LayoutMatch]:
+    """Yield the layouts that the shapes of a model fit. `names` are those of its classes if they are as many."""
     for layout in layouts:
         try:
-            match = _Model(spec, None).match(layout)
+            match = _Model(spec, None, names).match(layout)
             check_match(spec, match)
         except (UnfitMetadataError, BadModelConfig):
             continue
@@ -404,9 +408,9 @@ class _ShapeMismatchError(UnfitMetadataError):
 class _Model:
     """A model and what its metadata say, compared with one layout after the other."""
 
-    def __init__(self, spec: ModelSpec, exported: ExportedMetadata | None) -> None:
+    def __init__(self, spec: ModelSpec, exported: ExportedMetadata | None, names: tuple[str, ...] = ()) -> None:
         """Raises UnfitMetadataError for inputs that take no picture."""
-        self._spec, self._exported = spec, exported
+        self._spec, self._exported, self._names = spec, exported, names
         self._input = self._find_input()
         self._size, self._is_size_assumed = self._find_size()
 
@@ -421,6 +425,8 @@ class _Model:
         outputs, symbols = self._match_outputs(layout)
         if self._exported is None and layout.task != "classify" and symbols.get("C", 0) > MAX_CLASSES:
             raise UnfitMetadataError(f"{symbols['C']} classes")
+        if self._takes_lines and layout.task != "classify":
+            raise UnfitMetadataError("the input is one line of text")
         boxes_in_grid = self._check_box_count(layout, outputs, symbols)
         self._check_map_size(symbols)
         parameters = self._image_parameters(layout) | self._other_inputs(layout)
@@ -443,8 +449,9 @@ class _Model:
             return LayoutMatch(layout.name, layout.task, exported.title, parameters, labels, True, evidence)
         classes = f", {symbols['C']} classes" if "C" in symbols else ""
         doubts = () if layout.is_unmistakable else tuple(self._doubts(layout, symbols, boxes_in_grid))
+        labels = {output.name: self._names for output in outputs} if self._has_names(symbols) else {}
         return LayoutMatch(
-            layout.name, layout.task, f"{layout.name} {layout.task}{classes}", parameters, {},
+            layout.name, layout.task, f"{layout.name} {layout.task}{classes}", parameters, labels,
             layout.is_unmistakable, evidence, doubts,
         )  # fmt: skip
 
@@ -462,8 +469,11 @@ class _Model:
             yield "only the shapes speak for this layout"
         for symbol, value in layout.usual.items():
             yield f"{symbol} = {value} is assumed"
-        if layout.task != "text":
+        if layout.task != "text" and not self._has_names(symbols):
             yield "the class names are unknown"
+
+    def _has_names(self, symbols: Mapping[str, int]) -> bool:
+        return bool(self._names) and symbols.get("C") == len(self._names)
 
     def _other_inputs(self, layout: Layout) -> dict[str, str]:
         """Return the parameters for the inputs beside the picture. Raises UnfitMetadataError for unknown ones."""
@@ -489,6 +499,12 @@ class _Model:
         is_unchanged = self._exported is not None and self._exported.takes_bytes
         types = (DType.FP32, DType.FP16, DType.UINT8) if is_unchanged else (DType.FP32, DType.FP16)
         return len(shape) == 3 and 3 in (shape[0], shape[2]) and item.dtype in types
+
+    @property
+    def _takes_lines(self) -> bool:
+        """Whether the picture has a low, fixed height and any width, as lines for recognisers of text have."""
+        shape = without_batch(self._spec, self._input, 3)
+        return shape[0] == 3 and shape[2] == -1 and 0 < shape[1] <= _MAX_LINE_HEIGHT
 
     def _find_size(self) -> tuple[NetworkSize, bool]:
         """Return the size of the input, and whether nothing states it."""

@@ -63,7 +63,9 @@ def save_detector(path: Path) -> None:
     save(path, nodes, (["n", 3, "h", "w"], ["n", 1, "rows", "columns"]))
 
 
-def save_recogniser(path: Path, metadata: str = "a\nb", *, scores: int = 4, pool: str = "GlobalAveragePool") -> None:
+def save_recogniser(
+    path: Path, metadata: str = "a\nb", *, scores: int = 4, pool: str = "GlobalAveragePool", height: int | str = "h"
+) -> None:
     """Save a recogniser with one step, or with one for each column if `pool` is Identity."""
     make = helper.make_node
     nodes = [
@@ -74,7 +76,7 @@ def save_recogniser(path: Path, metadata: str = "a\nb", *, scores: int = 4, pool
         make("Abs", ["differences"], ["distances"]),
         make("Sub", ["one", "distances"], ["fetch_name_0"]),
     ]
-    save(path, nodes, (["n", 3, "h", "w"], ["n", "steps", scores]), metadata)
+    save(path, nodes, (["n", 3, height, "w"], ["n", "steps", scores]), metadata)
 
 
 def add(*arguments: str) -> int:
@@ -126,6 +128,18 @@ def test_a_recogniser_without_its_characters_says_what_is_missing(
     assert add("rec.onnx") == 0
     said = " ".join(capsys.readouterr().out.split())
     assert ("Name one, a file that ends in .txt with 95 or 96 lines, behind the model" in said) == is_said
+
+
+@pytest.mark.full
+def test_a_recogniser_of_lines_of_a_fixed_height_is_offered_as_no_detector(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_recogniser(folder / "rec.onnx", "", scores=97, pool="Identity", height=48)
+    assert add("rec.onnx") == 0
+    said = capsys.readouterr().out
+    assert "with 95 or 96 lines" in " ".join(said.split())
+    assert "detect" not in said
+    assert "detection_head" not in config("rec")
 
 
 @pytest.mark.full

@@ -82,6 +82,33 @@ def test_shapes_alone_give_candidates_with_their_doubts() -> None:
     assert "the class names are unknown" in found[0].doubts
 
 
+@pytest.mark.parametrize(("names", "is_known"), [("text\ntitle\ntable", True), ("text\ntitle", False), ("", False)])
+def test_names_that_rapidlayout_packs_are_labels_of_a_detector_with_as_many_classes(names: str, is_known: bool) -> None:
+    outputs = {f"scores_{stride}": ((SIDE // stride) ** 2, 3) for stride in (8, 16, 32, 64)}
+    outputs |= {f"boxes_{stride}": ((SIDE // stride) ** 2, 32) for stride in (8, 16, 32, 64)}
+    (match,) = candidates(network(outputs), {"character": names})
+    assert (match.layout, match.is_certain) == ("picodet", False)
+    assert match.labels == (dict.fromkeys(outputs, ("text", "title", "table")) if is_known else {})
+    assert ("the class names are unknown" in match.doubts) != is_known
+
+
+@pytest.mark.parametrize(
+    ("sides", "scores", "tasks"),
+    [
+        ((48, -1), (-1, 97), set()),
+        ((-1, -1), (-1, 97), {"detect", "pose", "obb"}),
+        ((320, -1), (-1, 97), {"detect"}),
+        ((48, -1), (97,), {"classify"}),
+    ],
+)
+def test_a_model_of_lines_of_text_is_no_detector(
+    sides: tuple[int, int], scores: tuple[int, ...], tasks: set[str]
+) -> None:
+    spec = dataclasses.replace(network({"out": scores}), inputs=(InputSpec("x", DType.FP32, (3, *sides)),))
+    assert {match.task for match in candidates(spec, {})} >= tasks
+    assert bool(candidates(spec, {})) == bool(tasks)
+
+
 def test_metadata_that_fit_leave_one_certain_candidate() -> None:
     metadata = {"stride": "32", "task": "detect", "names": "{0: 'a', 1: 'b'}", "imgsz": "[640, 640]"}
     (match,) = candidates(network({"output0": (6, 8400)}, side=640), metadata)

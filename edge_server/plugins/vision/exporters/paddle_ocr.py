@@ -1,4 +1,5 @@
-"""Parser of inference.yml, which PaddleOCR writes beside a model, and of the characters that RapidOCR packs into one.
+"""Parser of inference.yml, which PaddleOCR writes beside a model, and of the names that RapidOCR and RapidLayout pack
+into one.
 
 Only the sections PreProcess and PostProcess are read: others have anchors. A text detector (DBPostProcess) states how a
 picture becomes its input, a recogniser of text (CTCLabelDecode) lists its characters. PaddleOCR adds a space to them.
@@ -67,12 +68,17 @@ def read_metadata(metadata: Mapping[str, str]) -> ExportedMetadata | None:
 def read_characters(metadata: Mapping[str, str]) -> tuple[str, ...]:
     """Return the characters of a recogniser of text, in the order of its scores and with the space after the last;
     empty if the metadata have none. Raises UnfitMetadataError."""
-    text = metadata.get("character")
-    if text is not None:
-        found = text.split("\n") if text.count("\n") < MAX_LABELS else []
+    if "character" in metadata:
+        found = read_packed_names(metadata)
     else:
-        found = list(_listed_characters(_section(metadata.get(_FILE, ""), "PostProcess")))
-    return (*map(printable, found), " ") if found else ()
+        found = tuple(map(printable, _listed_characters(_section(metadata.get(_FILE, ""), "PostProcess"))))
+    return (*found, " ") if found else ()
+
+
+def read_packed_names(metadata: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the lines of `character`: characters of a recogniser, or RapidLayout's class names of a detector."""
+    text = metadata.get("character", "")
+    return tuple(map(printable, text.split("\n"))) if text and text.count("\n") < MAX_LABELS else ()
 
 
 def _mapping(text: str, name: str) -> dict[str, Node]:
