@@ -53,7 +53,7 @@ def test_only_the_first_packed_files_are_read(file: ModelFile) -> None:
 
 
 def test_the_tensors_that_a_tflite_file_describes_are_found(file: ModelFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge_server.repository.metadata_files.read_tflite_metadata", lambda path: path.suffix)
+    monkeypatch.setattr("edge_server.repository.tflite_metadata.read_tflite_metadata", lambda path: path.suffix)
     assert read_metadata_files(file) == {"tflite_metadata": ".tflite"}
 
 
