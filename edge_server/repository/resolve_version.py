@@ -192,6 +192,7 @@ def _complete_config(
     default."""
     backend, file, signature = inspected.backend, inspected.file, inspected.signature
     notes: list[str] = []
+    is_stated = config.max_batch_size > 0
     if options.auto_complete:
         _complete_by_model(config, model, inspected)
     config.backend = backend.name
@@ -201,7 +202,8 @@ def _complete_config(
     if signature is not None:
         if options.auto_complete:
             states_none = config.max_batch_size == 0
-            default = signature.most_rows or _default_max_batch_size(backend, model, options.backend_settings)
+            settings = {} if is_stated else options.backend_settings
+            default = signature.most_rows or _default_max_batch_size(backend, model, settings)
             notes += complete(config, model, signature, default)
             has_default_batch_size = states_none and config.max_batch_size > 0 and signature.most_rows is None
         check_against_file(config, model, signature)

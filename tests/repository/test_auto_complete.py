@@ -434,3 +434,6 @@ def test_a_backend_with_a_default_batch_size_of_its_own_keeps_it_and_refuses_ano
     assert found.spec.max_batch_size == 8192
     with pytest.raises(BadModelConfig, match=r"default of its own, 8192; state max_batch_size in config\.pbtxt"):
         resolved(backend_settings={"onnxruntime": {"default-max-batch-size": "9"}})
+    add_model("stated", 'backend: "onnxruntime" max_batch_size: 5', {"1/model.onnx": b"x"})
+    stated = resolved("stated", backend_settings={"onnxruntime": {"default-max-batch-size": "9"}})
+    assert stated.spec.max_batch_size == 5
