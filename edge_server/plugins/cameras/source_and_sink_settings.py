@@ -148,8 +148,8 @@ class SinkEntry:
     differ from the last one. None: 1 s and true, for files 0 s and false. `topic` and `discovery` are the prefixes of
     MQTT topics; an empty `topic` is "edge_server/HOST", an empty `discovery` switches Home Assistant's discovery off.
     `ca`, `cert` and `key` are PEM files for mqtts://: whom to trust, and the client's own. `max_mb` bounds a file or a
-    folder. `crop`: pictures of objects show only the object. `required_zones`: only objects in one of these zones.
-    `classes`: only objects of these classes, () for all.
+    folder. `crop`: pictures of objects show only the object. `pictures`: a broker gets a picture with each result.
+    `required_zones`: only objects in one of these zones. `classes`: only objects of these classes, () for all.
     """
 
     what: ClassVar[str] = "sink"
@@ -164,6 +164,7 @@ class SinkEntry:
     key: str = _key(OPTIONAL_PATH, "")
     max_mb: int = _key(integer(1, 1_000_000), 100)
     crop: bool = _key(BOOLEAN, False)
+    pictures: bool = _key(BOOLEAN, False)
     required_zones: tuple[str, ...] = _key(_NAMES, ())
     classes: tuple[str, ...] = _key(_CLASSES, ())
 
@@ -173,13 +174,20 @@ class SinkEntry:
                 raise ValueError(f"{name}: expected only with url mqtts://")
         if self.key and not self.cert:
             raise ValueError("key: expected with cert")
-        if self.crop and not takes_pictures(self):
+        if self.crop and not is_folder(self):
             raise ValueError("crop: expected only with a folder, a path that ends with '/'")
+        if self.pictures and not self.url.startswith(("mqtt://", "mqtts://")):
+            raise ValueError("pictures: expected only with url mqtt:// or mqtts://")
+
+
+def is_folder(entry: SinkEntry) -> bool:
+    """Return whether the sink is a folder of pictures."""
+    return entry.url.endswith("/") and "://" not in entry.url
 
 
 def takes_pictures(entry: SinkEntry) -> bool:
-    """Return whether the sink is a folder of pictures."""
-    return entry.url.endswith("/") and "://" not in entry.url
+    """Return whether the sink needs the pixels of the frames."""
+    return entry.pictures or is_folder(entry)
 
 
 _REQUIRED = {"source": ("name", "url", "model"), "sink": ("name", "url")}

@@ -144,6 +144,7 @@ def test_an_invalid_flag_is_refused_with_the_reason_and_without_the_password(tex
         ("[[sinks]]\nname = 'a'\nurl = 'rtsp://me:geheim@h'", "expected a path or mqtt://.*given rtsp://"),
         ("[[sinks]]\nname = 'a'\nurl = 'mqtt://h'\ntopic = 'a/#'", "topic: expected printable characters without"),
         ("[[sinks]]\nname = 'a'\nurl = 'mqtt://h'\nca = 'x'", "sink 'a': ca: expected only with url mqtts://"),
+        ("[[sinks]]\nname = 'a'\nurl = 'x/'\npictures = true", "sink 'a': pictures: expected only with url mqtt://"),
         ("[[sinks]]\nname = 'a'\nurl = 'x'\ncrop = true", "sink 'a': crop: expected only with a folder"),
         ("[[sinks]]\nname = 'a'\nurl = 'mqtts://h'\nkey = 'x'", "sink 'a': key: expected with cert"),
         ("[[sinks]]\nname = 'a'\nurl = 'x'\n[[sinks]]\nname = 'a'\nurl = 'y'", "two sinks have the name 'a'"),

@@ -7,6 +7,7 @@
 | TOPIC/SOURCE/result | yes | the last result as a JSON object, as in JSON lines |
 | TOPIC/SOURCE/count/LABEL | yes | number of objects of that class, sent when it changes, and once a minute |
 | TOPIC/SOURCE/class | yes | the best class of a classifier, sent as the counts are |
+| TOPIC/SOURCE/picture | yes | with `pictures`, the frame of the last result with objects as a JPEG, with their boxes |
 | TOPIC/SOURCE/event | no | an event of a zone or line as a JSON object |
 | TOPIC/SOURCE/zone/ZONE/count | yes | number of objects in the zone |
 | TOPIC/SOURCE/zone/ZONE/count/LABEL | yes | those of one class: each of the zone's `classes`, and others once seen |
@@ -14,15 +15,18 @@
 | TOPIC/SOURCE/line/LINE/in, .../out | yes | crossings of the line since the start of the server |
 | DISCOVERY/binary_sensor/ID/config | yes | Home Assistant's description of each count, ON while it is above 0 |
 | DISCOVERY/sensor/ID/config | yes | its description of the class, and of each crossing |
+| DISCOVERY/image/ID/config | yes | its description of the picture |
 
 TOPIC is edge_server/HOST by default. ID consists of TOPIC, the host, SOURCE, and LABEL or the zone or line. Names keep
 letters, digits, "_" and "-"; spaces and dots become "_". A name with other characters gets a hash at its end, so that
 no two are the same.
 
-With `classes`, the counts of other classes that an earlier run left in the broker are deleted with their descriptions.
+With `classes`, the counts of other classes that an earlier run left in the broker are deleted with their descriptions,
+and so are pictures without `pictures`.
 
 Retained messages stay true after any failure. All of them are sent after each connection, and once a minute: results,
-counts and classes with the next result, the others without one. What an earlier run left in the broker is reset.
+counts and classes with the next result, the others without one. A picture is not repeated: Home Assistant shows when
+it came. What an earlier run left in the broker is reset.
 
 Discovery: the MQTT integration of Home Assistant, home-assistant.io/integrations/mqtt.
 """
@@ -38,19 +42,23 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from edge_server.config.setting import shown_url
-from edge_server.errors import Unsupported, install_hint
+from edge_server.errors import InvalidRequest, Unsupported, install_hint
 from edge_server.plugins.cameras.sinks.result_json import best_class, label_counts
 from edge_server.plugins.cameras.sinks.sink_interface import REMOVED, SinkError, SinkMessage
 from edge_server.plugins.cameras.source_and_sink_settings import SinkEntry
-from edge_server.protocol.frame_messages import LineCounts, ZoneCounts, ZoneReport
+from edge_server.protocol.frame_messages import Detection, LineCounts, ZoneCounts, ZoneReport
 from edge_server.version import __version__
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 TIMEOUT_S = 5.0
 """Longest time to connect, and until the broker acknowledges a message."""
@@ -65,12 +73,16 @@ REFRESH_S = 60.0
 EXPIRES_AFTER_S = 180
 """Time without results of a camera after which Home Assistant shows its counts and its class as unavailable."""
 
+MAX_PICTURE_SIDE = 1280
+"""Longest side of a picture in pixels; larger ones are reduced. A JPEG has at most 1.3 MB then (noise)."""
+
 ONLINE, OFFLINE = "online", "offline"
 
 _VALUE_TOPICS = (
     "status",
     "result",
     "class",
+    "picture",
     "count/+",
     "zone/+/count",
     "zone/+/count/+",
@@ -82,10 +94,10 @@ _VALUE_TOPICS = (
 
 @dataclass(slots=True)
 class _RetainedMessages:
-    """Retained messages of one source: topic -> text. `values` are the last result, counts and the class."""
+    """Retained messages of one source by topic. `values` are the last result, counts, the class and the picture."""
 
     descriptions: dict[str, str] = field(default_factory=dict)
-    values: dict[str, str] = field(default_factory=dict)
+    values: dict[str, str | bytes] = field(default_factory=dict)
     status: dict[str, str] = field(default_factory=dict)
     values_sent_s: float = 0.0
     shapes: frozenset[str] | None = None
@@ -101,7 +113,7 @@ class _RetainedMessages:
             tuple(line for line in report.lines if f"line/{line.line}" in self.shapes),
         )
 
-    def all(self) -> dict[str, str]:
+    def all(self) -> dict[str, str | bytes]:
         """Return all messages, in the order in which they should arrive."""
         return {**self.descriptions, **self.values, **self.status}
 
@@ -129,7 +141,7 @@ class MqttBroker:
         self._sources: dict[str, _RetainedMessages] = {}
         self._removed: dict[str, str] = {}
         """Topics to delete from the broker, descriptions first: an empty message deletes a retained one."""
-        self._sent: dict[str, str] = {}
+        self._sent: dict[str, str | bytes] = {}
         """Retained messages that were sent since the connection."""
         self._repeated_s = 0.0
         self._left_over: SimpleQueue[str] = SimpleQueue()
@@ -213,10 +225,15 @@ class MqttBroker:
             if now_s - retained.values_sent_s >= self.refresh_s:
                 # All of them: Home Assistant lets each expire by itself.
                 retained.values_sent_s = now_s
-                for topic in retained.values:
+                for topic in retained.values.keys() - {f"{base}/picture"}:
                     self._sent.pop(topic, None)
         self._synchronize([retained])
         self._retain({f"{self._topic}/status": ONLINE})
+        # Last, so that a frame that gives no picture holds up no result.
+        if self._entry.pictures and result is not None and result.detections and message.picture is not None:
+            retained.values[f"{base}/picture"] = self._picture(message.source, message.picture, result.detections)
+            self._describe(retained, message.source, "image", "picture", f"{base}/picture")
+            self._synchronize([retained])
         return True
 
     def refresh(self) -> None:
@@ -232,8 +249,9 @@ class MqttBroker:
             unknown = left_over - known
             excluded = {topic for topic in unknown if self._is_excluded(topic)}
             for topic in excluded:
-                source, _, label = topic.removeprefix(f"{self._topic}/").split("/")
-                self._removed |= {self._description_topic(source, "binary_sensor", label): "", topic: ""}
+                source, *parts = topic.removeprefix(f"{self._topic}/").split("/")
+                kind = "image" if parts == ["picture"] else "binary_sensor"
+                self._removed |= {self._description_topic(source, kind, parts[-1]): "", topic: ""}
             base = f"{self._topic}/"
             self._publish([(topic, _neutral_text(topic.removeprefix(base))) for topic in unknown - excluded])
         now_s = time.monotonic()
@@ -258,9 +276,24 @@ class MqttBroker:
         client.loop_stop()
 
     def _is_excluded(self, topic: str) -> bool:
-        """Return whether a topic of the broker is the count of a class that is not in `classes`."""
+        """Return whether a topic of the broker is the count of a class that is not in `classes`, or a picture without
+        `pictures`."""
         parts = topic.removeprefix(f"{self._topic}/").split("/")
+        if parts[1:] == ["picture"]:
+            return not self._entry.pictures
         return bool(self._classes) and len(parts) == 3 and parts[1] == "count" and parts[2] not in self._classes
+
+    def _picture(
+        self, source: str, picture: Callable[[], npt.NDArray[np.uint8]], detections: tuple[Detection, ...]
+    ) -> bytes:
+        """Return the JPEG of a frame with boxes. Raises SinkError."""
+        from edge_server.plugins.vision.draw import annotated_jpeg  # needs what draws, which others do without
+        from edge_server.plugins.vision.perception import Perception
+
+        try:
+            return annotated_jpeg(picture(), Perception((), detections), max_side=MAX_PICTURE_SIDE)
+        except InvalidRequest as error:
+            raise SinkError(f"{self._shown}: picture of source '{source}': {error.message}") from None
 
     def _tls_context(self) -> ssl.SSLContext:
         entry = self._entry
@@ -345,11 +378,9 @@ class MqttBroker:
             return
         device = f"{self._id}_{_name(source)}"
         entity = f"{device}_{_name(key or label)}"
-        description = {
+        description: dict[str, Any] = {
             "name": label,
             "unique_id": entity,
-            "state_topic": topic,
-            "expire_after": EXPIRES_AFTER_S,
             "availability": [
                 {"topic": f"{self._topic}/status"},
                 {"topic": f"{self._topic}/{_name(source)}/status"},
@@ -358,6 +389,10 @@ class MqttBroker:
             "device": {"identifiers": [device], "name": source, "manufacturer": "edge-server", "model": "camera"},
             "origin": {"name": "edge-server", "sw_version": __version__},
         }
+        if kind == "image":
+            description |= {"image_topic": topic, "content_type": "image/jpeg"}
+        else:
+            description |= {"state_topic": topic, "expire_after": EXPIRES_AFTER_S}
         if kind == "binary_sensor":
             description["device_class"] = "occupancy"
             description["value_template"] = "{{ 'ON' if value | int(0) > 0 else 'OFF' }}"
@@ -374,12 +409,12 @@ class MqttBroker:
         for retained in sources:
             self._retain(retained.all())
 
-    def _retain(self, messages: dict[str, str]) -> None:
+    def _retain(self, messages: Mapping[str, str | bytes]) -> None:
         missing = [(topic, text) for topic, text in messages.items() if self._sent.get(topic) != text]
         self._publish(missing)
         self._sent.update(missing)
 
-    def _publish(self, messages: Iterable[tuple[str, str]], *, is_retained: bool = True) -> None:
+    def _publish(self, messages: Iterable[tuple[str, str | bytes]], *, is_retained: bool = True) -> None:
         """Send messages, and wait until the broker has acknowledged each. Raises SinkError."""
         self._check_connection()
         for sent in [self._client.publish(topic, text, qos=1, retain=is_retained) for topic, text in messages]:
@@ -437,7 +472,7 @@ def _zone_values(base: str, report: ZoneReport) -> dict[str, str]:
 def _neutral_text(topic: str) -> str:
     """Return the text that a topic, without its prefix, has while nothing is known."""
     key = topic.partition("/")[2]
-    return OFFLINE if key == "status" else "" if key in ("result", "class") else "0"
+    return OFFLINE if key == "status" else "" if key in ("result", "class", "picture") else "0"
 
 
 def _name(text: str) -> str:

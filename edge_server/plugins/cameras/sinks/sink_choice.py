@@ -8,7 +8,7 @@ from edge_server.plugins.cameras.sinks.json_lines_file import JsonLinesFile
 from edge_server.plugins.cameras.sinks.mqtt import MqttBroker
 from edge_server.plugins.cameras.sinks.sink_interface import Sink
 from edge_server.plugins.cameras.sinks.webhook import Webhook
-from edge_server.plugins.cameras.source_and_sink_settings import SinkEntry, takes_pictures
+from edge_server.plugins.cameras.source_and_sink_settings import SinkEntry, is_folder
 
 
 def make_sink(entry: SinkEntry, wake: Callable[[], None]) -> Sink:
@@ -17,7 +17,7 @@ def make_sink(entry: SinkEntry, wake: Callable[[], None]) -> Sink:
         return MqttBroker(entry, wake)
     if entry.url.startswith(("http://", "https://")):
         return Webhook(entry.url)
-    if takes_pictures(entry):
+    if is_folder(entry):
         # Imported for the first one, as it needs what draws.
         from edge_server.plugins.cameras.sinks.snapshot_folder import SnapshotFolder
 

@@ -18,14 +18,15 @@ from edge_server.plugins.cameras.reports import SinkReport
 from edge_server.plugins.cameras.sinks.result_json import best_class, label_counts
 from edge_server.plugins.cameras.sinks.sink_choice import is_file, make_sink
 from edge_server.plugins.cameras.sinks.sink_interface import REMOVED, Sink, SinkMessage
-from edge_server.plugins.cameras.source_and_sink_settings import SinkEntry, takes_pictures
+from edge_server.plugins.cameras.source_and_sink_settings import SinkEntry, is_folder, takes_pictures
 from edge_server.plugins.cameras.zones.required_zones import counted_detections
 from edge_server.protocol.frame_messages import FrameResult
 
 _LOG = logging.getLogger(__name__)
 
 MAX_WAITING, MAX_PICTURES_WAITING = 64, 4
-"""Messages that wait for a slow receiver, without and with pictures; a further one replaces the oldest."""
+"""Messages that wait for a slow receiver, and those of them with pictures. A further one replaces the oldest, or the
+oldest loses its picture."""
 
 DEFAULT_INTERVAL_S = 1.0
 BACK_OFF = BackOff(first_s=1.0, most_s=30.0)
@@ -52,7 +53,7 @@ class SinkRunner:
         self._sink = make_sink(entry, self._ask_refresh) if sink is None else sink
         self._on_change = on_change
         takes_all = is_file(entry)
-        self._takes_pictures = takes_pictures(entry)
+        self._takes_pictures, self._is_folder = takes_pictures(entry), is_folder(entry)
         self._interval_s = (
             entry.interval_s if entry.interval_s is not None else 0.0 if takes_all else DEFAULT_INTERVAL_S
         )
@@ -77,7 +78,7 @@ class SinkRunner:
             if self._is_closing:
                 return
             zones = self.entry.required_zones
-            if message.event is not None and (self._takes_pictures or (zones and message.event.name not in zones)):
+            if message.event is not None and (self._is_folder or (zones and message.event.name not in zones)):
                 return
             self._received += 1
             if message.picture is not None and not self._takes_pictures:
@@ -183,7 +184,10 @@ class SinkRunner:
 
     def _queue(self, message: SinkMessage) -> None:
         self._waiting.append(message)
-        if len(self._waiting) > (MAX_PICTURES_WAITING if self._takes_pictures else MAX_WAITING):
+        pictured = [index for index, each in enumerate(self._waiting) if each.picture is not None]
+        if len(pictured) > MAX_PICTURES_WAITING and not self._is_folder:
+            self._waiting[pictured[0]] = replace(self._waiting[pictured[0]], picture=None)
+        if len(self._waiting) > (MAX_PICTURES_WAITING if self._is_folder else MAX_WAITING):
             # The newest state of each source is kept, or the receiver would never know it.
             newest = {each.source: each for each in self._waiting if each.is_state}
             oldest = next((each for each in self._waiting if newest.get(each.source) is not each), None)

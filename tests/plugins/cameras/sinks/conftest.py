@@ -145,6 +145,7 @@ class Listener:
         from paho.mqtt import client
 
         self.topics: dict[str, str] = {}
+        self.payloads: dict[str, bytes] = {}
         self.retained: set[str] = set()
         self.count = 0
         self._client = client.Client(client.CallbackAPIVersion.VERSION2)
@@ -157,7 +158,8 @@ class Listener:
         assert ready.wait(PATIENCE_S)
 
     def _on_message(self, client, data, message) -> None:
-        self.topics[message.topic] = message.payload.decode()
+        self.topics[message.topic] = message.payload.decode(errors="replace")
+        self.payloads[message.topic] = message.payload
         self.count += 1
         if message.retain:
             self.retained.add(message.topic)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
 import subprocess
 from base64 import b64encode
 
+import cv2
+import numpy as np
 import pytest
 
 from edge_server.core.back_off import BackOff
@@ -128,6 +131,63 @@ def test_a_classifier_has_its_class_as_a_sensor(broker, listen, start, eventuall
     host = ID.removeprefix("edge_server_")
     entity = json.loads(listener.topics[f"ha/sensor/robots_7_{host}_door_class/config"])
     assert entity["state_topic"] == "robots/7/door/class"
+
+
+def pictured(seen: SinkMessage, value: int, shape=(1000, 2000, 3)) -> SinkMessage:
+    return dataclasses.replace(seen, picture=lambda: np.full(shape, value, np.uint8))
+
+
+@pytest.mark.full
+def test_with_pictures_the_frame_of_the_last_result_with_objects_is_an_image_of_home_assistant(
+    broker, listen, start, message, eventually
+):
+    listener = listen()
+    runner = start(address(broker), pictures=True, on_change=False)
+    runner.put(pictured(message("door", "person"), 100))
+    topic, description = "edge_server/door/picture", f"homeassistant/image/{ID}_door_picture/config"
+    assert eventually(lambda: topic in listener.topics)
+    shown = cv2.imdecode(np.frombuffer(listener.payloads[topic], np.uint8), cv2.IMREAD_COLOR)
+    assert shown.shape == (640, 1280, 3)
+    assert abs(int(shown[600, 1200, 0]) - 100) <= 2
+    entity = json.loads(listener.topics[description])
+    assert (entity["image_topic"], entity["content_type"]) == (topic, "image/jpeg")
+    assert "state_topic" not in entity
+    assert entity["device"]["name"] == "door"
+    first = listener.payloads[topic]
+    runner.put(pictured(message("door", seq=2), 200))  # nothing is there
+    runner.put(message("door", "person", seq=3))  # its pixels are gone
+    assert eventually(lambda: '"seq": 3' in listener.topics["edge_server/door/result"])
+    runner.put(pictured(message("door", "person", seq=4), 200))
+    assert eventually(lambda: listener.payloads[topic] != first)
+    later = listen()
+    assert eventually(lambda: later.payloads.get(topic) == listener.payloads[topic])
+    assert topic in later.retained
+    runner.put(SinkMessage("door", state=REMOVED))
+    assert eventually(lambda: (listener.payloads[topic], listener.topics[description]) == (b"", ""))
+
+
+@pytest.mark.full
+def test_without_pictures_those_of_an_earlier_run_are_deleted_and_none_is_sent(
+    broker, listen, start, message, eventually
+):
+    listener = listen()
+    before = start(address(broker), pictures=True)
+    before.put(pictured(message("door", "person"), 100))
+    before.close(PATIENCE_S)
+    assert eventually(lambda: "edge_server/door/picture" in listener.topics)
+    runner = start(address(broker))
+    runner.put(pictured(message("door", "person"), 100))
+    topics = "edge_server/door/picture", f"homeassistant/image/{ID}_door_picture/config"
+    assert eventually(lambda: [listener.topics.get(topic) for topic in topics] == ["", ""])
+
+
+@pytest.mark.full
+def test_a_frame_that_gives_no_picture_is_reported_and_its_result_arrives(broker, listen, start, message, eventually):
+    listener = listen()
+    runner = start(address(broker), pictures=True)
+    runner.put(pictured(message("door", "person"), 1, (1, 70_000, 3)))
+    assert eventually(lambda: "picture of source 'door': annotated JPEG: expected sides" in runner.report().reason)
+    assert listener.topics["edge_server/door/count/person"] == "1"
 
 
 @pytest.mark.full

@@ -198,3 +198,16 @@ def test_few_pictures_wait_for_a_slow_disk_and_none_for_other_receivers(sink, ev
     others.put(seen())
     others.close(20)
     assert [message.picture for message in sink.sent] == [None]
+
+
+def test_results_for_a_slow_broker_wait_without_their_pictures_but_for_the_newest(sink):
+    runner = SinkRunner(SinkEntry("b", "mqtt://host", 0.0, False, pictures=True), lambda runner: None, sink)
+    sink.goes_on.clear()
+    runner.put(seen())
+    assert sink.is_sending.wait(20)
+    for _ in range(20):
+        runner.put(seen())
+    assert (runner.report().waiting, runner.report().dropped) == (21, 0)
+    sink.goes_on.set()
+    runner.close(20)
+    assert [message.picture is not None for message in sink.sent[1:]] == [False] * 16 + [True] * MAX_PICTURES_WAITING
