@@ -297,6 +297,8 @@ def test_a_language_model_is_opened_before_it_is_added(folder: Path, capsys: pyt
     assert re.search(r"^openvino_genai \S+ +CPU .* \d+ +-$", said, re.MULTILINE), said
 
 
+@pytest.mark.full
+@pytest.mark.skipif(importlib.util.find_spec("openvino_genai") is None, reason="needs the extra llm")
 def test_a_language_model_beyond_the_memory_of_the_machine_is_not_opened(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
