@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 import time
 from collections import deque
 
@@ -44,8 +45,8 @@ def needed_hold_us(info: SessionInfo, is_decoupled: bool, run_us: float) -> floa
 
 class InlineRule:
     """Inline rule of one version. Learns how long a run holds a thread: the lower quartile of the wall times of the
-    latest runs, or the mean of their processor times if that is longer. Several threads use it; a lost update is
-    corrected by the next run.
+    latest runs, or the mean of their processor times if that is longer. Several threads use it; a lost update of the
+    counts of runs to measure or to skip does no harm.
 
     Both are needed. A run that waits for a device uses no processor time but holds the thread, so wall time counts. A
     run that is preempted, or waits for the GIL, has a long wall time that says nothing about the model; therefore the
@@ -70,6 +71,8 @@ class InlineRule:
         """Number of further runs that are not measured. The executor decrements it itself for lone requests, which
         saves a call."""
         self._runs_to_measure = _MEASURED_AFTER_SLOW
+        self._lock = threading.Lock()
+        """Guards the times of the latest runs."""
 
     def begin(self) -> int:
         """Return the thread's processor time in nanoseconds if the run that begins is to be measured, else 0."""
@@ -88,13 +91,14 @@ class InlineRule:
 
     def note(self, wall_ns: int, processor_ns: int) -> None:
         """Learn from a run that held its thread for `wall_ns` and used `processor_ns` of processor time."""
-        self._walls_us.append(wall_ns / 1000)
-        if self._processor_us < 0:
-            self._processor_us = processor_ns / 1000
-        else:
-            self._processor_us += _NEWEST_PART * (processor_ns / 1000 - self._processor_us)
-        walls_us = sorted(self._walls_us.copy())
-        run_us = max(walls_us[len(walls_us) // 4], self._processor_us)
+        with self._lock:
+            self._walls_us.append(wall_ns / 1000)
+            if self._processor_us < 0:
+                self._processor_us = processor_ns / 1000
+            else:
+                self._processor_us += _NEWEST_PART * (processor_ns / 1000 - self._processor_us)
+            walls_us = sorted(self._walls_us)
+            run_us = max(walls_us[len(walls_us) // 4], self._processor_us)
         self.needed_hold_us = needed_hold_us(self._info, self._is_decoupled, run_us)
         self.slow_ns = 2000 * run_us
         self._runs_to_measure -= 1

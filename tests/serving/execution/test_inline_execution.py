@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -101,6 +102,18 @@ def test_of_short_runs_few_are_measured_and_more_after_a_slow_one() -> None:
     for _ in range(20):
         rule.note(500 * US, 500 * US)
     assert measured(30, 500 * US) == 30
+
+
+def test_many_threads_note_their_runs() -> None:
+    rule = InlineRule(COMPUTES, is_decoupled=False)
+
+    def note_runs(_: int) -> None:
+        for _ in range(500):
+            rule.note(*QUICK)
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(note_runs, range(8)))
+    assert rule.needed_hold_us == pytest.approx(20.0)
 
 
 @pytest.mark.parametrize(("info", "depends"), [(COMPUTES, True), (MAY_WAIT, False), (BOUND, False)])
