@@ -90,6 +90,9 @@ def test_sdist_and_wheel_build_cleanly_and_hold_what_the_server_reads(tmp_path: 
         pytest.importorskip(tool, reason=f"needs {tool}, of the extra test-all")
     clone = tmp_path / "clone"
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+    own_model = clone / "model_repository/mine/1/model.onnx"
+    own_model.parent.mkdir(parents=True)
+    own_model.write_bytes(b"a model of the user")
 
     def run(*words: str) -> str:
         done = subprocess.run([sys.executable, "-m", *words], cwd=clone, capture_output=True, text=True, check=False)
