@@ -120,12 +120,15 @@ class SettingTable:
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return `, did you mean '...'?` with the nearest spelling, or "" if none is near or the word is known.
 
-    Upper and lower case count as the same.
+    A beginning of at least 3 letters is nearer than other spellings. Upper and lower case count as the same.
     """
     import difflib
 
     folded = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(word.lower(), list(folded), n=1, cutoff=0.6)
+    given = word.lower()
+    # First, as a comparison of whole words prefers another short name to the rest of a long one.
+    longer = [name for name in folded if name.startswith(given)] if len(given.lstrip("-")) >= 3 else []
+    close = [min(longer, key=len)] if longer else difflib.get_close_matches(given, list(folded), n=1, cutoff=0.6)
     return f", did you mean '{folded[close[0]]}'?" if close and folded[close[0]] != word else ""
 
 

@@ -249,7 +249,10 @@ def read_entries(
     document = read_toml(file, _FILE_FLAG) if file else {}
     for key in document:
         if key not in ("sources", "sinks"):
-            raise ConfigError(f"{file}: unknown table {key[:40]!r}, expected [[sources]] and [[sinks]]")
+            hint = nearest(key, ("sources", "sinks"))
+            if key in ("zones", "lines"):
+                hint = f"; {key} stand below their source: [[sources.{key}]]"
+            raise ConfigError(f"{file}: unknown table {key[:40]!r}, expected [[sources]] and [[sinks]]{hint}")
     all_sources = _by_name([*sources, *_entries(SourceEntry, file, document.get("sources", []))], "source")
     all_sinks = _by_name([*sinks, *_entries(SinkEntry, file, document.get("sinks", []))], "sink")
     for source in all_sources.values():

@@ -133,7 +133,8 @@ def test_an_invalid_flag_is_refused_with_the_reason_and_without_the_password(tex
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[[source]]\nname='a'", "unknown table 'source', expected"),
+        ("[[source]]\nname='a'", "unknown table 'source', expected .*, did you mean 'sources'?"),
+        ("[[zones]]\nname='a'", r"unknown table 'zones', .*; zones stand below their source: \[\[sources.zones\]\]"),
         ("sources = 3", r"expected tables \[\[sources\]\]"),
         ("sources = [3]", r"expected tables \[\[sources\]\]"),
         ("[[sources]]\nname = 3", "source 1: name: expected str, got int"),

@@ -73,6 +73,7 @@ REFUSED = [
     ({"points": TRIANGLE}, "zone 1: needs name"),
     ({"name": "a/b"}, "zone 1: name: expected 1 to 64 letters"),
     ({"name": "a", "point": TRIANGLE}, "zone 'a': unknown key point, did you mean 'points'?"),
+    ({"name": "a", "loit": 10}, "zone 'a': unknown key loit, did you mean 'loitering_s'?"),
     ({"name": "a", "points": TRIANGLE[:2]}, "zone 'a': points: expected at least 3 points that enclose an area"),
     ({"name": "a", "points": []}, "that enclose an area"),
     ({"name": "a", "points": [[0, 0], [0.5, 0.5], [1, 1]]}, "that enclose an area"),
