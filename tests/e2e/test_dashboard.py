@@ -82,6 +82,13 @@ model = "face_detection_yunet"
 fps = 10
 """
 
+IS_IN_SIGHT = """
+const element = document.querySelector(arguments[0]);
+const { left, top, width, bottom } = element.getBoundingClientRect();
+const at = (y) => document.elementFromPoint(left + width / 2, y) === element;
+return at(top + 2) && at(bottom - 2);
+"""
+
 RIGHT_AND_LEFT = """
 const canvas = document.querySelector(".answer canvas");
 const row = canvas.getContext("2d").getImageData(0, canvas.height / 2, canvas.width, 1).data;
@@ -492,6 +499,8 @@ def test_zones_are_drawn_with_the_mouse_and_kept_in_the_sources_file(
         browser.run(type_into, -2, "line_1")
         browser.click(".zone-form button.primary")
         browser.wait("document.querySelector('.zone-form .error').textContent.includes('two lines have the name')")
+        assert browser.run(IS_IN_SIGHT, ".zone-form .error")
+        assert browser.run(IS_IN_SIGHT, ".zone-form button.primary")
         assert len(browser.console()) == 1, "the browser itself logs the refusal"
         assert server.stop() == 0
 

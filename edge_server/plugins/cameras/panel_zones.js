@@ -29,14 +29,16 @@ export function makeZoneEditor(camera, stage, canvas, onState) {
   const problem = element("p", { class: "error", role: "alert", hidden: true });
   const saved = element("p", { class: "note", role: "status", hidden: true });
   const form = element(
-    "form", { class: "zone-form", hidden: true, submit: (event) => { event.preventDefault(); save(); } }, hint, rows,
+    "form", { class: "zone-form", hidden: true, submit: (event) => { event.preventDefault(); save(); } },
+    element("div", { class: "zone-list" }, hint, rows),
+    problem,
     element(
       "div", { class: "row" },
       element("button", { type: "button", "data-add": "zone", click: () => add("zone") }, "Add a zone"),
       element("button", { type: "button", "data-add": "line", click: () => add("line") }, "Add a line"),
       element("button", { type: "submit", class: "primary" }, "Save"),
       element("button", { type: "button", click: close }, "Cancel"),
-    ), problem,
+    ),
   );
   let items = [];
   let classes = [];

@@ -268,7 +268,10 @@ def check_required_zones(sources: Mapping[str, SourceEntry], sinks: Mapping[str,
     for sink in sinks.values():
         for name in sink.required_zones:
             if name not in zones:
-                raise ConfigError(f"sink '{sink.name}': no source has the zone '{name}'{nearest(name, zones)}")
+                raise ConfigError(
+                    f"sink '{sink.name}': no source has the zone '{name}'{nearest(name, zones)}; "
+                    "add it to a source, or change the sink's required_zones"
+                )
 
 
 def _entries(kind: type[_Entry], path: str, tables: object) -> list[_Entry]:

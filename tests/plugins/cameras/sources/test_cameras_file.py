@@ -203,7 +203,10 @@ def test_a_zone_that_a_sink_requires_can_be_added_where_it_is_missing(start, fol
         f"[[sinks]]\nname='log'\nurl='{tmp_path / 'log'}'\nrequired_zones=['yard']\n"
     )
     cameras = start(file=str(file))
-    assert cameras.report().problem == "no camera is open: sink 'log': no source has the zone 'yard'"
+    assert cameras.report().problem == (
+        "no camera is open: sink 'log': no source has the zone 'yard'; "
+        "add it to a source, or change the sink's required_zones"
+    )
     assert cameras.set_zones("door", (ZoneEntry("yard"),), ())["stored_in"] == "sources_file"
     assert cameras.report().problem == ""
     assert [source.name for source in cameras.report().sources] == ["door"]
