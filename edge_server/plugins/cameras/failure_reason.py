@@ -1,4 +1,4 @@
-"""Text of the reason why a camera or a receiver of results failed, without passwords or other secrets."""
+"""Texts of the reasons why a camera or a receiver of results failed, without passwords or other secrets."""
 
 from __future__ import annotations
 
@@ -19,3 +19,8 @@ def failure_reason(title: str, error: Exception) -> str:
     stack = "".join(traceback.format_tb(error.__traceback__))
     _LOG.error("%s failed unexpectedly: %s\n%s", title, reason, stack)
     return reason
+
+
+def unknown_host_reason(host: str | None, error: OSError) -> str:
+    """Return the reason for a host name that the resolver does not know."""
+    return f"the host name '{host}' is not known: {error.strerror}"

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import BinaryIO
 
-from edge_server.plugins.cameras.sinks.sink_interface import SinkError, SinkMessage
+from edge_server.plugins.cameras.sinks.sink_interface import SinkError, SinkMessage, write_failure_reason
 
 
 class JsonLinesFile:
@@ -24,7 +24,7 @@ class JsonLinesFile:
         try:
             self._file = self._path.open("ab", buffering=0)
         except OSError as error:
-            raise SinkError(f"{self._path}: cannot be written: {error.strerror}") from None
+            raise SinkError(f"{self._path}: cannot be written: {write_failure_reason(self._path, error)}") from None
 
     def send(self, message: SinkMessage) -> bool:
         assert self._file is not None
@@ -38,7 +38,7 @@ class JsonLinesFile:
             if self._file.write(line) != len(line):
                 raise SinkError(f"{self._path}: only a part of a line could be written")
         except OSError as error:
-            raise SinkError(f"{self._path}: cannot be written: {error.strerror}") from None
+            raise SinkError(f"{self._path}: cannot be written: {write_failure_reason(self._path, error)}") from None
         return True
 
     def refresh(self) -> None:

@@ -50,6 +50,7 @@ from urllib.parse import unquote, urlsplit
 
 from edge_server.config.setting import shown_url
 from edge_server.errors import InvalidRequest, Unsupported, install_hint
+from edge_server.plugins.cameras.failure_reason import unknown_host_reason
 from edge_server.plugins.cameras.sinks.result_json import best_class, label_counts
 from edge_server.plugins.cameras.sinks.sink_interface import REMOVED, SinkError, SinkMessage
 from edge_server.plugins.cameras.source_and_sink_settings import SinkEntry
@@ -172,6 +173,8 @@ class MqttBroker:
         self._refusal, self._is_lost, self._loss_reason = "", False, "the broker closed the connection"
         try:
             client.connect(parts.hostname, parts.port or (8883 if is_tls else 1883), KEEPALIVE_S)
+        except socket.gaierror as error:
+            raise SinkError(f"{self._shown}: {unknown_host_reason(parts.hostname, error)}") from None
         except OSError as error:
             is_late = isinstance(error, TimeoutError)
             reason = f"no answer within {TIMEOUT_S:g} s" if is_late else error.strerror or type(error).__name__

@@ -1,9 +1,10 @@
-"""Base class of sinks, the receivers of results, and the message and error types that they share."""
+"""Base class of sinks, the receivers of results, and the message, error types and reasons that they share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from edge_server.errors import EdgeServerError
@@ -67,6 +68,14 @@ class SinkMessage:
             document = {"kind": "source", "source": self.source, "state": self.state}
             return {**document, "reason": self.reason} if self.reason else document
         return {**result_as_json(self.source, self.result, self.result.times.finished_us / 1e6), "clock": self.clock}
+
+
+def write_failure_reason(path: Path, error: OSError) -> str:
+    """Return why a file or a folder cannot be written. A sink makes no folder above its own."""
+    parent = path.absolute().parent
+    if isinstance(error, FileNotFoundError) and not parent.is_dir():
+        return f"the folder {parent} must exist"
+    return error.strerror or type(error).__name__
 
 
 class Sink(Protocol):

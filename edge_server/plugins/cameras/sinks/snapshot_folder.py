@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge_server.errors import InvalidRequest
-from edge_server.plugins.cameras.sinks.sink_interface import SinkError, SinkMessage
+from edge_server.plugins.cameras.sinks.sink_interface import SinkError, SinkMessage, write_failure_reason
 from edge_server.plugins.vision.draw import annotated_jpeg
 from edge_server.plugins.vision.perception import Perception
 from edge_server.protocol.frame_messages import Detection, FrameResult
@@ -190,7 +190,7 @@ class SnapshotFolder:
             (self._path / name).unlink(missing_ok=True)
 
     def _failure(self, error: OSError) -> SinkError:
-        return SinkError(f"{self._path}: pictures cannot be written: {error.strerror}")
+        return SinkError(f"{self._path}: pictures cannot be written: {write_failure_reason(self._path, error)}")
 
 
 def _file_name(source: str, candidate: _Candidate, now_ns: int) -> str:

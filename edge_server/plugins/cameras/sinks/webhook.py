@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import socket
 import ssl
 from urllib.parse import unquote, urlsplit
 
 from edge_server.config.setting import shown_url
+from edge_server.plugins.cameras.failure_reason import unknown_host_reason
 from edge_server.plugins.cameras.sinks.sink_interface import SinkError, SinkMessage
 
 TIMEOUT_S = 5.0
@@ -40,7 +42,7 @@ class Webhook:
             connection.request("POST", target, body, self._headers)
             status = connection.getresponse().status
         except (OSError, http.client.HTTPException) as error:
-            raise SinkError(f"{self._shown}: {_failure(error)}") from None
+            raise SinkError(f"{self._shown}: {_failure(error, self._parts.hostname)}") from None
         finally:
             connection.close()
         if not 200 <= status < 300:
@@ -54,11 +56,13 @@ class Webhook:
         """Do nothing: no connection is kept."""
 
 
-def _failure(error: Exception) -> str:
+def _failure(error: Exception, host: str | None) -> str:
     if isinstance(error, TimeoutError):
         return f"no answer within {TIMEOUT_S:g} s"
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the certificate is not valid: {error.verify_message}"
+    if isinstance(error, socket.gaierror):
+        return unknown_host_reason(host, error)
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return f"the connection broke ({type(error).__name__})"

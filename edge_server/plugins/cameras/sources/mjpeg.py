@@ -16,6 +16,7 @@ from typing import IO, Any
 from urllib.parse import unquote, urlsplit
 
 from edge_server.config.setting import shown_url
+from edge_server.plugins.cameras.failure_reason import unknown_host_reason
 from edge_server.plugins.cameras.sources.camera_tls import describe_certificate_error, make_tls_context
 from edge_server.plugins.cameras.sources.source_interface import SourceError, SourcePicture
 
@@ -201,7 +202,7 @@ def _failure(error: Exception, url: str = "") -> str:
     if isinstance(cause, ssl.SSLCertVerificationError):
         return describe_certificate_error(cause, url)
     if isinstance(cause, socket.gaierror):
-        return "the name of the host is not known"
+        return unknown_host_reason(urlsplit(url).hostname, cause)
     if isinstance(cause, OSError) and cause.strerror:
         return cause.strerror
     if isinstance(cause, ValueError):

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from edge_server.config.setting import shown_url
 from edge_server.errors import Unsupported, install_hint
+from edge_server.plugins.cameras.failure_reason import unknown_host_reason
 from edge_server.plugins.cameras.sources.camera_tls import explain_tls_failure, find_pinned_certificate
 from edge_server.plugins.cameras.sources.source_interface import Source, SourceError, SourcePicture, opencv
 
@@ -148,6 +149,8 @@ class PyavCamera:
         problem = explain_tls_failure(url, ca) if url.startswith("rtsps://") else ""
         if getattr(error, "errno", None) == errno.EIO and not problem:
             problem = _explain_unknown_host(urlsplit(url).hostname or "")
+        if type(error).__name__ == "InvalidDataError" and not problem:
+            problem = f"{_reason(error)}; is this an RTSP port?"
         return SourceError(f"{self._address}: {problem}") if problem else self._failure(error)
 
     def _failure(self, error: Exception) -> SourceError:
@@ -233,7 +236,7 @@ def _explain_unknown_host(host: str) -> str:
     try:
         socket.getaddrinfo(host, None)
     except OSError as error:
-        return f"the host name '{host}' is not known: {error.strerror}"
+        return unknown_host_reason(host, error)
     return ""
 
 

@@ -52,7 +52,7 @@ def test_a_file_continues_after_a_restart_within_its_size_limit(tmp_path, messag
 
 
 def test_a_missing_folder_is_named(tmp_path):
-    with pytest.raises(SinkError, match=r"x/out\.jsonl: cannot be written: No such file"):
+    with pytest.raises(SinkError, match=rf"x/out\.jsonl: cannot be written: the folder {tmp_path}/x must exist$"):
         JsonLinesFile(str(tmp_path / "x/out.jsonl"), 2000).open()
 
 
@@ -121,3 +121,5 @@ def test_an_unreachable_webhook_is_named(free_ports, message):
     with pytest.raises(SinkError, match="Connection refused"):
         sink.send(message())
     sink.close()
+    with pytest.raises(SinkError, match=r"http://hook\.invalid: the host name 'hook\.invalid' is not known: "):
+        Webhook("http://me:geheim@hook.invalid/x").send(message())

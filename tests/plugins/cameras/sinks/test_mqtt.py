@@ -267,6 +267,14 @@ def test_a_silent_broker_delays_nothing(start, message, eventually, free_ports, 
         assert eventually(lambda: "no answer within 0.3 s" in runner.report().reason)
 
 
+def test_a_broker_whose_host_name_is_not_known_is_named(start, message, eventually):
+    pytest.importorskip("paho.mqtt.client")
+    runner = start("mqtt://me:geheim@broker.invalid")
+    runner.put(message())
+    reason = "mqtt://broker.invalid: the host name 'broker.invalid' is not known: "
+    assert eventually(lambda: runner.report().reason.startswith(reason))
+
+
 def state(source: str = "door", what: str = "RUNNING", *labels: str) -> SinkMessage:
     return SinkMessage(source, state=what, labels=labels)
 

@@ -96,6 +96,13 @@ def test_a_wrong_address_is_reported_with_the_reason(rtsp_camera, change, messag
         open_rtsp(change(rtsp_camera))
 
 
+def test_an_answer_of_a_web_server_is_asked_about(camera):
+    pytest.importorskip("av")
+    camera.answers(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+    with pytest.raises(SourceError, match=r"or not what it says; is this an RTSP port\?$"):
+        open_rtsp(f"rtsp://127.0.0.1:{camera.port}/x")
+
+
 @pytest.mark.full
 def test_a_silent_or_invalid_server_times_out(monkeypatch, camera):
     pytest.importorskip("av")
