@@ -1,13 +1,18 @@
-"""Texts of the reasons why a camera or a receiver of results failed, without passwords or other secrets."""
+"""Texts of the reasons why a camera or a receiver of results fails or counts nothing, without passwords or other
+secrets."""
 
 from __future__ import annotations
 
 import logging
 import traceback
+from collections.abc import Sequence
 
+from edge_server.config.setting import nearest
 from edge_server.errors import EdgeServerError
 
 _LOG = logging.getLogger(__name__)
+
+MAX_CLASSES_SHOWN, MAX_CLASS_CHARACTERS = 10, 40
 
 
 def failure_reason(title: str, error: Exception) -> str:
@@ -24,3 +29,13 @@ def failure_reason(title: str, error: Exception) -> str:
 def unknown_host_reason(host: str | None, error: OSError) -> str:
     """Return the reason for a host name that the resolver does not know."""
     return f"the host name '{host}' is not known: {error.strerror}"
+
+
+def unknown_class_hint(label: str, known: Sequence[str]) -> str:
+    """Return the nearest known class as `, did you mean '...'?`; if none is near, the first classes as `; ...`."""
+    hint = nearest(label, known)
+    if hint or not known:
+        return hint
+    shown = [f"'{name[:MAX_CLASS_CHARACTERS]}'" for name in known[:MAX_CLASSES_SHOWN]]
+    more = f" and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
+    return f"; the classes are {', '.join(shown)}{more}"

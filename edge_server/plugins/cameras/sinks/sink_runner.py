@@ -11,9 +11,9 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from edge_server.config.setting import nearest, shown_url
+from edge_server.config.setting import shown_url
 from edge_server.core.back_off import BackOff
-from edge_server.plugins.cameras.failure_reason import failure_reason
+from edge_server.plugins.cameras.failure_reason import failure_reason, unknown_class_hint
 from edge_server.plugins.cameras.reports import SinkReport
 from edge_server.plugins.cameras.sinks.result_json import best_class, label_counts
 from edge_server.plugins.cameras.sinks.sink_choice import is_file, make_sink
@@ -64,8 +64,8 @@ class SinkRunner:
         self._paces: dict[str, _Pace] = {}
         self._labels: dict[str, tuple[str, ...]] = {}
         """The classes of each source's model, as far as known."""
-        self._unknown_classes: set[tuple[str, str]] = set()
-        """(Source, class) of each warning, which comes once."""
+        self._unknown_classes: set[str] = set()
+        """The class of each warning, which comes once, however many sources lack it."""
         self._is_closing = self._must_refresh = False
         self._refresh_due_s = 0.0
         self._received = self._delivered = self._suppressed = self._dropped = self._sending = 0
@@ -160,20 +160,19 @@ class SinkRunner:
         elif message.labels:
             self._labels[message.source] = message.labels
         for label in self.entry.classes if message.labels else ():
-            found = (message.source, label)
-            if label not in message.labels and found not in self._unknown_classes:
-                self._unknown_classes.add(found)
+            if label not in message.labels and label not in self._unknown_classes:
+                self._unknown_classes.add(label)
                 _LOG.warning(
                     "sink '%s': the model of source '%s' has no class '%s'%s", self.entry.name, message.source, label,
-                    nearest(label, message.labels),
+                    unknown_class_hint(label, message.labels),
                 )  # fmt: skip
 
     def _missing_class(self) -> str:
         """Return which class no source's model has, so that nothing of it is ever sent; "" if there is none."""
-        known = {label for labels in self._labels.values() for label in labels}
+        known = list(dict.fromkeys(label for labels in self._labels.values() for label in labels))
         for label in self.entry.classes if known else ():
             if label not in known:
-                return f"no source's model has class '{label}'{nearest(label, known)}"
+                return f"no source's model has class '{label}'{unknown_class_hint(label, known)}"
         return ""
 
     def _pass(self, pace: _Pace, message: SinkMessage, now_s: float) -> None:

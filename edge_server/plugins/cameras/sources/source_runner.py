@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from edge_server.config.setting import nearest, shown_url
 from edge_server.core.back_off import BackOff
 from edge_server.errors import SUGGESTION, NotReady, UnknownModel
-from edge_server.plugins.cameras.failure_reason import failure_reason
+from edge_server.plugins.cameras.failure_reason import failure_reason, unknown_class_hint
 from edge_server.plugins.cameras.reports import SourceReport
 from edge_server.plugins.cameras.source_and_sink_settings import SourceEntry
 from edge_server.plugins.cameras.sources.frame_encoding import encode_frame, picture_pixels
@@ -130,7 +130,7 @@ class SourceRunner:
         else:
             self._zones.replace(entry.zones, entry.lines)
         if self._stream is not None:
-            self._stream.zones = self._zones
+            self._use_zones(self._stream)
 
     @property
     def zone_report(self) -> ZoneReport:
@@ -198,6 +198,11 @@ class SourceRunner:
             offline_s=self._offline_s + (0.0 if since is None else time.monotonic() - since),
         )
 
+    def _use_zones(self, stream: CameraStream) -> None:
+        stream.zones = self._zones
+        if problem := self._zone_problem():
+            _LOG.warning("source '%s': %s", self.entry.name, problem)
+
     def _zone_problem(self) -> str:
         """Return why zones or lines may count no objects of this model, or others than meant; "" if all is well."""
         entry, perception = self.entry, None if self._stream is None else self._stream.perception
@@ -210,7 +215,8 @@ class SourceRunner:
         for name, classes in named if self.labels else ():
             for label in classes:
                 if label not in self.labels:
-                    return f"{name}: model '{entry.model}' has no class '{label}'{nearest(label, self.labels)}"
+                    hint = unknown_class_hint(label, self.labels)
+                    return f"{name}: model '{entry.model}' has no class '{label}'{hint}"
         for zone in entry.zones:
             if crosses_itself(zone.points):
                 return f"zone '{zone.name}': its sides cross each other, is the order of its points right?"
@@ -313,9 +319,7 @@ class SourceRunner:
         if self.state == WAITING:
             self._set_state(CONNECTING, "")
         self._stream = stream
-        stream.zones = self._zones
-        if problem := self._zone_problem():
-            _LOG.warning("source '%s': %s", entry.name, problem)
+        self._use_zones(stream)
         self._watch(stream, self)
         if self._stop.is_set():
             stream.end()

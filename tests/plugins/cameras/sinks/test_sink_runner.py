@@ -70,10 +70,10 @@ def test_with_classes_only_these_are_known_counted_and_sent(start, sink, message
     assert labels(sink) == [["cat"], [""], []]
 
 
-def test_a_class_that_the_model_of_a_source_does_not_have_is_named_once(start, caplog):
+def test_a_class_that_the_model_of_a_source_does_not_have_is_named_once_for_all_sources(start, caplog):
     runner = start(classes=("cat", "zebar"))
-    for labels in ((), ("cat", "zebra"), ("cat", "zebra")):
-        runner.put(SinkMessage("door", state="RUNNING", labels=labels))
+    for source, labels in (("door", ()), ("door", ("cat", "zebra")), ("door", ("cat", "zebra")), ("yard", ("cat",))):
+        runner.put(SinkMessage(source, state="RUNNING", labels=labels))
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
         "sink 's': the model of source 'door' has no class 'zebar', did you mean 'zebra'?"
     ]
@@ -88,6 +88,14 @@ def test_a_class_that_no_source_has_is_in_the_report_until_one_has_it(start):
     assert runner.report().reason == ""
     runner.put(SinkMessage("yard", state="REMOVED"))
     assert "zebar" in runner.report().reason
+
+
+def test_the_classes_that_there_are_stand_in_the_report_where_none_is_near(start):
+    runner = start(classes=("person",))
+    runner.put(SinkMessage("door", state="RUNNING", labels=("cat", "x" * 99)))
+    assert runner.report().reason == f"no source's model has class 'person'; the classes are 'cat', '{'x' * 40}'"
+    runner.put(SinkMessage("yard", state="RUNNING", labels=tuple(f"{number}" for number in range(1000))))
+    assert runner.report().reason.endswith(", '6', '7' and 992 more")
 
 
 def test_each_source_has_its_own_last_result(start, sink, message):

@@ -171,7 +171,7 @@ def test_sources_and_sinks_import_their_libraries_when_they_need_them() -> None:
 
 
 def test_zones_over_a_model_that_detects_nothing_are_reported_and_change_without_a_new_stream(
-    start, core, folder, eventually
+    start, core, folder, eventually, caplog
 ):
     text = f"[[sources]]\nname='door'\nurl='{folder}'\nmodel='sum'\nfps=50\n"
     file = folder.parent / "zones.toml"
@@ -194,6 +194,9 @@ def test_zones_over_a_model_that_detects_nothing_are_reported_and_change_without
     assert eventually(lambda: cameras.report().sources[0].reason == "")
     (after,) = core.streams.reports()
     assert (after.open_s > before.open_s, cameras.report().sources[0].failures) == (True, 0)
+    file.write_text(text + "[[sources.zones]]\nname='yard'\n")
+    warning = f"source 'door': {reason}"
+    assert eventually(lambda: [record.getMessage() for record in caplog.records].count(warning) == 2)
 
 
 def test_a_zone_that_a_sink_requires_can_be_added_where_it_is_missing(start, folder, tmp_path):
