@@ -54,6 +54,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def save(path: Path, model: Any) -> Path:
+    path.parent.mkdir(exist_ok=True)
     path.write_bytes(model.SerializeToString())
     return path
 
@@ -219,6 +220,43 @@ def test_a_classifier_is_offered_with_the_activation_that_its_scores_need(
     assert f"1. {layout} classify, 3 classes" in config
     assert ("class-logits" in config, "classes classify" in config) == (layout == "class-logits", layout == "classes")
     assert ("torchvision's weights" in " ".join(config.replace("#", "").split())) == (layout == "class-logits")
+
+
+def test_class_names_come_from_a_file_beside_the_model_or_named_behind_it(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(folder / "own/net.onnx", export(np.array([0.75, 0.0, 0.25]), {}))
+    line = '# output { name: "output0" label_filename: "labels.txt" }'
+    (folder / "own/classes.txt").write_text("cat\ndog\n")
+    (folder / "own/notes.txt").write_text("three\nother\nlines\n")
+    assert main(["add", "own", "--name=unnamed"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "note 'classes.txt' has 2 lines, expected 3, one for each class: not used" in said
+    assert "The classes have no names: put a labels.txt with a line for each class beside config.pbtxt" in said
+    assert line in (folder / "model_repository/unnamed/config.pbtxt").read_text()
+    assert not (folder / "model_repository/unnamed/labels.txt").exists()
+    (folder / "own/labels.txt").write_bytes("\ufeffcat\r\ndög\r\ncow".encode())
+    for name, given, first in (("beside", ["own/net.onnx"], "cat"), ("behind", ["own", "own/notes.txt"], "three")):
+        assert main(["add", *given, f"--name={name}"]) == 0
+        said = capsys.readouterr().out
+        assert (f"picture {first} 0.75; " in said, "have no names" in said) == (True, False), said
+        assert line in (folder / f"model_repository/{name}/config.pbtxt").read_text()
+        assert (folder / f"model_repository/{name}/labels.txt").read_text().startswith(f"{first}\n")
+    assert main(["add", "own", "own/classes.txt", "--name=wrong"]) == 2
+    assert "'classes.txt' has 2 lines, expected 3, one for each class" in capsys.readouterr().err
+
+
+def test_a_named_file_replaces_the_class_names_of_the_metadata(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(folder / "net.onnx", export(detect(), ULTRALYTICS))
+    (folder / "labels.txt").write_text("ein\nzwei\ndrei\n")
+    assert main(["add", "net.onnx"]) == 0
+    assert "zwei" not in capsys.readouterr().out, "a file that only lies beside it does not"
+    assert main(["add", "net.onnx", "labels.txt", "--name=german"]) == 0
+    assert "picture ein 0.90 at" in capsys.readouterr().out
+    config = (folder / "model_repository/german/config.pbtxt").read_text()
+    assert '\noutput { name: "output0" label_filename: "labels.txt" }' in config
 
 
 @pytest.mark.full

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from edge_server.core.model_spec import ModelSpec, Recognised
 from edge_server.errors import InvalidRequest, LoadError, Unsupported
+from edge_server.plugins.add.class_names import find_class_names
 from edge_server.plugins.add.new_model import (
     NewModelFiles,
     NewModels,
@@ -135,7 +136,7 @@ class Addition:
             (files,) = models.files
             folder = copy_files(files, staging / (name or files.name))
             with _naming_sources(files, folder):
-                tried = self._try_model(files, folder, Path(scratch), models.character_files)
+                tried = self._try_model(files, folder, Path(scratch), models.text_files)
                 if any(reading.match.task == "text" for reading in tried.readings):
                     tried = tried._replace(recognisers=find_recognisers(self._repository))
                 chosen = self._choose(tried)
@@ -165,7 +166,7 @@ class Addition:
         with _naming_sources(recogniser, folders[1]):
             seen = chosen.finding.picture
             lines = None if seen is None else seen.detections
-            read = self._try_model(recogniser, folders[1], scratch, models.character_files, lines)
+            read = self._try_model(recogniser, folders[1], scratch, models.text_files, lines)
             reader = self._choose(read)
             self._configure(folders[1], read, reader)
         # The detector last: a server that watches then has its recogniser.
@@ -177,7 +178,7 @@ class Addition:
         files: NewModelFiles,
         folder: Path,
         scratch: Path,
-        character_files: Sequence[Path],
+        text_files: Sequence[Path],
         lines: Sequence[Detection] | None = None,
     ) -> TriedModel:
         """Try a model. `lines` are those of the picture for a recogniser of text; None: all, or drawn ones."""
@@ -191,14 +192,13 @@ class Addition:
         if is_unbatched := joins_rows_of_batch(spec, metadata):
             (folder / "config.pbtxt").write_text("\n".join(unbatched_lines(spec)), "utf-8")
             spec, metadata = _resolve(folder)
-        reader = read_as_recogniser(spec, metadata, character_files)
+        reader = read_as_recogniser(spec, metadata, text_files)
         if reader is not None:
             return self._try_recogniser(files, folder, spec, reader, scratch, lines)
-        if character_files:
-            raise InvalidRequest(f"'{character_files[0]}': expected a recogniser of text, given '{files.path}'")
+        names = find_class_names(spec, metadata, files, text_files)
         picture = self._read_picture(is_text=is_text_detector(spec, metadata))
-        trial = PictureTrial(spec, metadata, picture)
-        notes = trial.notes
+        trial = PictureTrial(spec, metadata, picture, names.names)
+        notes = [*trial.notes, *names.notes]
         if missing := describe_missing_characters(spec):
             notes.append(missing)
         trials: Sequence[RuntimeTrial] = ()
@@ -267,7 +267,7 @@ def _sort_text_models(models: NewModels, staging: Path) -> tuple[NewModelFiles, 
             spec, metadata = _resolve(folder)
             if is_text_detector(spec, metadata):
                 detectors.append(files)
-            elif read_as_recogniser(spec, metadata, models.character_files if is_recogniser(spec) else ()):
+            elif read_as_recogniser(spec, metadata, models.text_files if is_recogniser(spec) else ()):
                 recognisers.append(files)
             else:
                 others.append(files)

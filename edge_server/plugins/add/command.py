@@ -60,8 +60,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "file", type=Path, nargs="+", metavar="FILE",
-        help="model file that a runtime reads, or the folder of an export; or a text detector, its recogniser, and if "
-        "need be a text file with its characters",
+        help="model file that a runtime reads, or the folder of an export, and if need be a text file with the names "
+        "of its classes, one a line; or a text detector, its recogniser, and if need be a file with its characters",
     )  # fmt: skip
     parser.add_argument("--name", default="", help="name of the model (default: that of the file)")
     parser.add_argument(

@@ -36,18 +36,24 @@ _WHOLE_FOLDERS = ("genai_config.json", _TOKENIZER)
 _SAVED_MODEL = "saved_model.pb"
 _GENERIC_NAMES = ("inference", "model")
 """Names of files that say nothing, in a folder that does."""
+LABELS = "labels.txt"
+"""Name of the file with the names of a model's classes."""
+_LABEL_WORDS = ("label", "class", "names")
+"""Parts of names of files that list classes, as classes.txt and imagenet_labels.txt."""
 MAX_TOGETHER = 4
 """Maximum number of models that are added together."""
 
 
 class NewModelFiles(NamedTuple):
     """A model's files. `path` is what was given. `copies` maps each file or folder to its path in the version folder.
-    `backend` is empty if the files decide it."""
+    `backend` is empty if the files decide it. `label_files` lie beside it and may list its classes, the likeliest
+    first."""
 
     path: Path
     name: str
     copies: tuple[tuple[Path, str], ...]
     backend: str = ""
+    label_files: tuple[Path, ...] = ()
 
     @property
     def shown_name(self) -> str:
@@ -62,26 +68,26 @@ class NewModelFiles(NamedTuple):
 
 
 class NewModels(NamedTuple):
-    """Models that are added together, and files that may list the characters of a recogniser of text."""
+    """Models that are added together, and files that list the characters of a recogniser of text or class names."""
 
     files: tuple[NewModelFiles, ...]
-    character_files: tuple[Path, ...] = ()
+    text_files: tuple[Path, ...] = ()
 
 
 def find_sources(paths: Sequence[Path]) -> NewModels:
-    """Return the models that files and folders name. A text file beside others lists characters.
+    """Return the models that files and folders name. A text file behind others lists characters or class names.
 
     A folder with several ONNX files has several models. Raises InvalidRequest.
     """
-    character_files = [path for path in paths if path.suffix.lower() == ".txt" and len(paths) > 1 and path.is_file()]
-    given = [path for path in paths if path not in character_files]
+    text_files = [path for path in paths if path.suffix.lower() == ".txt" and len(paths) > 1 and path.is_file()]
+    given = [path for path in paths if path not in text_files]
     files: list[NewModelFiles] = []
     for path in given:
         names = _entries(path) if path.is_dir() else []
         several = [name for name in names if name.endswith(".onnx")]
         if len(several) > 1 and not any(mark in names for mark in _WHOLE_FOLDERS):
             files += [find_source(path / name) for name in several[: MAX_TOGETHER + 1]]
-            character_files += [path / name for name in names if name.endswith(".txt")][:MAX_TOGETHER]
+            text_files += [path / name for name in names if name.endswith(".txt")][:MAX_TOGETHER]
         else:
             files.append(find_source(path))
     if not 1 <= len(files) <= MAX_TOGETHER:
@@ -89,7 +95,7 @@ def find_sources(paths: Sequence[Path]) -> NewModels:
             f"expected one model, or a text detector and its recogniser, given {len(files)} models"
             + (f" in '{given[0]}'; name the file itself" if len(given) == 1 else "")
         )
-    return NewModels(tuple(files), tuple(character_files))
+    return NewModels(tuple(files), tuple(text_files))
 
 
 def find_source(path: Path) -> NewModelFiles:
@@ -163,7 +169,21 @@ def _of_file(path: Path) -> NewModelFiles:
         found = next((folder / name for folder in folders if (folder / name).is_file()), None)
         if found is not None:
             copies.append((found, name))
-    return NewModelFiles(path, path.stem, tuple(copies))
+    return NewModelFiles(path, path.stem, tuple(copies), label_files=tuple(_label_files(path.stem, folders)))
+
+
+def _label_files(stem: str, folders: Sequence[Path]) -> Iterator[Path]:
+    """Yield the text files in some folders whose names say that they list classes, labels.txt first."""
+    for folder in folders:
+        try:
+            names = _entries(folder)
+        except InvalidRequest:  # A folder of very many files is no export.
+            continue
+        for name in sorted(names, key=lambda name: name != LABELS):
+            own, suffix = os.path.splitext(name.lower())
+            says_so = own == stem.lower() or any(word in own for word in _LABEL_WORDS)
+            if says_so and suffix == ".txt" and (folder / name).is_file():
+                yield folder / name
 
 
 def _external_files(path: Path) -> list[str]:

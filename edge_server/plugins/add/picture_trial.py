@@ -84,6 +84,10 @@ class Reading(NamedTuple):
         is_classifier = self.class_score > 0 and self.match.parameters.get("image_color") == _COLORS[0]
         return self.finding.is_possible and (self.is_usual or self.score > 0 or is_classifier)
 
+    @property
+    def lacks_class_names(self) -> bool:
+        return self.match.class_count > 0 and not self.match.labels
+
     def describe(self) -> str:
         """Return the detections in the picture and the problems, as text."""
         if self.finding.picture is None:
@@ -114,10 +118,13 @@ class PictureTrial:
     `samples` are the inputs on which to run the model; `evaluate` takes its outputs.
     """
 
-    def __init__(self, spec: ModelSpec, metadata: Mapping[str, str], picture: bytes) -> None:
-        """Raises InvalidRequest for a picture that cannot be read."""
+    def __init__(
+        self, spec: ModelSpec, metadata: Mapping[str, str], picture: bytes, class_names: tuple[str, ...] = ()
+    ) -> None:
+        """`class_names` as for `candidates`. Raises InvalidRequest for a picture that cannot be read."""
         self._spec = spec
-        self._readings = [reading for match in candidates(spec, metadata) for reading in _variants(match)]
+        matches = candidates(spec, metadata, class_names)
+        self._readings = [reading for match in matches for reading in _variants(match)]
         recognised = recognise(spec, metadata)
         is_explained = recognised is not None and (not self._readings or not recognised.parameters)
         self.notes = [recognised.note] if recognised is not None and is_explained else []

@@ -14,6 +14,7 @@ from edge_server.cli.console import clean, render
 from edge_server.core.model_spec import InputSpec, ModelSpec
 from edge_server.core.tensor import DType
 from edge_server.plugins.add.add_model import AddedModel, TriedModel
+from edge_server.plugins.add.new_model import LABELS
 from edge_server.plugins.add.picture_trial import MAX_SEEN, Reading, describe_seen
 from edge_server.plugins.add.text_models import READER
 from edge_server.plugins.add.written_config import describe_tensor, parameter_line
@@ -83,6 +84,12 @@ def print_report(tried: TriedModel, shown: Sequence[Reading], chosen: Reading | 
     _print_trials(tried)
     if tried.faster_backend:
         say(f'{tried.faster_backend} was faster here: backend: "{tried.faster_backend}" in config.pbtxt chooses it')
+    if any(reading.lacks_class_names for reading in ([chosen] if chosen is not None else shown)):
+        say(
+            f"The classes have no names: put a {LABELS} with a line for each class beside config.pbtxt, and remove the "
+            f"'# ' before its line with label_filename. `edge-server add` itself takes a {LABELS} that lies beside the "
+            "model, or a text file named behind it."
+        )
 
 
 def _format_size(byte_count: int) -> str:

@@ -10,7 +10,7 @@ from edge_server.backends import onnx_file_info
 from edge_server.core.model_spec import ModelSpec
 from edge_server.errors import EdgeServerError, InvalidRequest
 from edge_server.plugins.add.picture_trial import Reading, TrialFinding
-from edge_server.plugins.add.text_trial import read_character_file
+from edge_server.plugins.add.text_trial import read_text_lines
 from edge_server.plugins.vision.exporters.exported_metadata import UnfitMetadataError
 from edge_server.plugins.vision.layouts import LayoutMatch, candidates
 from edge_server.plugins.vision.recognition import recognise, recognise_text_reader
@@ -31,16 +31,16 @@ def is_text_detector(spec: ModelSpec, metadata: Mapping[str, str]) -> bool:
     return any(match.task == "text" for match in candidates(spec, metadata))
 
 
-def read_as_recogniser(spec: ModelSpec, metadata: Mapping[str, str], character_files: Sequence[Path]) -> Reading | None:
+def read_as_recogniser(spec: ModelSpec, metadata: Mapping[str, str], text_files: Sequence[Path]) -> Reading | None:
     """Return the reading of a recogniser of text, with its characters as labels, or None if it is none.
 
-    The characters come from the first of `character_files` that has as many as the model, else from the metadata.
+    The characters come from the first of `text_files` that has as many as the model, else from the metadata.
     Raises InvalidRequest if all of these files have other numbers of characters.
     """
     if not is_recogniser(spec):
         return None
     (output,) = spec.outputs
-    characters, source = _find_characters(output.dims[-1], character_files)
+    characters, source = _find_characters(output.dims[-1], text_files)
     if not characters:
         try:
             recognised = recognise_text_reader(spec, metadata)
@@ -71,7 +71,7 @@ def _find_characters(count: int, files: Sequence[Path]) -> tuple[tuple[str, ...]
     """Return the list of a file that has a character for each of `count` scores but the blank, and its name."""
     given = []
     for path in files:
-        found = read_character_file(path)
+        found = read_text_lines(path)
         # PaddleOCR adds a space to most lists.
         for characters in (found, (*found, " ")):
             if count == len(characters) + 1:

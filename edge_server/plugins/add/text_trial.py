@@ -27,7 +27,7 @@ _LEFT, _STEP, _MARGIN = 40, 160, 8
 _SCALE, _THICKNESS = 1.2, 2
 _MAX_LINES = 20
 """Maximum number of lines that are read in the trial, the best first."""
-_MAX_CHARACTERS_BYTES = 16 << 20
+_MAX_LINES_BYTES = 16 << 20
 
 
 class ReadLine(NamedTuple):
@@ -97,16 +97,19 @@ def _line(x_min: float, y_min: float, x_max: float, y_max: float) -> Detection:
     return Detection(x_min, y_min, x_max, y_max, 1.0, 0, rotated=box)
 
 
-def read_character_file(path: Path) -> tuple[str, ...]:
-    """Return the characters in a file with one in each line, as the dictionaries of PP-OCR. Raises InvalidRequest."""
+def read_text_lines(path: Path) -> tuple[str, ...]:
+    """Return the lines of a file with a character in each, as the dictionaries of PP-OCR, or with a class name in each.
+    Raises InvalidRequest."""
     try:
         with path.open("rb") as file:
-            content = file.read(_MAX_CHARACTERS_BYTES + 1)
-        lines = content.decode("utf-8-sig").split("\n") if len(content) <= _MAX_CHARACTERS_BYTES else []
+            content = file.read(_MAX_LINES_BYTES + 1)
+        lines = content.decode("utf-8-sig").split("\n") if len(content) <= _MAX_LINES_BYTES else []
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"'{path}' is no list of characters: {error}") from None
+        raise InvalidRequest(f"'{path}' is no list of characters or class names: {error}") from None
     if lines and not lines[-1]:
         lines.pop()
     if not lines:
-        raise InvalidRequest(f"'{path}': expected a list of characters, one in each line, given {len(content)} bytes")
+        raise InvalidRequest(
+            f"'{path}': expected characters or class names, one in each line, given {len(content)} bytes"
+        )
     return tuple(line.removesuffix("\r") for line in lines)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.errors import ServingFault
+from edge_server.plugins.add.new_model import LABELS
 from edge_server.plugins.add.picture_trial import Reading
 from edge_server.plugins.vision import image_parameters
 from edge_server.plugins.vision.outputs import output_parameters
 from edge_server.plugins.vision.outputs.output_parameters import HeadKind
 from edge_server.repository.pbtxt import parse_text
 
-LABELS = "labels.txt"
 _WIDTH = 100
 _MEANINGS = {item.key: item for item in (*image_parameters.PARAMETERS, *output_parameters.PARAMETERS)}
 _OFTEN_CHANGED = {"detection_score_threshold": "0.25", "track": "bytetrack"}
@@ -57,6 +57,8 @@ def write_config(
             lines += _comments([f"Tried: {chosen.describe()}."])
         lines += _comments(f"Not proven: {doubt}." for doubt in chosen.match.doubts)
         lines += [*_parameters(parameters), *_labels(folder, spec, chosen)]
+        if chosen.lacks_class_names:
+            lines += ["", *_label_comments(spec)]
         if "detection_head" in parameters:
             is_text = parameters["detection_head"] == HeadKind.DBNET.value
             text_model = recognisers[0] if len(recognisers) == 1 else "NAME"
@@ -79,8 +81,7 @@ def write_config(
     if chosen is None and named is not None:
         lines += [line if line.startswith("#") else f"# {line}".rstrip() for line in _labels(folder, spec, named)]
     elif chosen is None and others:
-        lines += ["#", *_comments(["Names of the classes come from a file beside this one, one a line:"])]
-        lines += [f'# output {{ name: {_quoted(item.name)} label_filename: "{LABELS}" }}' for item in spec.outputs]
+        lines += ["#", *_label_comments(spec)]
     text = "\n".join(lines) + "\n"
     given = {key: value.string_value for key, value in parse_text(text.encode(), spec.name).parameters.items()}
     if given != dict(parameters):
@@ -129,6 +130,13 @@ def _labels(folder: Path, spec: ModelSpec, chosen: Reading) -> Iterator[str]:
     for item in spec.outputs:
         label = f" label_filename: {_quoted(files[item.name])}" if item.name in files else ""
         yield f"output {{ name: {_quoted(item.name)}{label} }}"
+
+
+def _label_comments(spec: ModelSpec) -> Iterator[str]:
+    yield from _comments(
+        [f"Names of the classes: put them into {LABELS} beside this file, one a line, and remove the '# ':"]
+    )
+    yield from (f'# output {{ name: {_quoted(item.name)} label_filename: "{LABELS}" }}' for item in spec.outputs)
 
 
 def _comments(texts: Iterable[str]) -> Iterator[str]:

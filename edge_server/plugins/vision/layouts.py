@@ -286,7 +286,8 @@ class LayoutMatch(NamedTuple):
     class names of outputs, by output.
 
     `is_certain`: metadata and shapes agree, or the shapes and names are unmistakable. `evidence` says what speaks for
-    the layout, each of `doubts` what nothing proves; both are for people.
+    the layout, each of `doubts` what nothing proves; both are for people. `class_count` 0: it has no classes, or the
+    shapes leave their number open.
     """
 
     layout: str
@@ -297,23 +298,27 @@ class LayoutMatch(NamedTuple):
     is_certain: bool
     evidence: str
     doubts: tuple[str, ...] = ()
+    class_count: int = 0
 
 
-def candidates(spec: ModelSpec, metadata: Mapping[str, str]) -> tuple[LayoutMatch, ...]:
+def candidates(
+    spec: ModelSpec, metadata: Mapping[str, str], class_names: tuple[str, ...] = ()
+) -> tuple[LayoutMatch, ...]:
     """Return the layouts that a model may have, the likeliest first; empty if none is known.
 
     `spec` needs inputs and outputs, and is not changed; a head in its `parameters` is ignored. `metadata` are those
     that a recogniser gets: `ModelSignature.metadata` and the texts of `repository.metadata_files`. Every result has
     been checked: with its parameters beside those of `spec` the model loads, unless these contradict them. A match by
-    metadata is certain and the only result.
+    metadata is certain and the only result. `class_names` replace those of the metadata in each layout that has as many
+    classes.
     """
     try:
-        certain = find_stated_layout(spec, metadata)
+        certain = find_stated_layout(spec, metadata, class_names)
     except UnfitMetadataError:
         certain = None
     if certain is not None:
         return (certain,)
-    names = paddle_ocr.read_packed_names(metadata)
+    names = class_names or paddle_ocr.read_packed_names(metadata)
     return tuple(sorted(_match_all(spec, LAYOUTS, names), key=lambda match: not match.is_certain))
 
 
@@ -333,8 +338,11 @@ def _match_all(spec: ModelSpec, layouts: Sequence[Layout], names: tuple[str, ...
         yield match
 
 
-def find_stated_layout(spec: ModelSpec, metadata: Mapping[str, str]) -> LayoutMatch | None:
-    """Return the layout that the metadata state, or None for metadata of no known exporter.
+def find_stated_layout(
+    spec: ModelSpec, metadata: Mapping[str, str], class_names: tuple[str, ...] = ()
+) -> LayoutMatch | None:
+    """Return the layout that the metadata state, or None for metadata of no known exporter. `class_names` as for
+    `candidates`.
 
     Raises UnfitMetadataError, a whole sentence, if the metadata do not fit the model, and BadModelConfig for a wrong
     parameter of the configuration.
@@ -343,7 +351,7 @@ def find_stated_layout(spec: ModelSpec, metadata: Mapping[str, str]) -> LayoutMa
         try:
             exported = read(metadata)
             if exported is not None:
-                return _match_stated_layout(spec, exported)
+                return _match_stated_layout(spec, exported, class_names)
         except UnfitMetadataError as error:
             raise UnfitMetadataError(
                 f"its metadata are those of {source}, but nothing is recognised: {error}"
@@ -360,8 +368,8 @@ def joins_rows_of_batch(spec: ModelSpec, metadata: Mapping[str, str]) -> bool:
     return is_paddle and spec.max_batch_size > 0 and any(output.dims == (_ROW_SIZE,) for output in spec.outputs)
 
 
-def _match_stated_layout(spec: ModelSpec, exported: ExportedMetadata) -> LayoutMatch:
-    model = _Model(spec, exported)
+def _match_stated_layout(spec: ModelSpec, exported: ExportedMetadata, class_names: tuple[str, ...]) -> LayoutMatch:
+    model = _Model(spec, exported, class_names)
     errors = []
     stated = [layout for layout in LAYOUTS if layout.name in exported.layouts]
     for layout in [layout for layout in stated if len(layout.outputs) == len(spec.outputs)] or stated:
@@ -443,16 +451,20 @@ class _Model:
         evidence = f"outputs {shapes} fit {layout.name} [{'], ['.join(layout.outputs)}]"
         if boxes_in_grid:
             evidence += f", and A is the number of boxes of an input of {self._size.width}x{self._size.height}"
+        class_count = symbols.get("C", 0)
+        stated_names = () if exported is None else exported.labels
+        names = self._names if self._has_names(symbols) else stated_names
+        labels = {output.name: names for output in outputs} if names else {}
         if exported is not None:
-            labels = {output.name: exported.labels for output in outputs} if exported.labels else {}
             evidence = f"its metadata say {exported.title}, and its {evidence}"
-            return LayoutMatch(layout.name, layout.task, exported.title, parameters, labels, True, evidence)
-        classes = f", {symbols['C']} classes" if "C" in symbols else ""
+            return LayoutMatch(
+                layout.name, layout.task, exported.title, parameters, labels, True, evidence, class_count=class_count
+            )
+        classes = f", {class_count} classes" if class_count else ""
         doubts = () if layout.is_unmistakable else tuple(self._doubts(layout, symbols, boxes_in_grid))
-        labels = {output.name: self._names for output in outputs} if self._has_names(symbols) else {}
         return LayoutMatch(
             layout.name, layout.task, f"{layout.name} {layout.task}{classes}", parameters, labels,
-            layout.is_unmistakable, evidence, doubts,
+            layout.is_unmistakable, evidence, doubts, class_count,
         )  # fmt: skip
 
     def _doubts(self, layout: Layout, symbols: Mapping[str, int], boxes_in_grid: bool) -> Iterator[str]:

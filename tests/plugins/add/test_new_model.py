@@ -93,7 +93,7 @@ def test_several_models_and_a_list_of_characters_are_named_at_once(
         (tmp_path / name).write_bytes(b"x")
     found = find_sources([tmp_path / name for name in given])
     assert [files.name for files in found.files] == models
-    assert [path.name for path in found.character_files] == texts
+    assert [path.name for path in found.text_files] == texts
 
 
 def test_more_models_than_belong_together_are_refused(tmp_path: Path) -> None:

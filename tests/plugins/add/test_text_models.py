@@ -195,7 +195,7 @@ def test_a_detector_alone_names_the_only_recogniser_of_the_repository_as_a_comme
         (("det.onnx", "det2.onnx"), "given 'det.onnx', a text detector; 'det2.onnx', a text detector"),
         (("det.onnx", "bare.onnx"), "'bare.onnx', which is neither or has no list of characters"),
         (("det.onnx", "bare.onnx", "long.txt"), "2 or 3 characters for 4 scores, given 9 in 'long.txt'"),
-        (("det.onnx", "keys.txt"), "'keys.txt': expected a recogniser of text, given 'det.onnx'"),
+        (("det.onnx", "keys.txt"), "'keys.txt': expected a recogniser of text or a classifier, given 'det.onnx'"),
         pytest.param(("det.onnx", "rec.onnx", "--picture=blank.png"), "'det.onnx' finds no text in the picture",
                      marks=pytest.mark.full),
         (("det.onnx", "gone.onnx"), "'gone.onnx' does not exist"),
