@@ -149,14 +149,17 @@ class PyavCamera:
         problem = explain_tls_failure(url, ca) if url.startswith("rtsps://") else ""
         if getattr(error, "errno", None) == errno.EIO and not problem:
             problem = _explain_unknown_host(urlsplit(url).hostname or "")
-        if type(error).__name__ == "InvalidDataError" and not problem:
+        if type(error).__name__ == "InvalidDataError" and not problem and not self._is_late():
             problem = f"{_reason(error)}; is this an RTSP port?"
         return SourceError(f"{self._address}: {problem}") if problem else self._failure(error)
 
     def _failure(self, error: Exception) -> SourceError:
-        # FFmpeg reports an operation that ran out of time by several kinds of error.
-        is_late = time.monotonic() - self._began_s >= TIMEOUT_S
-        return SourceError(f"{self._address}: {f'no data within {TIMEOUT_S:g} s' if is_late else _reason(error)}")
+        reason = f"no data within {TIMEOUT_S:g} s" if self._is_late() else _reason(error)
+        return SourceError(f"{self._address}: {reason}")
+
+    def _is_late(self) -> bool:
+        """Return whether the time is over: FFmpeg reports that by several kinds of error."""
+        return time.monotonic() - self._began_s >= TIMEOUT_S
 
     def _decode(self) -> Any:
         """Yield the pictures. Packets that do not decode are skipped: the first ones may precede a key frame."""
