@@ -14,12 +14,12 @@ export function updateActivity(now) {
   }
   const sum = (name) => now.models.reduce((total, model) => total + model[name], 0);
   const perSecond = (name, count) => {
-    const step = rates.step(name, count);
+    const step = rates.step(name, count, now.readAt);
     return step ? step.count / step.seconds : null;
   };
   const requests = sum("succeeded") + sum("failed");
-  const queued = rates.step("queued", sum("queue_ns"));
-  const answered = rates.step("answered", requests);
+  const queued = rates.step("queued", sum("queue_ns"), now.readAt);
+  const answered = rates.step("answered", requests, now.readAt);
   const items = [
     { key: "requests", title: "Requests", value: perSecond("requests", requests), unit: "/s", detail: `${requests} since the start` },
     { key: "failed", title: "Failed requests", value: perSecond("failed", sum("failed")), unit: "/s", detail: `${sum("failed")} since the start` },

@@ -63,7 +63,7 @@ async function update() {
   const [index, loaded, activity, ...reports] = await Promise.all([
     allowed("model-repository", () => postJson("v2/repository/index", {})),
     allowed("metadata", () => getJson("edge/v1/models")),
-    allowed("statistics", () => getJson("edge/v1/activity")),
+    allowed("statistics", readActivity),
     ...panels.map((panel) => Promise.all(panel.paths.map((path) => allowed("statistics", () => getJson(path))))),
   ]);
   setText(byId("version"), now.version);
@@ -77,6 +77,12 @@ async function update() {
   updateActivity(activity);
   const ready = index ? index.filter((entry) => entry.state === "READY") : loaded?.models ?? [];
   updateTry([...new Set(ready.map((entry) => entry.name))].sort());
+}
+
+/** Return the counts, and when they came: the other reports may take longer. */
+async function readActivity() {
+  const found = await getJson("edge/v1/activity");
+  return { ...found, readAt: performance.now() };
 }
 
 function showMetricsLink(port) {

@@ -5,6 +5,7 @@ import { pastOf, pastVersion } from "./history.js";
 
 const SPAN_MS = 30 * 60 * 1000;
 const GAP_MS = 20 * 1000;
+const MIN_STEP_MS = 1000;
 const WIDTH = 300;
 const HEIGHT = 76;
 
@@ -90,19 +91,23 @@ function connected(points) {
   return parts;
 }
 
-/** Differences of counters between two calls, a second. */
+/** Growth of counters. Events make the page read twice within milliseconds: a rate of so short a time is noise. */
 export class Rates {
   constructor() {
-    this.before = new Map();
+    this.known = new Map();
   }
 
-  /** Return the growth of a counter since the last call, and the seconds between; null at the first call. */
-  step(name, count) {
-    const now = performance.now();
-    const before = this.before.get(name);
-    this.before.set(name, [now, count]);
+  /**
+   * Return the growth of a counter since the last call, and the seconds between. `time` in ms is when the counter was read.
+   * Within a second of the last step that step is returned again. Null at first.
+   */
+  step(name, count, time) {
+    const before = this.known.get(name);
+    const isReset = before && count < before.count;
+    if (before && !isReset && time - before.time < MIN_STEP_MS) return before.step;
     // A reloaded model counts from zero again.
-    if (!before || count < before[1]) return null;
-    return { count: count - before[1], seconds: (now - before[0]) / 1000 };
+    const step = before && !isReset ? { count: count - before.count, seconds: (time - before.time) / 1000 } : null;
+    this.known.set(name, { count, time, step });
+    return step;
   }
 }

@@ -35,16 +35,16 @@ function entriesOf({ index, loaded, activity }) {
     // Triton's index has one word for a version that failed and one that was unloaded.
     const isUnloaded = entry.state === "UNAVAILABLE" && /^unloaded/.test(entry.reason ?? "");
     const state = isUnloaded ? "UNLOADED" : entry.state ?? "NOT LOADED";
-    return { ...entry, state, key: key(entry), report: reports.get(key(entry)), figures: counted && figuresOf(key(entry), counted) };
+    return { ...entry, state, key: key(entry), report: reports.get(key(entry)), figures: counted && figuresOf(key(entry), counted, activity.readAt) };
   });
   return all.sort((a, b) => (ORDER[a.state] ?? 2) - (ORDER[b.state] ?? 2) || a.name.localeCompare(b.name) || Number(a.version) - Number(b.version));
 }
 
 /** Return the mean latency and the requests a second, null where unknown. Called once for each reading of the counts. */
-function figuresOf(key, counts) {
-  const requests = rates.step(`${key} requests`, counts.succeeded + counts.failed);
-  const computed = rates.step(`${key} computed`, counts.computed);
-  const time = rates.step(`${key} time`, counts.compute_ns);
+function figuresOf(key, counts, readAt) {
+  const requests = rates.step(`${key} requests`, counts.succeeded + counts.failed, readAt);
+  const computed = rates.step(`${key} computed`, counts.computed, readAt);
+  const time = rates.step(`${key} time`, counts.compute_ns, readAt);
   // Of the last seconds in which something ran, else the mean since the load.
   if (computed?.count && time) means.set(key, time.count / computed.count / 1e6);
   else if (!means.has(key) && counts.computed) means.set(key, counts.compute_ns / counts.computed / 1e6);
