@@ -185,6 +185,10 @@ class BackendError(ServingFault):
     """A runtime rejected the inputs or failed during execution."""
 
 
+class WrongOutput(BackendError):
+    """A model returned what its configuration or its interface rules out, so that other inputs do not help."""
+
+
 class SessionLost(ServingFault):
     """A session cannot be used any more (device lost, runtime blocked)."""
 

@@ -29,9 +29,9 @@ zeros with every free dimension set to 1, or to 64 if 1 fails. MEMORY is the
 growth of the process while the model loads, "-" if it is too small to be the
 model. A detector also gets a picture of noise, in which it should see nothing.
 A model that `serve` would accept, but whose input shapes are unknown, is listed
-as "not tried". Exits with 0 if `serve` would serve every model, with 1 and the
-reasons if not, with 2 if a repository cannot be read, and with 78 if an option
-is wrong."""
+as "not tried". Exits with 0 if `serve` would serve every model and no model
+returns what its configuration rules out, with 1 and the reasons if not, with 2
+if a repository cannot be read, and with 78 if an option is wrong."""
 
 
 def run(arguments: Sequence[str]) -> int:

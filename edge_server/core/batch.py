@@ -18,7 +18,7 @@ from edge_server.core.shape_tensors import (
     repeat_values_per_row,
 )
 from edge_server.core.tensor import Tensor
-from edge_server.errors import BackendError
+from edge_server.errors import BackendError, WrongOutput
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -306,12 +306,12 @@ class BatchPlan:
         return array if spec.reshape is None else self._reshape(array, spec.reshape, spec.dims)
 
     def _declared(self, name: str, array: Array) -> OutputSpec:
-        """Return the specification of an output. Raises BackendError for an unknown name or another type."""
+        """Return the specification of an output. Raises WrongOutput for an unknown name or another type."""
         spec = self._output_specs.get(name)
         if spec is None:
-            raise BackendError(f"model '{self.spec.name}' answered an output '{name}' that it does not declare")
+            raise WrongOutput(f"model '{self.spec.name}' answered an output '{name}' that it does not declare")
         if array.dtype != spec.dtype.numpy:
-            raise BackendError(
+            raise WrongOutput(
                 f"model '{self.spec.name}' answered output '{name}' with elements of type {array.dtype}, "
                 f"but its configuration promises {spec.dtype.value}"
             )

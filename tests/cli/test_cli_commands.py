@@ -100,6 +100,27 @@ def test_check_passes_a_servable_model_that_random_inputs_do_not_suit(repository
     assert "model_warmup" in note
 
 
+def test_check_fails_a_python_model_whose_return_value_is_wrong_for_all_inputs(repository: Path) -> None:
+    bodies = {
+        "double": "return [pb.InferenceResponse([pb.Tensor('OUTPUT0', np.zeros((1, 1), np.float64))])]",
+        "nothing": "return None",
+        "picky": "raise ValueError('too small')",
+    }
+    for name, body in bodies.items():
+        folder = add(repository, name, IDENTITY.replace("identity", "python"))
+        (folder / "1" / "model.py").write_text(
+            "import numpy as np\nimport triton_python_backend_utils as pb\n\n\n"
+            f"class TritonPythonModel:\n    def execute(self, requests):\n        {body}\n"
+        )
+    done = edge("check", str(repository))
+    errors = " ".join(done.stderr.split())
+    assert done.returncode == 1
+    assert errors.count("FAILED") == 2
+    assert "'double', request 'warmup probe': output 'OUTPUT0' has elements of type FP64, but the config" in errors
+    assert "'nothing', request 'warmup probe': execute returned None" in errors
+    assert "NOTE picky version 1: it loads and would be served, but was not tried" in errors
+
+
 def parameter(key: str, value: str) -> str:
     return f'\nparameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from edge_server.core.request_response import NO_PARAMETERS, Parameter
+from edge_server.errors import BackendError
 from edge_server.plugins.python_models.error_translation import TritonError, TritonModelException
 from edge_server.plugins.python_models.tensor import PbTensor, plain
 
@@ -85,7 +86,7 @@ class ResponseTarget:
     def __init__(
         self,
         send: Callable[[InferenceResponse | None, bool], None],
-        fail: Callable[[str], None],
+        fail: Callable[[str, type[BackendError]], None],
         is_cancelled: Callable[[], bool],
         *,
         is_decoupled: bool,
@@ -126,11 +127,11 @@ class ResponseTarget:
         self.is_closed = is_final
         self._send(response, is_final)
 
-    def fail(self, text: str) -> None:
+    def fail(self, text: str, error_type: type[BackendError] = BackendError) -> None:
         """Send an error of the server's own, and close."""
         if not self.is_closed:
             self.is_closed = True
-            self._fail(text)
+            self._fail(text, error_type)
 
     @property
     def may_run_again(self) -> bool:

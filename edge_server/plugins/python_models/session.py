@@ -19,7 +19,7 @@ from edge_server.backends.running_batch import RunningBatch, current_batch
 from edge_server.backends.runtime_errors import file_title
 from edge_server.core.batch import BatchPlan
 from edge_server.core.tensor import DType
-from edge_server.errors import BackendError, EdgeServerError, LoadError
+from edge_server.errors import BackendError, EdgeServerError, LoadError, WrongOutput
 from edge_server.plugins.python_models.coroutine_loop import CoroutineLoop
 from edge_server.plugins.python_models.error_translation import (
     MODEL_EXCEPTIONS,
@@ -197,7 +197,7 @@ class PythonSession(RequestSession):
             inputs.append(PbTensor.received(name, request.inputs[name].dtype, array, is_lent=not self._is_read_only))
         target = ResponseTarget(
             lambda response, is_final: self._send(execution, response, is_final),
-            lambda text: execution.fail(self._error(execution, text)),
+            lambda text, error_type: execution.fail(self._error(execution, text, error_type)),
             execution.is_cancelled,
             is_decoupled=self._spec.is_decoupled,
             run_again=execution.reschedule if self._is_iterative else None,
@@ -206,7 +206,7 @@ class PythonSession(RequestSession):
         return InferenceRequest.received(request, inputs, outputs, self._version, self._caller, target)
 
     def _answer(self, answers: Any, requests: Sequence[InferenceRequest]) -> None:
-        """Send the return value of `execute`. Raises BackendError for a value that fails the whole batch."""
+        """Send the return value of `execute`. Raises WrongOutput for a value that fails the whole batch."""
         if self._spec.is_decoupled:
             if answers is not None:
                 raise self._wrong_type("is decoupled, so execute must return None", answers)
@@ -216,7 +216,7 @@ class PythonSession(RequestSession):
         elif not isinstance(answers, list | tuple):
             raise self._wrong_type("execute must return a list", answers)
         elif len(answers) != len(requests):
-            raise BackendError(
+            raise WrongOutput(
                 f"model '{self._spec.name}': execute returned {len(answers)} responses to {len(requests)} requests; "
                 "expected one for each, in their order"
             )
@@ -239,12 +239,15 @@ class PythonSession(RequestSession):
                 target.abandon()
             else:
                 target.fail(
-                    "execute returned None instead of an InferenceResponse; expected a list with one for each request"
+                    "execute returned None instead of an InferenceResponse; expected a list with one for each request",
+                    WrongOutput,
                 )
         elif isinstance(answer, InferenceResponse) and not target.is_closed:
             target.send(answer, COMPLETE_FINAL)
         elif not target.is_closed:
-            target.fail(f"execute must return an InferenceResponse for each request, got {type(answer).__name__}")
+            target.fail(
+                f"execute must return an InferenceResponse for each request, got {type(answer).__name__}", WrongOutput
+            )
 
     def _send(self, execution: Execution, response: InferenceResponse | None, is_final: bool) -> None:
         if response is None:
@@ -286,6 +289,7 @@ class PythonSession(RequestSession):
                     execution,
                     f"output '{name}' has elements of type {tensor.dtype.value}, "
                     f"but the configuration promises {promised.value}",
+                    WrongOutput,
                 )
             try:
                 found[name] = tensor.take()
@@ -309,13 +313,13 @@ class PythonSession(RequestSession):
         # Last: the frames may hold response senders, which fail their requests when they are dropped.
         release_frames(error)
 
-    def _wrong_type(self, expected: str, given: object) -> BackendError:
-        return BackendError(f"model '{self._spec.name}': {expected}, got {type(given).__name__}")
+    def _wrong_type(self, expected: str, given: object) -> WrongOutput:
+        return WrongOutput(f"model '{self._spec.name}': {expected}, got {type(given).__name__}")
 
-    def _error(self, execution: Execution, text: str) -> BackendError:
+    def _error(self, execution: Execution, text: str, error_type: type[BackendError] = BackendError) -> BackendError:
         name = execution.request.id
         which = f", request '{name}'" if name else ""
-        return BackendError(f"model '{self._spec.name}'{which}: {text}")
+        return error_type(f"model '{self._spec.name}'{which}: {text}")
 
 
 def initialize_arguments(job: OpenJob) -> dict[str, str]:

@@ -257,8 +257,8 @@ class EnsembleVersion:
         self._move(VersionState.RETIRED)
 
     def probe(self, examine: Callable[[SampleRun | None], None]) -> float:
-        """Run one inference on made-up inputs, and return the seconds it took. Raises NotTried if they do not fit; an
-        ensemble is served without such a run. `examine` gets None."""
+        """Run one inference on made-up inputs, and return the seconds it took. Raises NotWarmedUp if they do not fit;
+        an ensemble is served without such a run. `examine` gets None."""
         examine(None)
         done = threading.Event()
         responses: list[Response] = []

@@ -58,7 +58,7 @@ class ServedVersion(Protocol):
         """Run one inference past all queues, and return the seconds it took. Before it, call `examine` with a function
         that runs more of them.
 
-        Raises NotTried if the inputs had to be guessed and do not fit, WarmupFailed and others if the model fails.
+        Raises NotWarmedUp if the inputs had to be guessed and do not fit, WarmupFailed and others if the model fails.
         """
 
     @property

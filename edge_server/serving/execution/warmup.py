@@ -19,7 +19,7 @@ from edge_server.core.model_spec import ModelSpec, WarmupInput, WarmupSample
 from edge_server.core.request_response import NO_PARAMETERS, Parameter, Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.core.version_lifecycle import SampleRun
-from edge_server.errors import BadModelConfig, EdgeServerError, NotWarmedUp, WarmupFailed
+from edge_server.errors import BadModelConfig, EdgeServerError, NotWarmedUp, WarmupFailed, WrongOutput
 from edge_server.serving.sequence.control_tensors import initial_inputs
 
 log = logging.getLogger(__name__)
@@ -120,8 +120,8 @@ def probe(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir: Path
 
     A declared sample, or one that loading also makes (see `check_opened`), must work; else WarmupFailed. For other
     models every dimension of any size is set to 1, and after a failure to `_WIDE`: a picture of one pixel is too small
-    for many networks. If that fails too, NotTried is raised and the model is served, because its valid inputs are
-    unknown.
+    for many networks. If that fails too, NotWarmedUp is raised and the model is served, because its valid inputs are
+    unknown. An output that the configuration rules out raises WarmupFailed: other inputs do not change it.
     """
     declared = _first_sample(spec)
     started = time.monotonic()
@@ -135,7 +135,8 @@ def probe(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir: Path
 
 
 def _run_guesses(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir: Path) -> float:
-    """Run zeros of guessed sizes until one works; return when that inference began. Raises NotTried."""
+    """Run zeros of guessed sizes until one works; return when that inference began. Raises NotWarmedUp and
+    WarmupFailed."""
     guesses = [probe_sample(spec), probe_sample(spec, free_dim=_WIDE)]
     failures: list[WarmupFailed] = []
     for sample in guesses if guesses[1] != guesses[0] else guesses[:1]:
@@ -143,6 +144,8 @@ def _run_guesses(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_di
         try:
             _try(session, spec, plan, sample, model_dir)
         except WarmupFailed as failure:
+            if isinstance(failure.__cause__, WrongOutput):
+                raise WarmupFailed(failure.__cause__.message) from failure
             failures.append(failure)
         else:
             return started
