@@ -358,7 +358,8 @@ class Terminal:
         if block.language == "python":
             self._run(sys.executable, "-c", self._with_ports(block.code))
         else:
-            for part in re.split(r"^(.*\bedge-server serve .*)$", block.code, flags=re.MULTILINE):
+            code = block.code.replace("\\\n", " ")
+            for part in re.split(r"^(.*\bedge-server serve .*)$", code, flags=re.MULTILINE):
                 if "edge-server serve " in part:
                     self._start(shlex.split(part)[2:])
                 elif part.strip():
@@ -376,15 +377,18 @@ class Terminal:
     def _point_commands(self) -> None:
         self._write(
             self._folder / ".venv/bin/edge-server",
-            f"""case $1 in
-              chat | models | perf | status) set -- "$@" --url=http://{self._server.http} ;;
-              stream) set -- "$@" --address={self._server.grpc} ;;
+            f"""command=$1; shift
+            case $command in
+              chat | models | perf | status) set -- --url=http://{self._server.http} "$@" ;;
+              stream) set -- --address={self._server.grpc} "$@" ;;
             esac
-            exec {COMMAND} "$@" """,
+            exec {COMMAND} "$command" "$@" """,
         )
 
     def _with_ports(self, code: str) -> str:
-        return code.replace(":8000", f":{self._server.http.rpartition(':')[2]}")
+        for written, address in ((":8000", self._server.http), (":8001", self._server.grpc)):
+            code = code.replace(written, f":{address.rpartition(':')[2]}")
+        return code
 
     @staticmethod
     def _write(program: Path, code: str) -> None:
