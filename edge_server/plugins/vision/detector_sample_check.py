@@ -158,8 +158,8 @@ def _check(
     class_count = count_classes(decoder.declaration, shapes)
     if decoder.labels and class_count is not None and class_count != len(decoder.labels):
         warnings.append(
-            f"detection_head {decoder.declaration.head.value}: the outputs have {class_count} classes, label_filename "
-            f"names {len(decoder.labels)}"
+            f"detection_head {decoder.declaration.head.value}: the outputs have "
+            + _describe_label_count(class_count, len(decoder.labels))
         )
     return tuple(warnings)
 
@@ -181,7 +181,19 @@ def _check_class_labels(
         class_count = values.size
     if class_count == len(decoder.labels):
         return ()
-    return (f"output '{decoder.tensor.name}' has {class_count} classes, label_filename names {len(decoder.labels)}",)
+    return (f"output '{decoder.tensor.name}' has " + _describe_label_count(class_count, len(decoder.labels)),)
+
+
+def _describe_label_count(class_count: int, label_count: int) -> str:
+    """Return what other labels than classes do, and what to do, as the end of a warning."""
+    if label_count < class_count:
+        effect = f"classes from {label_count} on have no name"
+    else:
+        effect = f"the labels from line {class_count + 1} on are not used, and the others may name the wrong classes"
+    return (
+        f"{class_count} classes, label_filename names {label_count}: {effect}; expected {class_count} lines, one for "
+        "each class in the order of the scores"
+    )
 
 
 def _can_run_picture(spec: ModelSpec, images: ImagePlan) -> bool:

@@ -21,6 +21,8 @@ _KIND_OF_HEAD = {
     "yolo11": "columns", "yolov10": "after NMS", "yolov8_obb": "oriented", "yolo26_obb": "oriented, after NMS",
 }  # fmt: skip
 """Heads of YOLO -> name of what they read. A head reads nothing true in the outputs of another kind."""
+_SEVERAL_OUTPUTS = ("ssd", "nms_inside", "yunet", "blazeface", "detr", "ppyoloe")
+"""Heads that read more than one output, which a YOLO without masks does not have."""
 
 
 def recognise(spec: ModelSpec, metadata: Mapping[str, str]) -> Recognised | None:
@@ -59,7 +61,9 @@ def recognise(spec: ModelSpec, metadata: Mapping[str, str]) -> Recognised | None
 def _check_stated_head(spec: ModelSpec, metadata: Mapping[str, str]) -> None:
     """Raise BadModelConfig if metadata and shapes of outputs together prove another head than `detection_head`."""
     stated = spec.parameters.get("detection_head", "").strip().lower()
-    if stated not in _KIND_OF_HEAD or any(-1 in output.dims[-2:] for output in spec.outputs):
+    needs_more = stated in _SEVERAL_OUTPUTS and len(spec.outputs) == 1
+    has_open_sizes = any(-1 in output.dims[-2:] for output in spec.outputs)
+    if not needs_more and (stated not in _KIND_OF_HEAD or has_open_sizes):
         return
     parameters = {key: value for key, value in spec.parameters.items() if not key.startswith("detection_")}
     try:
@@ -69,7 +73,7 @@ def _check_stated_head(spec: ModelSpec, metadata: Mapping[str, str]) -> None:
     if found is None:
         return
     recognised = found.parameters.get("detection_head", "")
-    if recognised in _KIND_OF_HEAD and _KIND_OF_HEAD[recognised] != _KIND_OF_HEAD[stated]:
+    if recognised in _KIND_OF_HEAD and _KIND_OF_HEAD[recognised] != _KIND_OF_HEAD.get(stated):
         raise BadModelConfig(
             f"model '{spec.name}', parameter 'detection_head': expected {recognised}, as metadata and shapes of the "
             f"file say ({found.title}), given '{stated}'; without the parameter it is recognised"

@@ -108,7 +108,7 @@ def test_stated_parameters_win(stated: dict[str, str], absent: set[str]) -> None
     "stated",
     [
         {"detection_head": "yolov8"},
-        {"detection_head": "ssd"},
+        {"detection_head": "rtdetr"},
         {"class_output": "output0"},
         {"mask_output": "out"},
         {"image_top_k": "5"},
@@ -125,6 +125,12 @@ def test_a_stated_head_that_metadata_and_shapes_disprove_is_refused_with_the_rig
     assert recognise(spec({"detection_head": "yolo11"}, outputs=known_sizes), METADATA) is None
     open_sizes = (OutputSpec("output0", DType.FP32, (-1, -1)),)
     assert recognise(spec({"detection_head": "yolov5"}, outputs=open_sizes), METADATA) is None
+
+
+@pytest.mark.parametrize("head", ["ssd", "nms_inside"])
+def test_a_stated_head_of_several_outputs_is_refused_for_a_yolo_that_has_one(head: str) -> None:
+    with pytest.raises(BadModelConfig, match=rf"expected yolov8, as metadata and shapes .*, given '{head}'"):
+        recognise(spec({"detection_head": head}), METADATA)
 
 
 def test_a_wrong_parameter_beside_a_recognised_head_is_refused_for_its_value() -> None:
