@@ -45,7 +45,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=float_range(0.0, 86_400),
         default=0.0,
         metavar="SECONDS",
-        help="ask again until nothing is wrong, for at most SECONDS",
+        help="ask again until nothing is wrong and no model is loading, for at most SECONDS",
     )
 
 
@@ -64,6 +64,11 @@ def find_failures(report: Mapping[str, Any]) -> list[str]:
         problems.append(reason_line(entry.name, entry.version, entry.reason or "is not served"))
     problems += [f"plugin {item['name']}: {item['error']}" for item in report.get("plugins", ()) if item["error"]]
     return problems
+
+
+def is_loading(report: Mapping[str, Any]) -> bool:
+    """Return whether a version is being loaded."""
+    return any(model["state"] == "LOADING" for model in report["models"])
 
 
 def find_failed_entries(report: Mapping[str, Any]) -> list[IndexEntry]:

@@ -79,7 +79,11 @@ def run(arguments: Sequence[str]) -> int:
             return False
         return not (expected_versions.find_failures(seen) or expected_versions.find_unmet(seen, options.expect))
 
-    report = expected_versions.wait_until_well(look, is_well, options.wait)
+    report = expected_versions.wait_until_well(
+        look,
+        lambda seen: is_well(seen) and not expected_versions.is_loading(cast("dict[str, Any]", seen)),
+        options.wait,
+    )
     if isinstance(report, str):
         print(f"edge-server status: {report}", file=sys.stderr)
         return 1

@@ -262,6 +262,14 @@ def test_the_exit_code_follows_expectations_and_waiting(
     monkeypatch.setitem(ANSWERS, "/v2/repository/index", [good, bad])
     assert status.run(["--url", url, "--wait=60"]) == 0
     assert len(looks) == 3
+    # A version that is being loaded is nothing wrong, and is waited for.
+    looks.clear()
+    ANSWERS["/v2/repository/index"] = [good, {**bad, "state": "LOADING", "reason": ""}]
+    assert status.run(["--url", url]) == 0
+    assert len(looks) == 1
+    looks.clear()
+    assert status.run(["--url", url, "--wait=60"]) == 0
+    assert len(looks) == 3
 
 
 def test_watching_with_an_expectation_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,7 +59,11 @@ def run(arguments: Sequence[str]) -> int:
     except argparse.ArgumentTypeError as error:
         print(f"edge-server fleet status: {error}", file=sys.stderr)
         return 2
-    hosts = expected_versions.wait_until_well(lambda: _look(urls, options), _are_well, options.wait)
+
+    def are_settled(hosts: Sequence[Mapping[str, Any]]) -> bool:
+        return _are_well(hosts) and not any(expected_versions.is_loading(host["report"]) for host in hosts)
+
+    hosts = expected_versions.wait_until_well(lambda: _look(urls, options), are_settled, options.wait)
     print(json.dumps({"hosts": hosts}, indent=1) if options.json else "\n".join(_lines(hosts)))
     return 0 if _are_well(hosts) else 1
 
