@@ -8,7 +8,7 @@ from edge_server.core.tensor import Tensor
 from edge_server.errors import BadModelConfig, InvalidRequest
 from edge_server.frontends.http.body_reader import Body
 from edge_server.frontends.v2.requested_outputs import RequestedOutput
-from edge_server.plugins.vision.image_plan import ImagePlan, make_image_plan
+from edge_server.plugins.vision.image_plan import NO_IMAGE_PARAMETERS, ImagePlan, make_image_plan
 from edge_server.plugins.vision.multipart_form import FORM_TYPE, form_file
 
 
@@ -44,8 +44,7 @@ class ImageBodies:
             raise InvalidRequest(f"model '{spec.name}' cannot take an image as a body: {error.message}") from None
         if plan is None:
             raise InvalidRequest(
-                f"model '{spec.name}' does not take an image as a body: its configuration has no parameters "
-                f"'image_...' or 'network_image_...' that say how an image becomes its input{spec.unrecognised_note}"
+                f"model '{spec.name}' does not take an image as a body: {NO_IMAGE_PARAMETERS}{spec.unrecognised_note}"
             )
         self._plans[spec.name] = (spec, plan)
         return plan

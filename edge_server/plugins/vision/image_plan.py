@@ -51,6 +51,12 @@ IMAGE_TYPES = (
 )
 """Input data types that an image can be written to."""
 
+NO_IMAGE_PARAMETERS = (
+    "its configuration has no parameters 'image_...' or 'network_image_...' that say how an image becomes its input; "
+    "a config.pbtxt that edge-server add wrote has those that may fit as comments"
+)
+"""Why a model without an image plan takes no images."""
+
 
 class DimensionOrder(enum.Enum):
     """Order of an image input's dimensions, without the batch. HW is one channel without a channel dimension."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from edge_server.core.model_spec import ModelSpec
 from edge_server.errors import BadModelConfig, InvalidRequest, Unsupported
 from edge_server.plugins.cameras.streams.frame_mailbox import NORMAL_PRIORITY
-from edge_server.plugins.vision.image_plan import ImagePlan, make_image_plan
+from edge_server.plugins.vision.image_plan import NO_IMAGE_PARAMETERS, ImagePlan, make_image_plan
 from edge_server.plugins.vision.perception import PerceptionDecoder, make_perception_decoder
 from edge_server.protocol.frame_messages import Delivery, Returns, StreamRequest
 
@@ -78,10 +78,7 @@ def frame_plan(spec: ModelSpec) -> ImagePlan:
     except BadModelConfig as error:
         raise InvalidRequest(f"model '{spec.name}' cannot take frames: {error.message}") from None
     if plan is None:
-        raise InvalidRequest(
-            f"model '{spec.name}' does not take frames: its configuration has no parameters 'image_...' or "
-            f"'network_image_...' that say how an image becomes its input{spec.unrecognised_note}"
-        )
+        raise InvalidRequest(f"model '{spec.name}' does not take frames: {NO_IMAGE_PARAMETERS}{spec.unrecognised_note}")
     filled = {plan.input_name, *(one.name for one in plan.constants)}
     others = [item.name for item in spec.inputs if item.name not in filled and not item.is_optional]
     if others:

@@ -403,7 +403,7 @@ def test_the_opening_message_is_checked(stream_server, tools):
     for kind, words, model, fields in (
         (UnknownModel, "nobody", "nobody", {}),
         (UnknownModel, "9", "sum", {"version": 9}),
-        (InvalidRequest, "does not take frames", "plain", {}),
+        (InvalidRequest, "does not take frames: .* edge-server add wrote has those that may fit", "plain", {}),
         (Unsupported, "decoupled", "many", {}),
         (InvalidRequest, "version", "sum", {"version": -1}),
         (InvalidRequest, "depth", "sum", {"depth": 65}),
