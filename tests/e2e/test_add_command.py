@@ -174,6 +174,22 @@ def export_of_unknown_training() -> onnx.ModelProto:
     return finish(graph)
 
 
+@pytest.mark.full
+def test_the_report_of_a_forest_names_the_most_rows_and_both_libraries(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lightgbm = pytest.importorskip("lightgbm")
+    pytest.importorskip("treelite")
+    rows = np.arange(200.0).reshape(100, 2)
+    data = lightgbm.Dataset(rows, rows[:, 0] > 100)
+    lightgbm.train({"objective": "binary", "verbose": -1}, data, 2).save_model("sizes.txt")
+    assert main(["add", "sizes.txt", "--model-repository=models"]) == 0
+    said = capsys.readouterr().out
+    assert "rows    up to 8192 in a request\n" in said
+    assert re.search(r"^forest \(onnxruntime \S+\) +CPU", said, re.MULTILINE)
+    assert "max_batch_size" not in (folder / "models/sizes/config.pbtxt").read_text()
+
+
 def test_a_layout_that_alone_sees_something_is_chosen_and_the_doubts_are_written(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -79,18 +79,23 @@ class TriedModel(NamedTuple):
         return fastest if is_faster else ""
 
     @property
+    def is_tabular(self) -> bool:
+        """Whether the model takes rows of a fixed length, and returns values for each row."""
+        has_rows = all(len(item.dims) <= 1 and -1 not in item.dims for item in self.spec.inputs)
+        has_values = all(len(item.dims) <= 1 for item in self.spec.outputs)
+        return has_rows and has_values and self.spec.max_batch_size > 0
+
+    @property
     def tabular_batch_size(self) -> int:
-        """The max_batch_size to write for a tabular model: rows of a fixed length in, values of a row out, and fast.
+        """The max_batch_size to write for a fast tabular model.
 
         0 for other models, and if the model file or the backend allows more.
         """
-        has_rows = all(len(item.dims) <= 1 and -1 not in item.dims for item in self.spec.inputs)
-        has_values = all(len(item.dims) <= 1 for item in self.spec.outputs)
         is_limited = self.spec.has_default_batch_size and self.spec.max_batch_size < _TABULAR_BATCH_SIZE
         # No time is known where made-up values are none that the model accepts, such as its categories.
         fastest_ms = min((item.median_ms for item in self.trials if item.times_ms), default=0.0)
         is_fast = bool(self.trials) and fastest_ms <= _MAX_TABULAR_MS
-        return _TABULAR_BATCH_SIZE if has_rows and has_values and is_limited and is_fast else 0
+        return _TABULAR_BATCH_SIZE if self.is_tabular and is_limited and is_fast else 0
 
 
 class AddedModel(NamedTuple):
@@ -321,7 +326,7 @@ def _remarks(tried: TriedModel) -> list[str]:
         "a server that watches the repository loads it again."
     ]
     measured = sorted((item for item in tried.trials if item.times_ms), key=lambda item: item.median_ms)
-    lines += [f"  {item.runtime}, {item.precision}: {item.median_ms:.3g} ms for one run here" for item in measured]
+    lines += [f"  {item.title}, {item.precision}: {item.median_ms:.3g} ms for one run here" for item in measured]
     if tried.faster_backend:
         lines.append(f'backend: "{tried.faster_backend}" would choose it; {tried.spec.backend} is the default.')
     return lines

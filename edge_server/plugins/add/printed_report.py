@@ -70,6 +70,8 @@ def print_report(tried: TriedModel, shown: Sequence[Reading], chosen: Reading | 
         say("tensors (tabular or other); no known vision model", "kind")
     if tried.tabular_batch_size:
         say(f"up to {tried.tabular_batch_size} in a request (max_batch_size in config.pbtxt)", "rows")
+    elif tried.is_tabular:
+        say(f"up to {spec.max_batch_size} in a request", "rows")
     explained: set[str] = set()
     for number, reading in enumerate(shown, 1) if chosen is None else ():
         print()
@@ -125,7 +127,7 @@ def _print_finding(reading: Reading) -> None:
 def _print_trials(tried: TriedModel) -> None:
     rows = [
         (
-            item.runtime,
+            item.title,
             item.device,
             item.precision,
             f"{item.load_ms:.0f}",

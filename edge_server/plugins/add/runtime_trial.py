@@ -41,6 +41,12 @@ class RuntimeTrial(NamedTuple):
     reason: str
 
     @property
+    def title(self) -> str:
+        """Name and version of the runtime. Of a backend that runs another library also its own name."""
+        is_own = not self.runtime or self.runtime.startswith(self.backend)
+        return self.runtime if is_own else f"{self.backend} ({self.runtime})"
+
+    @property
     def median_ms(self) -> float:
         return statistics.median(self.times_ms)
 
