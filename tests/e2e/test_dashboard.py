@@ -422,7 +422,10 @@ def test_a_click_makes_a_camera_large_with_labels_of_the_size_of_text(page: Any,
 def drag(browser: Any, css: str, x: float, y: float) -> None:
     """Drag the middle of an element by x and y pixels, with the mouse."""
     box = browser.run("return document.querySelector(arguments[0]).getBoundingClientRect().toJSON()", css)
-    left, top = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    drag_from(browser, box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, x, y)
+
+
+def drag_from(browser: Any, left: float, top: float, x: float, y: float) -> None:
     for kind, at in (("mousePressed", 0), ("mouseMoved", 0.5), ("mouseMoved", 1), ("mouseReleased", 1)):
         browser.command(
             "Input.dispatchMouseEvent",
@@ -502,6 +505,67 @@ def test_zones_are_drawn_with_the_mouse_and_kept_in_the_sources_file(
         assert browser.run(IS_IN_SIGHT, ".zone-form .error")
         assert browser.run(IS_IN_SIGHT, ".zone-form button.primary")
         assert len(browser.console()) == 1, "the browser itself logs the refusal"
+        assert server.stop() == 0
+
+
+CORNERS = """
+[[sources.zones]]
+name = "left"
+points = [[0.1, 0.5], [0.5, 0.5], [0.5, 1], [0.1, 1]]
+
+[[sources.zones]]
+name = "right"
+points = [[0.5, 0.5], [0.9, 0.5], [0.9, 1], [0.5, 1]]
+
+[[sources.lines]]
+name = "entry"
+points = [[0.1, 0.5], [0.9, 0.2]]
+"""
+
+
+def test_points_on_the_edge_and_below_others_are_dragged_and_zones_are_moved(
+    browser: Any, serve: Any, repository: Any, tmp_path: Path
+) -> None:
+    shutil.copytree(ROOT / "model_repository/face_detection_yunet", repository.path / "face_detection_yunet")
+    cameras = tmp_path / "cameras.toml"
+    cameras.write_text(SOURCES + CORNERS)
+    key = "--http-restricted-api=model-repository:admin-key=secret1"
+    with serve(repository.path, f"--sources-file={cameras}", key) as server:
+        browser.look(1280, 900)
+        browser.open(server.url("/"))
+        browser.run("sessionStorage.setItem('edge-server-key', 'secret1')")
+        browser.open(server.url("/"))
+        browser.wait("document.querySelector('[data-stream=\"door\"] img')?.naturalWidth > 0")
+        browser.wait("document.querySelector('#add-refusal').hidden")
+        browser.click('[data-stream="door"] .picture')
+        browser.wait("document.querySelector('dialog.large .found')?.textContent === '1 face'")
+        wide = browser.run("return document.querySelector('.stage canvas').clientWidth")
+        browser.click(".edit-zones")
+        browser.wait("!document.querySelector('.zone-form').hidden")
+        browser.wait("document.querySelector('.stage canvas').clientWidth < arguments[0]", wide)
+        box = browser.run("return document.querySelector('.stage canvas').getBoundingClientRect().toJSON()")
+
+        def move(x: float, y: float, wide: float, high: float) -> None:
+            drag_from(browser, box["x"] + x * box["width"], box["y"] + y * box["height"],
+                      wide * box["width"], high * box["height"])  # fmt: skip
+
+        # The corner of the zone below the end of the line: chosen by a click into the zone.
+        move(0.3, 0.7, 0, 0)
+        move(0.1, 0.5, -0.05, 0.1)
+        # On the lower edge of the picture.
+        move(0.1, 1, 0, -0.1)
+        # Inside a zone, and no further than the edge; beside a line.
+        move(0.7, 0.75, 0.5, -0.2)
+        move(0.3, 0.43, 0, 0.1)
+        browser.click(".zone-form button.primary")
+        browser.wait("document.querySelector('.zone-form').hidden")
+        _, found = server.ask("/edge/v1/cameras/door/zones")
+        left, right = found["zones"]
+        assert np.abs(np.array(left["points"]) - [[0.05, 0.6], [0.5, 0.5], [0.5, 1], [0.1, 0.9]]).max() < 0.01
+        assert np.abs(np.array(right["points"]) - [[0.6, 0.3], [1, 0.3], [1, 0.8], [0.6, 0.8]]).max() < 0.01
+        assert np.abs(np.array(found["lines"][0]["points"]) - [[0.1, 0.6], [0.9, 0.3]]).max() < 0.01
+        browser.run("sessionStorage.clear()")
+        browser.open("about:blank")
         assert server.stop() == 0
 
 

@@ -11,6 +11,8 @@ const LABEL_PX = 15;
 const OVERLAY = "#78ebff";
 const OVERLAY_FILL = "rgb(120 235 255 / 20%)";
 const RETRY_MS = 2000;
+/** Room around the picture, so that all of a point on its edge is seen and can be dragged. */
+const EDGE_PX = 10;
 
 /** Show the live picture of a frame stream until the dialog is closed. `hasZones`: it may have zones. */
 export function openLarge(name, { hasZones }) {
@@ -61,7 +63,7 @@ async function follow(name, signal, onFrame, onError) {
 
 function draw(canvas, stage, seen, bitmap) {
   // As large as fits, in pixels of the screen.
-  const scale = Math.min(stage.clientWidth / seen.width, stage.clientHeight / seen.height);
+  const scale = Math.min((stage.clientWidth - 2 * EDGE_PX) / seen.width, (stage.clientHeight - 2 * EDGE_PX) / seen.height);
   const density = window.devicePixelRatio || 1;
   canvas.width = Math.max(1, Math.round(seen.width * scale * density));
   canvas.height = Math.max(1, Math.round(seen.height * scale * density));

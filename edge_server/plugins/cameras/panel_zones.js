@@ -23,8 +23,8 @@ export function makeZoneEditor(camera, stage, canvas, onState) {
   const drawing = svg("svg", { class: "zones", role: "group", "aria-label": "Points of zones and lines" });
   const rows = element("div", { class: "zone-rows" });
   const hint = element(
-    "p", { class: "note" }, "Drag the points, or choose one with Tab and move it with the arrow keys. The small points between them add one; " +
-      "Delete or a double click removes one. An object is where the middle of its box's lower edge is.",
+    "p", { class: "note" }, "Drag the points, or a zone or line as a whole; or choose a point with Tab and move it with the arrow keys. " +
+      "The small points between them add one; Delete or a double click removes one. An object is where the middle of its box's lower edge is.",
   );
   const problem = element("p", { class: "error", role: "alert", hidden: true });
   const saved = element("p", { class: "note", role: "status", hidden: true });
@@ -43,6 +43,10 @@ export function makeZoneEditor(camera, stage, canvas, onState) {
   let items = [];
   let classes = [];
   let dragged = null;
+  let chosen = null;
+  const shapes = svg("g");
+  const points = svg("g");
+  drawing.append(shapes, points);
   const size = new ResizeObserver(() => placeDrawing());
 
   async function open() {
@@ -64,7 +68,7 @@ export function makeZoneEditor(camera, stage, canvas, onState) {
   function show(found) {
     classes = found.classes;
     items = [
-      ...found.zones.map(({ points = WHOLE_PICTURE, ...rest }) => ({ kind: "zone", points, rest })),
+      ...found.zones.map(({ points = WHOLE_PICTURE, ...rest }) => ({ kind: "zone", points: [...points], rest })),
       ...found.lines.map(({ points, ...rest }) => ({ kind: "line", points, rest })),
     ];
     build();
@@ -135,13 +139,16 @@ export function makeZoneEditor(camera, stage, canvas, onState) {
     ];
     const turn = element("button", { type: "button", click: () => { item.points.reverse(); buildDrawing(); } }, "Turn round");
     return element(
-      "fieldset", { class: "zone-row", focusin: () => drawing.querySelectorAll("g").forEach((group, index) => group.classList.toggle("chosen", items[index] === item)) },
+      "fieldset", { class: "zone-row", focusin: () => choose(item) },
       element("legend", {}, kind === "zone" ? "Zone" : "Line"),
       field("Name", { value: rest.name, required: true, pattern: "[A-Za-z0-9_.\\-]{1,64}", title: "1 to 64 letters, digits, _ - ." }, (text) => { rest.name = text; }),
       classField,
       ...numbers, kind === "line" ? turn : null,
       element("button", { type: "button", click: () => { items = items.filter((one) => one !== item); build(); } }, "Remove"),
-      choices.length ? element("div", { class: "choices", role: "group", "aria-label": "Classes of the model" }, ...choices) : null, unknown,
+      choices.length ? element(
+        "details", {}, element("summary", {}, `Classes of the model (${choices.length})`),
+        element("div", { class: "choices", role: "group", "aria-label": "Classes of the model" }, ...choices),
+      ) : null, unknown,
     );
   }
 
@@ -152,38 +159,58 @@ export function makeZoneEditor(camera, stage, canvas, onState) {
   }
 
   function buildDrawing() {
-    drawing.replaceChildren(...items.map((item) => {
-      const isLine = item.kind === "line";
-      const shape = svg(isLine ? "polyline" : "polygon", {});
-      const arrow = svg("path", { class: "arrow" });
-      const between = item.points.length < MOST_POINTS ? pairsOf(item).map((_, index) => svg("circle", { class: "between", r: 5, "data-index": index })) : [];
-      const points = item.points.map((_, index) => svg("circle", {
-        class: "point", r: 8, tabindex: 0, role: "button", "data-index": index, "aria-label": `Point ${index + 1} of ${item.kind} ${item.rest.name}`,
-      }));
-      points.forEach((point, index) => {
-        point.addEventListener("pointerdown", (event) => begin(event, item, index));
-        point.addEventListener("dblclick", () => removePoint(item, index));
-        point.addEventListener("keydown", (event) => press(event, item, index));
-      });
-      between.forEach((point, index) => point.addEventListener("pointerdown", (event) => {
-        item.points.splice(index + 1, 0, positionOf(event));
-        buildDrawing();
-        begin(event, item, index + 1);
-      }));
-      item.place = () => {
-        const { clientWidth: width, clientHeight: height } = canvas;
-        const pixels = item.points.map(([x, y]) => [x * width, y * height]);
-        shape.setAttribute("points", pixels.map((point) => point.join(",")).join(" "));
-        points.forEach((point, index) => moveTo(point, pixels[index]));
-        between.forEach((point, index) => {
-          const next = pixels[(index + 1) % pixels.length];
-          moveTo(point, [(pixels[index][0] + next[0]) / 2, (pixels[index][1] + next[1]) / 2]);
-        });
-        if (isLine) arrow.setAttribute("d", arrowOf(pixels));
-      };
-      item.place();
-      return svg("g", {}, shape, arrow, ...between, ...points);
+    items.forEach(drawItem);
+    shapes.replaceChildren(...items.map((item) => item.shape));
+    points.replaceChildren(...items.map((item) => item.handles));
+    if (items.includes(chosen)) choose(chosen);
+  }
+
+  /** Mark a zone or line. Its points are above those of the others, so that one of two in the same place can be reached. */
+  function choose(item) {
+    chosen = item;
+    for (const other of items) {
+      for (const group of [other.shape, other.handles]) group.classList.toggle("chosen", other === item);
+    }
+    // The others move: a point that has the focus would lose it.
+    points.prepend(...items.filter((other) => other !== item).map(({ handles }) => handles));
+  }
+
+  /** Make `shape` and `handles` (the points) of an item, and `place()`, which puts them where they belong. */
+  function drawItem(item) {
+    const isLine = item.kind === "line";
+    const outline = svg(isLine ? "polyline" : "polygon", {});
+    // A line of two pixels is hard to hit.
+    const grip = svg(outline.tagName, { class: "grip" });
+    const arrow = svg("path", { class: "arrow" });
+    for (const part of [outline, grip]) part.addEventListener("pointerdown", (event) => begin(event, item, null));
+    const between = item.points.length < MOST_POINTS ? pairsOf(item).map((_, index) => svg("circle", { class: "between", r: 5, "data-index": index })) : [];
+    const corners = item.points.map((_, index) => svg("circle", {
+      class: "point", r: 8, tabindex: 0, role: "button", "data-index": index, "aria-label": `Point ${index + 1} of ${item.kind} ${item.rest.name}`,
     }));
+    corners.forEach((point, index) => {
+      point.addEventListener("pointerdown", (event) => begin(event, item, index));
+      point.addEventListener("dblclick", () => removePoint(item, index));
+      point.addEventListener("keydown", (event) => press(event, item, index));
+    });
+    between.forEach((point, index) => point.addEventListener("pointerdown", (event) => {
+      item.points.splice(index + 1, 0, positionOf(event));
+      buildDrawing();
+      begin(event, item, index + 1);
+    }));
+    item.place = () => {
+      const { clientWidth: width, clientHeight: height } = canvas;
+      const pixels = item.points.map(([x, y]) => [x * width, y * height]);
+      for (const part of [outline, grip]) part.setAttribute("points", pixels.map((point) => point.join(",")).join(" "));
+      corners.forEach((point, index) => moveTo(point, pixels[index]));
+      between.forEach((point, index) => {
+        const next = pixels[(index + 1) % pixels.length];
+        moveTo(point, [(pixels[index][0] + next[0]) / 2, (pixels[index][1] + next[1]) / 2]);
+      });
+      if (isLine) arrow.setAttribute("d", arrowOf(pixels));
+    };
+    item.place();
+    item.shape = svg("g", {}, outline, arrow, grip);
+    item.handles = svg("g", {}, ...between, ...corners);
   }
 
   const pairsOf = ({ kind, points }) => (kind === "line" ? points.slice(1) : points);
@@ -193,15 +220,21 @@ export function makeZoneEditor(camera, stage, canvas, onState) {
     return [inside((event.clientX - box.left) / box.width), inside((event.clientY - box.top) / box.height)];
   }
 
+  /** Drag a point, or the whole zone or line if `index` is null. */
   function begin(event, item, index) {
-    dragged = { item, index };
+    dragged = { item, index, from: positionOf(event), points: item.points };
+    choose(item);
+    rows.children[items.indexOf(item)].scrollIntoView({ block: "nearest" });
     drawing.setPointerCapture(event.pointerId);
   }
 
   drawing.addEventListener("pointermove", (event) => {
     if (!dragged) return;
-    dragged.item.points[dragged.index] = positionOf(event);
-    dragged.item.place();
+    const { item, index, from, points: before } = dragged;
+    const to = positionOf(event);
+    if (index === null) item.points = moved(before, [to[0] - from[0], to[1] - from[1]]);
+    else item.points[index] = to;
+    item.place();
   });
   drawing.addEventListener("pointerup", () => { dragged = null; });
   drawing.addEventListener("pointercancel", () => { dragged = null; });
@@ -233,6 +266,15 @@ export function makeZoneEditor(camera, stage, canvas, onState) {
   }
 
   return { nodes: [form, saved], open };
+}
+
+/** Return points moved by a distance, or by as much of it as keeps all of them in the picture. */
+function moved(points, distance) {
+  const possible = distance.map((wanted, axis) => {
+    const values = points.map((point) => point[axis]);
+    return Math.min(1 - Math.max(...values), Math.max(-Math.min(...values), wanted));
+  });
+  return points.map((point) => point.map((value, axis) => inside(value + possible[axis])));
 }
 
 const moveTo = (circle, [x, y]) => { circle.setAttribute("cx", x); circle.setAttribute("cy", y); };
