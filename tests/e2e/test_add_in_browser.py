@@ -41,7 +41,8 @@ def test_a_dropped_model_is_added_and_the_page_says_what_it_sees(
         page.run("document.querySelector('#key-value').value = 'open sesame'")
         page.click('#key-dialog button[value="save"]')
         page.wait("document.querySelector('#add-drop')?.hidden === false")
-        page.run(DROP, [(base64.b64encode(b"text").decode(), "notes.txt", "")])
+        notes = (base64.b64encode(b"text").decode(), "notes.txt", "")
+        page.run(DROP, [notes])
         page.wait("document.querySelector('#add-state').textContent === 'not added'")
         report = page.run("return document.querySelector('#add-report').innerText")
         assert "expected a file that ends in .onnx" in report
@@ -61,6 +62,8 @@ def test_a_dropped_model_is_added_and_the_page_says_what_it_sees(
         assert "picture person 0.90" in report
         assert str(repository.path) not in report
         page.wait("document.querySelector('[data-model=\"yolo11n\"]')?.innerText.includes('READY')")
+        page.run(DROP, [(model, "again.onnx", ""), notes])
+        page.wait("document.querySelector('#add-state').textContent === '1 of 2 added'")
         if "EDGE_TEST_SCREENSHOTS" in os.environ:
             page.run("document.querySelector('#add-model').scrollIntoView()")
             page.screenshot(Path(os.environ["EDGE_TEST_SCREENSHOTS"]) / "add_model.png")

@@ -30,6 +30,10 @@ export function makePanel() {
   const waiting = [];
   let picture = null;
   let isAdding = false;
+  // Files that came together, or while others waited: all of them, tried ones and added ones.
+  let total = 0;
+  let tried = 0;
+  let added = 0;
   const over = (isOver) => (event) => { event.preventDefault(); drop.classList.toggle("over", isOver); };
   drop.addEventListener("dragover", over(true));
   drop.addEventListener("dragleave", over(false));
@@ -42,7 +46,10 @@ export function makePanel() {
   function take(files) {
     picture = files.findLast(({ type }) => type.startsWith("image/")) ?? picture;
     if (picture) setText(pictureText, `It is tried on the picture ${picture.name}.`);
-    waiting.push(...files.filter(({ type }) => !type.startsWith("image/")));
+    const models = files.filter(({ type }) => !type.startsWith("image/"));
+    if (!isAdding && !waiting.length) total = tried = added = 0;
+    total += models.length;
+    waiting.push(...models);
     if (waiting.length) addNext();
   }
 
@@ -53,7 +60,7 @@ export function makePanel() {
     again.hidden = true;
     while (waiting.length) {
       const file = waiting.shift();
-      setBadge(badge, "trying it", "busy");
+      setBadge(badge, total > 1 ? `trying ${tried + 1} of ${total}` : "trying it", "busy");
       reports.unshift(`${file.name}: it is copied, tried on a picture, and measured with each runtime ...`);
       show();
       try {
@@ -61,10 +68,9 @@ export function makePanel() {
         const body = picture ? new Blob([picture, file]) : file;
         const response = await request(path, { method: "POST", headers: { "Content-Type": "application/octet-stream" }, body });
         reports[0] = (await response.json()).report;
-        setBadge(badge, "added", "ok");
+        added += 1;
       } catch (error) {
         reports[0] = error.message.includes(file.name) ? error.message : `${file.name}: ${error.message}`;
-        setBadge(badge, "not added", "bad");
         if (error instanceof Refused && error.status === 503) {
           // Another client adds a model just now.
           waiting.unshift(file);
@@ -72,7 +78,9 @@ export function makePanel() {
           break;
         }
       }
+      tried += 1;
     }
+    setBadge(badge, !added ? "not added" : added < total ? `${added} of ${total} added` : "added", added < total ? "bad" : "ok");
     isAdding = false;
     show();
   }
