@@ -46,7 +46,14 @@ def decode_generate(
             "invalid value type for 'inputs' parameter: a list of inputs is a body for "
             f"/v2/models/{spec.name}/infer; expected {{{example}}}"
         )
-    parameters = split_parameters({**nested, **members})
+    try:
+        parameters = split_parameters({**nested, **members})
+    except InvalidRequest as error:
+        # Often the wrong parameter is an input with a misspelt name.
+        missing = [item.name for item in spec.inputs if not item.is_optional and item.name not in inputs]
+        if not missing:
+            raise
+        raise InvalidRequest(f"{error.message}; missing required input(s) {missing}") from None
     return Request(
         model=spec.name,
         version=version,

@@ -248,7 +248,7 @@ def _print_report(options: argparse.Namespace, session: LoadSession, points: Seq
     title = f"{session.model.name}, {kind}{memory}, batch size {session.batch}"
     if str(options.json) != "-":
         # Before the files, because a file that cannot be written must not prevent this output.
-        print(title)
+        print(f"{title}: RATE/S counts rows" if session.batch > 1 else title)
         print(_table(points[0].mode, points, sys.stdout))
         for point in points:
             for note in point_notes(point, cores):
@@ -283,7 +283,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="edge-server perf",
         usage="edge-server perf -m MODEL [OPTIONS]",
         description="Measure a model of a running server (or any KServe v2 server) under load. Each load level is "
-        "measured in time windows until three agree; a level marked ~ did not become steady. QUEUE to OUTPUT are mean "
+        "measured in time windows until three agree; a level marked ~ did not become steady. RATE/S counts rows: "
+        "with --batch-size=N each request has N. QUEUE to OUTPUT are mean "
         "times of a request in the server, from its statistics. SERVER CPU and CLIENT CPU are in cores. Exit code 0: "
         "every request succeeded.",
         allow_abbrev=False,
@@ -296,7 +297,12 @@ def _parser() -> argparse.ArgumentParser:
     _add_load(parser.add_argument_group("load"))
     inputs = parser.add_argument_group("requests")
     inputs.add_argument(
-        "-b", "--batch-size", type=kinds.int_range(1, 1 << 20), default=1, metavar="N", help="default: 1"
+        "-b",
+        "--batch-size",
+        type=kinds.int_range(1, 1 << 20),
+        default=1,
+        metavar="N",
+        help="rows in each request; default: 1",
     )
     perf_options.add_input_options(inputs)
     inputs.add_argument(

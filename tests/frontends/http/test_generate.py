@@ -67,6 +67,13 @@ def test_a_body_of_infer_and_several_rows_are_refused_with_the_path_for_them(sit
     assert reply.error.endswith("expected 4 elements, got 8; generate takes one row, /v2/models/add/infer several")
 
 
+def test_a_misspelt_input_that_is_no_parameter_is_refused_with_the_missing_inputs(site):
+    reply = site.post("/v2/models/add/generate", {"input0": [1, 2, 3, 4], "INPUT1": [1, 2, 3, 4]})
+    assert reply.status == 400
+    assert reply.error.startswith("invalid value type for 'input0' parameter, expected ")
+    assert reply.error.endswith("; missing required input(s) ['INPUT0']")
+
+
 @pytest.mark.parametrize("body", [b"", b"{", {"IN": {}}, {"IN": "x", "other": []}, {"IN": "x", "id": 1}, {"IN": None}])
 def test_wrong_bodies_are_refused(site, body):
     assert site.post("/v2/models/text/generate", body).status == 400

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
+
+from edge_server.client import Tls
+from edge_server.client.endpoint import ServerEndpoint
+from edge_server.plugins.tuning.load.client_interface import Unreachable
+from edge_server.plugins.tuning.load.grpc_client import GrpcControl
 
 COMMAND = Path(sys.executable).parent / "edge-server"
 DELAY_US = 30_000
@@ -190,11 +199,57 @@ def test_an_impossible_measurement_is_reported(measure: Any, flags: tuple[str, .
     assert "Traceback" not in done.errors
 
 
+@pytest.fixture(scope="module")
+def grpc_ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, int]]]:
+    """A certificate for localhost, and the ports of servers without RPCs: with it, and without TLS."""
+    folder = tmp_path_factory.mktemp("tls")
+    key, cert = folder / "key.pem", folder / "cert.pem"
+    subprocess.run(
+        [
+            "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
+            "-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(cert),
+        ],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    server = grpc.server(ThreadPoolExecutor(1))
+    credentials = grpc.ssl_server_credentials([(key.read_bytes(), cert.read_bytes())])
+    ports = {
+        "tls": server.add_secure_port("127.0.0.1:0", credentials),
+        "plain": server.add_insecure_port("127.0.0.1:0"),
+    }
+    server.start()
+    yield cert, ports
+    server.stop(None).wait()
+
+
+@pytest.mark.parametrize(
+    ("host", "kind", "has_tls", "has_root", "message"),
+    [
+        ("localhost", "tls", False, False, "the server closed the connection: does it use TLS (--tls)"),
+        ("localhost", "tls", True, False, "name the file of its certificate authority with --tls-root=FILE"),
+        ("127.0.0.1", "tls", True, True, "use a name or IP address of the certificate as the address"),
+        ("localhost", "plain", True, False, "the server at this address does not use TLS: leave out --tls"),
+    ],
+)
+def test_a_grpc_connection_that_fails_for_tls_is_reported_with_the_option_to_change(
+    grpc_ports: Any, host: str, kind: str, has_tls: bool, has_root: bool, message: str
+) -> None:
+    cert, ports = grpc_ports
+    tls = Tls(cert if has_root else "") if has_tls else None
+    control = GrpcControl(ServerEndpoint(f"{host}:{ports[kind]}", tls), timeout_s=10)
+    try:
+        with pytest.raises(Unreachable, match=re.escape(message)):
+            control.model("any", "")
+    finally:
+        control.close()
+
+
 @pytest.mark.parametrize("wire", [("--address=127.0.0.1:1",), ("--url=http://127.0.0.1:1", "-i", "http")])
 def test_an_unreachable_server_is_reported(measure: Any, wire: tuple[str, ...]) -> None:
     done = measure("slow", "--timeout=5", *wire)
     assert done.code == 2
     assert "no answer from" in done.errors
+    assert "connection refused: nothing listens there" in done.errors
     assert "Traceback" not in done.errors
 
 

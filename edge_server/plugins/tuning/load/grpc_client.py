@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 
+from edge_server.cli.options import describe_grpc_failure
 from edge_server.client.endpoint import ServerEndpoint
 from edge_server.core.tensor import DType
 from edge_server.plugins.tuning.load.client_interface import (
@@ -115,7 +116,9 @@ class GrpcControl:
                 error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
                 and name != "ModelInfer"
             ):
-                raise Unreachable(f"no answer from {self._endpoint.address}: {details}") from None
+                raise Unreachable(
+                    f"no answer from {self._endpoint.address}: {describe_grpc_failure(details)}"
+                ) from None
             raise RequestRefused(f"{self._endpoint.address}: {details}") from None
 
 
