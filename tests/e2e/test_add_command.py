@@ -114,6 +114,10 @@ def test_a_file_that_the_page_sends_is_added_and_its_report_comes_back(
     query = f"picture_bytes={len(picture)}"
     assert server.request("POST", f"/edge/v1/new-models/tried.onnx?{query}", picture + body)[0] == 200
     assert (server.repository / "tried/1/model.onnx").read_bytes() == body
+    bare = export(detect(), {}).SerializeToString()
+    report = json.loads(server.request("POST", f"/edge/v1/new-models/bare.onnx?{query}", picture + bare)[1])["report"]
+    advice = "Another picture of something that it knows may tell which: delete the folder 'bare' in the repository"
+    assert advice in " ".join(report.split())
     assert [path.name for path in server.repository.iterdir() if path.name.startswith(".")] == []
 
 
@@ -199,6 +203,9 @@ def test_a_layout_that_alone_sees_something_is_chosen_and_the_doubts_are_written
     assert re.search(r"kind    yolov8 detect, 3 classes; rgb, scale 1/255\nchosen  the file does not say it", said), (
         said
     )
+    assert "but yolov8 alone sees something in the picture, with 4 scales and orders of colours" in " ".join(
+        said.split()
+    )
     assert re.search(r"picture 0 0\.[67]\d at .*\nnoise   0 detections", said)
     config = (folder / "model_repository/bare/config.pbtxt").read_text()
     assert '\nparameters { key: "image_scale" value { string_value: "1/255" } }' in config
@@ -207,7 +214,9 @@ def test_a_layout_that_alone_sees_something_is_chosen_and_the_doubts_are_written
     assert "bgr, scale 1/255: it sees 0 0." in config
 
 
-def test_what_is_not_decided_is_written_as_comments(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_decided_is_written_as_comments(
+    folder: Path, capsys: pytest.CaptureFixture[str], coffee: Path
+) -> None:
     save(folder / "bare.onnx", export(detect(), {}))  # It sees its boxes in noise, too.
     assert main(["add", "bare.onnx"]) == 0
     said = capsys.readouterr().out
@@ -220,6 +229,9 @@ def test_what_is_not_decided_is_written_as_comments(folder: Path, capsys: pytest
     assert '\n# parameters { key: "detection_head" value { string_value: "yolov8" } }' in config
     assert '# output { name: "output0" label_filename: "labels.txt" }' in config
     assert "parameters" not in {line.partition(" ")[0] for line in config.splitlines()}
+    assert main(["add", "bare.onnx", f"--picture={coffee}", "--name=tried"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Your picture did not decide: none of them sees more in it than in noise. Another picture of" in said
 
 
 @pytest.mark.parametrize(
@@ -227,7 +239,7 @@ def test_what_is_not_decided_is_written_as_comments(folder: Path, capsys: pytest
     [([4.0, -2.0, 1.0], "class-logits", "0 0.95"), ([0.75, 0.0, 0.25], "classes", "0 0.75")],
 )
 def test_a_classifier_is_offered_with_the_activation_that_its_scores_need(
-    folder: Path, capsys: pytest.CaptureFixture[str], scores: list[float], layout: str, seen: str
+    folder: Path, capsys: pytest.CaptureFixture[str], coffee: Path, scores: list[float], layout: str, seen: str
 ) -> None:
     save(folder / "bare.onnx", export(np.array(scores), {}))
     assert main(["add", "bare.onnx"]) == 0
@@ -235,6 +247,10 @@ def test_a_classifier_is_offered_with_the_activation_that_its_scores_need(
     config = (folder / "model_repository/bare/config.pbtxt").read_text()
     assert f"1. {layout} classify, 3 classes" in config
     assert ("class-logits" in config, "classes classify" in config) == (layout == "class-logits", layout == "classes")
+    assert main(["add", "bare.onnx", f"--picture={coffee}", "--name=tried"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"Your picture did not decide: class 0 is the best class of number.* take number 1\.", said), said
+    assert ("again with --picture" in said, "label_filename" in said.partition("Not decided")[2]) == (False, False)
     assert ("torchvision's weights" in " ".join(config.replace("#", "").split())) == (layout == "class-logits")
 
 

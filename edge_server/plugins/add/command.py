@@ -18,7 +18,7 @@ from edge_server.plugin import own_plugins
 from edge_server.plugins.add.add_model import Addition, TriedModel
 from edge_server.plugins.add.new_model import check_is_free, check_name, find_sources
 from edge_server.plugins.add.picture_trial import Reading, decide
-from edge_server.plugins.add.printed_report import PICTURE_MAY_DECIDE, print_next_steps, print_report, say
+from edge_server.plugins.add.printed_report import print_next_steps, print_report, print_undecided
 
 _DEFAULT_REPOSITORY = Path("model_repository")
 _MAX_CHOICES = 9
@@ -42,7 +42,7 @@ def run(arguments: Sequence[str]) -> int:
 
         def choose(tried: TriedModel) -> Reading | None:
             busy.close()
-            return _choose(tried, repository)
+            return _choose(tried, repository, has_picture=options.picture is not None)
 
         addition = Addition(repository, options.picture, config.backends, choose, config.repository.state_dir)
         added = addition.add(models, options.name)
@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _choose(tried: TriedModel, repository: Path) -> Reading | None:
+def _choose(tried: TriedModel, repository: Path, *, has_picture: bool) -> Reading | None:
     """Print the report, and return the layout that is certain, that the user chooses on a terminal, or that the trial
     shows."""
     best = decide(tried.readings)
@@ -92,9 +92,7 @@ def _choose(tried: TriedModel, repository: Path) -> Reading | None:
         return _ask(shown, best)
     print_report(tried, shown, best)
     if best is None and shown:
-        say("Not decided: config.pbtxt has them as comments, remove the '# ' of one.")
-        folder = repository / tried.spec.name
-        say(f"{PICTURE_MAY_DECIDE} delete the folder '{folder}', then add the model again with --picture=FILE.")
+        print_undecided(shown, repository / tried.spec.name, has_picture=has_picture)
     return best
 
 

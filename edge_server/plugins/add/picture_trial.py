@@ -95,6 +95,14 @@ class Reading(NamedTuple):
         return "; ".join((f"it sees {describe_seen(self.finding.picture)}", *self.finding.problems))
 
     @property
+    def best_class(self) -> str:
+        """The best class of the picture as "'cup'" or "class 504", "" if there is none."""
+        if self.class_score == 0 or self.finding.picture is None:
+            return ""
+        best = max(self.finding.picture.classes, key=lambda item: item.score)
+        return f"'{best.label}'" if best.label else f"class {best.index}"
+
+    @property
     def class_score(self) -> float:
         """The score of the best class of the picture, 0 if there is none or it is no probability."""
         seen = self.finding.picture
@@ -229,6 +237,18 @@ def decide(readings: Sequence[Reading]) -> Reading | None:
         return None
     usual = next(reading for reading in readings if reading.is_usual and reading.match.layout == best.match.layout)
     return usual if best.score <= usual.score * MAX_RATIO else None
+
+
+def describe_choice(chosen: Reading, readings: Sequence[Reading]) -> str:
+    """Return why `decide` took a layout that is not certain, as text."""
+    seeing = [reading for reading in readings if reading.score > 0]
+    same = sum(reading.match.layout == chosen.match.layout for reading in seeing)
+    is_alone = same == len(seeing)
+    reason = "alone sees something" if is_alone else "sees far more than the others"
+    text = f"the file does not say it, but {chosen.match.layout} {reason} in the picture"
+    if same > 1:
+        text += f", with {same} scales and orders of colours: the usual ones are taken"
+    return text
 
 
 def _variants(match: LayoutMatch) -> Iterator[Reading]:

@@ -9,13 +9,14 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 
 from edge_server.cli.console import clean, render
 from edge_server.core.model_spec import InputSpec, ModelSpec
 from edge_server.core.tensor import DType
 from edge_server.plugins.add.add_model import AddedModel, TriedModel
 from edge_server.plugins.add.new_model import LABELS
-from edge_server.plugins.add.picture_trial import MAX_SEEN, Reading, describe_seen
+from edge_server.plugins.add.picture_trial import MAX_SEEN, Reading, describe_choice, describe_seen
 from edge_server.plugins.add.text_models import READER
 from edge_server.plugins.add.written_config import describe_tensor, parameter_line
 
@@ -26,8 +27,8 @@ _MAX_INLINE_ELEMENTS = 16
 """Maximum number of elements of an input that are written out in a curl command."""
 WROTE = "wrote "
 """Beginning of the line after the report."""
-PICTURE_MAY_DECIDE = "A picture of something that it detects may decide:"
-"""Beginning of the last lines of the report of a model whose layout is not decided."""
+PICTURE_MAY_DECIDE = "picture of something that it knows may tell which:"
+"""Beginning, after "A" or "Another", of the last lines of the report of a model whose layout is not decided."""
 _URL = "http://127.0.0.1:8000"
 
 
@@ -59,7 +60,7 @@ def print_report(tried: TriedModel, shown: Sequence[Reading], chosen: Reading | 
     if chosen is not None:
         say(chosen.title, "kind")
         if not chosen.match.is_certain:
-            say("the file does not say it, but this layout alone sees something in the picture", "chosen")
+            say(describe_choice(chosen, tried.readings), "chosen")
         _print_evidence(chosen)
         _print_finding(chosen)
         for line in tried.lines:
@@ -92,6 +93,38 @@ def print_report(tried: TriedModel, shown: Sequence[Reading], chosen: Reading | 
             f"'# ' before its line with label_filename. `edge-server add` itself takes a {LABELS} that lies beside the "
             "model, or a text file named behind it."
         )
+
+
+def print_undecided(shown: Sequence[Reading], folder: Path, *, has_picture: bool) -> None:
+    """Print what the trial says of layouts none of which is chosen, and what to do. `has_picture`: the user gave it."""
+    has_labels = any(reading.match.labels for reading in shown)
+    say(
+        "Not decided: config.pbtxt has them as comments. Remove the '# ' before the parameters of one"
+        + (", and before its line with label_filename." if has_labels else ".")
+    )
+    best_class = shown[0].best_class
+    if has_picture and best_class:
+        same = [number for number, reading in enumerate(shown, 1) if reading.best_class == best_class]
+        surest = "; number 1 is the surest" if len(same) > 1 else " alone"
+        say(
+            f"Your picture did not decide: {best_class} is the best class of {_join_numbers(same)}{surest}. If "
+            f"{best_class} is right, take number 1."
+        )
+        return
+    seeing = [number for number, reading in enumerate(shown, 1) if reading.score > 0]
+    if has_picture and seeing:
+        surest = "; number 1 is the surest" if len(seeing) > 1 else ", but is not sure enough"
+        say(f"Your picture did not decide: something in it is seen by {_join_numbers(seeing)}{surest}.")
+    elif has_picture:
+        say("Your picture did not decide: none of them sees more in it than in noise.")
+    article = "Another" if has_picture else "A"
+    say(f"{article} {PICTURE_MAY_DECIDE} delete the folder '{folder}', then add the model again with --picture=FILE.")
+
+
+def _join_numbers(numbers: Sequence[int]) -> str:
+    """Return "number 1" or "numbers 1, 2 and 3"."""
+    *others, last = map(str, numbers)
+    return f"numbers {', '.join(others)} and {last}" if others else f"number {last}"
 
 
 def _format_size(byte_count: int) -> str:

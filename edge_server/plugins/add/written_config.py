@@ -71,7 +71,8 @@ def write_config(
     if others and chosen is None:
         lines += ["", *_comments(["NOT DECIDED. Remove the '# ' before the parameters of one of these:"])]
     elif others:
-        lines += ["", *_comments(["Not chosen:"])]
+        also = " one that sees as much may be right, too." if any(reading.score for reading in others) else ""
+        lines += ["", *_comments([f"Not chosen:{also}"])]
     for number, reading in enumerate(others, 1):
         lines += ["#", *_comments([f"{number}. {reading.title}: {reading.describe()}"])]
         if reading.is_usual:
