@@ -60,8 +60,9 @@ async function update() {
     await loadHistory();
     hasPast = true;
   }
-  const [index, loaded, activity, ...reports] = await Promise.all([
+  const [index, versions, loaded, activity, ...reports] = await Promise.all([
     allowed("model-repository", () => postJson("v2/repository/index", {})),
+    now.may_change_models ? getJson("edge/v1/versions") : null,
     allowed("metadata", () => getJson("edge/v1/models")),
     allowed("statistics", readActivity),
     ...panels.map((panel) => Promise.all(panel.paths.map((path) => allowed("statistics", () => getJson(path))))),
@@ -72,7 +73,7 @@ async function update() {
   showMetricsLink(now.metrics_port);
   byId("documents-link").hidden = !now.has_documents;
   byId("documents-place").hidden = now.has_documents;
-  updateModels({ index, loaded: loaded?.models, activity }, tryModel, refresh);
+  updateModels({ index, versions: versions?.versions, loaded: loaded?.models, activity }, tryModel, refresh);
   updatePanels(panels, reports);
   updateActivity(activity);
   const ready = index ? index.filter((entry) => entry.state === "READY") : loaded?.models ?? [];

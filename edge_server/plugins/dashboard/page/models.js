@@ -24,18 +24,28 @@ more.addEventListener("click", () => {
   show();
 });
 
+// Triton's index has one word for a version that failed and one that was unloaded.
+const isUnloaded = ({ state, reason }) => state === "UNAVAILABLE" && /^unloaded/.test(reason ?? "");
+
+/** Return the names of models with a version to roll back to: below the one that serves, and not failed. */
+function withEarlierVersion(versions) {
+  const serving = new Map();
+  for (const { name, version, share } of versions) if (share > 0) serving.set(name, Math.max(version, serving.get(name) ?? 0));
+  return new Set(versions.filter((item) => item.version < serving.get(item.name) && (item.state !== "UNAVAILABLE" || isUnloaded(item)))
+      .map(({ name }) => name));
+}
+
 /** Return the entries to show: those of the repository index, else the loaded versions. */
-function entriesOf({ index, loaded, activity }) {
+function entriesOf({ index, versions, loaded, activity }) {
   const key = (item) => `${item.name}\n${item.version ?? ""}`;
   const reports = new Map((loaded ?? []).map((item) => [key(item), item]));
   const counts = new Map((activity?.models ?? []).map((item) => [key(item), item]));
   const entries = index ?? (loaded ?? []).map(({ name, version }) => ({ name, version, state: "READY" }));
+  const earlier = withEarlierVersion(versions ?? []);
   const all = entries.map((entry) => {
     const counted = counts.get(key(entry));
-    // Triton's index has one word for a version that failed and one that was unloaded.
-    const isUnloaded = entry.state === "UNAVAILABLE" && /^unloaded/.test(entry.reason ?? "");
-    const state = isUnloaded ? "UNLOADED" : entry.state ?? "NOT LOADED";
-    return { ...entry, state, key: key(entry), report: reports.get(key(entry)), figures: counted && figuresOf(key(entry), counted, activity.readAt) };
+    const state = isUnloaded(entry) ? "UNLOADED" : entry.state ?? "NOT LOADED";
+    return { ...entry, state, hasEarlier: earlier.has(entry.name), key: key(entry), report: reports.get(key(entry)), figures: counted && figuresOf(key(entry), counted, activity.readAt) };
   });
   return all.sort((a, b) => (ORDER[a.state] ?? 2) - (ORDER[b.state] ?? 2) || a.name.localeCompare(b.name) || Number(a.version) - Number(b.version));
 }
@@ -129,7 +139,7 @@ function makeRow(first, tryModel, changed) {
     element("td", { class: "actions", role: "cell" }, ...Object.values(buttons)),
   );
   const node = element("tbody", { "data-model": first.name, role: "rowgroup" }, row, reasonRow);
-  function update({ state: named, reason: why, report, figures }) {
+  function update({ state: named, reason: why, hasEarlier, report, figures }) {
     setBadge(state, named, KINDS[named] ?? "");
     setText(reason, why ?? "");
     reasonRow.hidden = !why || why === "unloaded";
@@ -145,7 +155,7 @@ function makeRow(first, tryModel, changed) {
     buttons.load.hidden = !mayLoad || isReady;
     buttons.unload.hidden = !mayLoad || !isReady;
     const isPinned = /pinned to version/.test(why ?? "");
-    buttons.rollback.hidden = !access.may_change_models || !isReady || isPinned;
+    buttons.rollback.hidden = !access.may_change_models || !isReady || isPinned || !hasEarlier;
     buttons.unpin.hidden = !access.may_change_models || !isPinned;
   }
   return { node, update };
