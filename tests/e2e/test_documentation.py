@@ -36,7 +36,7 @@ import pytest
 from edge_server.config.merge_settings import parse_serve
 from edge_server.config.triton_flag_compatibility import IGNORED
 from edge_server.plugin import own_plugins
-from edge_server.plugins.cameras.source_and_sink_settings import read_entries
+from edge_server.plugins.cameras.source_and_sink_settings import check_required_zones, read_entries
 from edge_server.repository import pbtxt
 from edge_server.repository.parameter_names import READ_NAMES
 from tests.e2e.conftest import COMMAND, clean_environment
@@ -214,7 +214,7 @@ def test_each_code_block_is_run_or_states_why_not(page: Path) -> None:
 
 def read_toml(path: Path) -> None:
     if "[[" in path.read_text():
-        read_entries(str(path))
+        check_required_zones(*read_entries(str(path)))
     else:
         parse_serve(["--model-repository=models", f"--config={path}"], {}, own_plugins())
 

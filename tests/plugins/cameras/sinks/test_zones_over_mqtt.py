@@ -1,16 +1,18 @@
 """Zones of a camera in the installed server: from the sources file to the result in a file and the topics of a real
-broker, with the bundled face detector and the demo picture."""
+broker, with the bundled face detector and the demo picture; and the complete file of docs/cameras.md."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import urllib.request
 from pathlib import Path
 
 import pytest
 
-MODELS = Path(__file__).parents[4] / "model_repository"
+ROOT = Path(__file__).parents[4]
+MODELS = ROOT / "model_repository"
 
 CAMERAS = """
 [[sources]]
@@ -95,3 +97,27 @@ def test_a_zone_of_the_sources_file_counts_in_results_and_topics(
     assert ask("/edge/v1/streams")["streams"][0]["open_s"] > opened
     results = [json.loads(line) for line in log.read_text().splitlines()]
     assert [one for one in results if one["kind"] == "result"][-1]["zones"]["yard"]["entered"] == 1
+
+
+@pytest.mark.full
+def test_the_file_of_the_page_counts_takes_pictures_and_publishes(
+    broker, listen, start_server, eventually, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "docs/cameras.md").read_text()
+    (text,) = re.findall(r"^<!-- file cameras.toml -->\n```toml\n(.*?)```$", page, re.MULTILINE | re.DOTALL)
+    own_broker = f"mqtt://127.0.0.1:{broker.port}"
+    monkeypatch.chdir(tmp_path)
+    Path("cameras.toml").write_text(text.replace("mqtt://127.0.0.1", own_broker))
+    assert own_broker in Path("cameras.toml").read_text()
+    listener = listen()
+    start_server(
+        MODELS, "--load-model=face_detection_yunet", "--model-control-mode=explicit", "--sources-file=cameras.toml",
+        environment=dict(os.environ),
+    )  # fmt: skip
+    # The face stands in the zone, moves over the line, and loiters.
+    for topic in ("count/face", "zone/yard/count/face", "zone/yard/loitering", "line/gate/out"):
+        assert eventually(lambda topic=topic: listener.topics.get(f"edge_server/door/{topic}", "0") != "0"), topic
+    assert eventually(lambda: listener.payloads.get("edge_server/door/picture", b"").startswith(b"\xff\xd8"))
+    assert eventually(lambda: list(Path("pictures").glob("*_door_face_1.jpg")))
+    kinds = {json.loads(line)["kind"] for line in Path("results.jsonl").read_text().splitlines()}
+    assert kinds == {"source", "result", "zone.entered", "zone.loitering", "line.crossed"}
