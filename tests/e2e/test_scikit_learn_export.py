@@ -1,5 +1,5 @@
-"""The sections of docs/models.md and docs/python-models.md about a scikit-learn model: its export to ONNX, and its
-joblib file in a Python model."""
+"""The sections of docs/models.md and docs/python-models.md about models of scikit-learn, XGBoost and LightGBM: an
+export to ONNX, a joblib file in a Python model, and files of forests."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import pytest
 from tests.e2e.conftest import COMMAND, clean_environment
 
 DOCS = Path(__file__).parents[2] / "docs"
+FORESTS = ("boosted", "light")
 
 
 def blocks_of(page: str, title: str) -> list[str]:
@@ -40,18 +41,20 @@ def run(folder: Path, *command: str) -> str:
 )
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed: apt-get install curl")
 def test_the_classifier_of_the_page_is_exported_served_and_asked_as_written(serve: Any, tmp_path: Path) -> None:
-    export, add_and_serve, request = blocks_of("models.md", "A scikit-learn model")
+    export, add_and_serve, request, request_in_python = blocks_of("models.md", "A scikit-learn model")
     add = add_and_serve.splitlines()[0].replace("edge-server", str(COMMAND))
 
     run(tmp_path, sys.executable, "-c", export)
     run(tmp_path, "bash", "-c", add)
     with serve(tmp_path / "model_repository") as server:
         answer = json.loads(run(tmp_path, "bash", "-c", request.replace("127.0.0.1:8000", server.http)))
+        printed = run(tmp_path, sys.executable, "-c", request_in_python.replace("127.0.0.1:8000", server.http))
         table = {"inputs": [{"name": "X", "datatype": "FP32", "shape": [150, 4], "data": [1.0] * 600}]}
         status, many = server.request("POST", "/v2/models/iris/infer", json.dumps(table).encode())
     outputs = {output["name"]: output for output in answer["outputs"]}
     assert outputs["label"]["data"] == [0, 2]
     assert outputs["probabilities"]["shape"] == [2, 3]
+    assert printed.startswith("[[0]\n [2]] [[")
     assert status == 200, many
 
 
@@ -70,3 +73,27 @@ def test_the_joblib_file_of_the_page_serves_names_and_refuses_impossible_rows(se
         refusal = run(tmp_path, "bash", "-c", request.strip().replace("0.2", "-0.2") + " -w %{http_code}")
     assert answer["outputs"][0]["data"] == ["setosa", "virginica"]
     assert refusal == '{"error":"rows: expected lengths above 0 cm"}400'
+
+
+@pytest.mark.full
+@pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("lightgbm", "sklearn", "treelite", "xgboost")),
+    reason="needs LightGBM, scikit-learn, treelite and XGBoost, of the extra test-all",
+)
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed: apt-get install curl")
+def test_the_forests_of_the_page_are_added_and_give_a_column_for_each_of_two_classes(
+    serve: Any, tmp_path: Path
+) -> None:
+    training, add_and_serve, request = blocks_of("models.md", "An XGBoost or LightGBM model")
+    run(tmp_path, sys.executable, "-c", training)
+    for line in re.findall("edge-server add .*", add_and_serve):
+        run(tmp_path, "bash", "-c", line.replace("edge-server", str(COMMAND)))
+    with serve(tmp_path / "model_repository") as server:
+        request = request.replace("127.0.0.1:8000", server.http)
+        answers = [json.loads(run(tmp_path, "bash", "-c", request.replace("boosted", name))) for name in FORESTS]
+    for answer in answers:
+        (output,) = answer["outputs"]
+        first, second = output["data"][:2], output["data"][2:]
+        assert (output["name"], output["shape"]) == ("output__0", [2, 2])
+        assert [sum(first), sum(second)] == pytest.approx([1, 1])
+        assert [first[1] > 0.5, second[1] > 0.5] == [False, True]
