@@ -43,6 +43,16 @@ COMMANDS = tuple(
 )
 """The commands of the core."""
 
+_OTHER_COMMANDS = {
+    "list": "models",
+    "ls": "models",
+    "ps": "status",
+    "run": "chat",
+    "show": "status -v",
+    "start": "serve",
+}
+"""Commands of other servers and container tools -> those that do the same here."""
+
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 """Errors of the environment, reported in one line. Any other OSError is a defect and keeps its stack trace."""
 
@@ -131,7 +141,8 @@ def _run(arguments: Sequence[str] | None) -> int:
     command = _find_command(name)
     if command is None:
         commands = find_all_commands(find_plugins().plugins)
-        hint = nearest(name, commands) or "; edge-server --help lists all"
+        other = _OTHER_COMMANDS.get(name)
+        hint = f", did you mean '{other}'?" if other else nearest(name, commands) or "; edge-server --help lists all"
         print(f"edge-server: there is no command '{name}'{hint}", file=sys.stderr)
         return ExitCode.USAGE
     try:

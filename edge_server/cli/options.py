@@ -6,7 +6,7 @@ import argparse
 import math
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from edge_server.client import Tls
 
 
+_SERVER_FLAGS = ("--host", "--port", "--http-port", "--http-address", "--grpc-port", "--grpc-address")
+"""Flags of `serve` and of other programs for what --url says."""
+
+_MIN_LIKENESS = 0.6
+"""Least likeness (difflib's ratio) of the names without dashes; with them, all options are alike."""
+
 _aliases: set[str] = set()
 """Older names of options, which no help shows."""
 
@@ -26,6 +32,8 @@ class CommandParser(argparse.ArgumentParser):
     one that does not exist."""
 
     _given: Sequence[str] = ()
+    hints: Mapping[str, str] = {}
+    """Option of another command -> end of the error for it here."""
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -44,7 +52,10 @@ class CommandParser(argparse.ArgumentParser):
         elif option := re.match(r"argument (?:\S+/)?(-\S+): expected (?:one|at least one) argument", message):
             message = f"{option[1]} needs a value: {option[1]}=..."
         elif message.startswith("the following arguments are required"):
-            # Perhaps because they are misspelt.
+            # Perhaps because they are misspelt, or given without the name of the option.
+            short = re.search(r"required: (-\w)/--\S+$", message)
+            if short and self._given and not self._given[0].startswith("-"):
+                message += f", did you mean {short[1]} {self._given[0]}?"
             for word in self._given:
                 if hint := self._nearest_option([word]):
                     message += f"; unrecognized arguments: {_without_secret(word, hint)}{hint}"
@@ -52,11 +63,38 @@ class CommandParser(argparse.ArgumentParser):
 
     def _nearest_option(self, words: Sequence[str]) -> str:
         """Return `, did you mean '...'?` for the first word that is an option of an unknown name, or ""."""
-        name = next((word.partition("=")[0] for word in words if word.startswith("--")), "")
+        given = next((word for word in words if word.startswith("--")), "")
+        name, _, value = given.partition("=")
+        if name in self.hints:
+            return self.hints[name]
         if not name or name in _aliases:
             return ""
         heads = [line.strip().split("  ")[0] for line in self.format_help().splitlines() if line.startswith("  -")]
-        return nearest(name, [option for head in heads for option in re.findall(r"--[a-z][\w-]*", head)])
+        options = [option for head in heads for option in re.findall(r"--[a-z][\w-]*", head)]
+        flags = _SERVER_FLAGS if "--url" in options else ()
+        if name in flags:
+            return self._describe_url(name, value or next(iter(words[words.index(given) + 1 :]), ""))
+        hint = nearest(name, [*options, *flags])
+        meant = hint.partition("'")[2].partition("'")[0]
+        if meant.startswith(name):
+            return hint
+        import difflib
+
+        likeness = difflib.SequenceMatcher(None, name.strip("-"), meant.strip("-")).ratio()
+        if likeness < _MIN_LIKENESS:
+            return ""
+        return self._describe_url(meant, "") if meant in flags else hint
+
+    def _describe_url(self, flag: str, value: str) -> str:
+        """Return how to give the value of a server's flag with --url."""
+        default = self.get_default("url") or self.get_default("address") or DEFAULT_GRPC_ADDRESS
+        scheme, _, address = default.rpartition("//")
+        host, _, port = address.partition(":")
+        if flag.endswith("port"):
+            port = value if re.fullmatch("[0-9]{1,5}", value) else "PORT"
+        else:
+            host = value if re.fullmatch(r"[\w.-]+", value, re.ASCII) else "HOST"
+        return f"; the address of the server is --url={f'{scheme}//' if scheme else ''}{host}:{port}"
 
 
 def add_alias(parser: argparse._ActionsContainer, alias: str, option: argparse.Action) -> None:

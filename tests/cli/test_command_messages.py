@@ -78,6 +78,15 @@ def test_a_misspelt_command_is_one_line_with_the_right_name() -> None:
     assert done.stderr == "edge-server: there is no command 'statsu', did you mean 'status'?\n"
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"), [("ls", "models"), ("list", "models"), ("ps", "status"), ("run", "chat"), ("start", "serve")]
+)
+def test_a_command_of_another_server_is_one_line_with_the_name_here(run_command: Edge, name: str, meant: str) -> None:
+    done = run_command(name)
+    assert (done.returncode, done.stdout) == (64, "")
+    assert done.stderr == f"edge-server: there is no command '{name}', did you mean '{meant}'?\n"
+
+
 def test_an_unknown_command_like_no_other_is_one_line(run_command: Edge) -> None:
     done = run_command("xyzq")
     assert (done.returncode, done.stdout) == (64, "")

@@ -13,7 +13,7 @@ from http.client import HTTPResponse
 from typing import Any
 
 from edge_server.cli import http_client
-from edge_server.cli.console import busy_line
+from edge_server.cli.console import busy_line, clean
 from edge_server.cli.options import CommandParser, float_range, int_range
 
 _PROMPT = "> "
@@ -31,7 +31,9 @@ def run(arguments: Sequence[str]) -> int:
         "Without a terminal the standard input is one question.",
         allow_abbrev=False,
     )
-    parser.add_argument("model", metavar="MODEL")
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help="default: the server's language model, if it has one alone"
+    )
     parser.add_argument("--prompt", metavar="TEXT", help="ask this one question, and end")
     parser.add_argument("--system", metavar="TEXT", help="system message, before the first question")
     parser.add_argument("--max-tokens", type=int_range(1), metavar="N", help="longest answer; default: what fits")
@@ -44,6 +46,12 @@ def run(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     chat = Chat(options)
     try:
+        if options.model is None:
+            names = _find_language_models(options)
+            if len(names) != 1:
+                found = clean(", ".join(names)) or "none"
+                parser.error(f"the following arguments are required: MODEL; language models that serve there: {found}")
+            (options.model,) = names
         _wait_while_loading(options)
         if options.prompt is not None or not sys.stdin.isatty():
             chat.ask(sys.stdin.read() if options.prompt is None else options.prompt)
@@ -54,6 +62,15 @@ def run(arguments: Sequence[str]) -> int:
     except http_client.NO_ANSWER as error:
         print(f"edge-server chat: {http_client.no_answer(options, error)}", file=sys.stderr)
     return 1
+
+
+def _find_language_models(options: argparse.Namespace) -> list[str]:
+    """Return the names of models that serve for text. Raises Refused and the errors in NO_ANSWER."""
+    listed = http_client.request_json(options, "/v1/models")
+    try:
+        return [str(model["id"]) for model in listed["data"]]
+    except (KeyError, TypeError):
+        raise ValueError("no list of models as in OpenAI's API") from None
 
 
 def _wait_while_loading(options: argparse.Namespace) -> None:

@@ -76,11 +76,21 @@ def test_an_error_is_one_line(url: str, run_command: Any, model: str, more: tupl
     assert done.stderr.count("\n") == 1
 
 
+def test_without_a_model_the_names_are_listed_if_there_are_several(url: str, run_command: Any) -> None:
+    done = run_command("chat", f"--url={url}", "--prompt=hello")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith("required: MODEL; language models that serve there: slow, talker\n")
+
+
 class LoadingServer(BaseHTTPRequestHandler):
     """A server whose model is loaded at the second look, and which keeps the bodies of chats."""
 
     states: ClassVar[list[str]] = []
     chats: ClassVar[list[dict[str, Any]]] = []
+
+    def do_GET(self) -> None:
+        assert self.path == "/v1/models"
+        self._answer('{"object": "list", "data": [{"id": "m", "object": "model"}]}')
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -90,6 +100,9 @@ class LoadingServer(BaseHTTPRequestHandler):
             assert not self.states, "asked before the model was loaded"
             self.chats.append(body)
             answer = 'data: {"choices": [{"delta": {"content": "Yes."}}]}\n\ndata: [DONE]\n\n'
+        self._answer(answer)
+
+    def _answer(self, answer: str) -> None:
         self.send_response(200)
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
@@ -99,7 +112,7 @@ class LoadingServer(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.mark.parametrize(("more", "temperature"), [((), None), (("--temperature=0",), 0)])
+@pytest.mark.parametrize(("more", "temperature"), [(("m",), None), (("m", "--temperature=0"), 0), ((), None)])
 def test_a_loading_model_is_waited_for_and_the_temperature_is_left_to_the_server_by_default(
     more: tuple[str, ...], temperature: float | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,11 +121,12 @@ def test_a_loading_model_is_waited_for_and_the_temperature_is_left_to_the_server
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            assert command.run(["m", f"--url=127.0.0.1:{server.server_address[1]}", "--prompt=hello", *more]) == 0
+            assert command.run([f"--url=127.0.0.1:{server.server_address[1]}", "--prompt=hello", *more]) == 0
         finally:
             server.shutdown()
             thread.join()
     assert capsys.readouterr().out == "Yes.\n"
+    assert {chat["model"] for chat in LoadingServer.chats} == {"m"}
     assert [chat.get("temperature") for chat in LoadingServer.chats] == [temperature]
 
 
