@@ -169,10 +169,10 @@ class SinkRunner:
 
     def _missing_class(self) -> str:
         """Return which class no source's model has, so that nothing of it is ever sent; "" if there is none."""
-        known = list(dict.fromkeys(label for labels in self._labels.values() for label in labels))
+        known = dict.fromkeys(label for labels in self._labels.values() for label in labels)
         for label in self.entry.classes if known else ():
             if label not in known:
-                return f"no source's model has class '{label}'{unknown_class_hint(label, known)}"
+                return f"no source's model has class '{label}'{unknown_class_hint(label, tuple(known))}"
         return ""
 
     def _pass(self, pace: _Pace, message: SinkMessage, now_s: float) -> None:

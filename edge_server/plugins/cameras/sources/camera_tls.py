@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from edge_server.config.setting import shown_url
+from edge_server.plugins.cameras.failure_reason import unknown_host_reason
 from edge_server.plugins.cameras.sources.source_interface import SourceError
 
 TIMEOUT_S = 5.0
@@ -82,6 +83,8 @@ def find_pinned_certificate(url: str, ca: str) -> PinnedCertificate | None:
         return _find_pinned_certificate(url, ca)
     except ssl.SSLError:
         return None
+    except socket.gaierror as error:
+        raise SourceError(f"{shown_url(url)}: {unknown_host_reason(_address(url)[0], error)}") from None
     except OSError as error:
         raise SourceError(f"{shown_url(url)}: {error.strerror or f'no data within {TIMEOUT_S:g} s'}") from None
 

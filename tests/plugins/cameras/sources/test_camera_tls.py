@@ -214,3 +214,5 @@ def test_a_camera_that_is_off_is_reported_as_without_certificates(certificates, 
     url = f"https://me:geheim@127.0.0.1:{free_ports(1)[0]}/video"
     with pytest.raises(SourceError, match=r"^https://127\.0\.0\.1:[0-9]+: Connection refused$"):
         find_pinned_certificate(url, str(certificates / "own.pem"))
+    with pytest.raises(SourceError, match=r"^https://camera\.invalid: the host name 'camera\.invalid' is not known: "):
+        find_pinned_certificate("https://me:geheim@camera.invalid/video", str(certificates / "own.pem"))
