@@ -572,13 +572,18 @@ def test_points_on_the_edge_and_below_others_are_dragged_and_zones_are_moved(
 def test_a_failed_camera_is_red_with_its_reason(browser: Any, serve: Any, repository: Any, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "model_repository/face_detection_yunet", repository.path / "face_detection_yunet")
     cameras = tmp_path / "cameras.toml"
-    cameras.write_text(SOURCES)
+    working, failing = SOURCES.split("[[sources]]")[:0:-1]
+    sink = f'[[sinks]]\nname = "log"\nurl = "{tmp_path / "log"}"\nclasses = ["cat"]\n'
+    cameras.write_text(f"[[sources]]{working}[[sources]]{failing}{sink}")
     with serve(repository.path, f"--sources-file={cameras}") as server:
         browser.open(server.url("/"))
+        browser.wait("document.querySelector('#cameras-problem')?.textContent.startsWith(arguments[0])",
+                     "Sink log: no source's model has class 'cat'")  # fmt: skip
         browser.wait("document.querySelector('#cameras-failed')?.textContent === '1 failed'")
         browser.wait("document.querySelector('#cameras-count')?.textContent === '1 of 2 open'")
         card = "document.querySelector('[data-stream=\"gate\"]')"
         browser.wait(f"{card}.classList.contains('failed') && {card}.innerText.includes('127.0.0.1')")
+        assert browser.run(f"return {card}.previousElementSibling") is None
         assert browser.run(f"return {card}.querySelector('.picture').disabled")
         browser.wait("document.querySelector('[data-stream=\"door\"] img')?.naturalWidth > 0")
         browser.click('[data-stream="door"] .picture')

@@ -35,7 +35,7 @@ export function makePanel() {
     setBadge(failed, lost ? `${lost} failed` : "", "bad");
     failed.hidden = !lost;
     const sinks = (own?.sinks ?? []).filter((sink) => sink.reason)
-        .map((sink) => (sink.state === "FAILED" ? `Results do not reach ${sink.name}: ${sink.reason}` : `${sink.name}: ${sink.reason}`));
+        .map((sink) => `${sink.state === "FAILED" ? "Results do not reach sink" : "Sink"} ${sink.name}: ${sink.reason}`);
     note(problem, [own?.problem && `${own.problem[0].toUpperCase()}${own.problem.slice(1)}`, ...sinks].filter(Boolean).join("\n"));
     empty.hidden = Boolean(cameras.length) || !found;
     note(hint, !found ? "Cameras need a key." : access.allowed.view || !cameras.length ? "" :
@@ -46,12 +46,16 @@ export function makePanel() {
   return { heading: element("span", { class: "row" }, count, failed), nodes: [problem, container, empty, hint], update };
 }
 
-/** Return {name, stream, source}: the cameras of the server in the order of their file, then other frame streams. */
+/**
+ * Return {name, stream, source}: the cameras of the server, failed ones first, else in the order of their file, then other
+ * frame streams.
+ */
 function merged(streams, sources) {
   const byName = new Map(streams.map((stream) => [stream.stream_id, stream]));
   // The frame stream of a camera stays open while the camera is lost.
   const streamOf = ({ name, state }) => (state === "FAILED" ? null : byName.get(name) ?? null);
-  const own = sources.map((source) => ({ name: source.name, source, stream: streamOf(source) }));
+  const isWorking = ({ state }) => state !== "FAILED";
+  const own = sources.toSorted((a, b) => isWorking(a) - isWorking(b)).map((source) => ({ name: source.name, source, stream: streamOf(source) }));
   const names = new Set(sources.map((source) => source.name));
   return [...own, ...streams.filter((stream) => !names.has(stream.stream_id)).map((stream) => ({ name: stream.stream_id, source: null, stream }))];
 }
