@@ -17,7 +17,7 @@ from edge_server.core.tensor import DType
 from edge_server.plugins.add.add_model import AddedModel, TriedModel
 from edge_server.plugins.add.new_model import LABELS
 from edge_server.plugins.add.picture_trial import MAX_SEEN, Reading, describe_choice, describe_seen
-from edge_server.plugins.add.text_models import READER
+from edge_server.plugins.add.text_models import READER, find_unread_detectors
 from edge_server.plugins.add.written_config import describe_tensor, parameter_line
 
 _WIDTH = 80
@@ -189,9 +189,18 @@ def print_next_steps(added: Sequence[AddedModel]) -> None:
     print(f"\nServe it:\n  edge-server serve --model-repository={shlex.quote(str(folder.parent))}")
     name = shlex.quote(spec.name)
     if chosen is not None and chosen.match.layout == READER:
-        print(f"Name it in the config.pbtxt of a text detector:\n  {parameter_line('detection_text_model', spec.name)}")
+        detectors = [str(folder.parent / name / "config.pbtxt") for name in find_unread_detectors(folder.parent)]
+        print(f"Name it in {' or '.join(detectors[:MAX_SEEN]) or 'the config.pbtxt of a text detector'}:")
+        print(f"  {parameter_line('detection_text_model', spec.name)}")
     elif chosen is not None:
         print(f"Ask it:\n  curl --data-binary @picture.jpg {_URL}/edge/v1/models/{name}/perception")
+        if chosen.match.task == "text" and not tried.is_pair:
+            is_known = len(tried.recognisers) == 1
+            recogniser = tried.recognisers[0] if is_known else "NAME"
+            print(
+                f"To have {recogniser if is_known else 'a recogniser NAME'} read the lines, add to {folder / 'config.pbtxt'}:"
+            )
+            print(f"  {parameter_line('detection_text_model', recogniser)}")
     elif spec.is_decoupled:
         print(f"Talk to it:\n  edge-server chat {name}")
     else:

@@ -13,8 +13,10 @@ from edge_server.plugins.add.picture_trial import Reading, TrialFinding
 from edge_server.plugins.add.text_trial import read_text_lines
 from edge_server.plugins.vision.exporters.exported_metadata import UnfitMetadataError
 from edge_server.plugins.vision.layouts import LayoutMatch, candidates
+from edge_server.plugins.vision.outputs.output_parameters import HeadKind
 from edge_server.plugins.vision.recognition import recognise, recognise_text_reader
 from edge_server.plugins.vision.text_reading import is_recogniser, make_recogniser
+from edge_server.repository.pbtxt import read_file
 from edge_server.repository.resolve_version import ResolveOptions, resolve
 from edge_server.repository.scan import Scanner
 
@@ -102,6 +104,21 @@ def find_recognisers(repository: Path) -> list[str]:
         except EdgeServerError:
             continue
         found.append(name)
+    return found
+
+
+def find_unread_detectors(repository: Path) -> list[str]:
+    """Return the names of the text detectors in a repository whose configurations name no recogniser."""
+    found = []
+    for name, model in sorted(Scanner([repository]).scan().models.items())[:_MAX_SEARCHED]:
+        try:
+            parameters = read_file(model.path / "config.pbtxt", name).parameters
+        except EdgeServerError:
+            continue
+        head = parameters.get("detection_head")
+        is_detector = head is not None and head.string_value == HeadKind.DBNET.value
+        if is_detector and "detection_text_model" not in parameters:
+            found.append(name)
     return found
 
 

@@ -183,8 +183,11 @@ def test_a_detector_alone_names_the_only_recogniser_of_the_repository_as_a_comme
     assert said.endswith('\n  parameters { key: "detection_text_model" value { string_value: "reader" } }\n')
     assert add("det.onnx", "--name=lines") == 0
     assert '\n# parameters { key: "detection_text_model" value { string_value: "reader" } }' in config("lines")
-    assert "detection_text_model of its config.pbtxt may name reader" in " ".join(capsys.readouterr().out.split())
+    said = capsys.readouterr().out
+    assert "detection_text_model of its config.pbtxt may name reader" in " ".join(said.split())
+    assert "To have reader read the lines, add to models/lines/config.pbtxt:" in said
     assert add("rec.onnx", "--name=another") == 0
+    assert "Name it in models/lines/config.pbtxt:" in capsys.readouterr().out
     assert add("det.onnx", "--name=more") == 0
     assert '\n# parameters { key: "detection_text_model" value { string_value: "NAME" } }' in config("more")
 
