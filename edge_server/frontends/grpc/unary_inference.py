@@ -596,7 +596,8 @@ class UnaryInferCall(UnaryHandler):
             return
         if self._is_answered:
             return
-        # No lock is needed: each of the two threads writes its own flag first, and reads the other's after.
+        # No lock is needed: each of the two threads writes its own flag first, and reads the other's after. If both
+        # read too early, as processors may without an interpreter lock, the request only runs to its end.
         self._ticket = ticket
         if self._has_left:
             ticket.cancel()
