@@ -56,9 +56,9 @@ OPTIONS_OF_OTHERS = {
     "--data-binary", "--cacert", "--cert", "--key", "--system-site-packages", "--dry-run", "--python", "--arch",
     "--model-repositry", "--build-arg", "--device", "--gpus", "--runtime", "--group-add", "--network", "--rm",
     "--uninstall", "--wheels", "--create", "--now", "--report", "--hypothesis-profile", "--work",
-    "--site-needs-contact", "--reload", "--workers", "--force-reinstall", "--purge", "--input",
+    "--site-needs-contact", "--modelfile", "--reload", "--workers", "--force-reinstall", "--purge", "--input",
 }  # fmt: skip
-"""Options of curl, pip, python, uvicorn, docker, systemd, the installer, the package builder and the tests; the
+"""Options of curl, pip, python, uvicorn, docker, ollama, systemd, the installer, the package builder and the tests; the
 misspelling in an error message; and the plugin of plugins.md."""
 
 
