@@ -197,9 +197,8 @@ def print_next_steps(added: Sequence[AddedModel]) -> None:
         if chosen.match.task == "text" and not tried.is_pair:
             is_known = len(tried.recognisers) == 1
             recogniser = tried.recognisers[0] if is_known else "NAME"
-            print(
-                f"To have {recogniser if is_known else 'a recogniser NAME'} read the lines, add to {folder / 'config.pbtxt'}:"
-            )
+            reader = recogniser if is_known else "a recogniser NAME"
+            print(f"To have {reader} read the lines, add to {folder / 'config.pbtxt'}:")
             print(f"  {parameter_line('detection_text_model', recogniser)}")
     elif spec.is_decoupled:
         print(f"Talk to it:\n  edge-server chat {name}")
