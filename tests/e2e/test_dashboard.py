@@ -69,6 +69,22 @@ class TritonPythonModel:
 """
 """A segmentation whose class 1 is the right quarter of any picture."""
 
+CHANNELS = """
+backend: "python"
+input { name: "image" data_type: TYPE_FP32 dims: [1, 3, 16, 16] }
+output { name: "logits" data_type: TYPE_FP32 dims: [1, 3] label_filename: "labels.txt" }
+"""
+CHANNELS_CODE = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        images = [pb_utils.get_input_tensor_by_name(request, "image").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("logits", image.mean((2, 3)))]) for image in images]
+"""
+"""A classifier that answers with logits: the class is the strongest colour."""
+
 SOURCES = """
 [[sources]]
 name = "gate"
@@ -123,6 +139,9 @@ def server(browser: Any, serve: Any, board: Any, module_repository: Any, identit
     halves = module_repository.add("halves", HALVES)
     (halves / "1/model.py").write_text(HALVES_CODE)
     (halves / "labels.txt").write_text("background\nroad\n")
+    channels = module_repository.add("channels", CHANNELS)
+    (channels / "1/model.py").write_text(CHANNELS_CODE)
+    (channels / "labels.txt").write_text("red\ngreen\nblue\n")
     talker = module_repository.add("assistant", 'backend: "scripted_llm"')
     (talker / "1/script.json").write_text(json.dumps({"answers": {"What is an edge server?": ANSWER}, "step_s": 0.02}))
     flags = (f"--sysfs-root={board.root}", "--governor-interval-ms=200", "--cache-config=local,size=1048576")
@@ -166,7 +185,7 @@ def test_the_page_shows_models_sensors_and_events(page: Any) -> None:
     page.wait("document.querySelector('#machine-charts').innerText.includes('°C')")
     page.wait("document.querySelector('#activity-charts').innerText.includes('Tokens of assistant')")
     page.wait("document.querySelector('li[data-kind=\"server.ready\"]')")
-    assert "8 of 8 ready" in page.text()
+    assert "9 of 9 ready" in page.text()
 
 
 def test_a_copied_model_appears_and_a_failed_one_has_its_reason(page: Any, module_repository: Any) -> None:
@@ -392,6 +411,28 @@ def test_any_picture_fills_a_4_d_input_and_the_lines_shown_make_it_permanent(
     sums = np.array(json.loads(reply[-1])["outputs"][0]["data"]).reshape(3, -1).sum(1)
     # Half of the letterbox is the picture.
     assert sums == pytest.approx(np.array([200, 100, 40]) / 255 * 32 * 16, rel=0.01)
+
+
+def test_the_lines_shown_for_a_classifier_have_it_answer_with_classes(
+    page: Any, server: Any, module_repository: Any
+) -> None:
+    page.wait("document.querySelector('#try-model option[value=\"channels\"]')")
+    page.click('[data-model="channels"] .actions button')
+    page.wait("document.querySelector('#try-drop')")
+    _, png = cv2.imencode(".png", np.full((40, 80, 3), (40, 200, 100), np.uint8))
+    page.run(DROP, base64.b64encode(bytes(png)).decode())
+    lines = page.wait("document.querySelector('pre[aria-label=\"config.pbtxt\"]')?.textContent")
+    assert 'key: "image_fit" value { string_value: "stretch" }' in lines
+    assert 'key: "class_activation" value { string_value: "softmax" }' in lines
+    config = module_repository.path / "channels/config.pbtxt"
+    config.write_text(f"{config.read_text()}\n{lines}\n")
+    page.wait("document.querySelector('#events').innerText.includes('channels version 1 · generation 2')")
+    page.open(server.url("/"))
+    page.wait("document.querySelector('#try-model option[value=\"channels\"]')")
+    page.click('[data-model="channels"] .actions button')
+    page.wait("document.querySelector('#try-drop')?.innerText.includes('JPEG, PNG')")
+    page.run(DROP, base64.b64encode(bytes(png)).decode())
+    assert page.wait("document.querySelector('.scores')?.innerText").startswith("green")
 
 
 def test_the_boxes_of_the_demo_camera_appear_live(page: Any, server: Any) -> None:

@@ -16,6 +16,8 @@ const VALUES = {
   },
 };
 
+const CLASSIFIER_VALUES = "ImageNet's mean";
+
 /** Return {channels, isPlanar, height, width} of an input that may take a picture, open sides as -1; else null. */
 export function pictureLayout({ datatype, shape }) {
   if (datatype === "BYTES" || datatype === "BOOL" || /64$/.test(datatype)) return null;
@@ -29,8 +31,18 @@ export function pictureLayout({ datatype, shape }) {
   return null;
 }
 
-/** Return the settings of a picture as form fields: {nodes, read()}, which returns {color, fit, values, height, width}. */
-export function pictureSettings(id, layout, datatype) {
+/** Return whether outputs are those of a classifier: one row of scores, and nothing else. */
+export function isClassifier(outputs) {
+  if (outputs.length !== 1) return false;
+  const [{ datatype, shape }] = outputs;
+  return /^(FP|BF)/.test(datatype) && shape.length === 2 && Math.abs(shape[0]) === 1 && shape[1] > 1;
+}
+
+/**
+ * Return the settings of a picture as form fields: {nodes, read()}, which returns {color, fit, values, height, width}. They
+ * begin with what most networks of the kind take.
+ */
+export function pictureSettings(id, layout, datatype, takesClasses) {
   const choice = (name, label, options) => {
     const select = element("select", { id: `${id}-${name}` }, ...options.map((option) => element("option", { value: option }, option)));
     return { select, node: element("span", { class: "field" }, element("label", { for: `${id}-${name}` }, label), select) };
@@ -43,6 +55,11 @@ export function pictureSettings(id, layout, datatype) {
   const fit = choice("fit", "Fit", ["letterbox", "stretch", "crop"]);
   const names = Object.keys(VALUES).filter((name) => (VALUES[name].channels ?? layout.channels) === layout.channels);
   const values = choice("values", "Values", /^(FP|BF)/.test(datatype) ? names : ["0 to 255"]);
+  // As the first candidate of `edge-server add`.
+  if (takesClasses) {
+    fit.select.value = "stretch";
+    if (values.select.querySelector(`[value="${CLASSIFIER_VALUES}"]`)) values.select.value = CLASSIFIER_VALUES;
+  }
   const height = side("height", "Height", layout.height);
   const width = side("width", "Width", layout.width);
   const nodes = [color.node, fit.node, values.node];
@@ -99,5 +116,15 @@ export function configLines(name, isOnlyInput, layout, settings) {
   if (!isOnlyInput) lines.image_input = name;
   if (layout.height < 0) lines.network_image_height = String(settings.height);
   if (layout.width < 0) lines.network_image_width = String(settings.width);
-  return Object.entries(lines).map(([key, value]) => `parameters { key: "${key}" value { string_value: ${JSON.stringify(value)} } }`).join("\n");
+  return linesOf(lines);
 }
+
+/** Return the lines of config.pbtxt that make an answer of a classifier classes, scores that are no probabilities by softmax. */
+export function classLines({ name, values }) {
+  const scores = Array.from(values);
+  const areProbabilities = scores.every((score) => score >= 0) && Math.abs(scores.reduce((sum, score) => sum + score, 0) - 1) < 0.02;
+  return linesOf({ class_output: name, ...(areProbabilities ? {} : { class_activation: "softmax" }) });
+}
+
+const linesOf = (parameters) => Object.entries(parameters)
+    .map(([key, value]) => `parameters { key: "${key}" value { string_value: ${JSON.stringify(value)} } }`).join("\n");

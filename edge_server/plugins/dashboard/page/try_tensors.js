@@ -2,7 +2,7 @@
 
 import { element } from "./dom.js";
 import { dropZone } from "./drop_zone.js";
-import { configLines, conversionOf, pictureLayout, pictureNumbers, pictureSettings } from "./picture_tensor.js";
+import { classLines, configLines, conversionOf, isClassifier, pictureLayout, pictureNumbers, pictureSettings } from "./picture_tensor.js";
 import { pictureTensorSnippets, snippet, snippets, tensorSnippets } from "./snippets.js";
 import { tensorTable } from "./tensor_table.js";
 import { countOf, encode, infer, isFloat } from "./tensors.js";
@@ -14,7 +14,8 @@ const MAX_ELEMENTS = 64e6;
 export function tensorForm(name, metadata, hasSequences) {
   // The first input that may be a picture takes one.
   const pictured = metadata.inputs.find(pictureLayout);
-  const fields = metadata.inputs.map((input, index) => inputField(`try-input-${index}`, input, input === pictured, metadata.inputs.length === 1, () => send()));
+  const takesClasses = isClassifier(metadata.outputs);
+  const fields = metadata.inputs.map((input, index) => inputField(`try-input-${index}`, input, input === pictured, metadata.inputs.length === 1, takesClasses, () => send()));
   const sequence = hasSequences ? sequenceFields() : null;
   const send = () => run(async (signal) => {
     const parameters = sequence?.read();
@@ -29,8 +30,7 @@ export function tensorForm(name, metadata, hasSequences) {
       ...tensors.flatMap(({ canvas }) => (canvas ? [element("figure", {}, canvas, element("figcaption", { class: "note" }, "The picture as the model gets it"))] : [])),
       tensorTable("Inputs", tensors.map(({ values, ...tensor }) => ({ ...tensor, text: tensor.fill === "values" ? undefined : tensor.fill, values }))),
       tensorTable("Outputs", outputs), element("p", { class: "note" }, took),
-      ...tensors.flatMap(({ lines }) => (lines ? [element("p", { class: "note" }, "With these lines in its config.pbtxt the model takes pictures as they are, here, over HTTP and from cameras:"),
-                                                  snippet("config.pbtxt", lines)] : [])),
+      ...tensors.flatMap(({ lines }) => (lines ? permanent(lines, takesClasses ? outputs[0] : null) : [])),
       snippets(() => (tensors.length === 1 && tensors[0].conversion ? pictureTensorSnippets(name, tensors[0], parameters) : tensorSnippets(name, typed, parameters))),
     );
   });
@@ -39,6 +39,14 @@ export function tensorForm(name, metadata, hasSequences) {
     ...(sequence ? [sequence.node] : []),
     element("div", { class: "row" }, element("button", { type: "submit", class: "primary" }, "Send")),
   )];
+}
+
+/** Return the lines for config.pbtxt, with what they do. `scores`: the output of a classifier, or null. */
+function permanent(lines, scores) {
+  const text = scores ? "With these lines in its config.pbtxt the model takes pictures as they are, here, over HTTP and from cameras, and answers with classes:"
+    : "With these lines in its config.pbtxt the model takes pictures as they are over HTTP. For boxes, masks or classes, and for cameras, " +
+      "it also needs a line that says what its outputs mean, such as detection_head, mask_output or class_output:";
+  return [element("p", { class: "note" }, text), snippet("config.pbtxt", scores ? `${lines}\n${classLines(scores)}` : lines)];
 }
 
 /** Return {node, read(), advance()} of the place of a request in its sequence. `advance` sets the boxes for the next request. */
@@ -60,7 +68,7 @@ function sequenceFields() {
 }
 
 /** Return {node, read()} of one input. `read` returns its tensor, and what made it. */
-function inputField(id, input, isPictured, isOnly, send) {
+function inputField(id, input, isPictured, isOnly, takesClasses, send) {
   const layout = pictureLayout(input);
   const open = input.shape.map((size, axis) => (size < 0 ? element("input", { type: "number", min: "0", value: "1", "aria-label": `Size of dimension ${axis} of ${input.name}` }) : null));
   const isText = input.datatype === "BYTES";
@@ -72,7 +80,7 @@ function inputField(id, input, isPictured, isOnly, send) {
   values.value = JSON.stringify(zerosOf(input.datatype, countOf(input.shape.map((size) => Math.abs(size)))));
   let file = null;
   const chosen = element("p", { class: "note" }, "");
-  const settings = layout && pictureSettings(id, layout, input.datatype);
+  const settings = layout && pictureSettings(id, layout, input.datatype, takesClasses);
   const drop = layout && dropZone("try-drop", "Drop a picture here", "Choose a picture", "image/*", (given) => {
     file = given;
     chosen.textContent = `Picture: ${given.name || "without a name"}`;
