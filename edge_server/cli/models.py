@@ -25,7 +25,7 @@ def run(arguments: Sequence[str]) -> int:
         "SERVED counts requests since the version was loaded. SHARE is its share of the requests without a version.",
         allow_abbrev=False,
     )
-    parser.hints = {"--verbose": "; tensors and load times are in edge-server status -v"}
+    parser.hints = dict.fromkeys(("-v", "--verbose"), "; tensors and load times are in edge-server status -v")
     parser.add_argument("model", nargs="?", metavar="MODEL", help="show only this model")
     parser.add_argument("--json", action="store_true", help="print the server's JSON response")
     http_client.add_options(parser)

@@ -65,8 +65,8 @@ class CommandParser(argparse.ArgumentParser):
         """Return `, did you mean '...'?` for the first word that is an option of an unknown name, or ""."""
         given = next((word for word in words if word.startswith("--")), "")
         name, _, value = given.partition("=")
-        if name in self.hints:
-            return self.hints[name]
+        if hint := next((self.hints[word] for word in words if word in self.hints), ""):
+            return hint
         if not name or name in _aliases:
             return ""
         heads = [line.strip().split("  ")[0] for line in self.format_help().splitlines() if line.startswith("  -")]

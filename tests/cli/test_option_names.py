@@ -107,6 +107,7 @@ def test_each_command_and_subcommand_names_the_nearest_option(
         ("perf -m=m --port=7", "arguments: --port=7; the address of the server is --url=127.0.0.1:7"),
         ("perf iris", "required: -m/--model, did you mean -m iris?"),
         ("models --verbose", "arguments: --verbose; tensors and load times are in edge-server status -v"),
+        ("models one -v", "arguments: -v; tensors and load times are in edge-server status -v"),
         ("status --xyzzy", "edge-server status: error: unrecognized arguments: --xyzzy"),
         ("perf --version=3", "the following arguments are required: -m/--model"),
         ("governor simulat", ", did you mean 'simulate'?"),

@@ -111,5 +111,6 @@ class AccessCheck:
         if self.tokens.requires_token(category):
             return token_name(headers.getall("Authorization"), category)
         if group is not None:
-            raise Forbidden(f"This API is restricted, expecting header '{group.key}'")
+            mistake = "; its value is wrong" if len(headers.getall(group.key)) == 1 else ""
+            raise Forbidden(f"This API is restricted, expecting header '{group.key}'{mistake}")
         return ""

@@ -25,6 +25,11 @@ _OTHER_APIS = {
 }
 """The error for a path of a server that clients may take this one for."""
 
+_INFERENCE_ELSEWHERE = re.compile(r"(/[^/]+)*[/:](infer|invocations|predict|predictions)")
+"""Paths for inference of other servers, and misspelt ones of this server."""
+
+_INFERENCE_HINT = "; inference is POST /v2/models/NAME/infer"
+
 T = TypeVar("T")
 
 
@@ -73,10 +78,11 @@ class NoSuchPath(NotFound):
 
 
 class NoSuchMethod(Exception):
-    """The path exists, but not with this method: 405."""
+    """The path exists, but not with this method: 405. `hint` names the path that may be meant."""
 
-    def __init__(self, allowed: Iterable[str]) -> None:
+    def __init__(self, allowed: Iterable[str], hint: str = "") -> None:
         self.allowed = tuple(sorted(allowed))
+        self.hint = hint
         super().__init__(", ".join(self.allowed))
 
 
@@ -161,13 +167,14 @@ class PathRouter:
         texts: list[str] = []
         routes = self._root.match(_segments(path), 0, texts) if path.startswith("/") else None
         if routes is None:
-            raise NoSuchPath(missing_path(path) or _OTHER_APIS.get(path, "Not Found"))
+            hint = _INFERENCE_HINT if _INFERENCE_ELSEWHERE.fullmatch(path) else ""
+            raise NoSuchPath(missing_path(path) or _OTHER_APIS.get(path) or f"Not Found{hint}")
         try:
             values = [unquote(text, errors="strict") for text in texts]
         except UnicodeDecodeError:
             raise InvalidRequest("the path is not UTF-8") from None
         if method not in routes:
-            raise NoSuchMethod(routes)
+            raise NoSuchMethod(routes, _INFERENCE_HINT if path.endswith(":predict") else "")
         route, names = routes[method]
         return route, dict(zip(names, values, strict=True))
 

@@ -161,8 +161,16 @@ def test_unknown_paths_and_wrong_verbs_are_answered_in_json(site):
         assert (reply.status, reply.error) == (404, "Not Found")
     for method, path in (("GET", "/v2/models/add/infer"), ("POST", "/v2"), ("DELETE", "/v2/models/add")):
         reply = site.ask(method, path)
-        assert (reply.status, reply.error) == (405, "Method Not Allowed")
+        assert (reply.status, reply.error) == (405, f"Method Not Allowed; use {reply.headers['Allow']}")
         assert reply.headers["Allow"]
+
+
+@pytest.mark.parametrize("path", ["/predict", "/infer", "/v2/model/add/infer", "/v2/add:predict", "/invocations"])
+def test_an_unknown_path_for_inference_is_answered_with_the_path_here(site, path):
+    reply = site.post(path, {})
+    assert (reply.status, reply.error) == (404, "Not Found; inference is POST /v2/models/NAME/infer")
+    reply = site.post("/v2/models/add:predict", {})
+    assert reply.error == "Method Not Allowed; use GET; inference is POST /v2/models/NAME/infer"
 
 
 @pytest.mark.parametrize("text", ["one", "-1", "1.0", "99999999999999999999", "%20", "١"])
@@ -206,7 +214,8 @@ def test_restricted_groups_need_their_header(open_site):
     site = open_site(restricted=(RestrictedGroup(("model-repository", "inference"), "x-key", "s3cret"),))
     refused = site.post("/v2/repository/index")
     assert (refused.status, refused.error) == (403, "This API is restricted, expecting header 'x-key'")
-    assert site.post("/v2/repository/index", headers={"x-key": "wrong"}).status == 403
+    wrong = site.post("/v2/repository/index", headers={"x-key": "wrong"})
+    assert (wrong.status, wrong.error) == (403, f"{refused.error}; its value is wrong")
     assert site.post("/v2/repository/index", headers={"X-Key": "s3cret"}).status == 200
     assert site.post("/v2/models/add/infer", {}).status == 403
     assert site.get("/v2/health/live").status == 200

@@ -309,6 +309,8 @@ def test_wrong_methods_and_missing_tokens_get_openais_error(open_site: Any) -> N
     reply = open_site().get("/v1/chat/completions")
     assert (reply.status, reply.headers["Allow"]) == (405, "POST")
     assert reply.json["error"]["message"] == "GET: use POST"
+    reply = open_site().post("/v1/models/iris:predict", {})
+    assert reply.json["error"]["message"] == "POST: use GET; inference is POST /v2/models/NAME/infer"
     guarded = open_site(restricted=(RestrictedGroup(("inference",), "key", "secret"),))
     reply = guarded.post("/v1/chat/completions", chat())
     assert (reply.status, reply.json["error"]["type"]) == (403, "permission_error")
