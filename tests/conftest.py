@@ -575,7 +575,9 @@ def served_with_client_memory(models: Path, environment: dict[str, str]) -> Iter
             seen = []
             for line in process.stdout:
                 seen.append(line)
-                found = re.search(r"is ready: HTTP http://(\S+?);? gRPC (\S+?); metrics https?://(\S+?)/", line)
+                found = re.search(
+                    r"is ready: HTTP http://(\S+?);? gRPC (\S+?)(?: with TLS)?; metrics https?://(\S+?)/", line
+                )
                 if found:
                     break
             else:

@@ -292,7 +292,8 @@ class ServerProcess:
         self._grpc = front
         self.ports["grpc"] = port
         self._closers.append(lambda: asyncio.to_thread(front.stop, _FRONT_END_GRACE_S))
-        self._addresses.append(f"gRPC {_host(self._config.grpc.address)}:{port}")
+        tls = " with TLS" if self._config.grpc.is_tls else ""
+        self._addresses.append(f"gRPC {_host(self._config.grpc.address)}:{port}{tls}")
 
     def _make_metrics(self) -> Metrics:
         service = self._core.service

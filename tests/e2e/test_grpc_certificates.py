@@ -96,6 +96,7 @@ def test_sighup_renews_the_certificate_of_grpc_unless_the_files_are_invalid(
             found = re.search(rf"{name} (\S+)$", server.read_metrics(), re.MULTILINE)
             return float(found[1]) if found else 0.0
 
+        assert f"gRPC {server.grpc} with TLS; " in "\n".join(server.banner)
         with connect(server, first[1]) as old:
             assert echoes(old)
             files.cert.write_bytes(second[1].read_bytes())

@@ -231,7 +231,7 @@ def test_a_wrong_path_or_method_is_refused(zoo: Any, method: str, path: str, sta
 
 def test_messages_for_a_wrong_path_and_method_are_tritons(zoo: Any) -> None:
     assert zoo.ask("/nonsense") == (404, {"error": "Not Found"})
-    assert zoo.ask(PATH, method="PUT") == (405, {"error": "Method Not Allowed; use POST"})
+    assert zoo.ask(PATH, method="PUT") == (405, {"error": "Method Not Allowed"})
     status, answer = zoo.ask("/v2/models/nobody/infer", {"inputs": []})
     assert (status, answer) == (404, {"error": "Request for unknown model: 'nobody' is not found"})
     status, answer = zoo.ask("/v2/models/versions/versions/3/infer", {"inputs": []})

@@ -159,7 +159,7 @@ class HttpFrontend:
         except NoSuchMethod as error:
             if (preflight := self._cors.preflight(head, error.allowed)) is not None:
                 return preflight
-            response = plain_error(f"Method Not Allowed; use {error}{error.hint}", 405)
+            response = plain_error(f"Method Not Allowed{error.hint}", 405)
             failure = InvalidRequest(f"{head.method}: use {error}{error.hint}")
             response.headers["Allow"] = str(error)
         except Exception as error:  # noqa: BLE001 - the client gets a response for any error

@@ -161,7 +161,7 @@ def test_unknown_paths_and_wrong_verbs_are_answered_in_json(site):
         assert (reply.status, reply.error) == (404, "Not Found")
     for method, path in (("GET", "/v2/models/add/infer"), ("POST", "/v2"), ("DELETE", "/v2/models/add")):
         reply = site.ask(method, path)
-        assert (reply.status, reply.error) == (405, f"Method Not Allowed; use {reply.headers['Allow']}")
+        assert (reply.status, reply.error) == (405, "Method Not Allowed")
         assert reply.headers["Allow"]
 
 
@@ -170,7 +170,7 @@ def test_an_unknown_path_for_inference_is_answered_with_the_path_here(site, path
     reply = site.post(path, {})
     assert (reply.status, reply.error) == (404, "Not Found; inference is POST /v2/models/NAME/infer")
     reply = site.post("/v2/models/add:predict", {})
-    assert reply.error == "Method Not Allowed; use GET; inference is POST /v2/models/NAME/infer"
+    assert reply.error == "Method Not Allowed; inference is POST /v2/models/NAME/infer"
 
 
 @pytest.mark.parametrize("text", ["one", "-1", "1.0", "99999999999999999999", "%20", "١"])
