@@ -84,6 +84,13 @@ def measure(server: Any, command: Callable[..., Done]) -> Callable[..., Done]:
     return run
 
 
+@pytest.fixture
+def start_server() -> Callable[..., Any]:
+    """`with start_server(folder, *flags) as server:` runs a server of the models in a folder."""
+    running: Callable[..., Any] = _servers().running
+    return running
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A server of models that answer after a known time, or never."""

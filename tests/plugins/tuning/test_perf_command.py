@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -9,7 +10,7 @@ import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -242,6 +243,20 @@ def test_a_grpc_connection_that_fails_for_tls_is_reported_with_the_option_to_cha
             control.model("any", "")
     finally:
         control.close()
+
+
+def test_a_missing_and_a_wrong_key_of_grpc_are_told_apart(
+    start_server: Callable[..., contextlib.AbstractContextManager[Any]], command: Callable[..., Any], tmp_path: Path
+) -> None:
+    with start_server(tmp_path, "--grpc-restricted-protocol=metadata:key=secret") as server:
+        for flags, hint in (
+            ((), "give it with --header triton-grpc-protocol-key=VALUE"),
+            (("--header=Triton-Grpc-Protocol-Key=guess",), "its value is wrong"),
+        ):
+            done = command("perf", "-m", "any", f"--url={server.grpc}", *flags)
+            assert done.code == 2
+            assert done.errors.endswith(f"expecting header 'triton-grpc-protocol-key'; {hint}\n")
+            assert "no answer" not in done.errors
 
 
 @pytest.mark.parametrize("wire", [("--address=127.0.0.1:1",), ("--url=http://127.0.0.1:1", "-i", "http")])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -112,6 +113,10 @@ class GrpcControl:
             return call(request, timeout=self._timeout_s, metadata=tuple(self._endpoint.metadata) or None)
         except grpc.RpcError as error:
             details = error.details() or error.code().name
+            if key := re.search(r"is restricted, expecting header '([^']+)'$", details):
+                is_sent = any(name == key[1] for name, _ in self._endpoint.metadata)
+                hint = "its value is wrong" if is_sent else f"give it with --header {key[1]}=VALUE"
+                raise RequestRefused(f"{self._endpoint.address}: {details}; {hint}") from None
             if (
                 error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
                 and name != "ModelInfer"
