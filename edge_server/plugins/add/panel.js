@@ -30,9 +30,8 @@ export function makePanel() {
   const waiting = [];
   let picture = null;
   let isAdding = false;
-  // Files that came together, or while others waited: all of them, tried ones and added ones.
+  // Of the files that came together, or while others waited.
   let total = 0;
-  let tried = 0;
   let added = 0;
   const over = (isOver) => (event) => { event.preventDefault(); drop.classList.toggle("over", isOver); };
   drop.addEventListener("dragover", over(true));
@@ -47,7 +46,7 @@ export function makePanel() {
     picture = files.findLast(({ type }) => type.startsWith("image/")) ?? picture;
     if (picture) setText(pictureText, `It is tried on the picture ${picture.name}.`);
     const models = files.filter(({ type }) => !type.startsWith("image/"));
-    if (!isAdding && !waiting.length) total = tried = added = 0;
+    if (!isAdding && !waiting.length) total = added = 0;
     total += models.length;
     waiting.push(...models);
     if (waiting.length) addNext();
@@ -60,7 +59,7 @@ export function makePanel() {
     again.hidden = true;
     while (waiting.length) {
       const file = waiting.shift();
-      setBadge(badge, total > 1 ? `trying ${tried + 1} of ${total}` : "trying it", "busy");
+      setBadge(badge, "trying it", "busy");
       reports.unshift(`${file.name}: it is copied, tried on a picture, and measured with each runtime ...`);
       show();
       try {
@@ -78,7 +77,6 @@ export function makePanel() {
           break;
         }
       }
-      tried += 1;
     }
     setBadge(badge, !added ? "not added" : added < total ? `${added} of ${total} added` : "added", added < total ? "bad" : "ok");
     isAdding = false;

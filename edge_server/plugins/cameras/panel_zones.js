@@ -23,8 +23,8 @@ export function makeZoneEditor(camera, stage, canvas, onState) {
   const drawing = svg("svg", { class: "zones", role: "group", "aria-label": "Points of zones and lines" });
   const rows = element("div", { class: "zone-rows" });
   const hint = element(
-    "p", { class: "note" }, "Drag the points, or a zone or line as a whole; or choose a point with Tab and move it with the arrow keys. " +
-      "The small points between them add one; Delete or a double click removes one. An object is where the middle of its box's lower edge is.",
+    "p", { class: "note" }, "Drag points, zones and lines; Tab and the arrow keys move points too. A small point adds one, Delete or a double click " +
+      "removes one. An object is where the middle of its box's lower edge is.",
   );
   const problem = element("p", { class: "error", role: "alert", hidden: true });
   const saved = element("p", { class: "note", role: "status", hidden: true });
@@ -165,17 +165,17 @@ export function makeZoneEditor(camera, stage, canvas, onState) {
     if (items.includes(chosen)) choose(chosen);
   }
 
-  /** Mark a zone or line. Its points are above those of the others, so that one of two in the same place can be reached. */
+  /** Mark a zone or line, and put its points above those of the others, which may be in the same place. */
   function choose(item) {
     chosen = item;
-    for (const other of items) {
-      for (const group of [other.shape, other.handles]) group.classList.toggle("chosen", other === item);
+    for (const { shape, handles } of items) {
+      for (const group of [shape, handles]) group.classList.toggle("chosen", shape === item.shape);
     }
     // The others move: a point that has the focus would lose it.
-    points.prepend(...items.filter((other) => other !== item).map(({ handles }) => handles));
+    points.prepend(...items.map(({ handles }) => handles).filter((handles) => handles !== item.handles));
   }
 
-  /** Make `shape` and `handles` (the points) of an item, and `place()`, which puts them where they belong. */
+  /** Make `shape`, `handles` (the points) and `place()` of an item, which puts both where they belong. */
   function drawItem(item) {
     const isLine = item.kind === "line";
     const outline = svg(isLine ? "polyline" : "polygon", {});
@@ -183,9 +183,9 @@ export function makeZoneEditor(camera, stage, canvas, onState) {
     const grip = svg(outline.tagName, { class: "grip" });
     const arrow = svg("path", { class: "arrow" });
     for (const part of [outline, grip]) part.addEventListener("pointerdown", (event) => begin(event, item, null));
-    const between = item.points.length < MOST_POINTS ? pairsOf(item).map((_, index) => svg("circle", { class: "between", r: 5, "data-index": index })) : [];
+    const between = item.points.length < MOST_POINTS ? pairsOf(item).map(() => svg("circle", { class: "between", r: 5 })) : [];
     const corners = item.points.map((_, index) => svg("circle", {
-      class: "point", r: 8, tabindex: 0, role: "button", "data-index": index, "aria-label": `Point ${index + 1} of ${item.kind} ${item.rest.name}`,
+      class: "point", r: 8, tabindex: 0, role: "button", "aria-label": `Point ${index + 1} of ${item.kind} ${item.rest.name}`,
     }));
     corners.forEach((point, index) => {
       point.addEventListener("pointerdown", (event) => begin(event, item, index));

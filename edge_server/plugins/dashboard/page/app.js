@@ -1,6 +1,6 @@
 // The page: asks the server every two seconds while it is visible, and at once when an event comes.
 
-import { getJson, postJson, Refused, refreshAccess } from "./api.js";
+import { getJson, key, postJson, Refused, refreshAccess } from "./api.js";
 import { updateActivity } from "./activity.js";
 import { byId, note, setBadge, setText } from "./dom.js";
 import { followEvents, reopenEvents } from "./events.js";
@@ -54,12 +54,15 @@ function showLost(error) {
 
 async function update() {
   const now = await refreshAccess();
+  const judged = key();
   const allowed = (category, work) => (now.allowed[category] ? work() : null);
   const panels = await loadPanels(now.panels);
   if (!hasPast) {
     await loadHistory();
     hasPast = true;
   }
+  // Another key was entered meanwhile: it may have other rights, and has the page ask again.
+  if (key() !== judged) return;
   const [index, versions, loaded, activity, ...reports] = await Promise.all([
     allowed("model-repository", () => postJson("v2/repository/index", {})),
     now.may_change_models ? getJson("edge/v1/versions") : null,

@@ -27,13 +27,8 @@ more.addEventListener("click", () => {
 // Triton's index has one word for a version that failed and one that was unloaded.
 const isUnloaded = ({ state, reason }) => state === "UNAVAILABLE" && /^unloaded/.test(reason ?? "");
 
-/** Return the names of models with a version to roll back to: below the one that serves, and not failed. */
-function withEarlierVersion(versions) {
-  const serving = new Map();
-  for (const { name, version, share } of versions) if (share > 0) serving.set(name, Math.max(version, serving.get(name) ?? 0));
-  return new Set(versions.filter((item) => item.version < serving.get(item.name) && (item.state !== "UNAVAILABLE" || isUnloaded(item)))
-      .map(({ name }) => name));
-}
+/** Return whether a version may be rolled back to. */
+const isGood = (item) => item.state !== "UNAVAILABLE" || isUnloaded(item);
 
 /** Return the entries to show: those of the repository index, else the loaded versions. */
 function entriesOf({ index, versions, loaded, activity }) {
@@ -41,11 +36,11 @@ function entriesOf({ index, versions, loaded, activity }) {
   const reports = new Map((loaded ?? []).map((item) => [key(item), item]));
   const counts = new Map((activity?.models ?? []).map((item) => [key(item), item]));
   const entries = index ?? (loaded ?? []).map(({ name, version }) => ({ name, version, state: "READY" }));
-  const earlier = withEarlierVersion(versions ?? []);
   const all = entries.map((entry) => {
     const counted = counts.get(key(entry));
     const state = isUnloaded(entry) ? "UNLOADED" : entry.state ?? "NOT LOADED";
-    return { ...entry, state, hasEarlier: earlier.has(entry.name), key: key(entry), report: reports.get(key(entry)), figures: counted && figuresOf(key(entry), counted, activity.readAt) };
+    const hasEarlier = versions?.some((item) => item.name === entry.name && item.version < entry.version && isGood(item));
+    return { ...entry, state, hasEarlier, key: key(entry), report: reports.get(key(entry)), figures: counted && figuresOf(key(entry), counted, activity.readAt) };
   });
   return all.sort((a, b) => (ORDER[a.state] ?? 2) - (ORDER[b.state] ?? 2) || a.name.localeCompare(b.name) || Number(a.version) - Number(b.version));
 }

@@ -16,8 +16,6 @@ const VALUES = {
   },
 };
 
-const CLASSIFIER_VALUES = "ImageNet's mean";
-
 /** Return {channels, isPlanar, height, width} of an input that may take a picture, open sides as -1; else null. */
 export function pictureLayout({ datatype, shape }) {
   if (datatype === "BYTES" || datatype === "BOOL" || /64$/.test(datatype)) return null;
@@ -38,10 +36,7 @@ export function isClassifier(outputs) {
   return /^(FP|BF)/.test(datatype) && shape.length === 2 && Math.abs(shape[0]) === 1 && shape[1] > 1;
 }
 
-/**
- * Return the settings of a picture as form fields: {nodes, read()}, which returns {color, fit, values, height, width}. They
- * begin with what most networks of the kind take.
- */
+/** Return the settings of a picture as form fields: {nodes, read()}, which returns {color, fit, values, height, width}. */
 export function pictureSettings(id, layout, datatype, takesClasses) {
   const choice = (name, label, options) => {
     const select = element("select", { id: `${id}-${name}` }, ...options.map((option) => element("option", { value: option }, option)));
@@ -55,10 +50,10 @@ export function pictureSettings(id, layout, datatype, takesClasses) {
   const fit = choice("fit", "Fit", ["letterbox", "stretch", "crop"]);
   const names = Object.keys(VALUES).filter((name) => (VALUES[name].channels ?? layout.channels) === layout.channels);
   const values = choice("values", "Values", /^(FP|BF)/.test(datatype) ? names : ["0 to 255"]);
-  // As the first candidate of `edge-server add`.
-  if (takesClasses) {
+  // As the first candidate of `edge-server add`. The last values are ImageNet's, if the input takes them.
+  if (takesClasses && layout.channels === 3) {
     fit.select.value = "stretch";
-    if (values.select.querySelector(`[value="${CLASSIFIER_VALUES}"]`)) values.select.value = CLASSIFIER_VALUES;
+    values.select.selectedIndex = values.select.length - 1;
   }
   const height = side("height", "Height", layout.height);
   const width = side("width", "Width", layout.width);
@@ -119,7 +114,7 @@ export function configLines(name, isOnlyInput, layout, settings) {
   return linesOf(lines);
 }
 
-/** Return the lines of config.pbtxt that make an answer of a classifier classes, scores that are no probabilities by softmax. */
+/** Return the lines of config.pbtxt that make scores classes. */
 export function classLines({ name, values }) {
   const scores = Array.from(values);
   const areProbabilities = scores.every((score) => score >= 0) && Math.abs(scores.reduce((sum, score) => sum + score, 0) - 1) < 0.02;

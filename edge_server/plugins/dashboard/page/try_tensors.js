@@ -41,12 +41,11 @@ export function tensorForm(name, metadata, hasSequences) {
   )];
 }
 
-/** Return the lines for config.pbtxt, with what they do. `scores`: the output of a classifier, or null. */
+/** Return the lines, with what they do. `scores`: the output of a classifier, or null. */
 function permanent(lines, scores) {
-  const text = scores ? "With these lines in its config.pbtxt the model takes pictures as they are, here, over HTTP and from cameras, and answers with classes:"
-    : "With these lines in its config.pbtxt the model takes pictures as they are over HTTP. For boxes, masks or classes, and for cameras, " +
-      "it also needs a line that says what its outputs mean, such as detection_head, mask_output or class_output:";
-  return [element("p", { class: "note" }, text), snippet("config.pbtxt", scores ? `${lines}\n${classLines(scores)}` : lines)];
+  const text = scores ? ", here, over HTTP and from cameras, and answers with classes:"
+    : " over HTTP. For results here and from cameras it also needs what its outputs mean, as detection_head or mask_output:";
+  return [element("p", { class: "note" }, `With these lines in its config.pbtxt the model takes pictures as they are${text}`), snippet("config.pbtxt", scores ? `${lines}\n${classLines(scores)}` : lines)];
 }
 
 /** Return {node, read(), advance()} of the place of a request in its sequence. `advance` sets the boxes for the next request. */
