@@ -58,8 +58,10 @@ def read_as_recogniser(spec: ModelSpec, metadata: Mapping[str, str], text_files:
 
 
 def describe_missing_characters(spec: ModelSpec) -> str:
-    """Return what a model without a list of characters needs if it is a recogniser of text; "" if its shapes are those
-    of none. Detectors of many classes have such shapes, too."""
+    """Return which list of characters the model lacks; "" if its shapes are not those of a recogniser of text.
+
+    Detectors of many classes have such shapes, too.
+    """
     count = spec.outputs[0].dims[-1] if is_recogniser(spec) else 0
     if count < _MIN_SCORES or spec.outputs[0].dims[-2] != -1:
         return ""

@@ -185,7 +185,7 @@ def _check_class_labels(
 
 
 def _describe_label_count(class_count: int, label_count: int) -> str:
-    """Return what other labels than classes do, and what to do, as the end of a warning."""
+    """Return the end of a warning: the effect of a wrong number of labels, and the remedy."""
     if label_count < class_count:
         effect = f"classes from {label_count} on have no name"
     else:
