@@ -85,8 +85,8 @@ def measure(server: Any, command: Callable[..., Done]) -> Callable[..., Done]:
 
 
 @pytest.fixture
-def start_server() -> Callable[..., Any]:
-    """`with start_server(folder, *flags) as server:` runs a server of the models in a folder."""
+def run_server() -> Callable[..., Any]:
+    """`with run_server(folder, *flags) as server:` runs a server of the models in a folder."""
     running: Callable[..., Any] = _servers().running
     return running
 

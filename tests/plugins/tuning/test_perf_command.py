@@ -246,9 +246,9 @@ def test_a_grpc_connection_that_fails_for_tls_is_reported_with_the_option_to_cha
 
 
 def test_a_missing_and_a_wrong_key_of_grpc_are_told_apart(
-    start_server: Callable[..., contextlib.AbstractContextManager[Any]], command: Callable[..., Any], tmp_path: Path
+    run_server: Callable[..., contextlib.AbstractContextManager[Any]], command: Callable[..., Any], tmp_path: Path
 ) -> None:
-    with start_server(tmp_path, "--grpc-restricted-protocol=metadata:key=secret") as server:
+    with run_server(tmp_path, "--grpc-restricted-protocol=metadata:key=secret") as server:
         for flags, hint in (
             ((), "give it with --header triton-grpc-protocol-key=VALUE"),
             (("--header=Triton-Grpc-Protocol-Key=guess",), "its value is wrong"),
