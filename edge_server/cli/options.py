@@ -167,6 +167,7 @@ _GRPC_FAILURES = {
     "Connection reset by peer": _CLOSED,
     "Socket closed": _CLOSED,
     "http1.x server": "the server at this address speaks HTTP/1.1: give the address of its gRPC",
+    "Expected SETTINGS frame": "what listens at this address does not speak gRPC: give the server's gRPC address",
     "WRONG_VERSION_NUMBER": "the server at this address does not use TLS: leave out --tls, --tls-root and --tls-cert",
     "Hostname Verification Check failed": "the server's certificate is refused: it is for another name; use a name or "
     "IP address of the certificate as the address",

@@ -6,6 +6,7 @@ import threading
 import time
 from dataclasses import dataclass, field, replace
 
+from edge_server.cli.options import describe_grpc_failure
 from edge_server.client import Delivery, FrameStream, StreamError, Tls
 from edge_server.plugins.cameras.commands.annotated_output import WritingThread
 from edge_server.plugins.cameras.commands.foxglove_output import FoxgloveOutput
@@ -52,6 +53,7 @@ class StreamSender:
         self.connection_error = ""
         self.last_error = ""
         self.writer = writer
+        self._address = options.address
         self._lines = lines
         self._foxglove = foxglove
         self._lock = threading.Lock()
@@ -175,5 +177,13 @@ class StreamSender:
         self.connection_error = error.message
         if self.opened is None:
             # The stream was never open, so this is probably not a frame server; do not retry.
-            self.failure = error.detached()
+            self.failure = _in_words(error, self._address)
             self._close_stream()
+
+
+def _in_words(error: StreamError, address: str) -> StreamError:
+    """Return the error of a stream that never opened, with a text for users if grpcio's is a known one."""
+    text = describe_grpc_failure(error.message)
+    if text == error.message:
+        return error.detached()
+    return StreamError(f"no answer from {address}: {text}", error.code, status=error.status, heals=error.heals)
