@@ -115,8 +115,8 @@ class ServingCore(NamedTuple):
 
 class RunningPlugin:
     """A plugin in one server. Its methods are called in this order: `build`, `start`, `before_first_scan`,
-    `models_known`, `models_settled`, `begin_stop`, `stop`. `edge-server check` calls only `build`, `before_first_scan`
-    and `stop`. All have a default that does nothing.
+    `models_known`, `models_settled`, `begin_stop`, `stop`. Of them `edge-server check` calls only `build`,
+    `before_first_scan` and `stop`. All have a default that does nothing.
 
     A ConfigError or EdgeServerError of `prepare` and of the methods until `before_first_scan` ends the start. After any
     other exception, which is logged and shown in `status`, the server goes on without the plugin.
@@ -160,6 +160,11 @@ class RunningPlugin:
     def examine(self, spec: ModelSpec, run: SampleRun | None) -> Sequence[str]:
         """Return warnings about a loaded model, for `edge-server check`, which has more time than a load. `run` runs
         the model with given inputs; None for a model that is not run without a request."""
+        return ()
+
+    def refusals(self) -> Sequence[str]:
+        """Return what the server would refuse only after its start, each a sentence, for `edge-server check`. Opens no
+        device and no connection."""
         return ()
 
     def start(self) -> None:

@@ -28,10 +28,12 @@ inference of each, and prints a table. The input is the first warm-up sample, or
 zeros with every free dimension set to 1, or to 64 if 1 fails. MEMORY is the
 growth of the process while the model loads, "-" if it is too small to be the
 model. A detector also gets a picture of noise, in which it should see nothing.
+The file of --sources-file is read as `serve` would; no camera is opened.
 A model that `serve` would accept, but whose input shapes are unknown, is listed
-as "not tried". Exits with 0 if `serve` would serve every model and no model
-returns what its configuration rules out, with 1 and the reasons if not, with 2
-if a repository cannot be read, and with 78 if an option is wrong."""
+as "not tried". Exits with 0 if `serve` would serve every model and accept the
+file of the cameras, and no model returns what its configuration rules out, with
+1 and the reasons if not, with 2 if a repository cannot be read, and with 78 if
+an option is wrong."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -71,6 +73,7 @@ def _report(core: ServerParts) -> int:
         for entry in core.service.repository_index()
         if entry.state == "UNAVAILABLE"
     ]
+    reasons += map(clean, core.plugins.refusals())
     reasons += [f"plugin {name}: {error}" for name, error in core.plugins.failures.items()]
     rows, notes, warnings = [], [], []
     for version in core.manager.all_ready():

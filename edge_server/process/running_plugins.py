@@ -131,6 +131,10 @@ class RunningPlugins:
         found = (self._call(name, partial(plugin.examine, spec, run)) for name, plugin in self._active())
         return [warning for warnings in found for warning in warnings or ()]
 
+    def refusals(self) -> list[str]:
+        """Return what the plugins would refuse only after the start."""
+        return [text for name, plugin in self._active() for text in self._call(name, plugin.refusals) or ()]
+
     # -- while it serves
 
     def find(self, name: str) -> RunningPlugin | None:

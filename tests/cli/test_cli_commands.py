@@ -135,6 +135,21 @@ def test_check_covers_all_given_repositories(tmp_path: Path) -> None:
     assert "model_of_second" in done.stdout
 
 
+def test_check_fails_for_a_mistake_in_the_sources_file_and_passes_the_corrected_file(repository: Path) -> None:
+    add(repository, "one")
+    file = repository.parent / "cameras.toml"
+    camera = '[[sources]]\nname = "yard"\nurl = "demo"\nmodel = "one"\n'
+    file.write_text(camera + "fsp = 5\n")
+    done = edge("check", str(repository), f"--sources-file={file}")
+    assert done.returncode == 1
+    assert "one" in done.stdout
+    error = f"FAILED {file}: source 'yard': unknown key fsp, did you mean 'fps'?, expected name, url"
+    assert " ".join(done.stderr.split()).startswith(error)
+    file.write_text(camera + "fps = 5\n")
+    done = edge("check", str(repository), f"--sources-file={file}")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_check_of_an_empty_repository_reports_that(repository: Path) -> None:
     done = edge("check", str(repository))
     assert done.returncode == 1

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_server.config import ServerConfig
+from edge_server.config import ConfigError, ServerConfig
 from edge_server.errors import InvalidRequest, NotFound
 from edge_server.frontends.http.routes import Route
 from edge_server.plugin import RunningPlugin, ServingCore, StatusPart
@@ -39,6 +39,20 @@ class Cameras(RunningPlugin):
     def build(self, core: ServingCore) -> None:
         self._core = core
         self._frames = FrameService(core.service, core.admission, self._frames_config)
+
+    def refusals(self) -> Sequence[str]:
+        """Return the mistake in the sources file, which must not keep the models of a server from serving."""
+        if not self._sources_config.is_used:
+            return ()
+        from edge_server.plugins.cameras.server_cameras import read_cameras
+        from edge_server.plugins.cameras.zones.zone_store import ZoneStore
+
+        config = self._sources_config
+        try:
+            read_cameras(config, ZoneStore(config.file, self._core.config.repository.state_dir).changes)
+        except ConfigError as error:
+            return (str(error),)
+        return ()
 
     def start(self) -> None:
         """Raises InvalidRequest if Frigate's clients would need a key, ServingFault for an address in use."""

@@ -119,7 +119,7 @@ class ServerCameras:
                 raise Draining("the server is stopping")
             shapes = Shapes(zones, lines)
             try:
-                sources, _ = self._read({**self._zone_store.changes, source: shapes})
+                sources, _ = read_cameras(self._config, {**self._zone_store.changes, source: shapes})
             except ConfigError as error:
                 raise InvalidRequest(str(error)) from None
             if source not in sources:
@@ -129,18 +129,9 @@ class ServerCameras:
             self._apply()
         return self.zones_as_json(source)
 
-    def _read(self, changes: Mapping[str, Shapes]) -> tuple[dict[str, SourceEntry], dict[str, SinkEntry]]:
-        """Return the sources, some with changed zones, and the sinks. Raises ConfigError."""
-        sources, sinks = read_entries(self._config.file, self._config.sources, self._config.sinks)
-        for name, kept in changes.items():
-            if name in sources:
-                sources[name] = dataclasses.replace(sources[name], zones=kept.zones, lines=kept.lines)
-        check_required_zones(sources, sinks)
-        return sources, sinks
-
     def _apply(self) -> None:
         try:
-            sources, sinks = self._read(self._zone_store.changes)
+            sources, sinks = read_cameras(self._config, self._zone_store.changes)
         except ConfigError as error:
             problem = ("the cameras are unchanged: " if self._entries else "no camera is open: ") + str(error)
             if problem != self._problem:
@@ -201,6 +192,18 @@ class ServerCameras:
                 lines=runner.entry.lines,
             )
             self._sinks.put(sinks, message)
+
+
+def read_cameras(
+    config: SourcesConfig, changes: Mapping[str, Shapes]
+) -> tuple[dict[str, SourceEntry], dict[str, SinkEntry]]:
+    """Return by name the sources, some with changed zones, and the sinks. Raises ConfigError."""
+    sources, sinks = read_entries(config.file, config.sources, config.sinks)
+    for name, kept in changes.items():
+        if name in sources:
+            sources[name] = dataclasses.replace(sources[name], zones=kept.zones, lines=kept.lines)
+    check_required_zones(sources, sinks)
+    return sources, sinks
 
 
 def _no_camera(source: str) -> NotFound:
