@@ -163,8 +163,10 @@ class RunningPlugin:
         return ()
 
     def refusals(self) -> Sequence[str]:
-        """Return what the server would refuse only after its start, each a sentence, for `edge-server check`. Opens no
-        device and no connection."""
+        """Return the errors in files that the server reads after its start, for `edge-server check`.
+
+        Opens no device and no connection.
+        """
         return ()
 
     def start(self) -> None:

@@ -14,6 +14,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping
 
+from edge_server.config.setting import nearest
 from edge_server.core.custom_metric import MetricFamilyView, MetricSource
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.model_statistics import VersionStatistics
@@ -29,7 +30,7 @@ from edge_server.core.status_reports import (
 )
 from edge_server.core.trace_settings import parse_trace_change
 from edge_server.core.version_lifecycle import INDEX_STATES, DesiredModel, VersionState
-from edge_server.errors import SUGGESTION, Draining, EdgeServerError, InvalidRequest, NotReady, UnknownModel
+from edge_server.errors import Draining, EdgeServerError, InvalidRequest, NotReady, UnknownModel
 from edge_server.memory.shared_memory import SharedMemoryRegistry
 from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.serving.lifecycle.manager import Manager
@@ -497,13 +498,10 @@ class InferenceService:
 
 def _suggestion(name: str, known: Iterable[str]) -> str:
     """Return `, did you mean '...'?` with the known name that is nearest to a misspelt one, "" if none is near."""
-    import difflib
-
     # A misspelt name begins or ends like the right one: only such names are compared, and not too many.
     third = len(name) // 3 or 1
     similar = (one for one in known if one.startswith(name[:third]) or one.endswith(name[-third:]))
-    near = difflib.get_close_matches(name, itertools.islice(similar, _MAX_SIMILAR_NAMES), n=1)
-    return f"{SUGGESTION} '{near[0]}'?" if near else ""
+    return nearest(name, itertools.islice(similar, _MAX_SIMILAR_NAMES))
 
 
 def _tensor_metadata(spec: ModelSpec, item: InputSpec | OutputSpec) -> TensorMetadata:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, TypeVar
 
+from edge_server.errors import SUGGESTION
+
 T = TypeVar("T")
 
 VARIABLE_PREFIX = "EDGE_SERVER_"
@@ -129,7 +131,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     # First, as a comparison of whole words prefers another short name to the rest of a long one.
     longer = [name for name in folded if name.startswith(given)] if len(given.lstrip("-")) >= 3 else []
     close = [min(longer, key=len)] if longer else difflib.get_close_matches(given, list(folded), n=1, cutoff=0.6)
-    return f", did you mean '{folded[close[0]]}'?" if close and folded[close[0]] != word else ""
+    return f"{SUGGESTION} '{folded[close[0]]}'?" if close and folded[close[0]] != word else ""
 
 
 def shown_url(url: str) -> str:

@@ -132,7 +132,7 @@ class RunningPlugins:
         return [warning for warnings in found for warning in warnings or ()]
 
     def refusals(self) -> list[str]:
-        """Return what the plugins would refuse only after the start."""
+        """Return the errors that plugins find in files which the server reads after its start."""
         return [text for name, plugin in self._active() for text in self._call(name, plugin.refusals) or ()]
 
     # -- while it serves

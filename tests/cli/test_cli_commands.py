@@ -105,9 +105,11 @@ def test_check_fails_a_python_model_whose_return_value_is_wrong_for_all_inputs(r
         "double": "return [pb.InferenceResponse([pb.Tensor('OUTPUT0', np.zeros((1, 1), np.float64))])]",
         "nothing": "return None",
         "picky": "raise ValueError('too small')",
+        "silent": "requests[0].get_response_sender()",
     }
     for name, body in bodies.items():
-        folder = add(repository, name, IDENTITY.replace("identity", "python"))
+        more = "model_transaction_policy { decoupled: true }" if name == "silent" else ""
+        folder = add(repository, name, IDENTITY.replace("identity", "python") + more)
         (folder / "1" / "model.py").write_text(
             "import numpy as np\nimport triton_python_backend_utils as pb\n\n\n"
             f"class TritonPythonModel:\n    def execute(self, requests):\n        {body}\n"
@@ -115,7 +117,8 @@ def test_check_fails_a_python_model_whose_return_value_is_wrong_for_all_inputs(r
     done = edge("check", str(repository))
     errors = " ".join(done.stderr.split())
     assert done.returncode == 1
-    assert errors.count("FAILED") == 2
+    assert errors.count("FAILED") == 3
+    assert "'silent', request 'warmup probe': the model let go of the request without a final response" in errors
     assert "'double', request 'warmup probe': output 'OUTPUT0' has elements of type FP64, but the config" in errors
     assert "'nothing', request 'warmup probe': execute returned None" in errors
     assert "NOTE picky version 1: it loads and would be served, but was not tried" in errors

@@ -739,6 +739,8 @@ def test_with_a_token_models_are_unloaded_loaded_and_rolled_back(
         browser.wait("document.querySelector('#events-note').textContent.includes('need a key')")
         browser.wait(f"{row('one')}?.innerText.includes('READY')")
         assert browser.run("return document.querySelectorAll('.actions button:not([hidden])').length") == 2
+        # Without the right to the index nobody can say how many there are.
+        assert browser.run("return document.querySelector('#models-count').textContent") == "2 ready"
         browser.click("#key")
         browser.run(KEY, "wrong")
         browser.click('#key-dialog button[value="save"]')

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from edge_server.core.request_response import NO_PARAMETERS, Parameter
-from edge_server.errors import BackendError
+from edge_server.errors import BackendError, WrongOutput
 from edge_server.plugins.python_models.error_translation import TritonError, TritonModelException
 from edge_server.plugins.python_models.tensor import PbTensor, plain
 
@@ -146,7 +146,7 @@ class ResponseTarget:
 
     def abandon(self) -> None:
         """Fail the request of a model that will never answer it."""
-        self.fail("the model let go of the request without a final response")
+        self.fail("the model let go of the request without a final response", WrongOutput)
 
 
 class ResponseSender:

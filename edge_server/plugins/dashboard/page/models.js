@@ -60,7 +60,7 @@ export function updateModels(state, tryModel, changed) {
   const entries = entriesOf(state);
   const names = (wanted) => new Set(entries.filter((entry) => !wanted || entry.state === wanted).map((entry) => entry.name)).size;
   const failed = names("UNAVAILABLE");
-  setText(byId("models-count"), entries.length ? `${names("READY")} of ${names()} ready` : "");
+  setText(byId("models-count"), entries.length ? `${names("READY")} ${state.index ? `of ${names()} ` : ""}ready` : "");
   setBadge(byId("models-failed"), failed ? `${failed} failed` : "", "bad");
   byId("models-failed").hidden = !failed;
   byId("models-head").hidden = !entries.length;
