@@ -177,11 +177,11 @@ class StreamSender:
         self.connection_error = error.message
         if self.opened is None:
             # The stream was never open, so this is probably not a frame server; do not retry.
-            self.failure = _in_words(error, self._address)
+            self.failure = _explain_failure(error, self._address)
             self._close_stream()
 
 
-def _in_words(error: StreamError, address: str) -> StreamError:
+def _explain_failure(error: StreamError, address: str) -> StreamError:
     """Return the error of a stream that never opened, with a text for users if grpcio's is a known one."""
     text = describe_grpc_failure(error.message)
     if text == error.message:
