@@ -43,22 +43,26 @@ def is_ready(server: Any, model: str) -> bool:
     return server.get(f"/v2/models/{model}/ready")[0] == 200 and server.get("/v2/health/ready")[0] == 200
 
 
-def stop_process(server: Any) -> None:
+def stop_process(server: Any, eventually: Callable[..., bool]) -> None:
     """Stop the engine's process, which then answers nothing: as one whose library holds the GIL in a step."""
-    os.kill(child_of(server), signal.SIGSTOP)
+    child = child_of(server)
+    os.kill(child, signal.SIGSTOP)
+    # On a busy machine its other threads run on until the one that takes the signal is scheduled.
+    threads = list(Path(f"/proc/{child}/task").iterdir())
+    assert eventually(lambda: {(thread / "stat").read_text().rpartition(") ")[2][0] for thread in threads} == {"T"})
 
 
 @pytest.mark.parametrize(
     ("begin", "prompt"),
-    [(lambda server: None, "hang"), (stop_process, "hello")],
+    [(lambda server, eventually: None, "hang"), (stop_process, "hello")],
     ids=["step_that_never_ends", "process_that_answers_nothing"],
 )
 def test_a_stuck_engine_is_killed_and_its_model_restarts(
-    server: Any, eventually: Callable[..., bool], begin: Callable[[Any], None], prompt: str
+    server: Any, eventually: Callable[..., bool], begin: Callable[..., None], prompt: str
 ) -> None:
     assert eventually(lambda: complete(server, "hello")[0] == 200)
     before = child_of(server)
-    begin(server)
+    begin(server, eventually)
     answers: list[tuple[int, Any]] = []
     asking = threading.Thread(target=lambda: answers.append(complete(server, prompt)))
     asking.start()
