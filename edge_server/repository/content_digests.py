@@ -13,13 +13,13 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
 from edge_server.repository.file_fingerprint import is_ignored
+from edge_server.repository.replace_file import replace_file
 from edge_server.repository.trust.checksum_file import FILE_NAME, SIGNATURE_NAME
 
 log = logging.getLogger(__name__)
@@ -182,11 +182,8 @@ def _read_cache(path: Path | None) -> dict[str, str]:
 
 
 def _write_cache(path: Path, files: Mapping[str, str]) -> None:
-    """Replace the file in one step. It is only a cache: what a power cut loses is computed again."""
+    """Keep the digests. It is only a cache: what a power cut loses is computed again."""
     try:
-        handle, scratch = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with open(handle, "w") as file:
-            json.dump({"files": files}, file)
-        os.replace(scratch, path)
+        replace_file(path, json.dumps({"files": files}).encode(), is_durable=False)
     except OSError as error:
         log.warning("digests cannot be kept in '%s': %s", path, error.strerror)

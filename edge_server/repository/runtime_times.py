@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import re
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edge_server.core.model_spec import ModelFile
+from edge_server.repository.replace_file import replace_file
 
 log = logging.getLogger(__name__)
 
@@ -210,7 +210,7 @@ def _entry(item: Any) -> _Entry:
 
 
 def _write(path: Path, entries: Sequence[_Entry]) -> None:
-    """Replace the file in one step. After a power cut the measurement is repeated. Raises OSError."""
+    """Keep the measurements. After a power cut they are repeated. Raises OSError."""
     measurements = [
         {
             "sha256": item.digest, "size": item.size, "stamp": item.stamp, "processor": item.processor,
@@ -218,12 +218,4 @@ def _write(path: Path, entries: Sequence[_Entry]) -> None:
         }
         for item in entries
     ]  # fmt: skip
-    handle, scratch = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with open(handle, "w", encoding="utf-8") as file:
-            json.dump({"measurements": measurements}, file, indent=1)
-            os.fchmod(handle, 0o644)  # a command of another user may have written what the server reads
-        os.replace(scratch, path)
-    except OSError:
-        os.unlink(scratch)
-        raise
+    replace_file(path, json.dumps({"measurements": measurements}, indent=1).encode(), is_durable=False)

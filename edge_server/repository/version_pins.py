@@ -6,13 +6,13 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 
 from edge_server.errors import ServingFault
+from edge_server.repository.replace_file import replace_file
 from edge_server.repository.scan import MAX_VERSION, is_model_name
 
 log = logging.getLogger(__name__)
@@ -102,29 +102,8 @@ def _checked(content: object) -> dict[str, int]:
 
 
 def _write(path: Path, versions: Mapping[str, int]) -> None:
-    """Replace the file in one step, so that a power cut leaves the old one or the new one."""
     text = json.dumps({"pins": dict(sorted(versions.items()))}, indent=1) + "\n"
-    scratch = ""
     try:
-        handle, scratch = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with open(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(scratch, path)
-        _sync_folder(path.parent)
+        replace_file(path, text.encode())
     except OSError as error:
-        if scratch:
-            with contextlib.suppress(OSError):
-                os.unlink(scratch)
         raise ServingFault(f"the pin cannot be kept in '{path}': {error.strerror}") from None
-
-
-def _sync_folder(folder: Path) -> None:
-    """Flush the rename to disk, if the file system supports it for folders."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

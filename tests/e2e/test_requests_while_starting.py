@@ -249,6 +249,9 @@ def test_grpc_accepts_clients_while_only_engine_builds_are_left(
         assert (states["plain"], states["engine"]) == ("READY", "LOADING")
         assert states["ensemble"] != "READY"
     finally:
-        os.close(os.open(gates["engine"], os.O_WRONLY))
+        # For reading too, so that it opens at once; kept open for a model that comes later.
+        ends = [os.open(gate, os.O_RDWR) for gate in gates.values()]
         starting.join(60)
         server.stop()
+        for end in ends:
+            os.close(end)

@@ -23,6 +23,7 @@ from edge_server.errors import AlreadyExists, BadModelConfig, InvalidRequest
 from edge_server.repository.backend_choice import advice_for_pickle, standard_name
 from edge_server.repository.file_fingerprint import is_ignored
 from edge_server.repository.metadata_files import FILE_NAMES
+from edge_server.repository.replace_file import sync_folder
 from edge_server.repository.safe_paths import check_relative
 from edge_server.repository.scan import is_model_name, parse_version
 
@@ -295,9 +296,5 @@ def move_into_place(folder: Path, repository: Path) -> Path:
             raise
         check_is_free(repository, folder.name)
         raise
-    descriptor = os.open(repository, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_folder(repository)
     return target

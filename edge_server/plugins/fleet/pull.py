@@ -32,6 +32,7 @@ from edge_server.core.exit_code import ExitCode
 from edge_server.errors import AlreadyExists, InvalidRequest
 from edge_server.plugins.fleet.pull_archive import ARCHIVES, PullFailed, check_space, unpack
 from edge_server.repository.file_fingerprint import is_ignored
+from edge_server.repository.replace_file import sync_folder
 from edge_server.repository.scan import Scanner, is_model_name, parse_version
 
 _MODEL_FILES = (".onnx", ".gguf", ".plan", ".pt", ".pt2", ".tflite")
@@ -303,7 +304,7 @@ def _pull(options: argparse.Namespace, name: str, url: str, suffix: str, sha256:
         if os.path.lexists(target):
             os.rename(target, replaced)
         os.rename(model, target)
-        _sync(options.model_repository)
+        sync_folder(options.model_repository)
     except _Interrupted:
         with contextlib.suppress(OSError):
             if (work / "download").exists():
@@ -429,12 +430,3 @@ def _model_folder(folder: Path) -> Path:
     if len(entries) == 1 and entries[0].is_dir() and parse_version(entries[0].name) is None:
         return entries[0]
     return folder
-
-
-def _sync(folder: Path) -> None:
-    """Make a rename in the folder survive a loss of power."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

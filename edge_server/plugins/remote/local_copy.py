@@ -24,6 +24,7 @@ from typing import IO, Any
 from edge_server.errors import ServingFault
 from edge_server.plugins.remote.grouped_listing import UnitKey
 from edge_server.plugins.remote.object_store import RemoteFile
+from edge_server.repository.replace_file import replace_file, sync_folder
 from edge_server.repository.scan import parse_version
 
 CHUNK_BYTES = 8 << 20
@@ -194,7 +195,7 @@ class LocalCopy:
             shutil.rmtree(new_folder, ignore_errors=True)
         else:
             os.rename(new_folder, folder)
-        _sync_folder(folder.parent)
+        sync_folder(folder.parent)
 
     def _install_model_files(self, key: UnitKey, files: Mapping[str, RemoteFile]) -> None:
         folder = self._unit_folder(key)
@@ -211,7 +212,7 @@ class LocalCopy:
             os.replace(self._staged(key, name, file), target)
             folders.add(target.parent)
         for path in folders:
-            _sync_folder(path)
+            sync_folder(path)
 
     # -- deletion ---------------------------------------------------------------------------------------------------
 
@@ -287,12 +288,8 @@ class LocalCopy:
         units: dict[str, dict[str, Any]] = {}
         for key, files in self._state.items():
             units.setdefault(key.model, {})["" if key.version is None else str(key.version)] = files
-        temporary = self._state_path.with_suffix(".tmp")
-        with _disk(f"'{self._state_path}' cannot be written"), temporary.open("w") as file:
-            json.dump({"units": units, "is_complete": self.is_warm}, file)
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(temporary, self._state_path)
+        with _disk(f"'{self._state_path}' cannot be written"):
+            replace_file(self._state_path, json.dumps({"units": units, "is_complete": self.is_warm}).encode())
 
 
 @contextmanager
@@ -301,14 +298,6 @@ def _disk(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise LocalDiskFault(f"{what}: {error.strerror or error}") from error
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def exchange(first: Path, second: Path) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -39,6 +37,7 @@ from edge_server.plugins.tuning.load.model_config_candidates import (
 )
 from edge_server.plugins.tuning.load.report import to_json
 from edge_server.plugins.tuning.load.server_trials import ModelFolder, Trials, private_server, served_model
+from edge_server.repository.replace_file import replace_file
 from edge_server.version import __version__
 
 WINDOW_MS = 200
@@ -369,18 +368,9 @@ def _variant_path(model: ModelFolder, name: str, may_overwrite: bool) -> Path:
 
 
 def _write_variant(path: Path, text: str) -> None:
-    """Replace the file atomically, because a server may be watching the repository."""
     try:
         path.parent.mkdir(exist_ok=True)
-        part, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
-        try:
-            with open(part, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.chmod(name, 0o644)
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise
+        replace_file(path, text.encode())
     except OSError as error:
         raise InvalidRequest(f"--write: {path} cannot be written: {error.strerror}") from None
 

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from edge_server.errors import InvalidRequest, ServingFault
+from edge_server.repository.replace_file import replace_file
 from edge_server.repository.scan import is_model_name, parse_version
 from edge_server.repository.trust.checksum_file import (
     FILE_NAME,
@@ -47,20 +48,11 @@ def _write(folder: Path, model: str, version: int | None, skip: frozenset[str], 
     content = render(Manifest(digests, subject_of(model, version)))
     path = folder / FILE_NAME
     try:
-        _replace(path, content)
+        replace_file(path, content)
         if key is None:
             (folder / SIGNATURE_NAME).unlink(missing_ok=True)
         else:
-            _replace(folder / SIGNATURE_NAME, key.sign(content))
+            replace_file(folder / SIGNATURE_NAME, key.sign(content))
     except OSError as error:
         raise ServingFault(f"'{path}' cannot be written: {error.strerror}") from error
     return path
-
-
-def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)  # still present if the disk was full

@@ -22,6 +22,7 @@ from edge_server.plugins.cameras.zones.zone_settings import (
     parse_lines,
     parse_zones,
 )
+from edge_server.repository.replace_file import replace_file
 
 _LOG = logging.getLogger(__name__)
 
@@ -93,14 +94,9 @@ class ZoneStore:
         text = json.dumps(document, indent=1)
         if len(text) > MAX_FILE_BYTES:
             raise InvalidRequest(f"zones cannot be kept: '{self._change_file}' would have over {MAX_FILE_BYTES} bytes")
-        part = self._change_file.with_suffix(".part")
         try:
             self._change_file.parent.mkdir(parents=True, exist_ok=True)
-            with part.open("w") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(self._change_file)
+            replace_file(self._change_file, text.encode())
         except OSError as error:
             raise InvalidRequest(f"zones cannot be kept: '{self._change_file}': {error.strerror}") from None
         self.changes = changes

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from edge_server.backends import onnx_file_info
 from edge_server.backends.runtime_errors import message_line
 from edge_server.plugins.tensorrt.engine_order import EngineOrder
 from edge_server.plugins.tensorrt.library_adapter import EngineFault, TensorRTLibrary
+from edge_server.repository.replace_file import replace_file
 
 PLAN = "engine.plan"
 
@@ -298,14 +298,8 @@ def _add_progress_monitor(
 
 def _write_atomically(path: Path, content: bytes | memoryview) -> None:
     """Write a file completely or not at all. Raises BuildFault if the disk refuses it."""
-    draft = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(draft, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
+        replace_file(path, content)
     except OSError as error:
-        draft.unlink(missing_ok=True)
         raise BuildFault(f"'{path}' cannot be written: {error.strerror}", is_final=False) from error

@@ -31,6 +31,7 @@ from types import TracebackType
 
 from edge_server.plugins.tensorrt.builds.build_engine import PLAN
 from edge_server.plugins.tensorrt.builds.engine_key import EngineKey, describe_differences
+from edge_server.repository.replace_file import replace_file
 
 log = logging.getLogger(__name__)
 
@@ -248,10 +249,8 @@ class EngineCache:
         return True
 
     def _write(self, path: Path, facts: Mapping[str, object]) -> None:
-        draft = path.with_name(f"{path.name}.part")
         try:
-            draft.write_text(json.dumps(facts, indent=1))
-            os.replace(draft, path)
+            replace_file(path, json.dumps(facts, indent=1).encode())
         except OSError as error:
             raise EngineCacheFault(f"'{path}' cannot be written: {error.strerror}") from error
 

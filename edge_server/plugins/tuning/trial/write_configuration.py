@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from edge_server.errors import AlreadyExists, InvalidRequest, ServingFault
 from edge_server.repository.pbtxt import ConfigMessage, parse_text
+from edge_server.repository.replace_file import replace_file
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
@@ -36,17 +36,8 @@ def write_variant(path: Path, config: ConfigMessage, model: str, remarks: Sequen
     text = "".join(f"# {' '.join(line.split())}\n" for line in remarks) + "\n" + str(config)
     if parse_text(text.encode(), model, path.name) != config:
         raise ServingFault(f"model '{model}': the configuration does not survive being written as text")
-    # A server that watches the repository ignores hidden files.
-    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(exist_ok=True)
-        with open(draft, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
+        replace_file(path, text.encode())
     except OSError as error:
         raise ServingFault(f"'{path}' cannot be written: {error.strerror}") from error
-    finally:
-        with contextlib.suppress(OSError):  # after success the file is renamed
-            draft.unlink()
