@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import functools
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,9 @@ from onnx import TensorProto, helper
 
 BUNDLED = harness.ROOT / "model_repository/efficientnet_lite0"
 FRAME = (480, 640, 3)
-NETWORKS = {"mobilenet_v2": networks.mobilenet_v2, "resnet18": networks.resnet18}
+_NETWORKS = {"mobilenet_v2": networks.mobilenet_v2, "resnet18": networks.resnet18}
+NETWORKS = (*_NETWORKS, *(f"{name}_openvino" for name in _NETWORKS))
+"""Models of `write_for_triton` that read a picture; those whose names end otherwise run in ONNX Runtime."""
 FULL_TRANSPORTS = ("grpc", "stream", "http", "shm")
 
 
@@ -84,6 +87,10 @@ _PYTHON = {
 }
 
 
+def _parameter(key: str, value: object) -> str:
+    return f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
+
+
 def write_python_models(repository: Path) -> None:
     """Write the models that Triton's Python backend serves as this server's does."""
     for name in _PYTHON:
@@ -102,7 +109,7 @@ def write_models(repository: Path) -> None:
     harness.write_model(repository, "identity", f'backend: "identity"\n{_SMALL}{_ONE}')
     for name, tensors, model in (("add_sub", _TWO, _add_sub()), ("frame", _FRAME, _first_pixel())):
         config = f'backend: "onnxruntime"\n{_SMALL}{tensors}'
-        config += 'parameters { key: "intra_op_thread_count" value { string_value: "1" } }\n'
+        config += _parameter("intra_op_thread_count", 1)
         harness.write_model(repository, name, config, {"model.onnx": model})
     for runtime in ("onnxruntime", "openvino"):
         write_classifier(repository, runtime)
@@ -113,16 +120,21 @@ def write_models(repository: Path) -> None:
 def write_for_triton(here: Path, there: Path, models: Iterable[str]) -> None:
     """Write models for this server and for Triton, of the same name and runtime.
 
-    Configured are only the runtime and one instance: the other settings are each server's defaults.
+    Configured are the runtime, one instance, and of networks threads and precision: the other settings are each
+    server's defaults.
     """
-    one_thread = 'parameters { key: "intra_op_thread_count" value { string_value: "1" } }\n'
+    cores = len(os.sched_getaffinity(0))
     made = {
         "identity": (f'backend: "identity"\n{_SMALL}{_ONE}', None),
-        "add_sub": (f'backend: "onnxruntime"\n{_SMALL}{_TWO}{one_thread}', _add_sub),
-        "frame": (f'backend: "onnxruntime"\n{_SMALL}{_FRAME}{one_thread}', _first_pixel),
+        "add_sub": (f'backend: "onnxruntime"\n{_SMALL}{_TWO}{_parameter("intra_op_thread_count", 1)}', _add_sub),
+        "frame": (f'backend: "onnxruntime"\n{_SMALL}{_FRAME}{_parameter("intra_op_thread_count", 1)}', _first_pixel),
     }
-    for name, network in NETWORKS.items():
-        made[name] = (f'backend: "onnxruntime"\n{_BATCH_OF_ONE}{_NETWORK}', partial(_serialised, network))
+    onnxruntime = f'backend: "onnxruntime"\n{_BATCH_OF_ONE}{_NETWORK}{_parameter("intra_op_thread_count", cores)}'
+    openvino = f'backend: "openvino"\ndefault_model_filename: "model.onnx"\n{_BATCH_OF_ONE}{_NETWORK}'
+    openvino += _parameter("INFERENCE_NUM_THREADS", cores) + _parameter("INFERENCE_PRECISION_HINT", "f32")
+    for name, network in _NETWORKS.items():
+        made[name] = (onnxruntime, partial(_serialised, network))
+        made[f"{name}_openvino"] = (openvino, partial(_serialised, network))
     for name in dict.fromkeys(models):
         for repository in (here, there):
             if name in _PYTHON:

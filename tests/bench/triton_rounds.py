@@ -3,10 +3,14 @@
     --triton         an unpacked nvidia-pytriton wheel (0.7.0); with '' the first --server takes Triton's place
     --triton-python  an interpreter with numpy < 2, for Triton's Python backend
     --backends       folder with `identity/libtriton_identity.so` (see triton_identity.c) and, for the cells of ONNX
-                     models, `onnxruntime/libtriton_onnxruntime.so`
+                     models, `onnxruntime/libtriton_onnxruntime.so` and `openvino/libtriton_openvino.so`. The latter
+                     is r26.08 plus INFERENCE_PRECISION_HINT among the parameters that it reads; without that line it
+                     computes in bf16 on many processors, and this server in f32
     --perf-analyzer, --perf-analyzer-libs   as tests/e2e/fetch_perf_analyzer.sh prints them
     --server         LABEL=COMMAND, the program of a server with flags of its own: once for each to compare; without it
                      the installed one. `--server 'old=/tree/.venv/bin/edge-server --grpc-transport=grpcio'`
+    --again          run a second Triton in the same rounds, and say which cells are worse than Triton by more than
+                     the two Tritons differ
     --cells, --concurrency   parts of the table, with commas between
 
 Prints a table: medians of the rounds; ratios to Triton are medians of each round's ratio, with the least and the
@@ -21,7 +25,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import shlex
+import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -36,6 +42,9 @@ import short
 from harness import Load
 
 TRITON = "Triton"
+AGAIN = "Triton again"
+FIELDS = {"rate": 1, "p99_ms": -1, "cpu_us": -1}
+"""Fields of a Load that are compared, and the sign of their difference that is better."""
 
 
 @dataclass(frozen=True)
@@ -63,18 +72,27 @@ CELLS = (
     Cell("frame_shm", "frame", "shm", (1, 4)),
     Cell("mobilenet", "mobilenet_v2", "grpc", (1, 4, 16)),
     Cell("mobilenet_http", "mobilenet_v2", "http", (1, 4, 16)),
+    Cell("mobilenet_openvino", "mobilenet_v2_openvino", "grpc", (1, 4, 16)),
+    Cell("mobilenet_openvino_http", "mobilenet_v2_openvino", "http", (1, 4, 16)),
     Cell("resnet", "resnet18", "grpc", (1, 4, 16)),
     Cell("resnet_http", "resnet18", "http", (1, 4, 16)),
+    Cell("resnet_openvino", "resnet18_openvino", "grpc", (1, 4, 16)),
+    Cell("resnet_openvino_http", "resnet18_openvino", "http", (1, 4, 16)),
 )
 
 
 @contextlib.contextmanager
-def systems(models: Sequence[str], programs: dict[str, list[str]]) -> Iterator[dict[str, harness.Server]]:
-    """Yield Triton and the servers to compare with it, all running at once: idle ones use hardly any CPU time."""
+def systems(
+    models: Sequence[str], programs: dict[str, list[str]], *, is_again: bool
+) -> Iterator[dict[str, harness.Server]]:
+    """Yield Triton, twice if `is_again`, and the servers to compare with it, all running at once: idle ones use hardly
+    any CPU time."""
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         here, there = Path(name) / "here", Path(name) / "there"
         cases.write_for_triton(here, there, models)
-        found = {TRITON: stack.enter_context(harness.triton(there))} if harness.TRITON else {}
+        found = {}
+        for label in ([TRITON] if harness.TRITON else []) + ([AGAIN] if is_again else []):
+            found[label] = stack.enter_context(harness.triton(there))
         for label, (program, *flags) in programs.items():
             words = ("--allow-client-shm=true", "--log-info=false", *flags)
             found[label] = stack.enter_context(harness.server(here, *words, program=[program]))
@@ -94,10 +112,25 @@ def figures(load: Load) -> list[str]:
     return [f"{load.rate:.0f}", f"{load.p50_ms:.2f} / {load.p99_ms:.2f}", f"{load.cpu_us:.0f}"]
 
 
+def round_ratios(ours: Sequence[Load], theirs: Sequence[Load], field: str) -> list[float]:
+    return [getattr(one, field) / getattr(other, field) for one, other in zip(ours, theirs, strict=True)]
+
+
 def spread(ours: Sequence[Load], theirs: Sequence[Load], field: str) -> str:
     """Return the median of the rounds' ratios, and the least and the greatest."""
-    rounds = [getattr(one, field) / getattr(other, field) for one, other in zip(ours, theirs, strict=True)]
-    return f"{getattr(harness.ratios(ours, theirs), field):.2f} ({min(rounds):.2f}-{max(rounds):.2f})"
+    ratios = round_ratios(ours, theirs, field)
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
+
+
+def worse_fields(ours: Sequence[Load], theirs: Sequence[Load], again: Sequence[Load]) -> list[str]:
+    """Return the fields in which the median ratio to Triton is worse than any round's of two Tritons, whichever of the
+    two is divided by the other."""
+    found = []
+    for field, sign in FIELDS.items():
+        itself = max(abs(math.log(ratio)) for ratio in round_ratios(again, theirs, field))
+        if sign * math.log(statistics.median(round_ratios(ours, theirs, field))) < -itself:
+            found.append(field)
+    return found
 
 
 def main() -> None:
@@ -108,6 +141,7 @@ def main() -> None:
     parser.add_argument("--perf-analyzer", default=harness.PERF_ANALYZER)
     parser.add_argument("--perf-analyzer-libs", default=harness.PERF_ANALYZER_LIBS)
     parser.add_argument("--server", action="append", metavar="LABEL=COMMAND")
+    parser.add_argument("--again", action="store_true")
     parser.add_argument("--cells", default=",".join(cell.name for cell in CELLS))
     parser.add_argument("--concurrency", default="1,4,16")
     parser.add_argument("--rounds", type=int, default=5)
@@ -126,6 +160,8 @@ def main() -> None:
 
     if not given.triton and len(programs) < 2:
         parser.error("name --triton, or two servers with --server")
+    if given.again and not given.triton:
+        parser.error("--again needs --triton")
     base = TRITON if given.triton else next(iter(programs))
 
     before = harness.machine()
@@ -133,7 +169,9 @@ def main() -> None:
     heads = ["cell", "conc.", f"{base}: requests/s", "p50 / p99 ms", "CPU us", "beside"]
     heads += ["requests/s", "p50 / p99 ms", "CPU us", f"rate, to {base}'s", "p99", "CPU"]
     rows: list[list[str]] = []
-    with systems([cell.model for cell in wanted], programs) as servers, tempfile.TemporaryDirectory() as name:
+    worse: list[str] = []
+    models = [cell.model for cell in wanted]
+    with systems(models, programs, is_again=given.again) as servers, tempfile.TemporaryDirectory() as name:
         for cell in wanted:
             for concurrency in sorted(concurrencies.intersection(cell.concurrencies)):
                 ways = {
@@ -143,13 +181,17 @@ def main() -> None:
                 kept.append([cell.name, concurrency, {way: [asdict(one) for one in its] for way, its in loads.items()}])
                 theirs = loads.pop(base)
                 for label, ours in loads.items():
-                    ratios = [spread(ours, theirs, field) for field in ("rate", "p99_ms", "cpu_us")]
+                    ratios = [spread(ours, theirs, field) for field in FIELDS]
                     row = [cell.name, str(concurrency), *figures(harness.median_load(theirs)), label]
                     rows.append([*row, *figures(harness.median_load(ours)), *ratios])
                     print(*rows[-1], sep="  ", file=sys.stderr, flush=True)
+                    if given.again and label != AGAIN and (fields := worse_fields(ours, theirs, loads[AGAIN])):
+                        worse.append(f"{label}: {cell.name} at {concurrency}: {', '.join(fields)}")
     after = harness.machine()
     print(f"{given.rounds} rounds, {before['processor']}, {before['cores']} cores, load ", end="")
     print(f"{before['load_average'][0]} before and {after['load_average'][0]} after\n\n{harness.markdown(heads, rows)}")
+    if given.again:
+        print("\nWorse than Triton by more than two Tritons differ:", *(worse or ["no cell"]), sep="\n- ")
     if given.json is not None:
         given.json.write_text(json.dumps({"before": before, "after": after, "loads": kept}, indent=1) + "\n")
 
