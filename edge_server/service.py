@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from edge_server.config.setting import nearest
 from edge_server.core.custom_metric import MetricFamilyView, MetricSource
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
-from edge_server.core.model_statistics import VersionStatistics
+from edge_server.core.model_statistics import VersionStatistics, VersionWork
 from edge_server.core.request_response import Request, ResponseSink, SubmittedRequest
 from edge_server.core.status_reports import (
     IndexEntry,
@@ -282,6 +282,10 @@ class InferenceService:
             which = name if version is None else f"{name}' version '{version}"
             raise InvalidRequest(f"requested model '{which}' is not available")
         return [item.statistics() for item in reversed(versions)]
+
+    def work(self) -> list[VersionWork]:
+        """Return the work of all serving versions since their loads."""
+        return [item.work() for item in self._manager.all_ready()]
 
     def trace_settings(self, name: str = "") -> dict[str, str | list[str]]:
         """Return the trace settings of a model; with "", those of models without their own. Raises InvalidRequest for a

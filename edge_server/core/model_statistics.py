@@ -3,7 +3,9 @@ nanoseconds."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 
 @dataclass(slots=True)
@@ -56,6 +58,19 @@ class ResponseStatistics:
             self.empty_response.copy(),
             self.cancel.copy(),
         )
+
+
+class VersionWork(NamedTuple):
+    """The part of a version's counters that the governor reads several times a second, for each model.
+
+    `batches`: by batch size, the number of executions and their nanoseconds (inputs, computing and outputs).
+    `rejected_count`: the failed requests whose reason is REJECTED.
+    """
+
+    name: str
+    version: int
+    batches: Mapping[int, tuple[int, int]]
+    rejected_count: int
 
 
 LAST_POSITION = 127

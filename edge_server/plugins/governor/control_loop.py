@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from edge_server.core.model_statistics import VersionStatistics
+from edge_server.core.model_statistics import VersionWork
 from edge_server.plugins.governor.clock_cap import ClockCap
 from edge_server.plugins.governor.control_policy import ControlPolicy, PolicyDecision
 from edge_server.plugins.governor.energy_model import EnergyModel, InferenceCost, WorkKey, measured_j
@@ -37,13 +37,13 @@ def _do_nothing(*_: object, **__: object) -> None:
 class ServerCallbacks(NamedTuple):
     """Functions of the server that the loop calls on its thread. All return at once.
 
-    `token_work` returns the work of language models. `refused_frames` returns the number of frames that the governor
-    rejected, by model. `variant_pairs` returns the lighter variant of each model that has one. `use_variants` gets the
-    active variants after each change, None if there are none. `resume` is called when more work may run than before.
-    `gpu_lost` is called once for each GPU that fell off the bus or needs a reset.
+    `work` returns the work of all serving versions, `token_work` that of language models. `refused_frames` returns the
+    number of frames that the governor rejected, by model. `variant_pairs` returns the lighter variant of each model
+    that has one. `use_variants` gets the active variants after each change, None if there are none. `resume` is called
+    when more work may run than before. `gpu_lost` is called once for each GPU that fell off the bus or needs a reset.
     """
 
-    statistics: Callable[[], Sequence[VersionStatistics]] = tuple
+    work: Callable[[], Sequence[VersionWork]] = tuple
     token_work: Callable[[], TokenWork] = dict
     refused_frames: Callable[[], Mapping[str, int]] = dict
     variant_pairs: Callable[[], Mapping[str, str]] = dict
@@ -155,7 +155,7 @@ class GovernorLoop:
         )
         # The decision is made first. Everything after it only applies it, measures and reports.
         server = self._server
-        work = self._work.update(server.statistics(), server.refused_frames(), server.token_work())
+        work = self._work.update(server.work(), server.refused_frames(), server.token_work())
         before = self._admission.decision
         capacity = self._capacity.update(work.busy_s, dt_s, is_held_back=before.share < 1.0)
         self._admission.apply(decision, capacity)

@@ -60,7 +60,7 @@ class Governor(RunningPlugin):
     def build(self, core: ServingCore) -> None:
         service = core.service
         self._server = ServerCallbacks(
-            statistics=lambda: service.statistics(None, None),
+            work=service.work,
             token_work=lambda: token_work(service.model_families()),
             refused_frames=self._admission.refused_frames,
             variant_pairs=service.variants.find_pairs,

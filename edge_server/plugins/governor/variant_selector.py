@@ -144,12 +144,18 @@ class VariantSelector:
             ]:
                 del self._rates[name]
         self._rules = {name: self._rules.get(name) or self.make_rule() for name in pairs}
+        busy = sum(rates.busy for rates in self._rates.values()) if pairs else 0.0
         self.active = {
-            name: lighter for name, lighter in pairs.items() if self._is_light(name, lighter, decision, capacity, now_s)
+            name: lighter
+            for name, lighter in pairs.items()
+            if self._is_light(name, lighter, decision, capacity, busy, now_s)
         }
         return self.active
 
-    def _is_light(self, name: str, lighter: str, decision: PolicyDecision, capacity: float, now_s: float) -> bool:
+    def _is_light(
+        self, name: str, lighter: str, decision: PolicyDecision, capacity: float, busy: float, now_s: float
+    ) -> bool:
+        """`busy`: computing seconds a second of all models."""
         rule = self._rules[name]
         heavy, light = self._rates.get(name, _Rates()), self._rates.get(lighter, _Rates())
         if heavy.cost_s is None:
@@ -157,7 +163,7 @@ class VariantSelector:
         # While the variant answers, requests for either model count as requests for the heavy one.
         requested = heavy.requested + (light.requested if rule.is_light else 0.0)
         offered = requested * heavy.cost_s
-        others = sum(rates.busy for known, rates in self._rates.items() if known not in (name, lighter))
+        others = busy - heavy.busy - light.busy
         allowed = max(0.0, decision.share * capacity - others)
         if decision.share >= 1.0:
             # The work is not limited: all requested work is done.

@@ -1,7 +1,6 @@
-"""Measurement of the work of each model (computing time, requests, tokens) between two samples of the serving
-statistics.
+"""Measurement of the work of each model (computing time, requests, tokens) between two samples of its counters.
 
-No clock, no I/O: statistics go in, differences come out.
+No clock, no I/O: counters go in, differences come out.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from edge_server.core.custom_metric import MetricFamilyView
-from edge_server.core.model_statistics import VersionStatistics
+from edge_server.core.model_statistics import VersionWork
 from edge_server.plugins.governor.control_algorithms import smoothing_weight
 from edge_server.plugins.governor.energy_model import ModelWorkload, WorkKey
 
@@ -25,9 +24,6 @@ TokenWork: TypeAlias = Mapping[tuple[str, str], tuple[float, int]]
 
 _PHASES = {"vllm:prompt_tokens_total": "prefill", "vllm:generation_tokens_total": "decode"}
 """Metric of a language model -> the phase whose tokens it counts."""
-
-_REFUSED = "REJECTED"
-"""Triton's failure reason for rejected requests."""
 
 
 @dataclass(slots=True)
@@ -56,14 +52,14 @@ class CompletedWorkMeter:
     """Turns growing counters into the work since the last call. A counter that became smaller was reset by a reload."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, int], tuple[dict[int, tuple[int, int]], int]] = {}
+        self._known: dict[tuple[str, int], VersionWork] = {}
         self._known_frames: Mapping[str, int] = {}
         self._known_tokens: TokenWork = {}
         self._has_baseline = False
 
     def update(
         self,
-        versions: Iterable[VersionStatistics],
+        versions: Iterable[VersionWork],
         refused_frames: Mapping[str, int],
         tokens: TokenWork | None = None,
     ) -> CompletedWork:
@@ -75,20 +71,15 @@ class CompletedWorkMeter:
         before, self._known = self._known, {}
         for version in versions:
             key = (version.name, version.version)
-            totals = {
-                size: (
-                    item.compute_infer.count,
-                    item.compute_input.ns + item.compute_infer.ns + item.compute_output.ns,
-                )
-                for size, item in version.batches.items()
-            }
-            now = totals, version.failures.get(_REFUSED, 0)
-            self._known[key] = now
+            self._known[key] = version
             if self._has_baseline:
-                _add(done, version.name, before.get(key, ({}, 0)), now)
+                model = done.models.setdefault(version.name, ModelWork())
+                known = before.get(key)
+                if version != known:
+                    _add(done, model, known, version)
         for name, count in refused_frames.items():
-            if self._has_baseline and count > (known := self._known_frames.get(name, 0)):
-                done.models.setdefault(name, ModelWork()).refused += count - known
+            if self._has_baseline and count > (known_count := self._known_frames.get(name, 0)):
+                done.models.setdefault(name, ModelWork()).refused += count - known_count
         if self._has_baseline:
             for phase, total in (tokens or {}).items():
                 _add_tokens(done, phase, self._known_tokens.get(phase, (0.0, 0)), total)
@@ -142,15 +133,10 @@ class ComputeCapacity:
         return self._peak
 
 
-def _add(
-    done: CompletedWork,
-    name: str,
-    before: tuple[dict[int, tuple[int, int]], int],
-    now: tuple[dict[int, tuple[int, int]], int],
-) -> None:
-    model = done.models.setdefault(name, ModelWork())
-    for size, (count, ns) in now[0].items():
-        known_count, known_ns = before[0].get(size, (0, 0))
+def _add(done: CompletedWork, model: ModelWork, before: VersionWork | None, now: VersionWork) -> None:
+    name = now.name
+    for size, (count, ns) in now.batches.items():
+        known_count, known_ns = (0, 0) if before is None else before.batches.get(size, (0, 0))
         if count < known_count or ns < known_ns:
             known_count = known_ns = 0
         if count == known_count:
@@ -160,4 +146,5 @@ def _add(
         done.batches[name, size] = ModelWorkload(other.busy_s + busy_s, other.inferences + inferences)
         model.busy_s += busy_s
         model.inferences += inferences
-    model.refused += now[1] - before[1] if now[1] >= before[1] else now[1]
+    refused = 0 if before is None else before.rejected_count
+    model.refused += now.rejected_count - (refused if now.rejected_count >= refused else 0)

@@ -15,7 +15,7 @@ from edge_server.core.ensemble_check import build_step_graph
 from edge_server.core.ensemble_graph import StepGraph
 from edge_server.core.ensemble_run import EnsembleRun
 from edge_server.core.model_spec import ModelSpec
-from edge_server.core.model_statistics import VersionStatistics
+from edge_server.core.model_statistics import VersionStatistics, VersionWork
 from edge_server.core.request_check import RequestCheck
 from edge_server.core.request_response import Request, Response, ResponseSink
 from edge_server.core.status_reports import InstanceReport, VersionReport
@@ -320,6 +320,9 @@ class EnsembleVersion:
 
     def statistics(self) -> VersionStatistics:
         return self._counters.snapshot(0)
+
+    def work(self) -> VersionWork:
+        return self._counters.work()
 
     def report(self) -> InstanceReport:
         steps = self.spec.ensemble.steps if self.spec.ensemble is not None else ()

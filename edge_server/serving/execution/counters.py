@@ -13,6 +13,7 @@ from edge_server.core.model_statistics import (
     Duration,
     ResponseStatistics,
     VersionStatistics,
+    VersionWork,
 )
 from edge_server.errors import Cancelled, EdgeServerError, Refusal, Throttled
 
@@ -176,6 +177,16 @@ class VersionCounters:
     def record_load(self, seconds: float) -> None:
         with self._lock:
             self._values.load_duration_s = seconds
+
+    def work(self) -> VersionWork:
+        """Return the work since the load."""
+        values = self._values
+        with self._lock:
+            batches = {
+                size: (runs, input_ns + infer_ns + output_ns)
+                for size, (runs, input_ns, infer_ns, output_ns) in self._batches.items()
+            }
+            return VersionWork(values.name, values.version, batches, values.failures["REJECTED"])
 
     def snapshot(self, pending_count: int) -> VersionStatistics:
         """Return a consistent copy that does not change."""

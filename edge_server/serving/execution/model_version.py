@@ -20,7 +20,7 @@ from edge_server.config.server_config import settings_of_backend
 from edge_server.core.batch import BatchPlan
 from edge_server.core.gpu_fault import GpuFault, classify_gpu_fault
 from edge_server.core.model_spec import InstanceGroup, InstanceKind, ModelSpec
-from edge_server.core.model_statistics import VersionStatistics
+from edge_server.core.model_statistics import VersionStatistics, VersionWork
 from edge_server.core.request_check import RequestCheck
 from edge_server.core.request_response import Request, ResponseSink
 from edge_server.core.status_reports import InstanceReport, VersionReport
@@ -392,6 +392,9 @@ class ModelVersion:
         if self.spec.sequence is not None:
             found.live_sequences, found.waiting_sequences = self._sequence_counts()
         return found
+
+    def work(self) -> VersionWork:
+        return self._counters.work()
 
     def _sequence_counts(self) -> tuple[int, int]:
         """Return the number of sequences with a slot, and of those that wait for one."""

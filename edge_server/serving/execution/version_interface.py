@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from edge_server.core.model_spec import ModelSpec
-from edge_server.core.model_statistics import VersionStatistics
+from edge_server.core.model_statistics import VersionStatistics, VersionWork
 from edge_server.core.request_response import Request, ResponseSink, SubmittedRequest
 from edge_server.core.status_reports import InstanceReport, VersionReport
 from edge_server.core.version_lifecycle import SampleRun, VersionSnapshot, VersionState
@@ -88,6 +88,8 @@ class ServedVersion(Protocol):
         """Return whether it reports that it can serve."""
 
     def statistics(self) -> VersionStatistics: ...
+
+    def work(self) -> VersionWork: ...
 
     def report(self) -> InstanceReport: ...
 

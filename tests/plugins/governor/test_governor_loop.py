@@ -13,7 +13,7 @@ import pytest
 
 from edge_server.core.custom_metric import MetricFamilyView, MetricSample
 from edge_server.core.model_spec import ModelFile
-from edge_server.core.model_statistics import BatchStatistics, Duration, VersionStatistics
+from edge_server.core.model_statistics import VersionWork
 from edge_server.plugins.governor.control_loop import GovernorLoop, ServerCallbacks
 from edge_server.plugins.governor.control_policy import Cause, ControlPolicy, PolicyDecision, ThermalLevel
 from edge_server.plugins.governor.energy_model import ModelWorkload
@@ -62,7 +62,7 @@ class Machine:
     temperature_c: float | None = 60.0
     power_w: float | None = 10.0
     more: dict[str, Any] = field(default_factory=dict)
-    versions: list[VersionStatistics] = field(default_factory=list)
+    versions: list[VersionWork] = field(default_factory=list)
     refused: dict[str, int] = field(default_factory=dict)
     pairs: dict[str, str] = field(default_factory=dict)
     events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -72,7 +72,7 @@ class Machine:
     def __post_init__(self) -> None:
         self.admission = GovernorAdmission(clock=lambda: self.now_s)
         server = ServerCallbacks(
-            statistics=lambda: [version.copy() for version in self.versions],
+            work=lambda: self.versions,
             refused_frames=lambda: dict(self.refused),
             variant_pairs=lambda: self.pairs,
             use_variants=self.chosen.append,
@@ -109,9 +109,8 @@ def machine() -> Machine:
     return Machine()
 
 
-def work(name: str, executions: int, seconds: float, size: int = 1, refused: int = 0) -> VersionStatistics:
-    batch = BatchStatistics(size, compute_infer=Duration(executions, round(seconds * 1e9)))
-    return VersionStatistics(name, 1, batches={size: batch}, failures={"REJECTED": refused})
+def work(name: str, executions: int, seconds: float, size: int = 1, refused: int = 0) -> VersionWork:
+    return VersionWork(name, 1, {size: (executions, round(seconds * 1e9))}, refused)
 
 
 # -- state and events
@@ -261,8 +260,8 @@ def test_joules_per_inference_are_learned_from_power_and_busy_time(machine: Mach
     machine.run(120)
 
     def compute() -> None:
-        before = machine.versions[0].batches[1].compute_infer
-        machine.versions = [work("a", before.count + 10, before.ns / 1e9 + 0.25)]
+        executions, ns = machine.versions[0].batches[1]
+        machine.versions = [work("a", executions + 10, ns / 1e9 + 0.25)]
 
     machine.power_w = 15.0
     machine.run(600, compute)
@@ -286,8 +285,8 @@ def ask(machine: Machine, name: str, served: int, cost_s: float, refused: int) -
 
     def grow() -> None:
         known = next((item for item in machine.versions if item.name == name), None)
-        count = known.batches[1].compute_infer.count if known else 0
-        no = known.failures["REJECTED"] if known else 0
+        count = known.batches[1][0] if known else 0
+        no = known.rejected_count if known else 0
         new = work(name, count + served, (count + served) * cost_s, refused=no + refused)
         machine.versions = [*(item for item in machine.versions if item.name != name), new]
 
@@ -390,7 +389,7 @@ def wait_until(condition: Callable[[], bool], limit_s: float = 20.0) -> bool:
 def test_the_loop_continues_after_any_failure_and_ends_on_close(sensors: Switch) -> None:
     problems = 3
 
-    def statistics() -> list[VersionStatistics]:
+    def no_work() -> list[VersionWork]:
         nonlocal problems
         problems -= 1
         if problems > 0:
@@ -398,9 +397,7 @@ def test_the_loop_continues_after_any_failure_and_ends_on_close(sensors: Switch)
         return []
 
     gate = GovernorAdmission()
-    sampler = GovernorLoop(
-        SensorThread(sensors), ControlPolicy(), gate, ServerCallbacks(statistics=statistics), interval_s=0.01
-    )
+    sampler = GovernorLoop(SensorThread(sensors), ControlPolicy(), gate, ServerCallbacks(work=no_work), interval_s=0.01)
     sampler.start()
     assert wait_until(lambda: sampler.latest.decision.temperature_c is not None)
     sampler.close()
