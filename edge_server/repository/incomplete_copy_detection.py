@@ -133,9 +133,12 @@ def update_uploads(before: Mapping[str, KnownModel], state: FolderState) -> Uplo
     for name in sorted({*before, *state.models}):
         model = state.models.get(name)
         known = before.get(name)
+        if known is not None and model is not None and name in state.unchanged:
+            after[name] = known
+            continue
         root_path = model.path.parent if model is not None else before[name].root
         root = state.roots[root_path]
-        if root.is_unreadable or (name in state.unchanged and known is not None and model is not None):
+        if root.is_unreadable:
             if known is not None:
                 after[name] = known
             continue

@@ -11,7 +11,7 @@ import itertools
 import logging
 import os
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -80,6 +80,15 @@ class ModelDirectory:
     def has_links(self) -> bool:
         """Whether a change outside the directory may change the model."""
         return self.files.has_links or any(version.files.has_links for version in self.versions)
+
+    def is_same_scan(self, other: ModelDirectory) -> bool:
+        """Return whether both say the same about the model and all its files, whenever the files were scanned."""
+        return (
+            self == other
+            and (self.policy, self.members, self.builds_engine, self.files, self.has_links)
+            == (other.policy, other.members, other.builds_engine, other.files, other.has_links)
+            and all(one.files == two.files for one, two in zip(self.versions, other.versions, strict=True))
+        )
 
     def fingerprint_of(self, version: int) -> str:
         """Return a text that changes with any file of this version. Raises KeyError for an unknown version."""
@@ -198,12 +207,13 @@ class Scanner:
         return snapshot
 
     def scan_changed(
-        self, before: RepositorySnapshot | None = None, unchanged: Container[str] = ()
+        self, before: RepositorySnapshot | None = None, unchanged: Collection[str] = ()
     ) -> RepositorySnapshot:
         """Return all models, and the roots that cannot be read.
 
         Models named in `unchanged` are taken from `before`, an earlier snapshot, if they still exist. This saves the
-        walk through their files.
+        walk through their files. A model that is the same as before is the same object, so that nothing is made anew
+        from it.
         """
         models: dict[str, ModelDirectory] = {}
         warnings: list[str] = []
@@ -212,26 +222,30 @@ class Scanner:
         boundary = self._boundary()
         for root in self.roots:
             try:
-                paths, passed_over = _read_root(root)
+                names, passed_over = _read_root(root)
             except ServingFault as error:
                 absent[root] = error.message
                 continue
             warnings += passed_over.values()
-            for path in paths:
-                name = path.name
-                if before is not None and name in before.models and name in unchanged:
-                    models[name], warnings_of[name] = before.models[name], before.warnings_of.get(name, ())
+            for name in names:
+                known = None if before is None else before.models.get(name)
+                if before is not None and known is not None and name in unchanged:
+                    models[name], warnings_of[name] = known, before.warnings_of.get(name, ())
                     continue
+                path = root / name
                 own: list[str] = []
                 found = self._scan_model(path, boundary, own)
                 warnings_of[name] = (*warnings_of.get(name, ()), *own)
                 if found is None:
                     continue
+                if known is not None and known.is_same_scan(found):
+                    found = known
                 first = models.get(name)
                 models[name] = found if first is None else _duplicate(first, path)
         warnings += itertools.chain.from_iterable(warnings_of.values())
-        used = {model.config_path for model in models.values()}
-        self._policies = {path: known for path, known in list(self._policies.items()) if path in used}
+        if not unchanged:
+            used = {model.config_path for model in models.values()}
+            self._policies = {path: stated for path, stated in list(self._policies.items()) if path in used}
         return RepositorySnapshot(models, tuple(warnings), absent, warnings_of)
 
     def check_roots(self) -> None:
@@ -244,7 +258,7 @@ class Scanner:
         found: set[str] = set()
         for root in self.roots:
             with contextlib.suppress(ServingFault):
-                found.update(path.name for path in _read_root(root)[0])
+                found.update(_read_root(root)[0])
         return tuple(sorted(found))
 
     def passed_over(self) -> dict[str, str]:
@@ -404,8 +418,8 @@ def _read_policy_file(path: Path, model: str) -> _StatedPolicy | BadModelConfig:
         return BadModelConfig(error.message)
 
 
-def _read_root(root: Path) -> tuple[list[Path], dict[str, str]]:
-    """Return the model directories of a root by name, and the ignored entries (printable name -> reason).
+def _read_root(root: Path) -> tuple[list[str], dict[str, str]]:
+    """Return the names of the model directories of a root in order, and the ignored entries (printable name -> reason).
 
     Raises ServingFault if the root cannot be read.
     """
@@ -425,7 +439,7 @@ def _read_root(root: Path) -> tuple[list[Path], dict[str, str]]:
         if not is_dir and name.endswith(_MODEL_ENDINGS):
             file, place = os.path.join(root, name), Path(root, Path(name).stem, "1", f"model{Path(name).suffix}")
             passed_over[_printable(name)] = f"{file!r} was skipped: a model is a folder, move it to {str(place)!r}"
-    return [root / name for name in folders if is_model_name(name)], passed_over
+    return [name for name in folders if is_model_name(name)], passed_over
 
 
 def _printable(name: str) -> str:

@@ -359,3 +359,17 @@ def test_a_model_looked_up_in_the_middle_of_a_scan_does_not_disturb_it(root: Pat
 
     scanner._policies[Busy(root / "gone" / "config.pbtxt")] = known
     assert sorted(scanner.scan().models) == ["a", "b"]
+
+
+def test_a_model_whose_files_did_not_change_is_the_same_object_in_the_next_scan(root: Path, add_model: Any) -> None:
+    paths = {
+        name: add_model(name, "max_batch_size: 1", files={"1/weights": b"1"})
+        for name in ("same", "file", "mode", "beside")
+    }
+    scanner = Scanner([root])
+    before = scanner.scan_changed()
+    (paths["file"] / "1" / "weights").write_bytes(b"22")
+    (paths["mode"] / "config.pbtxt").chmod(0o600)
+    (paths["beside"] / "1" / "weights.part").write_bytes(b"")
+    after = scanner.scan_changed(before)
+    assert [name for name in sorted(paths) if after.models[name] is before.models[name]] == ["same"]

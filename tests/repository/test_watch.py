@@ -338,6 +338,20 @@ def test_an_empty_mount_point_is_a_root_that_went_away(
     assert _looks_until_settled(followed.watcher) == {}
 
 
+def test_a_full_scan_makes_nothing_anew_from_a_model_that_has_not_changed(
+    root: Path, add_model: Any, follow: Any
+) -> None:
+    for name in ("a", "b"):
+        add_model(name, files={"1/weights": b"1"})
+    watcher = follow().watcher
+    watcher.close()
+    before = _looks_until_settled(watcher)
+    (root / "b" / "1" / "weights").write_bytes(b"changed")
+    after = _looks_until_settled(watcher)
+    assert after["a"] is before["a"]
+    assert after["b"] != before["b"]
+
+
 def _looks_until_settled(watcher: Watcher) -> dict[str, DesiredModel]:
     desired = watcher.scan()
     end = time.monotonic() + 20
