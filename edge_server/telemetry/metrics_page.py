@@ -9,6 +9,7 @@ The text format 0.0.4 is written here because prometheus_client would add "_tota
 from __future__ import annotations
 
 import functools
+import gc
 import platform
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -97,7 +98,15 @@ class Metrics:
 
     def render(self) -> tuple[bytes, str]:
         """Return the page and its content type."""
-        lines = [line for family in self.families() for line in family.render()]
+        # So many samples at once make the garbage collector walk through all objects of the server. With a thousand
+        # models that takes longer than the page, and nothing else runs meanwhile.
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            lines = [line for family in self.families() for line in family.render()]
+        finally:
+            if collects:
+                gc.enable()
         # A folder name that is not valid Unicode has surrogates: they are escaped.
         page = "".join(lines).encode("utf-8", "backslashreplace")
         # Imported at the first scrape: the library imports an HTTP server of its own.

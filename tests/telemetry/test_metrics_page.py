@@ -1,7 +1,9 @@
 """Metrics page."""
 
+import gc
 import math
 import platform
+from dataclasses import replace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -225,3 +227,28 @@ def test_this_machine_is_read():
     got = samples(page_of([], host=HostSampler(0)))
     assert 0 <= got["nv_cpu_utilization", ()] <= 1
     assert 0 < got["nv_cpu_memory_used_bytes", ()] < got["nv_cpu_memory_total_bytes", ()]
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_the_samples_of_many_models_start_no_garbage_collection(collects):
+    models = [replace(BUSY, name=f"m{number}") for number in range(500)]
+    collected = []
+
+    def record(phase, info):
+        collected.append(phase)
+
+    def tags(name, version):
+        # Called when the page has begun: a collection that was due before does not count.
+        if name == "m0":
+            gc.callbacks.append(record)
+        return {}
+
+    (gc.enable if collects else gc.disable)()
+    try:
+        page_of(models, [], tags)
+        assert gc.isenabled() is collects
+        # One may follow when the samples are gone.
+        assert collected.count("stop") <= collects
+    finally:
+        gc.enable()
+        gc.callbacks.remove(record)
