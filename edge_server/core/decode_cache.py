@@ -9,7 +9,10 @@ from typing import TypeVar
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
-MAX_ENTRIES = 256
+MAX_ENTRIES = 2048
+"""Enough for clients that ask a thousand models in turn, each with one or two kinds of request. With a smaller number
+each would push out the next one's entry before it is used again."""
+
 MAX_KEY_BYTES = 2048
 """Longest bytes that a front end looks up. Longer ones are decoded each time."""
 

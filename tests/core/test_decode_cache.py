@@ -34,6 +34,13 @@ def test_the_oldest_entry_makes_room_and_an_entry_that_is_too_large_does_not_com
     assert list(cache) == [b"%d" % number for number in range(1, MAX_ENTRIES + 1)]
 
 
+def test_requests_to_a_thousand_models_in_turn_are_all_kept() -> None:
+    cache: DecodeCache[bytes, int] = DecodeCache()
+    for number in range(1000):
+        cache.add(b"%d" % number, number, octets=400, items=6)
+    assert len(cache) == 1000
+
+
 @pytest.mark.parametrize("more", [{"octets": 1000, "items": 0}, {"octets": 0, "items": 4}])
 def test_decoded_bytes_count_however_short_the_key_is(more: dict[str, int]) -> None:
     cache: DecodeCache[bytes, int] = DecodeCache(max_bytes=20_000)
