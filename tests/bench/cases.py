@@ -161,7 +161,7 @@ def raw_call(runtime: str, array: np.ndarray, network: str = "") -> harness.Call
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.add_session_config_entry("session.intra_op.spin_duration_us", "30")
         session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         return lambda: session.run(None, {"input": array})
     import openvino

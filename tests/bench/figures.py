@@ -50,7 +50,7 @@ def beside_the_runtime(rounds: int) -> None:
     frame = np.random.default_rng(0).random((1, 3, 224, 224), np.float32)
     picture = (harness.ROOT / "tests/data/coffee.jpg").read_bytes()
     options = onnxruntime.SessionOptions()
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.intra_op.spin_duration_us", "30")
     session = onnxruntime.InferenceSession(str(CLASSIFIER), options, providers=["CPUExecutionProvider"])
     with tempfile.TemporaryDirectory() as folder:
         repository = Path(folder)

@@ -164,7 +164,7 @@ def runtime_call(model: str, runtime: str, threads: int, name: str, array: np.nd
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.add_session_config_entry("session.intra_op.spin_duration_us", "30")
         options.intra_op_num_threads = threads
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         return lambda: session.run(None, {name: array})

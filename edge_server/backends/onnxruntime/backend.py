@@ -12,8 +12,8 @@ Keys in config.pbtxt's `parameters` (server-wide ones through `--backend-config=
   aarch64.
 
 On the CPU all instances of a version share one InferenceSession, which many threads may run at once. So weights are in
-memory once, and a single request can use every core. Threads of its pool sleep while they wait instead of spinning,
-because other models, decoders and front ends need the cores too.
+memory once, and a single request can use every core. Threads of its pool spin for microseconds between operators, and
+then sleep, because other models, decoders and front ends need the cores too.
 """
 
 from __future__ import annotations

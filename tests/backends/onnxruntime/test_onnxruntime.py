@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import platform
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from edge_server.backends import load_backend
 from edge_server.backends.base import Backend
+from edge_server.backends.onnxruntime.options import configured_options
 from edge_server.core.model_spec import Accelerator, Optimization
 from edge_server.errors import LoadError
 
@@ -69,9 +71,31 @@ def test_the_options_in_force_are_reported(backend: Backend, linear: Write, job:
     assert options["enable_mem_arena"] == "0"
     assert options["enable_mem_pattern"] == "0"
     assert options["session.use_device_allocator_for_initializers"] == "1"
-    assert options["session.intra_op.allow_spinning"] == "0"
     assert options["providers"] == "CPUExecutionProvider"
     session.close()
+
+
+DURATION = "session.intra_op.spin_duration_us"
+ALLOWED = "session.intra_op.allow_spinning"
+
+
+@pytest.mark.parametrize(
+    ("version", "given", "expected"),
+    [
+        ("1.26.0", {}, {DURATION: "30"}),
+        ("1.26.0", {DURATION: "5"}, {DURATION: "5"}),
+        ("1.26.0", {ALLOWED: "0"}, {ALLOWED: "0"}),
+        ("1.26.0", {ALLOWED: "1"}, {ALLOWED: "1"}),
+        ("1.25.1", {}, {ALLOWED: "0"}),
+        ("1.25.1", {ALLOWED: "1"}, {ALLOWED: "1"}),
+    ],
+)
+def test_threads_spin_for_microseconds_or_not_at_all_unless_configured(
+    version: str, given: dict[str, str], expected: dict[str, str], linear: Write, job: Callable[..., Any]
+) -> None:
+    ort = types.SimpleNamespace(__version__=version, get_available_providers=lambda: ["CPUExecutionProvider"])
+    options = configured_options(job(linear()), given, ort).as_text()
+    assert {key: value for key, value in options.items() if key in (DURATION, ALLOWED)} == expected
 
 
 def test_the_arena_is_shrunk_after_a_run_on_request(backend: Backend, linear: Write, job: Callable[..., Any]) -> None:
