@@ -214,6 +214,17 @@ def test_entries_of_plugins_import_little() -> None:
     assert wrong == []
 
 
+def test_the_given_libraries_serve() -> None:
+    """They are fixed for the product. Where one costs start time or memory, import it later or for fewer routes: aiohttp
+    answers the control and operator routes, and need not answer probes, metrics and inference."""
+    given = {"aiohttp", "grpc", "google", "numpy", "pynvml", "prometheus_client", "watchdog"}
+    users: dict[str, set[str]] = {library: set() for library in given}
+    for item in imports():
+        users.get(item.target.split(".")[0], set()).add(item.path)
+    users["aiohttp"] -= {"ray.py"}
+    assert [library for library in sorted(given) if not users[library]] == []
+
+
 def test_the_package_itself_imports_only_its_version_and_the_embeddable_server_at_its_first_use() -> None:
     found = [item for item in inner_imports() if item.path == "__init__.py" and item.part != "version"]
     assert {item.target for item in found if not item.target.startswith("edge_server.process.embedded")} == set()
