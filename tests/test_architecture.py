@@ -215,8 +215,8 @@ def test_entries_of_plugins_import_little() -> None:
 
 
 def test_the_given_libraries_serve() -> None:
-    """They are fixed for the product. Where one costs start time or memory, import it later or for fewer routes: aiohttp
-    answers the control and operator routes, and need not answer probes, metrics and inference."""
+    """They are fixed for the product. Where one costs start time or memory, import it later or for fewer routes:
+    aiohttp answers the control and operator routes, and need not answer probes, metrics and inference."""
     given = {"aiohttp", "grpc", "google", "numpy", "pynvml", "prometheus_client", "watchdog"}
     users: dict[str, set[str]] = {library: set() for library in given}
     for item in imports():
