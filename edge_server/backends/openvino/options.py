@@ -60,7 +60,10 @@ def compile_options(job: OpenJob, core: Any) -> CompileOptions:
     device = "CPU" if asked == "CPU" else checked_device(spec.name, asked, core.available_devices)
     precision = _configured_precision(spec.name, merged, device, core)
     skips = yes_or_no(spec.name, merged, "SKIP_OV_DYNAMIC_BATCHSIZE", False)
-    rows = spec.max_batch_size if skips else 0
+    # Ragged inputs have no row for each request.
+    is_ragged = bool(spec.batch_inputs) or any(item.allow_ragged_batch for item in spec.inputs)
+    has_one_row = spec.max_batch_size == 1 and not is_ragged
+    rows = spec.max_batch_size if skips or has_one_row else 0
     shapes: list[tuple[str, tuple[int, ...]]] = []
     if yes_or_no(spec.name, merged, "RESHAPE_IO_LAYERS", False):
         for item in spec.inputs:

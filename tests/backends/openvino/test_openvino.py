@@ -255,6 +255,20 @@ def test_batches_are_padded_if_the_model_is_compiled_for_max_batch_size_only(
     exact.close()
 
 
+def test_a_model_of_one_row_is_compiled_for_a_fixed_shape(
+    backend: Backend, linear: Write, job: Callable[..., Any]
+) -> None:
+    session = backend.open(job(linear(), inputs=X, outputs=Y, max_batch_size=1))
+    assert result(session, 1).tolist() == [[2.0] * 64]
+    with pytest.raises(InvalidRequest, match=r"has the shape \[2, 64\], but openvino accepts only \[1, 64\]"):
+        result(session, 2)
+    session.close()
+    ragged = (X[0]._replace(allow_ragged_batch=True),)
+    session = backend.open(job(linear(), inputs=ragged, outputs=Y, max_batch_size=1))
+    assert result(session, 2).shape == (2, 64)
+    session.close()
+
+
 def test_an_invalid_boolean_is_refused_before_any_file_is_read(
     backend: Backend, linear: Write, job: Callable[..., Any]
 ) -> None:
