@@ -1,36 +1,48 @@
-"""Measurements of the frame stream: `python tests/bench/frame_stream.py [ROUNDS]`, installed with the test extra.
+"""Measurements of frame streams: `python tests/bench/frame_stream.py [--tables=cpu,rate,limited] [--rounds=N]`.
 
-1. Frames a second through the stream beside the bare runtime with the same preprocessing called in a loop, and the
-   latency that the stream adds to one frame alone: raw bgr8, JPEG, and shared memory, 640x480.
-2. CPU seconds of server and client for a camera of 30 frames a second.
-3. Four cameras of 30 frames a second at a model that can do 40: what each gets, how old, and what is dropped.
+- cpu: CPU time of client and server for a frame of 640x480, one and four cameras of 30 frames a second, beside the bare
+  runtime with the same preprocessing, which a plain loop calls at the same rate: raw bgr8, JPEG, shared memory, and
+  RTSP, where the server opens the camera and the plain loop reads it. `tiny` is a network of microseconds.
+- rate: frames a second through one stream and through four beside the same loop at full speed, and the latency that the
+  stream adds to one frame alone.
+- limited: four cameras of 30 frames a second at a model that can do 40: what each gets, how old, and what is dropped.
 
 Everything is measured in turns, round after round, and medians are printed. Quote the ratios: absolute numbers depend
-on the machine. Client and server share its cores, so the client's own cost is part of the stream's time.
+on the machine. Client and server share its cores, so the client's own cost is part of the stream's time. To measure a
+change, run this file by the Python of each tree in turns. Needs the extra test; RTSP needs also the extra sources and
+GStreamer's server, see tests/e2e/fetch_camera_servers.sh, whose CPU time counts for nobody.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import itertools
+import os
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing import shared_memory
 from pathlib import Path
 
 import cv2
 import numpy as np
-from harness import ROOT, Server, server
+import onnx
+from harness import ROOT, Server, ended, free_ports, server
 
+import edge_server
 from edge_server.client import Delivery, Frame, FrameHeader, FrameStream, RegionSlice
 from edge_server.core.model_spec import InputSpec, ModelSpec
 from edge_server.core.tensor import DType
+from edge_server.memory.malloc_settings import keep_big_blocks
+from edge_server.plugins.cameras.sources.frame_encoding import encode_frame
+from edge_server.plugins.cameras.sources.rtsp import open_rtsp
 from edge_server.plugins.vision.image_plan import ImagePlan, make_image_plan
 from edge_server.repository import pbtxt
 
@@ -42,12 +54,29 @@ THREADS = (0, 1)
 with all, the stream's own computing slows the inference."""
 SETTINGS = {"openvino": "INFERENCE_NUM_THREADS", "onnxruntime": "intra_op_thread_count"}
 WIRES = ("raw", "jpeg", "shm")
+CPU_CASES = (("tiny", 1), ("tiny", 4), ("efficientnet_lite0", 1), ("face_detection_yunet", 1))
+"""Model and number of cameras. Two cores cannot run a real network 120 times a second beside clients and cameras."""
 WIDTH, HEIGHT = 640, 480
 TURN_S = 1.0
-CAMERA_S = 5.0
+CAMERA_S = 3.0
 FPS = 30.0
 UNDER_WAY = 2
 """Frames on their way at once where throughput is measured: one that runs, one that is made ready meanwhile."""
+
+TINY = """
+name: "tiny"
+backend: "onnxruntime"
+max_batch_size: 0
+input { name: "input" data_type: TYPE_FP32 dims: [ 1, 3, 224, 224 ] }
+output { name: "mean" data_type: TYPE_FP32 dims: [ 1, 3, 1, 1 ] }
+instance_group { count: 1 kind: KIND_CPU }
+parameters { key: "intra_op_thread_count" value { string_value: "1" } }
+parameters { key: "image_fit" value { string_value: "stretch" } }
+parameters { key: "image_scale" value { string_value: "1" } }
+parameters { key: "image_mean" value { string_value: "127" } }
+parameters { key: "image_stddev" value { string_value: "128" } }
+"""
+"""The mean of each channel: all that is left of the CPU time is for moving and preparing the frame."""
 
 LIMITED = """
 name: "limited"
@@ -69,9 +98,10 @@ parameters { key: "execute_delay_ms" value { string_value: "25" } }
 def repository() -> Iterator[Path]:
     """Every model once for each runtime and number of threads, with one instance as the bare loop has, and the limited
     one."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as home:
+        folder = Path(home) / "models"
         for model, runtime, threads in itertools.product(MODELS, RUNTIMES, THREADS):
-            target = Path(folder) / served_as(model, runtime, threads)
+            target = folder / served_as(model, runtime, threads)
             (target / "1").mkdir(parents=True)
             shutil.copy(BUNDLED / model / "1/model.onnx", target / "1")
             shutil.copy(BUNDLED / model / "labels.txt", target)
@@ -80,10 +110,22 @@ def repository() -> Iterator[Path]:
             if threads:
                 config += f'parameters {{ key: "{SETTINGS[runtime]}" value {{ string_value: "{threads}" }} }}\n'
             (target / "config.pbtxt").write_text(config)
-        limited = Path(folder) / "limited"
-        (limited / "1").mkdir(parents=True)
-        (limited / "config.pbtxt").write_text(LIMITED)
-        yield Path(folder)
+        for name, config in (("limited", LIMITED), ("tiny", TINY)):
+            (folder / name / "1").mkdir(parents=True)
+            (folder / name / "config.pbtxt").write_text(config)
+        onnx.save(tiny_network(), folder / "tiny/1/model.onnx")
+        yield folder
+
+
+def tiny_network() -> onnx.ModelProto:
+    picture, mean = (
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+        for name, shape in (("input", (1, 3, 224, 224)), ("mean", (1, 3, 1, 1)))
+    )
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("GlobalAveragePool", ["input"], ["mean"])], "tiny", [picture], [mean]
+    )
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
 
 
 def served_as(model: str, runtime: str, threads: int) -> str:
@@ -95,15 +137,14 @@ def served_as(model: str, runtime: str, threads: int) -> str:
 
 @dataclass
 class Pictures:
-    """The same image in each encoding. `region` has a slot for each frame in flight, written before the frame is
-    sent, as a camera's driver would."""
+    """The same image in each encoding. `region` has a slot for each frame in flight, which a camera's driver would
+    write."""
 
     pixels: np.ndarray
     jpeg: bytes
     region: shared_memory.SharedMemory
     name: str
     places: int = 4
-    _next: int = field(default=0)
 
     def frame(self, wire: str, seq: int) -> Frame:
         header = FrameHeader(seq=seq)
@@ -114,7 +155,6 @@ class Pictures:
             frame.data = self.pixels.reshape(-1).data
             return frame
         offset = seq % self.places * self.pixels.nbytes
-        np.ndarray(self.pixels.shape, np.uint8, self.region.buf, offset)[:] = self.pixels
         frame.region = RegionSlice(self.name, offset, self.pixels.nbytes)
         return frame
 
@@ -124,8 +164,9 @@ def pictures(where: Server) -> Iterator[Pictures]:
     photo = cv2.imread(str(ROOT / "tests/data/coffee.jpg"))
     pixels = np.ascontiguousarray(cv2.resize(photo, (WIDTH, HEIGHT)))
     jpeg = cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_QUALITY, 90])[1].tobytes()
-    region = shared_memory.SharedMemory(create=True, size=4 * pixels.nbytes)
+    region = shared_memory.SharedMemory(create=True, size=Pictures.places * pixels.nbytes)
     try:
+        np.ndarray((Pictures.places, *pixels.shape), np.uint8, region.buf)[:] = pixels
         path = "/v2/systemsharedmemory/region/bench"
         where.post(f"{path}/register", {"key": f"/{region.name.lstrip('/')}", "offset": 0, "byte_size": region.size})
         yield Pictures(pixels, jpeg, region, "bench")
@@ -139,7 +180,8 @@ def pictures(where: Server) -> Iterator[Pictures]:
 
 
 def plan_of(model: str) -> ImagePlan:
-    config = pbtxt.parse_text((BUNDLED / model / "config.pbtxt").read_bytes(), model)
+    text = TINY.encode() if model == "tiny" else (BUNDLED / model / "config.pbtxt").read_bytes()
+    config = pbtxt.parse_text(text, model)
     declared = config.input[0]
     plan = make_image_plan(
         ModelSpec(
@@ -160,13 +202,14 @@ def plan_of(model: str) -> ImagePlan:
 def runtime_call(model: str, runtime: str, threads: int, name: str, array: np.ndarray) -> Callable[[], object]:
     """Return one inference on `array`, by the runtime's own API and with the server's settings."""
     path = str(BUNDLED / model / "1/model.onnx")
-    if runtime == "onnxruntime":
+    if runtime == "onnxruntime" or model == "tiny":
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
         options.add_session_config_entry("session.intra_op.spin_duration_us", "30")
         options.intra_op_num_threads = threads
-        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        file = tiny_network().SerializeToString() if model == "tiny" else path
+        session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
         return lambda: session.run(None, {name: array})
     import openvino
 
@@ -180,14 +223,18 @@ def runtime_call(model: str, runtime: str, threads: int, name: str, array: np.nd
 
 def bare_call(model: str, runtime: str, threads: int, wire: str, source: Pictures) -> Callable[[], object]:
     """Return the preprocessing of one frame and the inference on it, one after the other."""
+    run = bare_frame_call(model, runtime, threads)
+    frame = source.frame("jpeg" if wire == "jpeg" else "raw", 0)
+    return lambda: run(frame)
+
+
+def bare_frame_call(model: str, runtime: str, threads: int) -> Callable[[Frame], object]:
     plan = plan_of(model)
     row = np.zeros(plan.item_shape, np.float32)
     infer = runtime_call(model, runtime, threads, plan.input_name, row[None])
-    frame = source.frame("jpeg" if wire == "jpeg" else "raw", 0)
-    data = memoryview(frame.data)
 
-    def call() -> None:
-        plan.write(plan.read_frame(frame, data, model=model), row, model=model)
+    def call(frame: Frame) -> None:
+        plan.write(plan.read_frame(frame, memoryview(frame.data), model=model), row, model=model)
         infer()
 
     return call
@@ -209,36 +256,42 @@ def bare_rate(call: Callable[[], object]) -> tuple[float, list[float], float]:
     return len(took) / (last - began), took, (time.process_time() - cpu) / len(took)
 
 
-def stream_rate(where: Server, model: str, wire: str, source: Pictures) -> float:
-    """Return results a second over one turn, UNDER_WAY frames on their way at once."""
-    sent = threading.Semaphore(UNDER_WAY)
+def stream_rate(where: Server, model: str, wire: str, source: Pictures, cameras: int) -> float:
+    """Return results a second over one turn, of all cameras together.
+
+    One camera has UNDER_WAY frames on their way at once, each of several has one.
+    """
+    depth = UNDER_WAY if cameras == 1 else 1
+    answered = [0] * cameras
     is_over = threading.Event()
 
-    def frames() -> Iterator[Frame]:
-        seq = 0
-        while True:
-            sent.acquire()
-            if is_over.is_set():
-                return
-            seq += 1
-            yield source.frame(wire, seq)
+    def watch(number: int) -> None:
+        sent = threading.Semaphore(depth)
 
-    with FrameStream(where.grpc, model, delivery=Delivery(depth=UNDER_WAY), keeps_all=True) as stream:
-        count, began = 0, 0.0
-        for result in stream.results(frames()):
-            check(result.error)
-            # The first frames find nothing warm.
-            if result.header.seq == 5:
-                began = time.perf_counter()
-            elif result.header.seq > 5:
-                count += 1
-            now = time.perf_counter()
-            if began and now >= began + TURN_S:
-                is_over.set()
-                rate = count / (now - began)
-                sent.release(UNDER_WAY)
-                break
-            sent.release()
+        def frames() -> Iterator[Frame]:
+            for seq in itertools.count():
+                sent.acquire()
+                if is_over.is_set():
+                    return
+                yield source.frame(wire, seq)
+
+        with FrameStream(where.grpc, model, delivery=Delivery(depth=depth), keeps_all=True) as stream:
+            for result in stream.results(frames()):
+                check(result.error)
+                answered[number] += 1
+                sent.release()
+
+    threads = [threading.Thread(target=watch, args=(number,)) for number in range(cameras)]
+    for thread in threads:
+        thread.start()
+    while min(answered) < 5:  # the first frames find nothing warm
+        time.sleep(0.01)
+    began, before = time.perf_counter(), sum(answered)
+    time.sleep(TURN_S)
+    rate = (sum(answered) - before) / (time.perf_counter() - began)
+    is_over.set()
+    for thread in threads:
+        thread.join()
     return rate
 
 
@@ -270,7 +323,7 @@ def share(values: Sequence[float], part: float) -> float:
     return sorted(values)[min(int(part * len(values)), len(values) - 1)] if values else float("nan")
 
 
-# -- the three tables
+# -- rates
 
 
 def beside_the_runtime(where: Server, source: Pictures, rounds: int) -> None:
@@ -282,6 +335,8 @@ def beside_the_runtime(where: Server, source: Pictures, rounds: int) -> None:
         "wire",
         "bare fps",
         "stream fps",
+        "ratio",
+        "four fps",
         "ratio",
         "bare p50 ms",
         "added p50 ms",
@@ -301,50 +356,180 @@ def _beside(
 ) -> list[str]:
     name = served_as(model, runtime, threads)
     call = bare_call(model, runtime, threads, wire, source)
-    bare, through, ratios, p50, added50, added99 = [], [], [], [], [], []
+    bare, one, four, p50, added50, added99 = [], [], [], [], [], []
     for _ in range(rounds):
         rate, took, _ = bare_rate(call)
         bare.append(rate)
-        through.append(stream_rate(where, name, wire, source))
-        ratios.append(through[-1] / rate)
+        one.append(stream_rate(where, name, wire, source, 1))
+        four.append(stream_rate(where, name, wire, source, 4))
         latencies = stream_latencies(where, name, wire, source)
         p50.append(share(took, 0.5))
         added50.append(share(latencies, 0.5) - share(took, 0.5))
         added99.append(share(latencies, 0.99) - share(took, 0.99))
-    medians = [statistics.median(values) for values in (bare, through)]
+    rates = [f"{statistics.median(bare):.1f}"]
+    for many in (one, four):
+        ratios = [streamed / alone for streamed, alone in zip(many, bare, strict=True)]
+        rates += (f"{statistics.median(many):.1f}", f"{statistics.median(ratios):.2f}")
     times = [statistics.median(values) * 1000 for values in (p50, added50, added99)]
-    return [*(f"{value:.1f}" for value in medians), f"{statistics.median(ratios):.2f}", *(f"{ms:.2f}" for ms in times)]
+    return [*rates, *(f"{ms:.2f}" for ms in times)]
 
 
-def cpu_of_a_camera(where: Server, source: Pictures, rounds: int) -> None:
-    model, runtime = MODELS[0], RUNTIMES[0]
-    print(f"\nCPU seconds a second for one camera of {FPS:g} fps, {WIDTH}x{HEIGHT}, {model} on {runtime}")
+# -- CPU time
+
+
+def cpu_time(where: Server, source: Pictures, folder: Path, rounds: int) -> None:
+    print(f"\nCPU milliseconds for a frame of {WIDTH}x{HEIGHT} at {FPS:g} frames a second, tiny on onnxruntime, "
+          f"others on {RUNTIMES[0]}; over: client + server - bare loop; fps: of each camera")  # fmt: skip
+    heads = ("model", "cameras", "wire", "bare loop", "server", "client", "over", "least", "most", "fps")
     rows = []
-    for wire in WIRES:
-        bare = bare_call(model, runtime, 0, wire, source)
-        found = [
-            (_camera(where, served_as(model, runtime, 0), wire, source), bare_rate(bare)[2] * FPS)
-            for _ in range(rounds)
-        ]
-        columns = zip(*((*camera, alone) for camera, alone in found), strict=True)
-        rows.append((wire, *(f"{statistics.median(column):.2f}" for column in columns)))
-    show(("wire", "fps out", "server", "client", "bare loop"), rows)
+    wires = (*WIRES, "rtsp") if os.environ.get("EDGE_TEST_CAMERA_SERVERS") else WIRES
+    for (model, count), wire in itertools.product(CPU_CASES, wires):
+        if wire == "rtsp":
+            found = cpu_of_rtsp(folder, model, count, rounds)
+        else:
+            bare = bare_call(model, RUNTIMES[0], 0, wire, source)
+            found = [
+                (*cpu_of_streams(where, model, count, wire, source), cpu_of_loop(bare, count)) for _ in range(rounds)
+            ]
+        over = [server_ms + client_ms - bare_ms for server_ms, client_ms, _, bare_ms in found]
+        server_ms, client_ms, fps, bare_ms = (statistics.median(column) for column in zip(*found, strict=True))
+        numbers = (bare_ms, server_ms, client_ms, statistics.median(over), min(over), max(over))
+        rows.append((model, str(count), wire, *(f"{value:.2f}" for value in numbers), f"{fps:.1f}"))
+        print(".", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    show(heads, rows)
 
 
-def _camera(where: Server, model: str, wire: str, source: Pictures) -> tuple[float, float, float]:
-    """Return results a second, and CPU seconds a second of server and client."""
-    began, cpu_there, cpu_here = time.perf_counter(), where.cpu_s(), time.process_time()
-    with FrameStream(where.grpc, model) as stream:
-        answered = sum(1 for _ in stream.results(paced(source, wire, CAMERA_S)))
-    passed = time.perf_counter() - began
-    return answered / passed, (where.cpu_s() - cpu_there) / passed, (time.process_time() - cpu_here) / passed
+def served_name(model: str) -> str:
+    return model if model == "tiny" else served_as(model, RUNTIMES[0], 0)
+
+
+def cpu_of_streams(where: Server, model: str, count: int, wire: str, source: Pictures) -> tuple[float, float, float]:
+    """Return CPU milliseconds of server and client for a frame, and results a second of each of `count` cameras."""
+    answered = [0] * count
+    warm = threading.Barrier(count + 1, timeout=30)
+
+    def watch(number: int) -> None:
+        frames = itertools.chain(paced(source, wire, 0.5), _at(warm), paced(source, wire, CAMERA_S))
+        with FrameStream(where.grpc, served_name(model)) as stream:
+            for result in stream.results(frames):
+                check(result.error)
+                answered[number] += 1
+
+    threads = [threading.Thread(target=watch, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    # The first frames find nothing warm.
+    warm.wait()
+    began, cpu_there, cpu_here, before = time.perf_counter(), where.cpu_s(), time.process_time(), sum(answered)
+    for thread in threads:
+        thread.join()
+    passed, frames = time.perf_counter() - began, sum(answered) - before
+    spent = ((where.cpu_s() - cpu_there) * 1000 / frames, (time.process_time() - cpu_here) * 1000 / frames)
+    return (*spent, frames / passed / count)
+
+
+def _at(barrier: threading.Barrier) -> Iterator[Frame]:
+    """Wait at a barrier, and yield nothing."""
+    barrier.wait()
+    yield from ()
+
+
+def cpu_of_loop(call: Callable[[], object], count: int) -> float:
+    """Return CPU milliseconds of a call, made as often as `count` cameras have frames."""
+    call()
+    cpu, calls = time.process_time(), int(CAMERA_S * FPS * count)
+    for _ in at_rate(FPS * count, calls):
+        call()
+    return (time.process_time() - cpu) * 1000 / calls
+
+
+def cpu_of_rtsp(folder: Path, model: str, count: int, rounds: int) -> list[tuple[float, float, float, float]]:
+    """Return CPU milliseconds of the server for a frame, 0 for the client, results a second of each camera, and CPU
+    milliseconds of a plain loop that reads as many cameras."""
+    found = []
+    name = served_name(model)
+    with rtsp_cameras(folder) as url:
+        sources = "".join(f'[[sources]]\nname = "cam{n}"\nurl = "{url}"\nmodel = "{name}"\n' for n in range(count))
+        (folder.parent / "cameras.toml").write_text(sources)
+        run = bare_frame_call(model, RUNTIMES[0], 0)
+        for _ in range(rounds):
+            with server(folder, f"--sources-file={folder.parent / 'cameras.toml'}", "--model-control-mode=explicit",
+                        f"--load-model={name}") as where:  # fmt: skip
+                while where.answered(name) < 20 * count:
+                    time.sleep(0.1)
+                frames, cpu, began = where.answered(name), where.cpu_s(), time.perf_counter()
+                time.sleep(CAMERA_S)
+                frames, cpu, passed = (
+                    where.answered(name) - frames, where.cpu_s() - cpu, time.perf_counter() - began
+                )  # fmt: skip
+            found.append((cpu * 1000 / frames, 0.0, frames / passed / count, cpu_of_rtsp_loop(url, run, count)))
+    return found
+
+
+def cpu_of_rtsp_loop(url: str, run: Callable[[Frame], object], count: int) -> float:
+    """Return CPU milliseconds for a frame of `count` cameras, each read by a thread; one at a time runs the model."""
+    lock, warm = threading.Lock(), threading.Barrier(count + 1, timeout=30)
+    counts = [0] * count
+
+    def watch(number: int) -> None:
+        camera = open_rtsp(url)
+        for seq in range(20 + int(CAMERA_S * FPS)):
+            if seq == 20:
+                warm.wait()
+            picture = camera.read()
+            assert picture is not None
+            frame = encode_frame(picture, "", FrameHeader(seq=seq))
+            with lock:
+                run(frame)
+            counts[number] += 1
+        camera.close()
+
+    threads = [threading.Thread(target=watch, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    warm.wait()
+    cpu, before = time.process_time(), sum(counts)
+    for thread in threads:
+        thread.join()
+    return (time.process_time() - cpu) * 1000 / (sum(counts) - before)
+
+
+@contextlib.contextmanager
+def rtsp_cameras(folder: Path) -> Iterator[str]:
+    """Run GStreamer's RTSP server, and yield the URL of its picture, which many can read at once."""
+    servers = Path(os.environ["EDGE_TEST_CAMERA_SERVERS"])
+    libraries = next(servers.glob("usr/lib/*/girepository-1.0")).parent
+    environment = {
+        **os.environ,
+        "LD_LIBRARY_PATH": str(libraries),
+        "GI_TYPELIB_PATH": str(libraries / "girepository-1.0"),
+        "GST_PLUGIN_SYSTEM_PATH_1_0": str(libraries / "gstreamer-1.0"),
+        "GST_PLUGIN_SCANNER": str(libraries / "gstreamer1.0/gstreamer-1.0/gst-plugin-scanner"),
+        "GST_REGISTRY_1_0": str(folder.parent / "registry.bin"),
+        "PYTHONPATH": str(servers / "usr/lib/python3/dist-packages"),
+    }
+    program = ROOT / "tests/plugins/cameras/sources/rtsp_camera.py"
+    (port,) = free_ports(1)
+    command = ["/usr/bin/python3", str(program), f"--size={WIDTH}x{HEIGHT}", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    with ended(process):
+        assert process.stdout is not None
+        if process.stdout.readline() != "listening\n":
+            raise SystemExit("the RTSP server does not start")
+        yield f"rtsp://127.0.0.1:{port}/cam"
 
 
 def paced(source: Pictures, wire: str, seconds: float) -> Iterator[Frame]:
+    return (source.frame(wire, seq) for seq in at_rate(FPS, int(seconds * FPS)))
+
+
+def at_rate(per_s: float, count: int) -> Iterator[int]:
+    """Yield 0 to `count` - 1, at that rate."""
     began = time.perf_counter()
-    for seq in range(int(seconds * FPS)):
-        time.sleep(max(began + seq / FPS - time.perf_counter(), 0))
-        yield source.frame(wire, seq)
+    for seq in range(count):
+        time.sleep(max(began + seq / per_s - time.perf_counter(), 0))
+        yield seq
 
 
 def four_cameras(where: Server, source: Pictures, wire: str = "raw") -> None:
@@ -388,11 +573,21 @@ def show(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def main() -> None:
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tables", default="cpu,rate,limited")
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    tables = options.tables.split(",")
+    # As the server does: without it big arrays pay for page faults each time.
+    keep_big_blocks()
+    print(f"edge_server in {Path(edge_server.__file__).parent}")
     with repository() as folder, server(folder, "--allow-client-shm=true") as where, pictures(where) as source:
-        beside_the_runtime(where, source, rounds)
-        cpu_of_a_camera(where, source, rounds)
-        four_cameras(where, source)
+        if "cpu" in tables:
+            cpu_time(where, source, folder, options.rounds)
+        if "rate" in tables:
+            beside_the_runtime(where, source, options.rounds)
+        if "limited" in tables:
+            four_cameras(where, source)
 
 
 if __name__ == "__main__":
