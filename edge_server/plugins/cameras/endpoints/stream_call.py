@@ -1,5 +1,7 @@
-"""Handler of one call of the RPC FrameService/Stream: passes its frames to a camera stream, and the results back. Uses
-no thread of its own."""
+"""Handler of one call of the RPC FrameService/Stream: passes its frames to a camera stream, and the results back.
+
+It has no thread: workers send their results, and the transport's thread sends the rest.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +30,9 @@ class FrameCall:
         self._stream: CameraStream | None = None
         self._has_left = self._is_stopping = False
         self._may_send = True
+        self._flushing = threading.Lock()
+        """Held by the thread that sends. Others set `_must_flush` instead of waiting for it."""
+        self._must_flush = False
         self._end_logged = threading.Lock()
         """Locked by the first thread that closes the stream; this thread logs the end."""
 
@@ -93,15 +98,22 @@ class FrameCall:
             return
         if self._is_stopping:
             stream.stop()
-        # The stream calls this under the registry's lock, so it must return at once.
-        stream.watch(self._call.wake)
+        # `wake` returns at once, as the stream calls it under the registry's lock. A worker sends its result itself:
+        # to wake the transport's thread for it costs more than sending.
+        stream.watch(self._call.wake, self._flush)
         self._call.receive()
 
     def _flush(self) -> None:
-        """Send the waiting messages until the transport takes no more.
+        """Send the waiting messages until the transport takes no more, on this thread or on the one that sends now."""
+        self._must_flush = True
+        while self._must_flush and self._flushing.acquire(blocking=False):
+            try:
+                self._must_flush = False
+                self._send_waiting()
+            finally:
+                self._flushing.release()
 
-        Only `on_woken` and `on_sent` call this: the transport runs them on one thread.
-        """
+    def _send_waiting(self) -> None:
         stream = self._stream
         if stream is None:
             return

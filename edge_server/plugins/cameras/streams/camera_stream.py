@@ -87,8 +87,8 @@ class FrameInFlight:
 class CameraStream:
     """Frames and results of one stream.
 
-    The reading thread adds frames with `receive`. A worker takes them with `take` and adds results with `finish`. The
-    sending thread gets the results in frame order from `next_message`.
+    The reading thread adds frames with `receive`. A worker takes them with `take` and adds results with `finish`. One
+    thread at a time gets the results in frame order from `next_message`.
 
     All streams share `lock`; methods marked *Locked* require that the caller holds it. The callbacks run with the lock
     held: `wake` when a worker may find this stream eligible, `leave` when the stream is over, `on_last_release` when a
@@ -120,6 +120,7 @@ class CameraStream:
         """Number of frames that workers have taken and not released, including those of an ended stream."""
         self._limits = FrameLimits.of(settings.delivery)
         self._on_change: Callable[[], None] = _ignore_change
+        self._on_result: Callable[[], None] = _ignore_change
         self.zones: ZoneMonitor | None = None
         """Counts the tracked objects in zones of the picture. Set by a source before its first frame."""
         self.is_finished = False
@@ -287,25 +288,29 @@ class CameraStream:
             flight.result = result
             flight.frame = flight.load = None
             self._running_count -= 1
-            if self._order[0] is flight:
-                self._on_change()
+            is_next = self._order[0] is flight
             if self.is_eligible:
                 self._wake()
+        if is_next:
+            self._on_result()
 
     @property
     def is_over(self) -> bool:
         return self._is_over
 
-    # -- the thread that sends
+    # -- the threads that send
 
     def set_first_message(self, opened: StreamOpened) -> None:
         """Set the first message."""
         self._first_message = opened
 
-    def watch(self, on_change: Callable[[], None]) -> None:
-        """Call `on_change`, with the lock held, now and whenever there may be a message to send or the call may end."""
+    def watch(self, on_change: Callable[[], None], on_result: Callable[[], None] | None = None) -> None:
+        """Call `on_change`, with the lock held, now and whenever there may be a message to send or the call may end.
+
+        For the result of a frame, call `on_result` instead if it is given: on the worker's thread, without the lock.
+        """
         with self._lock:
-            self._on_change = on_change
+            self._on_change, self._on_result = on_change, on_result or on_change
             on_change()
 
     def next_message(self) -> tuple[ServerMessage, int] | None:

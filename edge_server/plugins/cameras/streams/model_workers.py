@@ -37,8 +37,10 @@ class ModelWorkers:
         self.pipeline = pipeline
         self._admission = admission
         self._name = name
-        self._has_work = threading.Condition(lock)
         self._lock = lock
+        self._idle: list[threading.Lock] = []
+        """Waiting workers, each by a lock that wakes it. The last one is woken first: its memory is still in the
+        processor's caches."""
         self._streams: list[CameraStream] = []
         self._turns: FairChoice[CameraStream] = FairChoice(priority_weight)
         self._estimate = RunEstimate()
@@ -74,11 +76,12 @@ class ModelWorkers:
         self._streams.remove(stream)
         self._turns.remove(stream)
         if not self._streams:
-            self._has_work.notify_all()
+            self._wake_all()
 
     def wake(self) -> None:
         """Wake a worker because a stream became eligible. *Locked.*"""
-        self._has_work.notify()
+        if self._idle:
+            self._idle.pop().release()
 
     def adapt(self) -> InputPlan | None:
         """Adopt the instance count, the batch size and the sequence setting of the model's current configuration.
@@ -97,7 +100,7 @@ class ModelWorkers:
             for stream in self._streams:
                 stream.max_running = self._max_running
             self._start_workers()
-            self._has_work.notify_all()
+            self._wake_all()
         return plan
 
     @property
@@ -145,7 +148,9 @@ class ModelWorkers:
                 flight.stream.release_frame()
             if first.started_ns:
                 self._estimate.add(run_ns, first.queued_ns - first.taken_ns)
-            self._has_work.notify()
+            if any(stream.is_eligible for stream in self._streams):
+                # A worker may delay its choice until this one is done.
+                self.wake()
 
     def _next(self) -> list[FrameInFlight]:
         """Wait for frames to run. Return an empty list if this worker is surplus and must end."""
@@ -154,7 +159,7 @@ class ModelWorkers:
                 if not self._streams or self._worker_count > self._max_workers:
                     self._worker_count -= 1
                     # The notification that woke this worker may have been for one that stays.
-                    self._has_work.notify()
+                    self.wake()
                     return []
                 now_ns = time.monotonic_ns()
                 pause_s = self._pause_s(now_ns)
@@ -163,7 +168,22 @@ class ModelWorkers:
                     if flights:
                         self._chosen_ns.append(now_ns)
                         return flights
-                self._has_work.wait(pause_s)
+                self._wait(pause_s)
+
+    def _wait(self, timeout_s: float | None) -> None:
+        """Release the lock until the worker is woken, or for that time. *Locked.*"""
+        woken = threading.Lock()
+        woken.acquire()
+        self._idle.append(woken)
+        self._lock.release()
+        woken.acquire(timeout=-1 if timeout_s is None else timeout_s)
+        self._lock.acquire()
+        if woken in self._idle:
+            self._idle.remove(woken)
+
+    def _wake_all(self) -> None:
+        while self._idle:
+            self._idle.pop().release()
 
     def _take(self, now_ns: int) -> list[FrameInFlight]:
         """Return the frames of the next batch: at most one per stream, so that none fills a batch alone."""

@@ -4,7 +4,7 @@ and class names."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -83,6 +83,9 @@ MAX_POSITION = 1e6
 
 MAX_CLASS_INDEX = 2**32 - 1
 
+_MAX_ACCEPTED_SHAPES = 16
+"""Number of shapes of a model's outputs that are checked only once. Most models have one."""
+
 
 @dataclass(frozen=True, slots=True)
 class DetectionDecoder:
@@ -93,6 +96,9 @@ class DetectionDecoder:
     masks: ObjectMaskDecoder | None
     declaration: DetectionDeclaration
     labels: tuple[str, ...]
+    _accepted_shapes: set[tuple[tuple[int, ...], ...]] = field(
+        default_factory=set, init=False, repr=False, compare=False
+    )
 
     def decode(
         self,
@@ -154,9 +160,15 @@ class DetectionDecoder:
 
     def find_mismatch(self, arrays: Sequence[FloatArray], *, model: str) -> str:
         """Return why the head cannot read values of these shapes, or ""."""
-        shapes = [array.shape for array in arrays]
+        shapes = tuple(array.shape for array in arrays)
+        if shapes in self._accepted_shapes:
+            return ""
         expected = self.head.check_shapes(shapes)
-        return "" if expected is None else _mismatch(model, self.declaration, self.tensors, expected, shapes)
+        if expected is not None:
+            return _mismatch(model, self.declaration, self.tensors, expected, shapes)
+        if len(self._accepted_shapes) < _MAX_ACCEPTED_SHAPES:
+            self._accepted_shapes.add(shapes)
+        return ""
 
 
 def _convert_to_frame(found: Candidates, fit: FittedPicture) -> Candidates:
@@ -232,7 +244,7 @@ def _mismatch(
     declaration: DetectionDeclaration,
     tensors: tuple[OutputTensor, ...],
     expected: str,
-    shapes: list[tuple[int, ...]],
+    shapes: Sequence[tuple[int, ...]],
 ) -> str:
     given = ", ".join(f"'{tensor.name}' {list(shape)}" for tensor, shape in zip(tensors, shapes, strict=True))
     return f"model '{model}', detection_head {declaration.head.value}: expected {expected}, given {given}"

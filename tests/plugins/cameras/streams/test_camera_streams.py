@@ -12,6 +12,7 @@ import pytest
 from edge_server.errors import Draining, InvalidRequest, NotReady, Superseded, Throttled, UnknownModel, Unsupported
 from edge_server.plugins.cameras.reports import streams_as_json
 from edge_server.plugins.cameras.streams import model_workers
+from edge_server.plugins.cameras.streams.frame_pipeline import FramePipeline
 from edge_server.plugins.cameras.streams.stream_registry import MAX_REMEMBERED
 from edge_server.protocol.frame_messages import DropReason, FrameDropped, RegionSlice, Returns, StreamRequest
 from edge_server.service import Handle
@@ -552,6 +553,38 @@ def test_a_frame_looks_up_its_model_once(served, tools, monkeypatch):
         camera.send(tools.frame(number))
         camera.wait(number)
     assert asked == [("sum", None)] * 3
+
+
+def test_one_camera_keeps_one_worker_busy_while_the_others_wait(served, tools, monkeypatch):
+    camera, run, threads = served.camera(), FramePipeline.run, []
+    monkeypatch.setattr(
+        FramePipeline, "run", lambda *arguments: threads.append(threading.get_ident()) or run(*arguments)
+    )
+    (workers,) = served.streams._workers.values()
+    for number in range(1, 10):
+        assert tools.wait_until(lambda: len(workers._idle) == 2)
+        camera.send(tools.frame(number))
+        camera.wait(number)
+    assert len(set(threads)) == 1
+
+
+def test_a_result_is_sent_by_its_worker(served, tools):
+    opened = served.streams.open(StreamRequest("sum"))
+    changes, sent = [], []
+
+    def send():
+        while (message := opened.next_message()) is not None:
+            sent.append((threading.current_thread().name, message[0]))
+
+    opened.watch(lambda: changes.append(threading.current_thread().name), send)
+    send()
+    changes.clear()
+    opened.receive(tools.frame(1))
+    assert tools.wait_until(lambda: len(sent) == 2)
+    name, result = sent[1]
+    assert (name, tools.values([result])) == ("frames-sum", [tools.sum_of(1)])
+    assert changes == []
+    opened.end()
 
 
 def test_a_stream_that_names_a_version_uses_that_version(stream_server, tools):

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_server.errors import BackendError
 from edge_server.plugins.vision.perception import make_perception_decoder
 from edge_server.protocol.frame_messages import Returns
 
@@ -64,6 +65,15 @@ def test_the_twelve_outputs_of_yunet(yunet, make_fit, check_detections, seed, mo
             finds.append(([cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2], score, 0, points))
     fit = make_fit(mode, *picture, size=SIZE)
     check_detections(yunet.decode(outputs, 0, fit, WISH, model="net").detections, finds, fit, iou=IOU)
+
+
+def test_outputs_of_other_shapes_are_refused_also_after_good_ones(yunet, make_fit) -> None:
+    good = {name: np.zeros((1, *shape), np.float32) for name, shape in YUNET.items()}
+    fit = make_fit("stretch", WIDTH, HEIGHT, size=SIZE)
+    for _ in range(2):
+        assert yunet.decode(good, 0, fit, WISH, model="net").detections == ()
+        with pytest.raises(BackendError, match=r"'kps_16' \[3, 10\]"):
+            yunet.decode({**good, "kps_16": np.zeros((1, 3, 10), np.float32)}, 0, fit, WISH, model="net")
 
 
 ANCHORS = [(8, x, y) for x, y in cells(8) for _ in range(2)] + [(16, x, y) for x, y in cells(16) for _ in range(6)]
