@@ -75,7 +75,7 @@ PARTS_OF_BACKENDS = {
 
 FENCES: dict[str, tuple[str, ...]] = {
     "aiohttp": ("frontends/http/", "ray.py"),
-    "hpack": ("frontends/http2/",),
+    "hpack": ("frontends/http2/", "client/http2_call.py"),
     "grpc": ("frontends/grpc/grpcio_transport.py", "client/", "plugins/tuning/load/grpc_client.py", "ray.py"),
     "ray": ("ray.py",),
     "starlette": ("ray.py",),

@@ -1,9 +1,10 @@
 """Python client that sends camera frames to a model of a server and reads the results, as one long stream. It needs
-grpcio and numpy, and no part of the server.
+grpcio, hpack and numpy, and no part of the server.
 
 Programs import everything from here: `FrameStream` is for threads, `AioFrameStream` for asyncio. Both use
 `stream_protocol` (messages), `flow_control` (credit and counts), `pictures` (images to frames), `endpoint` (address and
-TLS) and `stream_errors`. May import core, errors and protocol. Used by the command line and `ros`.
+TLS) and `stream_errors`. `FrameStream` without TLS connects by `http2_call`, all else by grpcio. May import core,
+errors and protocol. Used by the command line and `ros`.
 """
 
 from edge_server.client.asyncio_stream import AioFrameStream

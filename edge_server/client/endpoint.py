@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import socket
+import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,20 +13,41 @@ from typing import Any
 import grpc
 
 KEEPALIVE_S = 10.0
-"""gRPC sends a keepalive ping if a frame is in flight and the server has sent nothing for this time."""
+"""A keepalive ping is sent if a frame is in flight and the server has sent nothing for this time."""
+
+KEEPALIVE_TIMEOUT_S = 5.0
+"""Longest time to wait for the answer to a keepalive ping."""
+
+_CONNECT_TIMEOUT_S = 5.0
+_PROXIES = {"grpc", "http", "https"}
+"""Schemes of the proxies that grpcio uses: those of the variables `grpc_proxy`, `http_proxy` and `https_proxy`."""
 
 _INDEX_TIMEOUT_S = 5.0
+_HOST_AND_PORT = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
+_METADATA_NAME, _METADATA_VALUE = re.compile(r"[a-z0-9_.-]+"), re.compile(r"[\x20-\x7e]*")
 
 _CHANNEL_OPTIONS = [
     ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),
-    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", int(KEEPALIVE_TIMEOUT_S * 1000)),
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     # Each attempt has its own channel and connection: gRPC would delay attempts on a shared one by its own back-off.
     ("grpc.use_local_subchannel_pool", 1),
     # gRPC's limit for one attempt to connect.
-    ("grpc.min_reconnect_backoff_ms", 5_000),
+    ("grpc.min_reconnect_backoff_ms", int(_CONNECT_TIMEOUT_S * 1000)),
 ]
+
+
+def _is_plain(name: object, value: object) -> bool:
+    """Return whether a pair of metadata is text that can be sent as it is."""
+    return (
+        isinstance(name, str)
+        and isinstance(value, str)
+        and not name.endswith("-bin")
+        and not name.startswith("grpc-")
+        and _METADATA_NAME.fullmatch(name) is not None
+        and _METADATA_VALUE.fullmatch(value) is not None
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +92,51 @@ class ServerEndpoint:
         if credentials is None:
             return library.insecure_channel(self.address, options)
         return library.secure_channel(self.address, credentials, options)
+
+    @property
+    def needs_grpcio(self) -> bool:
+        """Whether only grpcio can connect: with TLS, credentials, channel options, a proxy or binary metadata, to an
+        address of another kind than "host:port" and "unix:/path", and on Windows."""
+        return bool(
+            not hasattr(socket, "MSG_DONTWAIT")
+            or self.tls is not None
+            or self.credentials is not None
+            or self.options
+            or _PROXIES & urllib.request.getproxies().keys()
+            or not all(_is_plain(*item) for item in self.metadata)
+            or (not self._unix_path and self._host_and_port is None)
+        )
+
+    @property
+    def authority(self) -> str:
+        """The value of the header `:authority`."""
+        return "localhost" if self._unix_path else self.address
+
+    def connect(self) -> socket.socket:
+        """Return a new connection without TLS. *Blocking.* Raises OSError."""
+        if self._unix_path:
+            sock = socket.socket(socket.AF_UNIX)
+            try:
+                sock.connect(self._unix_path)
+            except OSError:
+                sock.close()
+                raise
+            return sock
+        assert self._host_and_port is not None
+        sock = socket.create_connection(self._host_and_port, _CONNECT_TIMEOUT_S)
+        sock.settimeout(None)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return sock
+
+    @property
+    def _unix_path(self) -> str:
+        scheme, _, path = self.address.partition(":")
+        return path if scheme == "unix" and path.startswith("/") and not path.startswith("//") else ""
+
+    @property
+    def _host_and_port(self) -> tuple[str, int] | None:
+        found = _HOST_AND_PORT.fullmatch(self.address)
+        return None if found is None else (found[1].strip("[]"), int(found[2]))
 
     def model_names(self) -> list[str]:
         """Ask the server for the names of its models. Return [] if it does not answer, or not to this client."""

@@ -71,6 +71,11 @@ class FlowControl:
         return not self._waiting
 
     @property
+    def in_flight(self) -> int:
+        """Frames of this connection without a result or a report yet."""
+        return self._in_flight
+
+    @property
     def may_send(self) -> bool:
         if not self._waiting or self._sent_now >= self._frames_allowed:
             return False

@@ -6,23 +6,24 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import grpc
 
 from edge_server.client.endpoint import ServerEndpoint
+from edge_server.client.http2_call import Http2ClientCall
 from edge_server.client.pictures import Image
 from edge_server.client.stream_client import StreamClient
 from edge_server.client.stream_errors import StreamError, status_error
 from edge_server.client.stream_protocol import StreamProtocol
-from edge_server.protocol.frame_codec import STREAM_PATH, encode_client_message
+from edge_server.protocol.frame_codec import STREAM_PATH, encode_client_message, encode_frame_pieces
 from edge_server.protocol.frame_messages import Frame, FrameResult
 
 _SENDER_END_S = 2.0
 
 
-class FrameStream(StreamClient[threading.Condition, "_Connection"]):
+class FrameStream(StreamClient[threading.Condition, "_GrpcioConnection | _Http2Connection"]):
     """Stream of frames to a model: any thread sends frames, one thread reads the results.
 
     `stream_id` names the camera; "" means a random id. `delivery.depth` also limits the frames that wait in the client.
@@ -37,8 +38,13 @@ class FrameStream(StreamClient[threading.Condition, "_Connection"]):
     def _make_signal(self) -> threading.Condition:
         return threading.Condition()
 
-    def _connect(self) -> _Connection:
-        return _Connection(self._endpoint, self._changed, self._protocol)
+    def _connect(self) -> _GrpcioConnection | _Http2Connection:
+        make = _GrpcioConnection if self._endpoint.needs_grpcio else _Http2Connection
+        return make(self._endpoint, self._changed, self._protocol)
+
+    def _pump(self) -> None:
+        if (connection := self._connection) is not None:
+            connection.pump()
 
     def __enter__(self) -> FrameStream:
         return self
@@ -90,7 +96,7 @@ class FrameStream(StreamClient[threading.Condition, "_Connection"]):
         if self._sender is not None:
             self._sender.join()
 
-    def _read(self, connection: _Connection) -> Iterator[FrameResult]:
+    def _read(self, connection: _GrpcioConnection | _Http2Connection) -> Iterator[FrameResult]:
         """Yield the results of one connection. After its end, wait for the time of the next attempt."""
         error: StreamError | None = None
         try:
@@ -100,6 +106,9 @@ class FrameStream(StreamClient[threading.Condition, "_Connection"]):
                         return
                     message = self._protocol.receive(data)
                     self._changed.notify_all()
+                    may_send = self._protocol.flow.may_send
+                if may_send:
+                    connection.pump()
                 if isinstance(message, FrameResult):
                     yield message
                 else:
@@ -110,7 +119,7 @@ class FrameStream(StreamClient[threading.Condition, "_Connection"]):
             error = unreadable
         self._end_connection(connection, error)
 
-    def _end_connection(self, connection: _Connection, error: StreamError | None) -> None:
+    def _end_connection(self, connection: _GrpcioConnection | _Http2Connection, error: StreamError | None) -> None:
         connection.close()
         with self._changed:
             if self._is_closed:
@@ -124,7 +133,43 @@ class FrameStream(StreamClient[threading.Condition, "_Connection"]):
                 self._changed.wait_for(lambda: self._is_closed, delay_s)
 
 
-class _Connection:
+class _Http2Connection:
+    """One connection: its call, see Http2ClientCall."""
+
+    def __init__(self, endpoint: ServerEndpoint, changed: threading.Condition, protocol: StreamProtocol) -> None:
+        self._changed = changed
+        self._protocol = protocol
+        self._opening: bytes | None = protocol.connect()
+        flow = protocol.flow
+        self.call = Http2ClientCall(
+            endpoint,
+            STREAM_PATH,
+            self._next_message,
+            lambda: protocol.is_finished and flow.is_empty,
+            lambda: flow.in_flight > 0,
+        )
+
+    def pump(self) -> None:
+        """Send what can be sent now."""
+        self.call.pump()
+
+    def close(self) -> None:
+        """End the call and the connection."""
+        self.call.close()
+
+    def _next_message(self) -> Sequence[bytes | memoryview] | None:
+        if self._opening is not None:
+            opening, self._opening = self._opening, None
+            return (opening,)
+        with self._changed:
+            frame = self._protocol.flow.take_frame(time.monotonic())
+            if frame is None:
+                return None
+            self._changed.notify_all()
+        return encode_frame_pieces(frame)
+
+
+class _GrpcioConnection:
     """One connection: its channel and its call. grpcio's sending thread iterates over it to get the messages."""
 
     def __init__(self, endpoint: ServerEndpoint, changed: threading.Condition, protocol: StreamProtocol) -> None:
@@ -136,8 +181,11 @@ class _Connection:
         self.call = self._channel.stream_stream(STREAM_PATH)(self, metadata=tuple(endpoint.metadata) or None)
         self.call.add_callback(self._mark_ended)
 
-    def __iter__(self) -> _Connection:
+    def __iter__(self) -> _GrpcioConnection:
         return self
+
+    def pump(self) -> None:
+        """Do nothing: grpcio's thread waits for the change."""
 
     def __next__(self) -> bytes:
         """Wait for a frame and for credit, and return the message. Stops when the connection or the stream ends."""

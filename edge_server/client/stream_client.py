@@ -90,6 +90,9 @@ class StreamClient(Generic[SignalT, ConnectionT]):
         """Start a connection, with the lock held."""
         raise NotImplementedError
 
+    def _pump(self) -> None:
+        """Send what can be sent now, if the connection has no thread or task for it."""
+
     @property
     def stream_id(self) -> str:
         return self._protocol.stream_id
@@ -147,6 +150,7 @@ class StreamClient(Generic[SignalT, ConnectionT]):
                 raise ValueError(f"frame stream '{self.stream_id}' is {'closed' if self._is_closed else 'finished'}")
             self._protocol.flow.offer(frame, time.monotonic())
             self._changed.notify_all()
+        self._pump()
 
     def finish(self) -> None:
         """Declare that no more frames follow: `results` ends after the results of the offered frames.
@@ -156,6 +160,7 @@ class StreamClient(Generic[SignalT, ConnectionT]):
         with self._changed:
             self._protocol.is_finished = True
             self._changed.notify_all()
+        self._pump()
 
     @property
     def _is_over(self) -> bool:

@@ -72,7 +72,14 @@ def encode_client_message(message: ClientMessage) -> bytes:
     """Return a ClientMessage. Raises InvalidRequest if a value does not fit its field."""
     if isinstance(message, StreamRequest):
         return _serialized("ClientMessage", open=_open_wire(message))
-    frame = message
+    return b"".join(encode_frame_pieces(message))
+
+
+def encode_frame_pieces(frame: Frame) -> list[bytes | memoryview]:
+    """Return a ClientMessage with a frame as its parts, of which one is a view of the frame's data.
+
+    Raises InvalidRequest if a value does not fit its field.
+    """
     region = frame.region
     fields = _serialized(
         "Frame", header=_header_wire(frame.header), height=frame.height, width=frame.width, encoding=frame.encoding,
@@ -81,7 +88,7 @@ def encode_client_message(message: ClientMessage) -> bytes:
             "Region", name=region.name, offset=region.offset, byte_size=region.byte_size
         ),
     )  # fmt: skip
-    return _joined([_nested(2, [fields, *_payload(15, "Frame", frame.data)])])
+    return _nested(2, [fields, *_payload(15, "Frame", frame.data)])
 
 
 def decode_client_message(data: Buffer) -> ClientMessage:
