@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from edge_server.core.model_spec import ModelFile
+from edge_server.memory import available_memory
 from edge_server.memory.available_memory import MemoryFloor, MemoryReading, estimate_bytes, read_memory, weight_bytes
 
 MIB = 1 << 20
@@ -67,6 +68,13 @@ def test_a_model_must_fit_into_the_control_groups_limit_too(root: Path, tmp_path
     assert MemoryFloor(0, 0, root).refusal(file._replace(memory_bytes=300 * MIB), 1) == (
         "memory is short: 256 MiB are available, the model needs about 300 MiB"
     )
+
+
+def test_a_load_that_no_figure_can_refuse_reads_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Path] = []
+    monkeypatch.setattr(available_memory, "read_memory", read.append)
+    assert MemoryFloor(0, 0).refusal(model(tmp_path, {"model.onnx": MIB}), 1) is None
+    assert read == []
 
 
 @pytest.mark.parametrize("text", ["", "MemAvailable: plenty\n", "MemAvailable:\n"])
