@@ -41,16 +41,22 @@ from edge_server.frontends.http2.stream_interface import NoReceiver, Pieces, Str
 
 _LOG = logging.getLogger(__name__)
 
-_DATA, _HEADERS, _CONTINUATION = frames.DATA, frames.HEADERS, frames.CONTINUATION
+_DATA, _HEADERS, _WINDOW_UPDATE, _CONTINUATION = (
+    frames.DATA, frames.HEADERS, frames.WINDOW_UPDATE, frames.CONTINUATION
+)  # fmt: skip
 _END_STREAM, _END_HEADERS, _PADDED, _HAS_PRIORITY = (
     frames.END_STREAM, frames.END_HEADERS, frames.PADDED, frames.HAS_PRIORITY
 )  # fmt: skip
 _END_BOTH = _END_HEADERS | _END_STREAM
 _HEADER = frames.HEADER
 _pack, _unpack_from = _HEADER.pack, _HEADER.unpack_from
+_unpack_uint32 = frames.UINT32.unpack_from
 
 _JOIN_BELOW_BYTES = 256 << 10
 """Output up to this size is joined and sent in one call. Above it, copying costs more than a gathering call."""
+
+_MAX_JOINED_BYTES = frames.DEFAULT_FRAME_BYTES
+"""Payload up to this size is joined to one frame, of a size that every client accepts, when nothing waits before it."""
 
 _MAX_PIECES = 512
 """Pieces per sendmsg call. Linux accepts at most 1024."""
@@ -212,6 +218,7 @@ class Http2Connection:
         "_block_frames",
         "_block_stream",
         "_blocked",
+        "_bytes_left",
         "_calls_left",
         "_connection_grant",
         "_control_credit",
@@ -221,6 +228,7 @@ class Http2Connection:
         "_data_padding",
         "_data_stream",
         "_frames_sent",
+        "_free_updates",
         "_goaway_end_s",
         "_handshake_end_s",
         "_has_preface",
@@ -257,7 +265,8 @@ class Http2Connection:
         "_turn_calls",
         "_turn_end_s",
         "_unread_answers",
-        "_updates_used",
+        "_unsent_since_s",
+        "_updates_paid",
         "_watches_output",
         "_window_raised",
         "fd",
@@ -287,6 +296,8 @@ class Http2Connection:
         self.last_stream_id = 0
         self.is_unsent = False
         """Whether the connection is in the server's list of connections with unsent output."""
+        self._unsent_since_s = 0.0
+        """When the oldest unsent output was made, or the last was sent early; if `is_unsent`."""
         self._streams: dict[int, Stream] = {}
         self._reset_ids: dict[int, None] = {}
         """Streams closed while the client could still send. Frames already under way are no error, section 5.1."""
@@ -311,7 +322,7 @@ class Http2Connection:
         self._large_block: tuple[int, int, bytes] | None = None
         """Stream, flags and a header block, to be decoded when the connection is served from the queue."""
         self._turn_calls: deque[Callable[[], None]] = deque()
-        self._calls_left = 0
+        self._calls_left = self._bytes_left = 0
         self._turn_end_s = 0.0
 
         # Sending; guarded by the lock.
@@ -352,9 +363,12 @@ class Http2Connection:
         self._ping_strikes = 0
         self._has_sent = False
         """Whether HEADERS or DATA were sent since the last PING arrived."""
-        self._streams_opened = self._frames_sent = self._window_raised = self._updates_used = 0
+        self._streams_opened = self._frames_sent = self._window_raised = self._updates_paid = 0
         """What pays for WINDOW_UPDATE: streams, DATA frames beside those of `send_response`, and the sum by which the
-        connection's send window was raised, from which the sent bytes follow; and how many were paid."""
+        connection's send window was raised, from which the sent bytes follow; and how many these had paid at the last
+        look."""
+        self._free_updates = 0
+        """How many of the paid ones are not used yet."""
         self._control_credit = settings.control_rate
         self._reset_credit = settings.control_rate
         self._credit_s = now_s
@@ -402,7 +416,7 @@ class Http2Connection:
                 count = self._socket.recv_into(view[start : start + _READ_BYTES])
             else:
                 # Receive the rest of a message directly into its own memory, and the bytes after it into the buffer.
-                byte_limit = self._server.bytes_per_turn
+                byte_limit = self._bytes_left
                 count = self._socket.recvmsg_into((target[:byte_limit], view[: max(0, byte_limit - len(target))]))[0]
         except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             self._rest = rest
@@ -425,8 +439,11 @@ class Http2Connection:
             count -= filled
             if not self._data_left:
                 self._data_stream = None
-        end = start + count
-        self._handle(end)
+        self._handle(start + count)
+        if count == _READ_BYTES and self._target is not None:
+            # As much as fitted: the rest of a large message, which has its own memory now, may be there too.
+            self._bytes_left -= count
+            has_more = has_more or self._bytes_left >= _READ_BYTES
         return has_more or self._is_cut
 
     def _resume(self) -> bool:
@@ -521,10 +538,10 @@ class Http2Connection:
                 self._check_frame(kind, size, stream_id)
             if stop > end:
                 break
-            if kind in (_HEADERS, _CONTINUATION):
+            if kind == _WINDOW_UPDATE:
+                self._on_window_update(stream_id, size, body)
+            elif kind in (_HEADERS, _CONTINUATION):
                 self._on_header_frame(kind, flags, stream_id, bytes(view[body:stop]))
-            elif kind == frames.WINDOW_UPDATE:
-                self._on_window_update(stream_id, bytes(view[body:stop]))
             else:
                 self._on_control_frame(kind, flags, stream_id, bytes(view[body:stop]))
             position = stop
@@ -787,10 +804,11 @@ class Http2Connection:
         else:
             self._charge_control()  # unknown types are ignored, section 5.5
 
-    def _on_window_update(self, stream_id: int, payload: bytes) -> None:
-        if len(payload) != 4:
+    def _on_window_update(self, stream_id: int, size: int, body: int) -> None:
+        """Handle the WINDOW_UPDATE whose payload of `size` bytes begins at byte `body` of the server's buffer."""
+        if size != 4:
             raise ConnectionFault(Http2ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE is not of 4 bytes")
-        count = frames.UINT32.unpack(payload)[0] & 0x7FFFFFFF
+        count = _unpack_uint32(self._server.buffer, body)[0] & 0x7FFFFFFF
         stream = self._streams.get(stream_id)
         is_closed = stream is None and stream_id != 0
         if is_closed and self._is_idle(stream_id):
@@ -801,16 +819,10 @@ class Http2Connection:
                 raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
             self._fail_stream(stream, Http2ErrorCode.PROTOCOL_ERROR)
             return
-        # Charge it, unless DATA or a stream has paid for it: see the module's first lines.
-        opened = self._streams_opened + self._server.calls_per_turn - self._calls_left
-        # Other threads may send meanwhile: values from before are as good.
-        sent_bytes = frames.DEFAULT_WINDOW_BYTES + self._window_raised - self._send_window
-        paid = _UPDATES_PER_STREAM * opened + _UPDATES_PER_FRAME * self._frames_sent + (sent_bytes >> 10)
-        left = paid - self._updates_used
-        if left <= 0:
-            self._charge_control()
+        if self._free_updates:
+            self._free_updates -= 1
         else:
-            self._updates_used += max(1, left - limits.MAX_FREE_UPDATES)
+            self._pay_update()
         if is_closed:
             return
         with self._lock:
@@ -830,6 +842,20 @@ class Http2Connection:
             if stream is None:
                 raise ConnectionFault(Http2ErrorCode.FLOW_CONTROL_ERROR, "the connection's window is too large")
             self._fail_stream(stream, Http2ErrorCode.FLOW_CONTROL_ERROR)
+
+    def _pay_update(self) -> None:
+        """Charge a WINDOW_UPDATE, unless DATA or a stream has paid for it: see the module's first lines."""
+        opened = self._streams_opened + self._server.calls_per_turn - self._calls_left
+        # Other threads may send meanwhile: values from before are as good.
+        sent_bytes = frames.DEFAULT_WINDOW_BYTES + self._window_raised - self._send_window
+        paid = _UPDATES_PER_STREAM * opened + _UPDATES_PER_FRAME * self._frames_sent + (sent_bytes >> 10)
+        left = paid - self._updates_paid
+        if left <= 0:
+            self._charge_control()
+            return
+        # Half of what may be paid in advance: as much may be paid until these are used.
+        self._free_updates = min(left, limits.MAX_FREE_UPDATES // 2) - 1
+        self._updates_paid = paid
 
     def _on_reset(self, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:
@@ -998,6 +1024,23 @@ class Http2Connection:
                 return True
             if head is not None:
                 self._queue_headers(stream, head, 0)
+            size = sum(map(len, body))
+            if (
+                not stream.queue
+                and 0 < size <= _MAX_JOINED_BYTES
+                and size <= stream.send_window
+                and size <= self._send_window
+                and self._output_bytes < limits.OUTPUT_BYTES
+            ):
+                # Usual case: a small message that needs not wait.
+                stream.send_window -= size
+                self._send_window -= size
+                self._frames_sent += 1
+                self._has_sent = True
+                self._output.append(b"".join((_pack(size >> 8, size & 255, _DATA, 0, stream.id), *body)))
+                self._output_bytes += size + 9
+                self._flush_if_elsewhere()
+                return True
             self._queue_payload(stream, body)
             self._pump()
             is_sent = not stream.queue
@@ -1140,16 +1183,17 @@ class Http2Connection:
         self._output_bytes += len(data)
 
     def _flush_if_elsewhere(self) -> None:
-        """Send now, except on the reading thread. That thread sends once after all it has read, or earlier if its turn
+        """Send now, except on the reading thread. That thread sends once after all it has read, or earlier if that
         takes long, so that output does not wait for slow models."""
         server = self._server
         if threading.get_ident() != server.thread_id:
             self._flush()
-            return
-        if not self.is_unsent:
+        elif not self.is_unsent:
             self.is_unsent = True
+            self._unsent_since_s = monotonic()
             server.unsent.append(self)
-        if monotonic() - server.now_s > _LONG_TURN_S:
+        elif (now_s := monotonic()) - self._unsent_since_s > _LONG_TURN_S:
+            self._unsent_since_s = now_s
             self._flush()
 
     def _flush(self) -> None:
@@ -1222,6 +1266,7 @@ class Http2Connection:
         """Receive and handle input, up to the connection's share of the turn."""
         server = self._server
         self._calls_left = server.calls_per_turn
+        self._bytes_left = server.bytes_per_turn
         self._turn_end_s = end_s = monotonic() + server.seconds_per_turn
         calls = self._turn_calls
         while is_turn and calls:
