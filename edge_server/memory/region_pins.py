@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -32,7 +31,8 @@ class RegionView(Protocol):
         """Copy `data` to the start of the piece, which must be pinned for writing. Device memory has no writable
         view."""
 
-    def release(self) -> None: ...
+    def release(self) -> None:
+        """Release the piece. May be called from any thread. Further calls do nothing."""
 
 
 class Regions(Protocol):
@@ -42,12 +42,13 @@ class Regions(Protocol):
 
 
 class RequestRegions:
-    """Pieces that one request holds. `release` frees all of them once, from any thread."""
+    """Pieces that one request holds. `release` frees all of them, from any thread."""
+
+    __slots__ = ("_held", "_regions")
 
     def __init__(self, regions: Regions) -> None:
         self._regions = regions
         self._held: list[RegionView] = []
-        self._lock = threading.Lock()
 
     def __bool__(self) -> bool:
         return bool(self._held)
@@ -63,20 +64,9 @@ class RequestRegions:
         return pin
 
     def tensor(self, name: str, dtype: DType, shape: Sequence[int], region: RegionRef, *, model: str) -> Tensor:
-        """Return the tensor in a piece; GPU memory stays on the GPU. Raises the registry's errors, and InvalidRequest
-        if shape and byte count do not match.
-
-        Strings and booleans are copied to the host for checks, because a client may set their bytes to anything.
-        """
+        """Pin a piece and return the tensor in it, as `tensor_in_region`. Raises the registry's errors too."""
         pin = self.pin_view(region, writable=False)
-        if pin.device is None or dtype in (DType.BYTES, DType.BOOL):
-            return tensor_from_raw(name, dtype, shape, pin.view, model=model)
-        count = element_count(name, shape, model=model)
-        if region.byte_size != count * dtype.itemsize:
-            raise byte_size_mismatch(name, model, count * dtype.itemsize, region.byte_size)
-        if count == 0:
-            return tensor_from_raw(name, dtype, shape, b"", model=model)
-        return DeviceTensor(name, dtype, DeviceArray(dtype.numpy, shape, (pin.device,)))
+        return tensor_in_region(name, dtype, shape, pin, region.byte_size, model=model)
 
     def target(self, region: RegionRef) -> DevicePiece | None:
         """Return the GPU memory piece for an output; None if the region is not on a GPU. Raises the registry's errors.
@@ -91,7 +81,24 @@ class RequestRegions:
         return pin.device
 
     def release(self) -> None:
-        with self._lock:
-            held, self._held = self._held, []
+        held, self._held = self._held, []
         for pin in held:
             pin.release()
+
+
+def tensor_in_region(
+    name: str, dtype: DType, shape: Sequence[int], pin: RegionView, byte_size: int, *, model: str
+) -> Tensor:
+    """Return the tensor in a pinned piece of `byte_size` bytes; GPU memory stays on the GPU. Raises InvalidRequest if
+    shape and byte count do not match.
+
+    Strings and booleans are copied to the host for checks, because a client may set their bytes to anything.
+    """
+    if pin.device is None or dtype in (DType.BYTES, DType.BOOL):
+        return tensor_from_raw(name, dtype, shape, pin.view, model=model)
+    count = element_count(name, shape, model=model)
+    if byte_size != count * dtype.itemsize:
+        raise byte_size_mismatch(name, model, count * dtype.itemsize, byte_size)
+    if count == 0:
+        return tensor_from_raw(name, dtype, shape, b"", model=model)
+    return DeviceTensor(name, dtype, DeviceArray(dtype.numpy, shape, (pin.device,)))

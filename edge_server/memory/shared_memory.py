@@ -210,8 +210,10 @@ class SharedMemoryRegistry:
                 return
             region.pins -= 1
             is_last = region.is_retired and region.pins == 0
-        with contextlib.suppress(BufferError):  # an array over the view may still exist: see _Region.close
+        try:  # noqa: SIM105 - contextlib.suppress costs more than the rest of this function
             pin.view.release()
+        except BufferError:  # an array over the view still exists: see _Region.close
+            pass
         if is_last:
             region.close()
 

@@ -33,7 +33,7 @@ def apply_plan(response: Response, plan: ResponsePlan, spec: ModelSpec) -> tuple
             if wanted.region is not None and plan.places is not None:
                 size = plan.places.write(tensor, wanted.region)
                 region = wanted.region
-                placed[tensor.name] = region if size == region.byte_size else region._replace(byte_size=size)
+                placed[tensor.name] = RegionRef(region.name, region.offset, size)
     return replace(response, outputs=tuple(outputs)) if has_classes else response, placed
 
 

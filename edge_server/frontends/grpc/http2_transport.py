@@ -320,33 +320,33 @@ class Http2Call:
                 self._finish(_encoded_status(status, is_alone=not self._has_sent_headers))
 
     def send(self, message: Pieces) -> bool:
-        body: Pieces
         level = self._transport.zlib_level if self._headers.accepts_gzip else 0
         if level:
-            body = _compressed(message, level)
+            body: Pieces = _compressed(message, level)
         else:
-            size = sum(map(len, message))
-            body = (_PREFIX.pack(0, size), *message)
-            if size <= _SMALL_BYTES:
-                body = (b"".join(body),)
+            body = (_PREFIX.pack(0, sum(map(len, message))), *message)
         assert self._lock is not None
         with self._lock:
             if self._is_over:
                 return False
-            headers = None if self._has_sent_headers else _GZIP_HEADERS if level else _OK_HEADERS
+            if self._has_sent_headers:
+                return self._stream.send(None, body)
             self._has_sent_headers = True
-            return self._stream.send(headers, body)
+            return self._stream.send(_GZIP_HEADERS if level else _OK_HEADERS, body)
 
     def wake(self) -> None:
         self._server.run_soon(self._wake)
 
     def receive(self) -> None:
+        if threading.get_ident() == self._server.thread_id:
+            self._is_requested = True
+            if not self._is_delivering:
+                self._deliver()
+            return
         # Set before the inbox is checked: the reading thread adds a message first, and checks this flag after.
         with self._request_lock:
             self._is_requested = True
-        if threading.get_ident() == self._server.thread_id:
-            self._deliver()
-        elif self._inbox or self._is_half_closed:
+        if self._inbox or self._is_half_closed:
             self._server.run_soon(self._deliver)
 
     # -- the Receiver of the stream, on the reading thread
@@ -356,13 +356,18 @@ class Http2Call:
         if self._is_over or handler is None:
             return
         size = len(data)
-        if is_end and _PREFIX_BYTES <= size <= _SMALL_BYTES and self._buffer is None and not self.is_stream:
+        if _PREFIX_BYTES <= size <= _SMALL_BYTES and self._buffer is None and not self._prefix:
             flag, length = _PREFIX.unpack_from(data)
-            if not flag and length == size - _PREFIX_BYTES and not self._prefix and self._message is None:
-                # Shortcut for the usual unary call: a small message in one frame.
-                self._is_half_closed = True
-                self._start_unary(bytes(data[_PREFIX_BYTES:]))
-                return
+            if not flag and length == size - _PREFIX_BYTES:
+                # Usual case: a small message in one frame.
+                if self.is_stream:
+                    self._inbox.append(bytes(data[_PREFIX_BYTES:]))
+                    self._received(size, is_end)
+                    return
+                if is_end and self._message is None:
+                    self._is_half_closed = True
+                    self._start_unary(bytes(data[_PREFIX_BYTES:]))
+                    return
         position = 0
         while position < size and not self._is_over:
             position = self._read(data, position)
@@ -519,27 +524,28 @@ class Http2Call:
         for _ in range(_MESSAGES_IN_A_ROW):
             if self._is_over or not (inbox or self._is_half_closed):
                 break
-            with self._request_lock:
-                is_requested, self._is_requested = self._is_requested, False
-            if not is_requested:
-                break
+            if not self._is_requested:
+                with self._request_lock:
+                    if not self._is_requested:
+                        break
+            # Only this thread resets it, and nobody sets it again before the next message is delivered.
+            self._is_requested = False
             self._is_delivering = True
             if not inbox:
                 self._handler.on_last_message()
-            elif not self._pass_message(inbox.popleft()):
-                return  # `_pass_inflated` continues
+            elif isinstance(message := inbox.popleft(), bytearray):
+                if not self._pass_compressed(message):
+                    return  # `_pass_inflated` continues
+            else:
+                self._handler.on_message(message)
             self._is_delivering = False
         else:
             self._stream.run_in_turn(self._deliver)
         if self._ungranted >= _GRANT_BYTES:
             self._grant()
 
-    def _pass_message(self, message: Message | bytearray) -> bool:
-        """Pass a message to the handler. Return False if another thread inflates it first."""
-        assert self._handler is not None
-        if not isinstance(message, bytearray):
-            self._handler.on_message(message)
-            return True
+    def _pass_compressed(self, message: bytearray) -> bool:
+        """Inflate a message and pass it to the handler. Return False if another thread inflates it first."""
         if len(message) < _LARGE_BYTES // 16:
             self._inflate(message)
             return True
@@ -554,7 +560,7 @@ class Http2Call:
             self.end(_too_many(transport.max_calls, "calls"))
             return
         if isinstance(message, bytearray):
-            self._pass_message(message)
+            self._pass_compressed(message)
         else:
             assert self._handler is not None
             self._handler.on_message(message)

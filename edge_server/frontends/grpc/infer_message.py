@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
@@ -16,12 +16,18 @@ from edge_server.protocol.raw_fields import split
 MIN_SPLIT_BYTES = 32 << 10
 """Messages below this size are parsed by the message class alone: copying them costs less than scanning them."""
 
-Outline: TypeAlias = "tuple[bytes, bytes, list[int]]"
-"""Parts of a serialized ModelInferRequest: the header without the id, the id, then start and end offset of each of its
-raw_input_contents."""
-
 _INPUTS, _RAW_CONTENTS = 5, 7
 _TENSOR_CONTENTS = 5
+
+
+class Outline(NamedTuple):
+    """Parts of a serialized ModelInferRequest: `header` is all but id and raw contents. `raws` are start and end offset
+    of each of its raw_input_contents. `id_end` is the end offset of the id, 0 without one."""
+
+    header: bytes
+    request_id: bytes
+    raws: list[int]
+    id_end: int
 
 
 @dataclass(slots=True)

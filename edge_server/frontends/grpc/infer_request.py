@@ -57,7 +57,7 @@ def decode_request(
     request = Request(plan.model, {}, plan.version, plan.request_id, _outputs(message, plan))
     if message.parameters or forwarded:
         set_parameters(request, plan, parameter_values(message.parameters, forwarded))
-    pins = LazyRegionPins(regions)
+    pins = RequestRegions(regions)
     try:
         if plan.special:
             request.targets = pin_targets(plan, regions, pins)
@@ -66,27 +66,8 @@ def decode_request(
         pins.release()
         plan.release()
         raise
-    request.release = pins.made.release if pins.made is not None else None
+    request.release = pins.release if pins else None
     return request
-
-
-class LazyRegionPins:
-    """Region pins, created for the first region: most requests have none."""
-
-    __slots__ = ("_regions", "made")
-
-    def __init__(self, regions: Regions) -> None:
-        self._regions = regions
-        self.made: RequestRegions | None = None
-
-    def pins(self) -> RequestRegions:
-        if self.made is None:
-            self.made = RequestRegions(self._regions)
-        return self.made
-
-    def release(self) -> None:
-        if self.made is not None:
-            self.made.release()
 
 
 def set_parameters(request: Request, plan: ResponsePlan, given: dict[str, object]) -> None:
@@ -99,18 +80,20 @@ def set_parameters(request: Request, plan: ResponsePlan, given: dict[str, object
     request.sequence = parameters.sequence
 
 
-def pin_targets(plan: ResponsePlan, regions: Regions, pins: LazyRegionPins) -> Mapping[str, DevicePiece] | None:
+def pin_targets(plan: ResponsePlan, regions: Regions, pins: RequestRegions) -> Mapping[str, DevicePiece] | None:
     """Pin the output regions. Return those in GPU memory, or None.
 
     GPU memory is also pinned with the inputs, because a backend may write to it after the request is over.
     """
     special = plan.special or {}
-    wanted = {name: item.region for name, item in special.items() if item.region is not None}
-    if not wanted:
-        return None
     plan.places = OutputPlaces(special.values(), regions)
-    targets = {name: pins.pins().target(wanted[name]) for name in plan.places.on_gpus()}
-    return {name: piece for name, piece in targets.items() if piece is not None} or None
+    targets: dict[str, DevicePiece] = {}
+    for name in plan.places.on_gpus():
+        region = special[name].region
+        piece = None if region is None else pins.target(region)
+        if piece is not None:
+            targets[name] = piece
+    return targets or None
 
 
 def parameter_values(given: Any, forwarded: Mapping[str, Parameter]) -> dict[str, object]:
@@ -151,7 +134,7 @@ def _first_duplicate(names: list[str]) -> str:
     return ""
 
 
-def _inputs(found: InferMessage, model: str, pins: LazyRegionPins) -> dict[str, Tensor]:
+def _inputs(found: InferMessage, model: str, pins: RequestRegions) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     raw = found.raw
     next_raw = 0
@@ -167,7 +150,7 @@ def _inputs(found: InferMessage, model: str, pins: LazyRegionPins) -> dict[str, 
         if has_contents and (len(raw) or region is not None):
             raise _contents_refused(name, model, region)
         if region is not None:
-            tensors[name] = pins.pins().tensor(name, dtype, tuple(given.shape), region, model=model)
+            tensors[name] = pins.tensor(name, dtype, tuple(given.shape), region, model=model)
         elif has_contents:
             contents = found.contents.get(position)
             serialized = contents if contents is not None else given.contents.SerializeToString()

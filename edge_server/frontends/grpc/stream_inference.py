@@ -28,10 +28,11 @@ from edge_server.frontends.grpc.unary_inference import (
     SEND_END,
     SEND_START,
     InferContext,
+    KnownMessage,
     begin_trace,
     empty_final_message,
     forwarded_metadata,
-    split_message,
+    is_quick,
     stream_error_message,
     stream_message,
 )
@@ -78,7 +79,8 @@ class StreamedRequest:
 
     def close(self) -> None:
         """Finish the trace and release the memory for outputs; nothing more is sent for this request."""
-        self.plan.release()
+        if self.plan.places is not None:
+            self.plan.release()
         if self.trace is not None:
             self.trace.finish()
 
@@ -133,22 +135,24 @@ class InferStream:
     def on_message(self, message: Message) -> None:
         self._accepted += 1
         self._accepted_bytes += len(message)
-        parts = split_message(message)
-        if len(message) >= LARGE_BYTES and not self._reader.is_quick(parts):
-            run_blocking(self._call, partial(self._start_request, message, parts))
+        known = self._reader.recognise(message)
+        if len(message) >= LARGE_BYTES and not is_quick(known):
+            run_blocking(self._call, partial(self._start_request, message, known))
         else:
-            self._start_request(message, parts)
+            self._start_request(message, known)
 
-    def _start_request(self, message: Message, parts: Outline | None) -> None:
+    def _start_request(self, message: Message, known: KnownMessage | Outline | None) -> None:
         try:
-            self._submit(message, parts)
+            self._submit(message, known)
         except Exception as error:  # noqa: BLE001 - any error gets a status: `client_error` logs it
             self._end(client_error(error))
             return
-        # Set before the limits are checked under the lock: a thread that frees memory counts it first, and checks this
-        # flag under the lock after.
-        self._reader_waits = True
-        self._request_next()
+        with self._lock:
+            # Set under the lock: a thread that frees memory counts it first, and checks this flag under the lock after.
+            self._reader_waits = True
+            may_receive = self._may_receive()
+        if may_receive:
+            self._call.receive()
 
     def on_last_message(self) -> None:
         with self._lock:
@@ -158,8 +162,12 @@ class InferStream:
         self._flush()
 
     def on_sent(self) -> None:
-        self._is_sending = False
-        self._flush()
+        with self._lock:
+            item = self._next_item()
+            may_receive = self._may_receive()
+        if may_receive:
+            self._call.receive()
+        self._send(item)
 
     def on_woken(self) -> None:
         """Do nothing: this call never calls `wake`."""
@@ -176,7 +184,7 @@ class InferStream:
 
     # -- requests
 
-    def _submit(self, message: Message, parts: Outline | None) -> None:
+    def _submit(self, message: Message, known: KnownMessage | Outline | None) -> None:
         """Submit one request, or send an error as its response."""
         service = self._service
         streamed = StreamedRequest(self, len(message))
@@ -185,7 +193,7 @@ class InferStream:
         traces = service.traces
         received_ns = time.monotonic_ns() if traces.is_on else 0
         try:
-            found = self._reader.find(message, parts, plan)
+            found = self._reader.find(message, known, plan)
             streamed.handle = handle = service.find(plan.model, plan.version)
             streamed.is_ordered = not handle.spec.is_decoupled
             request = self._reader.request(message, found, plan, self._forwarded)
@@ -221,43 +229,56 @@ class InferStream:
                 return
         ticket.cancel()
 
-    def _request_next(self) -> None:
-        """Request the next message if reading has stopped and the limits allow it."""
-        with self._lock:
-            if not self._reader_waits or self._is_ended:
-                return
-            held_bytes = self._accepted_bytes - self._finished_bytes + self._posted_bytes - self._sent_bytes
-            if self._accepted - self._finished >= MAX_OUTSTANDING or held_bytes >= MAX_OUTSTANDING_BYTES:
-                return
-            self._reader_waits = False
-        self._call.receive()
+    def _may_receive(self) -> bool:
+        """Return whether reading has stopped and the limits allow to request the next message. If so, the caller must
+        request it after the lock is released. *Locked.*"""
+        if not self._reader_waits or self._is_ended:
+            return False
+        held_bytes = self._accepted_bytes - self._finished_bytes + self._posted_bytes - self._sent_bytes
+        if self._accepted - self._finished >= MAX_OUTSTANDING or held_bytes >= MAX_OUTSTANDING_BYTES:
+            return False
+        self._reader_waits = False
+        return True
 
     # -- responses
 
     def on_response(self, streamed: StreamedRequest, response: Response) -> None:
         """Send one response, now or later. Called on any thread."""
+        is_final = response.is_final
+        if is_final and streamed.trace is not None:
+            streamed.trace.stamp(COMPLETE)
+        item: OutgoingResponse | EndOfStream | None = None
+        is_overfull = False
         with self._lock:
-            if response.is_final:
+            if is_final:
                 streamed.is_done = True
                 self._waiting.discard(streamed)
                 self._open_count -= 1
-                if streamed.trace is not None:
-                    streamed.trace.stamp(COMPLETE)
             is_dropped = self._is_ended
-            if not is_dropped:
+            if is_dropped:
+                pass
+            elif is_final and not self._is_sending and len(self._order) == 1 and self._order[0] is streamed:
+                # Usual case: no response waits before or behind it.
+                self._order.clear()
+                self._is_sending = True
+                self._posted += 1
+                item = (streamed, response, 0)
+            else:
                 self._post_in_order(streamed, response)
-                if not self._open_count:
-                    self._post_end()
-            is_overfull = not is_dropped and (
-                self._posted - self._sent > MAX_BACKLOG or self._posted_bytes - self._sent_bytes > MAX_BACKLOG_BYTES
-            )
-        if is_dropped:
-            if response.is_final:
-                streamed.close()
+                if not self._is_sending:
+                    item = self._next_item()
+                elif (
+                    self._posted - self._sent > MAX_BACKLOG or self._posted_bytes - self._sent_bytes > MAX_BACKLOG_BYTES
+                ):
+                    is_overfull = True
+            if not (is_dropped or self._open_count):
+                self._post_end()
+        if item is not None:
+            self._send(item)
         elif is_overfull:
             self._end(Throttled("the client does not read the responses of its stream, of which too many wait"))
-        else:
-            self._flush()
+        elif is_dropped and is_final:
+            streamed.close()
 
     def _post_in_order(self, streamed: StreamedRequest, response: Response) -> None:
         """Post the response, or hold it until all previous requests have their responses. *Locked.*"""
@@ -298,38 +319,47 @@ class InferStream:
 
     def _flush(self) -> None:
         """Send the waiting responses, unless another thread does this or the transport accepts no more."""
-        while True:
-            with self._lock:
-                if self._is_sending or not self._outbox:
-                    return
-                # From here until the message is sent, only this thread sends.
-                self._is_sending = True
-                item = self._outbox.popleft()
+        with self._lock:
+            item = None if self._is_sending else self._next_item()
+        self._send(item)
+
+    def _next_item(self) -> OutgoingResponse | EndOfStream | None:
+        """Return the next item of the outbox, which the caller must send, or None if there is none. *Locked.*"""
+        item = self._outbox.popleft() if self._outbox else None
+        self._is_sending = item is not None
+        return item
+
+    def _send(self, item: OutgoingResponse | EndOfStream | None) -> None:
+        """Send an item and those that wait behind it, until the transport accepts no more."""
+        while item is not None:
             if isinstance(item, EndOfStream):
                 self._call.end(OK if item.error is None else call_status(client_error(item.error)))
                 return
+            streamed, response, size = item
+            self._sent += 1
+            self._sent_bytes += size
             try:
-                message = self._message(*item)
+                message = self._message(streamed, response)
             except EdgeServerError as error:
                 self._call.end(call_status(client_error(error)))
                 return
             if message is not None and not self._call.send(message):
                 return
-            self._is_sending = False
+            with self._lock:
+                item = self._next_item()
+                may_receive = self._may_receive()
+            if may_receive:
+                self._call.receive()
 
-    def _message(self, streamed: StreamedRequest, response: Response, size: int) -> Pieces | None:
-        """Return the encoded response, or None if the client must not get it.
+    def _message(self, streamed: StreamedRequest, response: Response) -> Pieces | None:
+        """Return the encoded response, or None if the client must not get it. After the final one, close the request.
 
         Raises the response's error if the metadata has REAL_ERRORS_KEY.
         """
-        self._sent += 1
-        self._sent_bytes += size
         if not response.is_final:
-            self._request_next()
             return self._encoded(streamed, response)
         self._finished += 1
         self._finished_bytes += streamed.size
-        self._request_next()
         trace = streamed.trace
         if trace is not None:
             trace.stamp(SEND_START)

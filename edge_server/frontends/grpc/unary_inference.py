@@ -11,11 +11,12 @@ in ascending order. Data of large tensors is not copied.
 
 from __future__ import annotations
 
+import functools
 import re
 import struct
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -39,7 +40,6 @@ from edge_server.frontends.grpc.call import (
 )
 from edge_server.frontends.grpc.infer_message import InferMessage, MessageReader, Outline
 from edge_server.frontends.grpc.infer_request import (
-    LazyRegionPins,
     ResponsePlan,
     decode_request,
     parameter_values,
@@ -51,7 +51,7 @@ from edge_server.frontends.v2.header_forwarding import header_parameters
 from edge_server.frontends.v2.parameters import region_reference
 from edge_server.frontends.v2.requested_outputs import RequestedOutput
 from edge_server.frontends.v2.version_text import parse_version
-from edge_server.memory.region_pins import RegionRef, Regions
+from edge_server.memory.region_pins import RegionRef, Regions, RequestRegions, tensor_in_region
 from edge_server.protocol.protobuf_wire_format import (
     DELIMITED,
     encode_delimited,
@@ -82,8 +82,11 @@ _REQUEST_RAW = 7 << 3 | DELIMITED
 _REQUEST_PLAIN = frozenset(number << 3 | DELIMITED for number in (1, 2, 3, 4, 5, 6))
 """Tags of model_name, model_version, id, parameters, inputs and outputs: a cacheable header has only these fields."""
 
-KnownMessage: TypeAlias = "tuple[RequestHeader, list[int]]"
-"""A message with a cached header: the header, then start and end offset of each of its raw_input_contents."""
+KnownMessage: TypeAlias = "tuple[RequestHeader, str, list[int]]"
+"""A message with a cached header: the header, the id, then start and end offset of each of its raw_input_contents."""
+
+MAX_LAYOUTS = 64
+"""Layouts of messages that a reader keeps. Before one more is kept, all are dropped."""
 
 
 @dataclass(slots=True)
@@ -134,6 +137,38 @@ class RequestHeader:
     memo: RequestMemo = field(default_factory=RequestMemo)
 
 
+class MessageLayout:
+    """Layout of a message with a cached header. A message of the same length has the same layout and header if it has
+    the same bytes but for the id and the raw contents."""
+
+    __slots__ = ("_gaps", "_head", "_head_end", "_header", "_id_end", "_id_start", "_raws", "_tail")
+
+    def __init__(self, data: Message, outline: Outline, header: RequestHeader) -> None:
+        self._header = header
+        self._raws = raws = outline.raws
+        self._id_end = outline.id_end
+        self._id_start = outline.id_end - len(outline.request_id)
+        self._head_end = raws[0] if raws else len(data)
+        self._head = bytes(data[: self._id_start])
+        self._tail = bytes(data[self._id_end : self._head_end])
+        gaps = zip(raws[1::2], raws[2::2], strict=False)
+        self._gaps = [(start, end, bytes(data[start:end])) for start, end in gaps]
+
+    def match(self, data: Message) -> KnownMessage | None:
+        """Return the message, which has the same length, if it has this layout."""
+        head = bytes(data[: self._head_end])
+        if not (head.startswith(self._head) and head.endswith(self._tail)):
+            return None
+        for start, end, gap in self._gaps:
+            if data[start:end] != gap:
+                return None
+        try:
+            return self._header, head[self._id_start : self._id_end].decode(), self._raws
+        except UnicodeDecodeError:
+            # The message class reports this error.
+            return None
+
+
 def split_message(data: Message) -> Outline | None:
     """Return the parts of a serialized message.
 
@@ -173,7 +208,14 @@ def split_message(data: Message) -> Outline | None:
     if header_end - (id_end - id_start) > MAX_KEY_BYTES:
         return None
     header = bytes(data[:id_start]) + bytes(data[id_end:header_end]) if id_end else bytes(data[:header_end])
-    return header, request_id, raws
+    return Outline(header, request_id, raws, id_end)
+
+
+def is_quick(known: KnownMessage | Outline | None) -> bool:
+    """Return whether parsing takes only microseconds: the header is cached, and no input's values need a check."""
+    if known is None or isinstance(known, Outline):
+        return False
+    return all(declared.size >= 0 for declared in known[0].inputs)
 
 
 class RequestReader:
@@ -184,28 +226,38 @@ class RequestReader:
         self._messages = MessageReader()
         self._headers: DecodeCache[bytes, RequestHeader] = DecodeCache()
         self._lock = threading.Lock()
-        """Held to add a header."""
+        """Held to add a header or a layout."""
+        self._layouts: dict[int, MessageLayout] = {}
+        """By the length of the messages, of which a client sends few: the newest layout of each."""
 
-    def is_quick(self, parts: Outline | None) -> bool:
-        """Return whether parsing takes only microseconds: the header is cached, and no input's values need a check."""
-        header = self._headers.get(parts[0]) if parts is not None else None
-        return header is not None and all(declared.size >= 0 for declared in header.inputs)
+    def recognise(self, data: Message) -> KnownMessage | Outline | None:
+        """Return a received message if its header is cached, else its outline, or None if it is not cacheable."""
+        layout = self._layouts.get(len(data))
+        known = layout.match(data) if layout is not None else None
+        if known is not None:
+            return known
+        outline = split_message(data)
+        header = self._headers.get(outline.header) if outline is not None else None
+        if outline is None or header is None or 2 * header.raw_count != len(outline.raws):
+            return outline
+        layout = MessageLayout(data, outline, header)
+        with self._lock:
+            if len(self._layouts) >= MAX_LAYOUTS:
+                self._layouts.clear()
+            self._layouts[len(data)] = layout
+        return layout.match(data)
 
-    def find(self, data: Message, parts: Outline | None, plan: ResponsePlan) -> KnownMessage | InferMessage:
-        """Parse a received message, whose outline is `parts`, and set model, version and id in `plan`. Raises
+    def find(
+        self, data: Message, known: KnownMessage | Outline | None, plan: ResponsePlan
+    ) -> KnownMessage | InferMessage:
+        """Parse a message, for which `recognise` returned `known`, and set model, version and id in `plan`. Raises
         InvalidRequest."""
-        header = self._headers.get(parts[0]) if parts is not None else None
-        if parts is not None and header is not None and 2 * header.raw_count == len(parts[2]):
-            try:
-                plan.request_id = parts[1].decode()
-            except UnicodeDecodeError:
-                # The message class reports this error.
-                parts = None
-            else:
-                plan.model, plan.version_text, plan.version = header.model, header.version_text, header.version
-                return header, parts[2]
+        if known is not None and not isinstance(known, Outline):
+            header, plan.request_id, _ = known
+            plan.model, plan.version_text, plan.version = header.model, header.version_text, header.version
+            return known
         found = self._messages.read(data)
-        found.outline = parts
+        found.outline = known
         message = found.message
         plan.model, plan.version_text, plan.request_id = message.model_name, message.model_version, message.id
         plan.version = parse_version(plan.version_text)
@@ -225,13 +277,13 @@ class RequestReader:
             if found.outline is not None and not forwarded:
                 header = _request_header(found, plan, request)
                 if header is not None:
-                    key = found.outline[0]
+                    key = found.outline.header
                     items = len(header.inputs) + len(header.outputs) + len(header.given)
                     with self._lock:
                         self._headers.add(key, header, octets=2 * len(key), items=items)
                     request.memo = header.memo
             return request
-        header, raws = found
+        header, _, raws = found
         tensors: dict[str, Tensor] = {}
         request = Request(
             header.model, tensors, header.version, plan.request_id, header.outputs, header.custom, header.priority
@@ -256,26 +308,31 @@ class RequestReader:
         self, request: Request, plan: ResponsePlan, header: RequestHeader, data: Message, raws: list[int]
     ) -> None:
         """Set the inputs and output regions of a request with a cached header that uses shared memory."""
-        pins = LazyRegionPins(self._regions)
+        pins = RequestRegions(self._regions)
         tensors: dict[str, Tensor] = {}
         position = 0
         try:
             if plan.special:
                 request.targets = pin_targets(plan, self._regions, pins)
             for declared in header.inputs:
-                if declared.region is None:
-                    tensors[declared.name] = declared.tensor(data, raws[position], raws[position + 1], header.model)
+                name, region = declared.name, declared.region
+                if region is None:
+                    tensors[name] = declared.tensor(data, raws[position], raws[position + 1], header.model)
                     position += 2
+                    continue
+                pin = pins.pin_view(region, writable=False)
+                if pin.device is None:
+                    tensors[name] = declared.tensor(pin.view, 0, region.byte_size, header.model)
                 else:
-                    tensors[declared.name] = pins.pins().tensor(
-                        declared.name, declared.dtype, declared.shape, declared.region, model=header.model
+                    tensors[name] = tensor_in_region(
+                        name, declared.dtype, declared.shape, pin, region.byte_size, model=header.model
                     )
         except BaseException:
             pins.release()
             plan.release()
             raise
         request.inputs = tensors
-        request.release = pins.made.release if pins.made is not None else None
+        request.release = pins.release if pins else None
 
 
 def _request_header(found: InferMessage, plan: ResponsePlan, request: Request) -> RequestHeader | None:
@@ -348,8 +405,13 @@ def stream_message(
 ) -> list[bytes | memoryview]:
     """Return a ModelStreamInferResponse with the response and whether it is final. Raises as `response_message`."""
     pieces = _pieces(response, placed, memo, _FINAL if response.is_final else _NOT_FINAL)
-    pieces.insert(0, encode_delimited_header(_STREAM_RESPONSE, sum(map(len, pieces))))
+    pieces.insert(0, _stream_response_prefix(sum(map(len, pieces))))
     return pieces
+
+
+@functools.lru_cache(maxsize=256)
+def _stream_response_prefix(size: int) -> bytes:
+    return encode_delimited_header(_STREAM_RESPONSE, size)
 
 
 def stream_error_message(message: str, request_id: str) -> list[bytes]:
@@ -374,56 +436,32 @@ def empty_final_message(model: str, version_text: str, request_id: str) -> list[
     return [encode_delimited(_STREAM_RESPONSE, inner + _FINAL)]
 
 
-class _OutputHeader(NamedTuple):
-    """The InferOutputTensor field of an output, and the tag and length of its raw contents of `size` bytes."""
-
-    name: str
-    dtype: DType
-    shape: tuple[int, ...]
-    field: bytes
-    raw_prefix: bytes
-    size: int
-    region: RegionRef | None
+OutputKey: TypeAlias = "tuple[str, DType, tuple[int, ...], int, RegionRef | None]"
+"""What the encoded fields of an output depend on: name, type, shape, size of the raw contents, region."""
 
 
 class _ResponseHeader(NamedTuple):
-    """Common parts of the responses to requests with one header."""
+    """Common parts of the responses to requests with one header.
+
+    `names` are the fields of model name and version. `parts` are the bytes before the raw contents of each output: the
+    tag and length of the contents, and before the first ones the fields of all outputs.
+    """
 
     model: str
     version: int
-    fields: bytes
-    outputs: tuple[_OutputHeader, ...]
+    outputs: list[OutputKey]
+    names: bytes
+    parts: Sequence[bytes]
 
 
 def _pieces(
     response: Response, placed: Mapping[str, RegionRef], memo: RequestMemo | None, final: bytes
 ) -> list[bytes | memoryview]:
     """Return a ModelInferResponse, in pieces."""
-    cached = memo.front_end if memo is not None else None
-    if not isinstance(cached, _ResponseHeader) or cached.version != response.version or cached.model != response.model:
-        fields = encode_delimited(_MODEL_NAME, encode_text(response.model)) + encode_delimited(
-            _MODEL_VERSION, str(response.version).encode()
-        )
-        cached = _ResponseHeader(response.model, response.version, fields, ())
-    pieces: list[bytes | memoryview] = [cached.fields]
-    request_id = response.request_id
-    if request_id:
-        encoded = request_id.encode("utf-8", "replace")
-        size = len(encoded)
-        pieces.append((_ID_PREFIXES[size] if size < 0x80 else _ID_TAG + encode_varint(size)) + encoded)
-    if response.parameters:
-        for key, value in response.parameters.items():
-            # The server sets this reserved parameter; a model cannot override it.
-            if not (final and key == FINAL_KEY):
-                pieces.append(parameter_entry(_PARAMETERS, key, value))
-    if final:
-        pieces.append(final)
-    cached_outputs = cached.outputs
-    is_new = len(cached_outputs) != len(response.outputs)
+    outputs: list[OutputKey] = []
     raws: list[bytes | memoryview] = []
-    encoded_outputs: list[_OutputHeader] = []
     data_bytes = 0
-    for index, tensor in enumerate(response.outputs):
+    for tensor in response.outputs:
         region = placed.get(tensor.name) if placed else None
         raw: bytes | memoryview
         if region is not None:
@@ -437,24 +475,35 @@ def _pieces(
                 raw = raw_from_tensor(tensor)
         size = len(raw)
         data_bytes += size
-        output_header = cached_outputs[index] if not is_new else None
-        if (
-            output_header is None
-            or output_header.shape != shape
-            or output_header.size != size
-            or output_header.dtype is not tensor.dtype
-            or output_header.name != tensor.name
-            or output_header.region != region
-        ):
-            output_header = _encode_output_header(tensor, shape, region, size)
-            is_new = True
-        encoded_outputs.append(output_header)
-        pieces.append(output_header.field)
-        raws.append(output_header.raw_prefix)
         raws.append(raw)
-    pieces += raws
-    if is_new and memo is not None:
-        memo.front_end = cached._replace(outputs=tuple(encoded_outputs))
+        outputs.append((tensor.name, tensor.dtype, shape, size, region))
+    header = memo.front_end if memo is not None else None
+    if (
+        not isinstance(header, _ResponseHeader)
+        or header.outputs != outputs
+        or header.version != response.version
+        or header.model != response.model
+    ):
+        header = _response_header(response, outputs)
+        if memo is not None:
+            memo.front_end = header
+    pieces: list[bytes | memoryview] = [header.names]
+    request_id = response.request_id
+    if request_id:
+        encoded = request_id.encode("utf-8", "replace")
+        size = len(encoded)
+        pieces.append(_ID_PREFIXES[size] if size < 0x80 else _ID_TAG + encode_varint(size))
+        pieces.append(encoded)
+    if response.parameters:
+        for key, value in response.parameters.items():
+            # The server sets this reserved parameter; a model cannot override it.
+            if not (final and key == FINAL_KEY):
+                pieces.append(parameter_entry(_PARAMETERS, key, value))
+    if final:
+        pieces.append(final)
+    for part, raw in zip(header.parts, raws, strict=True):
+        pieces.append(part)
+        pieces.append(raw)
     if data_bytes > MAX_MESSAGE_BYTES - _MAX_NON_TENSOR_BYTES:
         size = sum(map(len, pieces))
         # The tag and length of an enclosing stream message take less than 16 bytes.
@@ -463,12 +512,23 @@ def _pieces(
                 f"response of model '{response.model}' takes {size} bytes, more than the {MAX_MESSAGE_BYTES} bytes "
                 "that a gRPC message may have; ask for fewer outputs or use shared memory"
             )
-    return pieces
+    return [b"".join(pieces)] if data_bytes <= _SMALL_BYTES else pieces
 
 
-def _encode_output_header(tensor: Tensor, shape: tuple[int, ...], region: RegionRef | None, size: int) -> _OutputHeader:
+def _response_header(response: Response, outputs: list[OutputKey]) -> _ResponseHeader:
+    names = encode_delimited(_MODEL_NAME, encode_text(response.model))
+    names += encode_delimited(_MODEL_VERSION, str(response.version).encode())
+    parts = [_RAW_TAG + encode_varint(size) for _, _, _, size, _ in outputs]
+    if parts:
+        parts[0] = b"".join(map(_output_field, outputs)) + parts[0]
+    return _ResponseHeader(response.model, response.version, outputs, names, parts)
+
+
+def _output_field(key: OutputKey) -> bytes:
+    """Return the InferOutputTensor field of an output."""
+    name, dtype, shape, _, region = key
     dims = b"".join(map(encode_varint, shape))
-    inner = encode_delimited(1, encode_text(tensor.name)) + encode_delimited(2, tensor.dtype.value.encode())
+    inner = encode_delimited(1, encode_text(name)) + encode_delimited(2, dtype.value.encode())
     if dims:
         inner += encode_delimited(3, dims)
     if region is not None:
@@ -476,15 +536,7 @@ def _encode_output_header(tensor: Tensor, shape: tuple[int, ...], region: Region
         inner += parameter_entry(4, "shared_memory_byte_size", region.byte_size)
         if region.offset:
             inner += parameter_entry(4, "shared_memory_offset", region.offset)
-    return _OutputHeader(
-        tensor.name,
-        tensor.dtype,
-        shape,
-        encode_delimited(_OUTPUTS, inner),
-        _RAW_TAG + encode_varint(size),
-        size,
-        region,
-    )
+    return encode_delimited(_OUTPUTS, inner)
 
 
 def parameter_entry(field: int, key: str, value: Parameter) -> bytes:
@@ -516,7 +568,7 @@ REAL_ERRORS_KEY = "triton_grpc_error"
 """Metadata key. If its value is "true", the first error ends a stream with a gRPC status, else it is a message."""
 
 LARGE_BYTES = 256 << 10
-"""Messages of at least this size are parsed on the transport's thread only if `RequestReader.is_quick`."""
+"""Messages of at least this size are parsed on the transport's thread only if `is_quick`."""
 
 COMPLETE, SEND_START, SEND_END = "INFER_RESPONSE_COMPLETE", "GRPC_SEND_START", "GRPC_SEND_END"
 """Triton's trace names for the steps of the front end after the model's response."""
@@ -561,20 +613,20 @@ class UnaryInferCall(UnaryHandler):
         self._is_answered = self._has_left = False
 
     def on_message(self, message: Message) -> None:
-        parts = split_message(message)
-        if len(message) >= LARGE_BYTES and not self._inference.reader.is_quick(parts):
-            run_blocking(self._call, partial(self._submit, message, parts))
+        known = self._inference.reader.recognise(message)
+        if len(message) >= LARGE_BYTES and not is_quick(known):
+            run_blocking(self._call, partial(self._submit, message, known))
         else:
-            self._submit(message, parts)
+            self._submit(message, known)
 
-    def _submit(self, message: Message, parts: Outline | None) -> None:
+    def _submit(self, message: Message, known: KnownMessage | Outline | None) -> None:
         call, inference = self._call, self._inference
         service = inference.service
         self._plan = plan = ResponsePlan()
         try:
             traces = service.traces
             received_ns = time.monotonic_ns() if traces.is_on else 0
-            found = inference.reader.find(message, parts, plan)
+            found = inference.reader.find(message, known, plan)
             self._handle = handle = service.find(plan.model, plan.version)
             if handle.spec.is_decoupled:
                 raise Unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")

@@ -365,10 +365,9 @@ class Http2Connection:
         """Whether HEADERS or DATA were sent since the last PING arrived."""
         self._streams_opened = self._frames_sent = self._window_raised = self._updates_paid = 0
         """What pays for WINDOW_UPDATE: streams, DATA frames beside those of `send_response`, and the sum by which the
-        connection's send window was raised, from which the sent bytes follow; and how many these had paid at the last
-        look."""
+        connection's send window was raised, from which the sent bytes follow; and how many were paid so far, of which
+        `_free_updates` have not arrived yet."""
         self._free_updates = 0
-        """How many of the paid ones are not used yet."""
         self._control_credit = settings.control_rate
         self._reset_credit = settings.control_rate
         self._credit_s = now_s

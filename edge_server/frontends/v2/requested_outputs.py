@@ -11,7 +11,7 @@ import numpy as np
 from edge_server.core.device_tensor import DeviceTensor
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import Cancelled, InvalidRequest
-from edge_server.memory.region_pins import RegionRef, Regions, RegionView, RequestRegions
+from edge_server.memory.region_pins import RegionRef, Regions, RegionView
 from edge_server.protocol.raw_tensors import raw_from_tensor, raw_size
 
 if TYPE_CHECKING:
@@ -81,19 +81,26 @@ def write_to_region(tensor: Tensor, region: RegionRef, pin: RegionView) -> int:
 
     Raises InvalidRequest if the client's region is too small; nothing is written then.
     """
-    size = raw_size(tensor)
+    raw: bytes | memoryview | None = None
+    if isinstance(tensor, DeviceTensor) and _is_written(tensor, pin):
+        size = raw_size(tensor)
+    else:
+        raw = raw_from_tensor(tensor)
+        size = len(raw)
     if size > region.byte_size:
         raise InvalidRequest(
             f"shared memory size specified with the request for output '{tensor.name}' ({region.byte_size} bytes) "
             f"should be at least {size} bytes to hold the results"
         )
-    if pin.device is not None and isinstance(tensor, DeviceTensor):
-        piece = tensor.elements.piece
-        if piece is not None and pin.device.is_at(piece):
-            # The backend has already written the tensor to the region.
-            return size
-    pin.write(raw_from_tensor(tensor))
+    if raw is not None:
+        pin.write(raw)
     return size
+
+
+def _is_written(tensor: DeviceTensor, pin: RegionView) -> bool:
+    """Return whether the backend has already written the tensor to the region."""
+    piece = tensor.elements.piece
+    return pin.device is not None and piece is not None and pin.device.is_at(piece)
 
 
 class OutputPlaces:
@@ -105,13 +112,15 @@ class OutputPlaces:
 
     def __init__(self, outputs: Iterable[RequestedOutput], regions: Regions) -> None:
         """Pin the regions. Raises the errors of the registry; nothing stays pinned then."""
-        self._pins = RequestRegions(regions)
         self._lock = threading.Lock()
         self._is_released = False
+        self._views: dict[str, RegionView] = {}
         try:
-            self._views = {item.name: self._pins.pin_view(item.region) for item in outputs if item.region is not None}
+            for item in outputs:
+                if item.region is not None:
+                    self._views[item.name] = regions.pin(*item.region, writable=True)
         except BaseException:
-            self._pins.release()
+            self.release()
             raise
 
     def write(self, tensor: Tensor, region: RegionRef) -> int:
@@ -131,5 +140,7 @@ class OutputPlaces:
     def release(self) -> None:
         """Wait for a running write, then release the regions."""
         with self._lock:
-            self._is_released = True
-            self._pins.release()
+            if not self._is_released:
+                self._is_released = True
+                for view in self._views.values():
+                    view.release()

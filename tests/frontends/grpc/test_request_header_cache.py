@@ -16,7 +16,7 @@ from edge_server.core.decode_cache import MAX_ENTRIES, MAX_KEY_BYTES
 from edge_server.errors import EdgeServerError, InvalidRequest, NotFound
 from edge_server.frontends.grpc.infer_message import InferMessage
 from edge_server.frontends.grpc.infer_request import ResponsePlan
-from edge_server.frontends.grpc.unary_inference import RequestReader, split_message
+from edge_server.frontends.grpc.unary_inference import MAX_LAYOUTS, RequestReader, split_message
 from edge_server.memory.shared_memory import SharedMemoryRegistry
 from edge_server.protocol import messages
 
@@ -71,7 +71,7 @@ def read(reader: RequestReader, data: bytes, forwarded: dict[str, str] | None = 
     """Return the decoded request, or the error."""
     try:
         plan = ResponsePlan()
-        found = reader.find(data, split_message(data), plan)
+        found = reader.find(data, reader.recognise(data), plan)
         return plan, reader.request(data, found, plan, forwarded or {})
     except EdgeServerError as error:
         return error.message
@@ -111,7 +111,8 @@ def test_a_cached_header_decodes_as_an_unknown_one(pair: tuple[Any, Any], forwar
 @given(repetitions(), st.data())
 def test_a_damaged_message_is_not_taken_for_one_that_is_known(pair: tuple[Any, Any], data: st.DataObject) -> None:
     reader = RequestReader(REGIONS)
-    read(reader, pair[0].SerializeToString())
+    for _ in range(2):  # the second time, the layout is kept
+        read(reader, pair[0].SerializeToString())
     damaged = bytearray(pair[1].SerializeToString())
     if damaged:
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
@@ -128,7 +129,7 @@ def plain(model: str = "m", request_id: str = "", count: int = 4) -> Any:
 
 def is_known(reader: RequestReader, message: Any) -> bool:
     data = message.SerializeToString()
-    return not isinstance(reader.find(data, split_message(data), ResponsePlan()), InferMessage)
+    return not isinstance(reader.find(data, reader.recognise(data), ResponsePlan()), InferMessage)
 
 
 @pytest.mark.parametrize("count", [4, 4096, 100_000])
@@ -153,6 +154,14 @@ def test_large_data_is_a_view_of_the_message_where_it_is_aligned() -> None:
             place = array.__array_interface__["data"][0] - np.frombuffer(data, np.uint8).__array_interface__["data"][0]
             shifts.add(0 <= place < len(data))
     assert shifts == {True, False}
+
+
+def test_messages_of_equal_length_are_told_apart() -> None:
+    reader = RequestReader(REGIONS)
+    for _ in range(3):
+        for model, request_id in (("ab", "1"), ("ba", "1"), ("a", "12"), ("ab", "2")):
+            plan, request = read(reader, plain(model, request_id).SerializeToString())
+            assert (request.model, request.id, plan.model, plan.request_id) == (model, request_id, model, request_id)
 
 
 def contents(message: Any) -> None:
@@ -193,19 +202,23 @@ def test_a_request_with_a_fault_is_not_remembered() -> None:
 def test_a_client_that_varies_its_requests_cannot_fill_the_memory() -> None:
     reader = RequestReader(REGIONS)
     for number in range(3 * MAX_ENTRIES):
-        read(reader, plain(model=f"m{number}").SerializeToString())
+        for _ in range(2):
+            read(reader, plain(model=f"m{number}", request_id="7" * number).SerializeToString())
         assert len(reader._headers) <= MAX_ENTRIES
+        assert len(reader._layouts) <= MAX_LAYOUTS
     assert is_known(reader, plain(model=f"m{3 * MAX_ENTRIES - 1}"))
 
 
-def test_an_id_that_is_no_text_is_refused_with_a_cached_header_too() -> None:
+@pytest.mark.parametrize("times", [1, 2])
+def test_an_id_that_is_no_text_is_refused_with_a_cached_header_too(times: int) -> None:
     reader = RequestReader(REGIONS)
     good = plain(request_id="ab").SerializeToString()
-    read(reader, good)
+    for _ in range(times):
+        read(reader, good)
     bad = good.replace(b"\x1a\x02ab", b"\x1a\x02\xff\xfe")
     assert bad != good
     with pytest.raises(InvalidRequest, match="not a valid ModelInferRequest"):
-        reader.find(bad, split_message(bad), ResponsePlan())
+        reader.find(bad, reader.recognise(bad), ResponsePlan())
 
 
 @pytest.mark.parametrize("tail", [b"", b"\x3a", b"\x3a\x05", b"\x0a\x81", b"\x08\x01", b"\x3a\x00\x0a\x01m"])
@@ -237,7 +250,7 @@ def test_a_cached_header_pins_its_regions_for_each_request(regions: SharedMemory
     data = message.SerializeToString()
     for is_second in (False, True):
         plan = ResponsePlan()
-        found = reader.find(data, split_message(data), plan)
+        found = reader.find(data, reader.recognise(data), plan)
         assert isinstance(found, InferMessage) is not is_second
         request = reader.request(data, found, plan, {})
         assert plan.special["y"].region is not None
@@ -246,4 +259,4 @@ def test_a_cached_header_pins_its_regions_for_each_request(regions: SharedMemory
         request.release()
     regions.unregister("region")
     with pytest.raises(NotFound, match="region"):
-        reader.request(data, reader.find(data, split_message(data), plan), plan, {})
+        reader.request(data, reader.find(data, reader.recognise(data), plan), plan, {})

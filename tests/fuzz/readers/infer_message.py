@@ -14,7 +14,7 @@ from stubs import Regions, result_of, tensors_key
 from edge_server.errors import InvalidRequest
 from edge_server.frontends.grpc import infer_message
 from edge_server.frontends.grpc.infer_request import ResponsePlan
-from edge_server.frontends.grpc.unary_inference import RequestReader, split_message
+from edge_server.frontends.grpc.unary_inference import RequestReader
 from edge_server.protocol.messages import message_class
 
 _REQUEST = message_class("inference.ModelInferRequest")
@@ -48,7 +48,7 @@ def _key(reader: RequestReader, data: bytes) -> Any:
     plan = ResponsePlan()
 
     def read() -> Any:
-        found = reader.find(data, split_message(data), plan)
+        found = reader.find(data, reader.recognise(data), plan)
         return reader.request(data, found, plan, {})
 
     request = result_of(read)
