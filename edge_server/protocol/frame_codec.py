@@ -449,7 +449,7 @@ def _parsed(name: str, data: Buffer) -> Any:
 
     try:
         message = _class(name).FromString(bytes(data))
-    except DecodeError as error:
+    except (DecodeError, UnicodeDecodeError) as error:
         message = str(error)
     else:
         _check_wire_types(message)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable
 
 import numpy as np
@@ -405,6 +406,8 @@ MALFORMED = {
 
 @pytest.mark.parametrize("what", MALFORMED)
 def test_a_malformed_message_is_an_invalid_request(what: str) -> None:
+    if what == "a tag in six bytes" and sysconfig.get_config_var("Py_GIL_DISABLED"):
+        pytest.skip("protobuf's implementation in Python, the only one without an interpreter lock, reads such a tag")
     with pytest.raises(InvalidRequest):
         decode_client_message(MALFORMED[what])
 

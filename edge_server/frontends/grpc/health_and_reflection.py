@@ -88,7 +88,7 @@ class _HealthWatch:
     def on_message(self, message: Message) -> None:
         try:
             messages.message_class("grpc.health.v1.HealthCheckRequest").FromString(bytes(message))
-        except DecodeError:
+        except (DecodeError, UnicodeDecodeError):
             self.call.end(call_status(InvalidRequest("the request is not a valid HealthCheckRequest message")))
             return
         self._watches.add(self)
@@ -136,7 +136,7 @@ class Reflection:
     def on_message(self, message: Message) -> None:
         try:
             request = self._request.FromString(bytes(message))
-        except DecodeError:
+        except (DecodeError, UnicodeDecodeError):
             error = InvalidRequest("the request is not a valid ServerReflectionRequest message")
             self._call.end(call_status(error))
             return

@@ -57,7 +57,8 @@ class MessageReader:
         """Return the message; large tensors are views of `data`, which must not change. Raises InvalidRequest."""
         try:
             return self._read_whole(data) if len(data) < MIN_SPLIT_BYTES else self._read_split(data)
-        except DecodeError as error:
+        except (DecodeError, UnicodeDecodeError) as error:
+            # For text that is not UTF-8, protobuf's implementation in Python raises the latter.
             raise InvalidRequest("the request is not a valid ModelInferRequest message") from error
 
     def _read_whole(self, data: Message) -> InferMessage:

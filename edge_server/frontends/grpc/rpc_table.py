@@ -122,7 +122,7 @@ class ControlCall(UnaryHandler):
         try:
             try:
                 request = self._method.input_class.FromString(bytes(message))
-            except DecodeError as error:
+            except (DecodeError, UnicodeDecodeError) as error:
                 raise InvalidRequest(f"the request is not a valid message of {self._method.name}") from error
             del message
             response: bytes = self._rpc(request).SerializeToString()

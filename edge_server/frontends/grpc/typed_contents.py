@@ -80,7 +80,7 @@ def _payloads(contents: bytes | memoryview, field: int) -> list[memoryview]:
 def _normalised(contents: bytes | memoryview) -> bytes:
     try:
         message = message_class("inference.InferTensorContents").FromString(bytes(contents))
-    except DecodeError as error:
+    except (DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest("contents of an input tensor are not a valid InferTensorContents message") from error
     serialized: bytes = message.SerializeToString()
     return serialized

@@ -89,7 +89,7 @@ def split_everything(monkeypatch: pytest.MonkeyPatch) -> None:
 def generated(data: bytes) -> object | None:
     try:
         return messages.ModelInferRequest.FromString(data)
-    except DecodeError:
+    except (DecodeError, UnicodeDecodeError):  # the latter with protobuf's implementation in Python
         return None
 
 
@@ -97,7 +97,7 @@ def scanned(data: bytes) -> object | None:
     """Return what the scan reads. Cut-out contents are validated when used, so a bad one counts as a refusal here."""
     try:
         return whole(READER.read(data))
-    except (InvalidRequest, DecodeError):
+    except (InvalidRequest, DecodeError, UnicodeDecodeError):
         return None
 
 

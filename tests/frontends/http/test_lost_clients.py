@@ -161,7 +161,7 @@ def test_nothing_is_printed_for_a_client_that_ends_its_connection(
     while connections.count():
         left = [
             (item._phase, item._head, item._is_full, item._is_reading_paused, item.transport)
-            for item in connections._open
+            for item in list(connections._open)
         ]
         assert time.monotonic() < end_s, left
         time.sleep(0.01)
