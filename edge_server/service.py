@@ -134,6 +134,48 @@ class Handle:
             raise
 
 
+class HandleCache:
+    """Finds handles, and keeps them until the map of routes changes. May be used by any thread.
+
+    Each thread that reads requests has its own: a Python without an interpreter lock locks a dictionary to read what
+    another thread has put into it.
+    """
+
+    __slots__ = ("_known", "_service", "_table")
+
+    def __init__(self, service: InferenceService) -> None:
+        self._service = service
+        self._table = service._table
+        self._known: tuple[Mapping[str, Routes], dict[tuple[str, int | None], Handle]] = ({}, {})
+        """A map of routes, and the handles that were made from it. Replaced with the map."""
+
+    def find(self, name: str, version: int | None) -> Handle:
+        """See InferenceService.find."""
+        routes, handles = self._known
+        if routes is self._table.routes and not self._service._is_stopping:
+            handle = handles.get((name, version))
+            if handle is not None:
+                return handle
+        return self._make_handle(name, version)
+
+    def _make_handle(self, name: str, version: int | None) -> Handle:
+        service = self._service
+        if service._is_stopping:
+            raise Draining(_STOPPING)
+        routes, known = self._table.routes, self._known
+        if known[0] is not routes:
+            known = self._known = (routes, {})
+        found = routes.get(name)
+        serving = None
+        if found is not None:
+            serving = found.first if version is None else found.ready.get(version)
+        if found is None or serving is None:
+            return Handle(service, service._spec(name, version), None)
+        is_on_trial = version is None and found.trial is not None
+        handle = known[1][name, version] = Handle(service, serving.spec, None if is_on_trial else serving)
+        return handle
+
+
 class InferenceService:
     """Thread-safe. Holds no request: submitted ones belong to versions and tickets."""
 
@@ -171,8 +213,7 @@ class InferenceService:
         self._may_serve = may_serve
         self._manager = manager
         self._table = manager.table
-        self._handles: tuple[Mapping[str, Routes], dict[tuple[str, int | None], Handle]] = ({}, {})
-        """A map of routes, and the handles that were made from it. Replaced with the map."""
+        self._handles = HandleCache(self)
         self._source = source
         self._control = ModelControl(manager, source, self.events, is_explicit=is_explicit)
         extensions = EXTENSIONS if shared_memory.cuda.is_usable else tuple(x for x in EXTENSIONS if x != _CUDA_MEMORY)
@@ -424,28 +465,11 @@ class InferenceService:
 
         Raises UnknownModel, NotReady, and Draining once the server stops.
         """
-        routes, handles = self._handles
-        if routes is self._table.routes and not self._is_stopping:
-            handle = handles.get((name, version))
-            if handle is not None:
-                return handle
-        return self._make_handle(name, version)
+        return self._handles.find(name, version)
 
-    def _make_handle(self, name: str, version: int | None) -> Handle:
-        if self._is_stopping:
-            raise Draining(_STOPPING)
-        routes, known = self._table.routes, self._handles
-        if known[0] is not routes:
-            known = self._handles = (routes, {})
-        found = routes.get(name)
-        serving = None
-        if found is not None:
-            serving = found.first if version is None else found.ready.get(version)
-        if found is None or serving is None:
-            return Handle(self, self._spec(name, version), None)
-        is_on_trial = version is None and found.trial is not None
-        handle = known[1][name, version] = Handle(self, serving.spec, None if is_on_trial else serving)
-        return handle
+    def handle_cache(self) -> HandleCache:
+        """Return a cache for one of the threads that read requests."""
+        return HandleCache(self)
 
     def submit(self, request: Request, sink: ResponseSink, *, hold_us: float = 0.0) -> SubmittedRequest:
         """Submit a request, for a caller that asks nothing else about the model. See Handle.submit.

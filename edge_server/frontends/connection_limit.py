@@ -71,8 +71,8 @@ class SilentConnection(NamedTuple):
 
 
 class LimitedListener(Protocol):
-    """A listener and its connections. It lives on one thread; `connection_count`, `silent_connections` and `run_soon`
-    are for any thread."""
+    """A listener and its connections. It accepts on one thread; `connection_count`, `silent_connections` and `run_soon`
+    are for any thread. Where it has connections on other threads, it closes a silent one there, and does not wait."""
 
     @property
     def name(self) -> str:

@@ -32,6 +32,7 @@ from edge_server.frontends.certificate_expiry import read_expiry
 from edge_server.frontends.connection_limit import ConnectionLimit, raise_file_limit
 from edge_server.frontends.grpc.call import MAX_MESSAGE_BYTES
 from edge_server.frontends.memory_budget import MemoryBudget, budget_bytes
+from edge_server.frontends.reading_threads import reading_thread_count
 from edge_server.memory.malloc_settings import keep_big_blocks
 from edge_server.plugin import Plugin
 from edge_server.process.composition_root import ServerParts, build, first_desired_state
@@ -228,6 +229,7 @@ class ServerProcess:
             budget=self._budget,
             limit=self._connection_limit,
             body_decoders=self._core.plugins.body_decoders(),
+            thread_count=reading_thread_count(),
         )
         events = EventEndpoints(service.events)
         routes = http_routes(
@@ -276,6 +278,7 @@ class ServerProcess:
             allows_code_upload=self._config.repository.allows_code_upload,
             tokens=self._tokens,
             limit=self._connection_limit,
+            thread_count=reading_thread_count(),
         )
         repository = self._config.repository
         loads_nothing = repository.control_mode == "explicit" and not repository.load_models

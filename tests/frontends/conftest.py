@@ -196,6 +196,9 @@ class StubService:
             raise NotReady(f"Request for unknown model: '{name}' version 3 is not at ready state")
         return replace(self.models[name][0], name=name)
 
+    def handle_cache(self) -> SimpleNamespace:
+        return SimpleNamespace(find=self.find)
+
     def find(self, name: str, version: int | None) -> SimpleNamespace:
         return SimpleNamespace(spec=self.model_spec(name, version), submit=self.submit)
 
@@ -317,6 +320,7 @@ class Site:
         access: AccessCheck | None = None,
         more: Sequence[Route] = (),
         body_decoders: Mapping[str, BodyDecoder] = MappingProxyType({}),
+        thread_count: int = 1,
         **parts: Any,
     ) -> None:
         """`more` are routes besides those of the server's parts and OpenAI's."""
@@ -330,6 +334,7 @@ class Site:
             config,
             access=access,
             body_decoders=body_decoders,
+            thread_count=thread_count,
         )
         self.events = EventEndpoints(service.events)
         parts_routes = http_routes(self.frontend, service, config, self.events, **parts)  # type: ignore[arg-type]
@@ -385,11 +390,15 @@ def open_site() -> Iterator[Callable[..., Site]]:
         tokens: Tokens | None = None,
         more: Sequence[Route] = (),
         body_decoders: Mapping[str, BodyDecoder] = MappingProxyType({}),
+        thread_count: int = 1,
         **config: Any,
     ) -> Site:
         settings = HttpConfig(port=0, **config)
         access = AccessCheck(settings, tokens)
-        sites.append(Site(StubService(), settings, access, more, body_decoders, allows_code_upload=allows_code_upload))
+        site = Site(
+            StubService(), settings, access, more, body_decoders, thread_count, allows_code_upload=allows_code_upload
+        )
+        sites.append(site)
         return sites[-1]
 
     yield start

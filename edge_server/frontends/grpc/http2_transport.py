@@ -1,7 +1,7 @@
 """gRPC transport on this server's own HTTP/2 implementation, the default: passes calls to the handlers of RPCs.
 
-Specification: github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md (below: protocol) and doc/compression.md. One
-thread, the reading thread, reads all connections and delivers the events of all calls. Any thread may respond.
+Specification: github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md (below: protocol) and doc/compression.md. The
+reading thread of a connection delivers the events of its calls. Any thread may respond.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import threading
 import time
 import zlib
 from collections import deque
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -35,11 +36,11 @@ from edge_server.frontends.grpc.call import (
     client_error,
 )
 from edge_server.frontends.grpc.tls import tls_context
-from edge_server.frontends.http2.connection import Stream
+from edge_server.frontends.http2.connection import ReadingThread, ScheduledCall, Stream
 from edge_server.frontends.http2.frames import Http2ErrorCode
 from edge_server.frontends.http2.header_blocks import HeaderBlock, encode_headers
 from edge_server.frontends.http2.limits import Http2Limits
-from edge_server.frontends.http2.server import Http2Server, Http2Timer
+from edge_server.frontends.http2.server import Http2Server
 from edge_server.frontends.listen_error import listen_error
 from edge_server.frontends.memory_budget import MemoryBudget
 from edge_server.service import READING_THREAD_HOLD_US
@@ -201,23 +202,23 @@ class Http2Call:
     __slots__ = (
         "_buffer", "_filled", "_handler", "_has_sent_headers", "_headers", "_inbox", "_is_compressed",
         "_is_delivering", "_is_half_closed", "_is_over", "_is_requested", "_is_responding", "_length", "_lock",
-        "_message", "_prefix", "_request_lock", "_server", "_stream", "_timer", "_transport", "_ungranted", "begun_s",
+        "_message", "_prefix", "_reader", "_request_lock", "_stream", "_timer", "_transport", "_ungranted", "begun_s",
         "deadline_ns", "filled", "hold_us", "is_stream",
     )  # fmt: skip
 
-    def __init__(self, transport: Http2Transport, stream: Stream, headers: CallHeaders) -> None:
+    def __init__(self, transport: Http2Transport, reader: ReadingThread, stream: Stream, headers: CallHeaders) -> None:
         self._transport = transport
-        self._server = transport.server
+        self._reader = reader
         self._stream = stream
         self._headers = headers
         self._handler: CallHandler | None = None
         self._is_over = self._is_responding = self.is_stream = False
-        self._timer: Http2Timer | None = None
+        self._timer: ScheduledCall | None = None
         self.deadline_ns = time.monotonic_ns() + headers.timeout_ns if headers.timeout_ns else 0
         self.hold_us = READING_THREAD_HOLD_US
 
         # Receiving, on the reading thread.
-        self.begun_s = self._server.now_s
+        self.begun_s = self._reader.now_s
         """Start time of the current message, or of the call."""
         self._prefix = b""
         self._buffer: memoryview | None = None
@@ -283,7 +284,7 @@ class Http2Call:
             size += len(piece)
         if not self._transport.zlib_level or not self._headers.accepts_gzip or size < _MIN_COMPRESSED_BYTES:
             self._send_response(_OK_HEADERS, (_PREFIX.pack(0, size), *message), size)
-        elif size < _LARGE_BYTES or threading.get_ident() != self._server.thread_id:
+        elif size < _LARGE_BYTES or threading.get_ident() != self._reader.thread_id:
             self._respond_compressed(message)
         else:
             threading.Thread(target=self._respond_compressed, args=(message,), name="grpc-gzip", daemon=True).start()
@@ -303,7 +304,7 @@ class Http2Call:
             self._close()
         else:
             # `on_sent` ends the call. Until then the response counts in the memory budget.
-            self._server.run_soon(partial(self._count_response, size))
+            self._reader.run_soon(partial(self._count_response, size))
 
     def _count_response(self, size: int) -> None:
         if not self._is_over:
@@ -335,10 +336,10 @@ class Http2Call:
             return self._stream.send(_GZIP_HEADERS if level else _OK_HEADERS, body)
 
     def wake(self) -> None:
-        self._server.run_soon(self._wake)
+        self._reader.run_soon(self._wake)
 
     def receive(self) -> None:
-        if threading.get_ident() == self._server.thread_id:
+        if threading.get_ident() == self._reader.thread_id:
             self._is_requested = True
             if not self._is_delivering:
                 self._deliver()
@@ -347,7 +348,7 @@ class Http2Call:
         with self._request_lock:
             self._is_requested = True
         if self._inbox or self._is_half_closed:
-            self._server.run_soon(self._deliver)
+            self._reader.run_soon(self._deliver)
 
     # -- the Receiver of the stream, on the reading thread
 
@@ -421,7 +422,7 @@ class Http2Call:
             self._fill(count)
             return position + count
         if not self._prefix:
-            self.begun_s = self._server.now_s
+            self.begun_s = self._reader.now_s
         stop = position + _PREFIX_BYTES - len(self._prefix)
         prefix = self._prefix + bytes(data[position:stop])
         if len(prefix) < _PREFIX_BYTES:
@@ -556,7 +557,7 @@ class Http2Call:
         """Pass the message of a unary call to the handler, unless too many calls are active."""
         transport = self._transport
         active = transport.active
-        if len(active) + len(transport.streams) >= transport.max_calls:
+        if len(active) + len(transport.streams) + transport.calls_left_out >= transport.max_calls:
             self.end(_too_many(transport.max_calls, "calls"))
             return
         if isinstance(message, bytearray):
@@ -580,9 +581,9 @@ class Http2Call:
             with transport.inflating:
                 inflated = _inflated(message, self._headers.encoding, transport.budget.total)
         except EdgeServerError as error:
-            self._server.run_soon(partial(self._fail, error))
+            self._reader.run_soon(partial(self._fail, error))
             return
-        self._server.run_soon(partial(self._pass_inflated, inflated))
+        self._reader.run_soon(partial(self._pass_inflated, inflated))
 
     def _pass_inflated(self, message: Message) -> None:
         if self._is_over or self._handler is None:
@@ -599,7 +600,7 @@ class Http2Call:
             self._handler.on_woken()
 
     def _watch_deadline(self) -> None:
-        self._timer = self._server.call_at(self.deadline_ns / 1e9, self._on_deadline)
+        self._timer = self._reader.call_at(self.deadline_ns / 1e9, self._on_deadline)
 
     def _on_deadline(self) -> None:
         if not self._is_over:
@@ -609,17 +610,28 @@ class Http2Call:
         if not self._is_over and self._handler is not None:
             self._handler.on_server_stopping()
 
+    def stop_soon(self) -> None:
+        """Notify the handler that the server stops. May be called on any thread."""
+        self._reader.run_soon(self.on_server_stopping)
+
     def refuse(self, refusal: Refusal) -> None:
         """End the call to free memory for others; see memory_budget.Body. May be called on any thread."""
-        error = Throttled(refusal.message, retry_after_s=refusal.retry_after_s)
-        if threading.get_ident() == self._server.thread_id:
-            self._fail(error)
-        else:
-            self._server.run_soon(partial(self._fail, error))
+        self.abort_soon(call_status(Throttled(refusal.message, retry_after_s=refusal.retry_after_s)))
 
     def _fail(self, error: EdgeServerError) -> None:
         if not self._is_over:
             self.abort(call_status(error))
+
+    def abort_soon(self, status: CallStatus) -> None:
+        """End the call unless it is over, at once on its reading thread. May be called on any thread."""
+        if threading.get_ident() == self._reader.thread_id:
+            self._abort_open(status)
+        else:
+            self._reader.run_soon(partial(self._abort_open, status))
+
+    def _abort_open(self, status: CallStatus) -> None:
+        if not self._is_over:
+            self.abort(status)
 
     def abort(self, status: CallStatus) -> None:
         """End the call, and notify the handler. Must be called on the reading thread."""
@@ -646,7 +658,7 @@ class Http2Call:
         if self._timer is not None:
             self._timer.cancel()
         if self._buffer is not None or self._is_responding:
-            self._server.run_soon(self._release_memory)
+            self._reader.run_soon(self._release_memory)
 
     def _release_memory(self) -> None:
         self._buffer = None
@@ -658,18 +670,19 @@ class Http2Transport:
 
     def __init__(
         self,
-        methods: Methods,
+        methods: Sequence[Methods],
         config: GrpcConfig,
         max_calls: int,
         max_streams: int,
         budget: MemoryBudget,
         limit: ConnectionLimit | None = None,
     ) -> None:
-        """Raises ServingFault for unusable TLS files."""
-        self._methods = methods
+        """`methods` has a table for each reading thread. Raises ServingFault for unusable TLS files."""
         self._config = config
         self.max_calls = max_calls
         self._max_streams = max_streams
+        self.calls_left_out = len(methods) - 1
+        """Each other thread may find room for a call at the same time: the checks leave room for them."""
         self._is_tls = config.is_tls or config.is_mutual_tls
         self._is_stopping = False
         self.zlib_level = _ZLIB_LEVELS[config.compression_level]
@@ -698,7 +711,9 @@ class Http2Transport:
             ),
             tls_context(config, config.is_mutual_tls) if self._is_tls else None,
             limit,
+            len(methods),
         )
+        self._methods: dict[ReadingThread, Methods] = dict(zip(self.server.readers, methods, strict=True))
 
     def start(self, *, accepts: bool) -> int:
         """See GrpcFrontend.start."""
@@ -740,21 +755,21 @@ class Http2Transport:
     def _end_calls(self, grace_s: float) -> None:
         """End streams once nothing is outstanding on them, and end all remaining calls after the grace period."""
         for call in list(self.streams):
-            call.on_server_stopping()
+            call.stop_soon()
         self.server.call_at(self.server.now_s + grace_s, self._abort_calls)
 
     def _abort_calls(self) -> None:
         for call in list(self.calls):
-            call.abort(_STOPPING)
+            call.abort_soon(_STOPPING)
 
     # -- for calls, on the reading thread
 
-    def _on_stream(self, stream: Stream) -> Http2Call:
+    def _on_stream(self, reader: ReadingThread, stream: Stream) -> Http2Call:
         block = stream.headers
         headers = block.memo
         if not isinstance(headers, CallHeaders):
-            headers = block.memo = CallHeaders(block, self._methods)
-        call = Http2Call(self, stream, headers)
+            headers = block.memo = CallHeaders(block, self._methods[reader])
+        call = Http2Call(self, reader, stream, headers)
         call.open()
         return call
 
@@ -763,7 +778,8 @@ class Http2Transport:
         if self._is_stopping:
             return _STOPPING
         if call.is_stream:
-            if len(self.streams) >= self._max_streams or len(self.streams) + len(self.active) >= self.max_calls:
+            count = len(self.streams) + self.calls_left_out
+            if count >= self._max_streams or count + len(self.active) >= self.max_calls:
                 return _too_many(self._max_streams, "streams")
             self.streams.add(call)
         elif len(self.calls) >= _MAX_OPEN_RATIO * self.max_calls:
@@ -772,7 +788,7 @@ class Http2Transport:
                 (each for each in list(self.calls) if each.waits_for_message), key=lambda each: each.begun_s
             )
             for each in waiting[: 1 + len(waiting) // 4]:
-                each.abort(_too_many(len(self.calls), "calls"))
+                each.abort_soon(_too_many(len(self.calls), "calls"))
         self.calls.add(call)
         return None
 

@@ -42,15 +42,20 @@ class GrpcFrontend:
         tokens: Tokens | None = None,
         budget: MemoryBudget | None = None,
         limit: ConnectionLimit | None = None,
+        thread_count: int = 1,
     ) -> None:
         """`budget` limits the memory of incomplete messages. None creates a budget sized by the machine's memory.
-        `limit` is that of all listeners' connections; grpcio's transport does not ask it."""
+        `limit` is that of all listeners' connections, `thread_count` the number of reading threads; grpcio's transport
+        uses neither."""
         self._config = config
         self._limit = limit
         self._budget = budget or MemoryBudget(budget_bytes(0, MAX_MESSAGE_BYTES), MAX_MESSAGE_BYTES)
-        self._methods = served_methods(
-            service, config, stream_services, allows_code_upload=allows_code_upload, tokens=tokens
-        )
+        # A table for each reading thread, with caches of its own: without an interpreter lock, Python locks a
+        # dictionary to read what another thread has put into it. With common caches, two threads served less than one.
+        self._methods = [
+            served_methods(service, config, stream_services, allows_code_upload=allows_code_upload, tokens=tokens)
+            for _ in range(thread_count)
+        ]
         self._transport: GrpcioTransport | Http2Transport | None = None
 
     def start(self, *, accepts: bool = True) -> int:
@@ -63,7 +68,7 @@ class GrpcFrontend:
         if config.transport == "grpcio":
             from edge_server.frontends.grpc.grpcio_transport import GrpcioTransport
 
-            transport = GrpcioTransport(self._methods, config, MAX_CALLS, MAX_STREAMS)
+            transport = GrpcioTransport(self._methods[0], config, MAX_CALLS, MAX_STREAMS)
         else:
             from edge_server.frontends.grpc.http2_transport import Http2Transport
 

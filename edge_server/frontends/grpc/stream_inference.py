@@ -108,6 +108,7 @@ class InferStream:
 
     def __init__(self, inference: InferContext, call: RpcCall) -> None:
         self._service = inference.service
+        self._handles = inference.handles
         self._reader = inference.reader
         self._call = call
         self._forwarded = forwarded_metadata(call.metadata, inference.header_pattern)
@@ -194,7 +195,7 @@ class InferStream:
         received_ns = time.monotonic_ns() if traces.is_on else 0
         try:
             found = self._reader.find(message, known, plan)
-            streamed.handle = handle = service.find(plan.model, plan.version)
+            streamed.handle = handle = self._handles.find(plan.model, plan.version)
             streamed.is_ordered = not handle.spec.is_decoupled
             request = self._reader.request(message, found, plan, self._forwarded)
             streamed.memo = request.memo

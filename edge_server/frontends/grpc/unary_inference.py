@@ -577,12 +577,13 @@ COMPLETE, SEND_START, SEND_END = "INFER_RESPONSE_COMPLETE", "GRPC_SEND_START", "
 class InferContext:
     """Shared objects of inference calls: the service, the request parser, the pattern of forwarded metadata names."""
 
-    __slots__ = ("header_pattern", "reader", "restriction", "service")
+    __slots__ = ("handles", "header_pattern", "reader", "restriction", "service")
 
     def __init__(
         self, service: InferenceService, header_pattern: re.Pattern[str] | None, restriction: Restriction | None
     ) -> None:
         self.service = service
+        self.handles = service.handle_cache()
         self.reader = RequestReader(service.shared_memory)
         self.header_pattern = header_pattern
         self.restriction = restriction
@@ -627,7 +628,7 @@ class UnaryInferCall(UnaryHandler):
             traces = service.traces
             received_ns = time.monotonic_ns() if traces.is_on else 0
             found = inference.reader.find(message, known, plan)
-            self._handle = handle = service.find(plan.model, plan.version)
+            self._handle = handle = inference.handles.find(plan.model, plan.version)
             if handle.spec.is_decoupled:
                 raise Unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
             pattern = inference.header_pattern

@@ -14,11 +14,13 @@ import resource
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
+from threading import get_ident
 
 from edge_server.errors import Refusal
 from edge_server.frontends.access_control import is_this_machine
-from edge_server.frontends.connection_limit import ConnectionLimit, SilentConnection
+from edge_server.frontends.connection_limit import ConnectionLimit, LimitedListener, SilentConnection
 from edge_server.frontends.http.connection import Connections, HttpConnection
 from edge_server.frontends.http.response import error_response, plain_error, response_bytes
 
@@ -48,28 +50,127 @@ def max_connections(setting: int) -> int:
     )
 
 
-class Acceptor:
-    """Accepts the connections of one listener, from `open` to `close`, on one event loop. See LimitedListener."""
+class ConnectionSetup:
+    """Sets up accepted connections on the event loop that creates it, on which they then stay."""
 
-    def __init__(self, name: str, connections: Connections, limit: ConnectionLimit) -> None:
+    def __init__(self, connections: Connections, tls: ssl.SSLContext | None) -> None:
+        self.connections = connections
+        self.arriving: dict[asyncio.Task[None], float] = {}
+        """Connections that are being set up, with the times at which they were accepted."""
+        self._tls = tls
+        self._accepted: deque[tuple[socket.socket, float]] = deque()
+        """Sockets that were accepted on another thread, and when."""
+        self._loop = asyncio.get_running_loop()
+        self._thread_id = get_ident()
+
+    def begin(self, accepted: socket.socket, accepted_s: float) -> None:
+        """Set up a connection that was accepted at `accepted_s`. For any thread."""
+        if get_ident() == self._thread_id:
+            self._begin(accepted, accepted_s)
+        else:
+            self._accepted.append((accepted, accepted_s))
+            self.run_soon(self._begin_accepted)
+
+    def _begin_accepted(self) -> None:
+        if self._accepted:
+            self._begin(*self._accepted.popleft())
+
+    def _begin(self, accepted: socket.socket, accepted_s: float) -> None:
+        task = self._loop.create_task(self._set_up(accepted, self.connections.expect()))
+        self.arriving[task] = accepted_s
+        task.add_done_callback(lambda task: self.arriving.pop(task, None))
+
+    async def _set_up(self, accepted: socket.socket, protocol: HttpConnection) -> None:
+        """Set up the connection. With TLS this waits for the handshake, up to a minute."""
+        second: socket.socket | None = None
+        if self._tls is not None and len(self.arriving) <= _MAX_ANSWERED_HANDSHAKES:
+            # asyncio closes the socket of a failed handshake: the response to a plain HTTP request needs a second one.
+            with contextlib.suppress(OSError):
+                second = accepted.dup()
+        try:
+            await self._loop.connect_accepted_socket(lambda: protocol, accepted, ssl=self._tls)
+        except (OSError, asyncio.TimeoutError) as error:
+            # The client causes a failed handshake: no log line.
+            if second is not None and isinstance(error, ssl.SSLError) and error.reason == "HTTP_REQUEST":
+                with contextlib.suppress(OSError):
+                    second.send(response_bytes(plain_error("this port takes https://, not http://", 400), closes=True))
+        finally:
+            if second is not None:
+                second.close()
+            self.connections.expect_no_more(protocol)
+
+    def count(self) -> int:
+        """Return the number of connections that are open or being set up. For any thread."""
+        return self.connections.count() + len(self._accepted)
+
+    def silent(self, listener: LimitedListener) -> list[SilentConnection]:
+        """Return the silent connections of `listener` on this loop, see LimitedListener."""
+        arriving = [
+            SilentConnection(False, since_s, listener, (self, task)) for task, since_s in list(self.arriving.items())
+        ]
+        return arriving + [
+            SilentConnection(item.has_served, item.silent_since_s, listener, (self, item))
+            for item in self.connections.silent()
+        ]
+
+    def close_silent(
+        self, connection: HttpConnection | asyncio.Task[None], since_s: float, on_closed: Callable[[], None]
+    ) -> bool:
+        """See LimitedListener. On another thread, return True at once; `on_closed` is called in any case then."""
+        if get_ident() != self._thread_id:
+            self.run_soon(lambda: None if self.close_silent(connection, since_s, on_closed) else on_closed())
+            return True
+        if isinstance(connection, HttpConnection):
+            if connection.silent_since_s != since_s or not connection.close_silent():
+                return False
+            self._loop.call_soon(on_closed)  # after the transport's call that closes the socket
+        elif connection.done():
+            return False
+        else:
+            connection.cancel()
+            connection.add_done_callback(lambda task: on_closed())
+        return True
+
+    def run_soon(self, call: Callable[[], None]) -> None:
+        """Make a call on the loop. For any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(call)
+
+    async def close(self, grace_s: float) -> None:
+        """Set up no more connections, wait `grace_s` for open requests, then abort the rest. For any loop."""
+        if get_ident() != self._thread_id:
+            closing = asyncio.run_coroutine_threadsafe(self.close(grace_s), self._loop)
+            await asyncio.wrap_future(closing)
+            return
+        for task in self.arriving:
+            task.cancel()
+        await asyncio.gather(*self.arriving, return_exceptions=True)
+        while self._accepted:
+            self._accepted.popleft()[0].close()
+        await self.connections.finish(grace_s)
+
+
+class Acceptor:
+    """Accepts the connections of one listener, from `open` to `close`, on one event loop. See LimitedListener.
+
+    Each connection goes to the one of `setups`, one for each event loop, that has the fewest.
+    """
+
+    def __init__(self, name: str, setups: Sequence[ConnectionSetup], limit: ConnectionLimit) -> None:
         self.name = name
         self.max_connections = MAX_DEFAULT_CONNECTIONS
-        self._connections = connections
+        self.setups = setups
         self._limit = limit
         self._loop = asyncio.get_running_loop()
+        self._is_tls = False
         self._sockets: list[socket.socket] = []
-        self._tls: ssl.SSLContext | None = None
-        self._arriving: dict[asyncio.Task[None], float] = {}
-        """Connections that are being set up, with the times at which they were accepted."""
         self._paused: dict[socket.socket, asyncio.TimerHandle] = {}
         self._waiting: dict[socket.socket, tuple[socket.socket, float]] = {}
         """Listening socket -> the connection that waits for room, and the time at which it was accepted."""
 
-    async def open(
-        self, address: str, port: int, *, reuses_port: bool, tls: ssl.SSLContext | None, max_connections: int
-    ) -> int:
+    async def open(self, address: str, port: int, *, reuses_port: bool, is_tls: bool, max_connections: int) -> int:
         """Listen; return the port of the first socket. Raises OSError when the address cannot be used."""
-        self._tls, self.max_connections = tls, max_connections
+        self._is_tls, self.max_connections = is_tls, max_connections
         # asyncio resolves the address and binds the sockets; this class accepts the connections.
         bound = await self._loop.create_server(
             asyncio.Protocol, address, port, reuse_port=reuses_port or None, start_serving=False
@@ -83,7 +184,9 @@ class Acceptor:
         except OSError:
             self.close()
             raise
-        self._connections.is_on_loopback = all(is_this_machine(item.getsockname()[0]) for item in self._sockets)
+        is_on_loopback = all(is_this_machine(item.getsockname()[0]) for item in self._sockets)
+        for setup in self.setups:
+            setup.connections.is_on_loopback = is_on_loopback
         self._limit.add(self)
         for item in self._sockets:
             self._loop.add_reader(item, self._accept, item)
@@ -102,8 +205,6 @@ class Acceptor:
         self._sockets.clear()
         self._paused.clear()
         self._waiting.clear()
-        for task in self._arriving:
-            task.cancel()
 
     def _accept(self, listening: socket.socket) -> None:
         for _ in range(_MAX_ACCEPTS_PER_TURN):
@@ -131,32 +232,11 @@ class Acceptor:
                 self._waiting[listening] = waiting
                 self._pause(listening, wait_s)
                 return
-            task = self._loop.create_task(self._set_up(accepted, self._connections.expect()))
-            self._arriving[task] = accepted_s
-            task.add_done_callback(lambda task: self._arriving.pop(task, None))
-
-    async def _set_up(self, accepted: socket.socket, protocol: HttpConnection) -> None:
-        """Set up the connection. With TLS this waits for the handshake, up to a minute."""
-        second: socket.socket | None = None
-        if self._tls is not None and len(self._arriving) <= _MAX_ANSWERED_HANDSHAKES:
-            # asyncio closes the socket of a failed handshake: the response to a plain HTTP request needs a second one.
-            with contextlib.suppress(OSError):
-                second = accepted.dup()
-        try:
-            await self._loop.connect_accepted_socket(lambda: protocol, accepted, ssl=self._tls)
-        except (OSError, asyncio.TimeoutError) as error:
-            # The client causes a failed handshake: no log line.
-            if second is not None and isinstance(error, ssl.SSLError) and error.reason == "HTTP_REQUEST":
-                with contextlib.suppress(OSError):
-                    second.send(response_bytes(plain_error("this port takes https://, not http://", 400), closes=True))
-        finally:
-            if second is not None:
-                second.close()
-            self._connections.expect_no_more(protocol)
+            min(self.setups, key=ConnectionSetup.count).begin(accepted, accepted_s)
 
     def _refuse(self, accepted: socket.socket, refusal: Refusal) -> None:
         with contextlib.suppress(OSError), accepted:
-            if self._tls is None:
+            if not self._is_tls:
                 accepted.send(response_bytes(error_response(refusal), closes=True))
                 accepted.shutdown(socket.SHUT_WR)
                 # The kernel would discard the response if the socket were closed with unread bytes.
@@ -176,27 +256,16 @@ class Acceptor:
 
     @property
     def connection_count(self) -> int:
-        return self._connections.count()
+        return sum(setup.count() for setup in self.setups)
 
     def silent_connections(self) -> list[SilentConnection]:
-        arriving = [SilentConnection(False, since_s, self, task) for task, since_s in list(self._arriving.items())]
-        return arriving + [
-            SilentConnection(item.has_served, item.silent_since_s, self, item) for item in self._connections.silent()
-        ]
+        return [silent for setup in self.setups for silent in setup.silent(self)]
 
     def run_soon(self, call: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(call)
 
     def close_silent(self, silent: SilentConnection, on_closed: Callable[[], None]) -> bool:
-        connection: HttpConnection | asyncio.Task[None] = silent.connection
-        if isinstance(connection, HttpConnection):
-            if connection.silent_since_s != silent.since_s or not connection.close_silent():
-                return False
-            self._loop.call_soon(on_closed)  # after the transport's call that closes the socket
-        elif connection.done():
-            return False
-        else:
-            connection.cancel()
-            connection.add_done_callback(lambda task: on_closed())
-        return True
+        setup: ConnectionSetup
+        setup, connection = silent.connection
+        return setup.close_silent(connection, silent.since_s, on_closed)

@@ -7,6 +7,8 @@ the history of the bus.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from edge_server.errors import Refusal
@@ -31,27 +33,20 @@ RUN_HEADER = "Edge-Server-Run"
 
 
 class EventEndpoints:
-    """The handler and its streams. Lives on one event loop, between `open` and `close`."""
+    """The handler and its streams, from `open` to `close`. Each stream is on the event loop of its connection."""
 
     def __init__(self, bus: EventBus, *, keep_alive_s: float = KEEP_ALIVE_S) -> None:
         self._bus = bus
         self._keep_alive_s = keep_alive_s
-        self._wakers: set[asyncio.Event] = set()
+        self._wakers: dict[asyncio.Event, asyncio.AbstractEventLoop] = {}
+        self._lock = threading.Lock()
+        """Guards `_wakers`."""
         self._is_closing = False
         self._unsubscribe: Callable[[], None] = lambda: None
 
     def open(self) -> None:
-        """Subscribe to the bus. Call on the event loop that serves."""
-        loop = asyncio.get_running_loop()
-
-        def receive(event: Event) -> None:
-            try:
-                loop.call_soon_threadsafe(self._wake)
-            except RuntimeError:
-                # The loop is closed: there are no streams.
-                return
-
-        self._unsubscribe = self._bus.subscribe(receive)
+        """Subscribe to the bus."""
+        self._unsubscribe = self._bus.subscribe(lambda event: self._wake())
 
     def close(self) -> None:
         """Send the remaining events to each stream, and end it."""
@@ -91,10 +86,11 @@ class EventEndpoints:
         return response
 
     async def _follow(self, request: HttpRequest, after: int, headers: Mapping[str, str]) -> None:
-        if len(self._wakers) >= MAX_FOLLOWERS:
-            raise Refusal(f"{MAX_FOLLOWERS} clients follow the events already", retry_after_s=10.0)
         waker = asyncio.Event()
-        self._wakers.add(waker)
+        with self._lock:
+            if len(self._wakers) >= MAX_FOLLOWERS:
+                raise Refusal(f"{MAX_FOLLOWERS} clients follow the events already", retry_after_s=10.0)
+            self._wakers[waker] = asyncio.get_running_loop()
         try:
             # Without X-Accel-Buffering, nginx keeps events until a buffer is full.
             kind = {"Content-Type": "text/event-stream; charset=utf-8", "X-Accel-Buffering": "no"}
@@ -118,11 +114,16 @@ class EventEndpoints:
                 except asyncio.TimeoutError:
                     await _write(request, b": still here\n\n")
         finally:
-            self._wakers.discard(waker)
+            with self._lock:
+                del self._wakers[waker]
 
     def _wake(self) -> None:
-        for waker in self._wakers:
-            waker.set()
+        """Wake each stream. For any thread."""
+        with self._lock:
+            wakers = list(self._wakers.items())
+        for waker, loop in wakers:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(waker.set)
 
 
 def event_json(event: Event) -> dict[str, object]:

@@ -3,13 +3,14 @@ certificate."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import ssl
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from threading import get_ident
 from types import MappingProxyType
+from typing import NamedTuple
 
 from edge_server.config import HttpConfig
 from edge_server.errors import EdgeServerError, InvalidRequest, ServingFault
@@ -25,7 +26,7 @@ from edge_server.frontends.http.request import HttpRequest, RequestContext, Task
 from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import HttpResponse, failure_response, json_response, plain_error
 from edge_server.frontends.http.routes import NoSuchMethod, PathRouter, RefusalBody, Route
-from edge_server.frontends.http.server import HttpServer, server_tls
+from edge_server.frontends.http.server import HttpServer, LoopThread, server_tls
 from edge_server.frontends.memory_budget import MemoryBudget, budget_bytes
 from edge_server.service import InferenceService
 
@@ -40,8 +41,17 @@ def _usual_body(head: RequestHead, error: EdgeServerError) -> None:
     """Return None: the usual JSON object."""
 
 
+class _LoopContext(NamedTuple):
+    """What the requests on one event loop share."""
+
+    requests: RequestContext
+    inference: InferenceContext
+    aiohttp: AiohttpServer
+
+
 class HttpFrontend:
-    """Serves KServe v2 with Triton's extensions over HTTP. `start` and `stop` run on the loop that serves."""
+    """Serves KServe v2 with Triton's extensions over HTTP. `start` and `stop` run on the loop that serves, alone or
+    with those of `thread_count - 1` further threads."""
 
     def __init__(
         self,
@@ -52,6 +62,7 @@ class HttpFrontend:
         budget: MemoryBudget | None = None,
         limit: ConnectionLimit | None = None,
         body_decoders: Mapping[str, BodyDecoder] = MappingProxyType({}),
+        thread_count: int = 1,
     ) -> None:
         """`budget` limits the bodies being received, `limit` the connections of all listeners. Without them, the front
         end has its own.
@@ -70,11 +81,12 @@ class HttpFrontend:
         names = HostNames(config.allowed_hosts)
         self._tls: ssl.SSLContext | None = None
         self._server = HttpServer("HTTP", self._route, names, service, self._cors if config.allowed_origins else None)
-        self._inference: InferenceContext | None = None
-        self._context: RequestContext | None = None
+        self._thread_count = thread_count
+        self._threads: list[LoopThread] = []
+        self._contexts: dict[int, _LoopContext] = {}
+        """Those of the event loops, by their threads."""
         self._blocking = ThreadPoolExecutor(_BLOCKING_THREADS, "http-blocking")
         self._workers = ThreadPoolExecutor(min(_MAX_WORKER_THREADS, os.cpu_count() or 1), "http-worker")
-        self._aiohttp = AiohttpServer(self._workers)
         self._router = PathRouter()
         self._refusal_body: RefusalBody = _usual_body
 
@@ -98,27 +110,47 @@ class HttpFrontend:
                     connection.context = self._tls
 
             self._tls.sni_callback = use_newest_context
-        loop = asyncio.get_running_loop()
-        tokens = self.access_check.tokens
-        self._context = context = RequestContext(self._workers, self._blocking)
-        self._inference = InferenceContext(
-            self._service, context.dispatch, self._workers, tokens, config.header_pattern, self._body_decoders
-        )
         # The access of cached headers was checked with the previous tokens: check it again.
-        tokens.on_change(lambda: loop.call_soon_threadsafe(self._server.drop_cached_headers))
-        return await self._server.open(
-            config.address,
-            config.port,
-            reuses_port=config.reuses_port,
-            tls=self._tls,
-            budget=self._budget,
-            limit=self._limit,
-            max_connections=max_connections(config.max_connections),
+        self.access_check.tokens.on_change(self._server.drop_cached_headers)
+        await self._add_context()
+        try:
+            for _ in range(self._thread_count - 1):
+                self._threads.append(LoopThread())
+                await self._threads[-1].run(self._add_context())
+            return await self._server.open(
+                config.address,
+                config.port,
+                reuses_port=config.reuses_port,
+                tls=self._tls,
+                budget=self._budget,
+                limit=self._limit,
+                max_connections=max_connections(config.max_connections),
+                threads=self._threads,
+            )
+        except ServingFault:
+            self._stop_threads()
+            raise
+
+    async def _add_context(self) -> None:
+        """Add what the requests on this event loop share."""
+        requests = RequestContext(self._workers, self._blocking)
+        inference = InferenceContext(
+            self._service,
+            requests.dispatch,
+            self._workers,
+            self.access_check.tokens,
+            self._config.header_pattern,
+            self._body_decoders,
         )
+        self._contexts[get_ident()] = _LoopContext(requests, inference, AiohttpServer(self._workers))
+
+    def _stop_threads(self) -> None:
+        while self._threads:
+            self._threads.pop().stop()
 
     def prepare(self) -> None:
-        """Import aiohttp on another thread. Call this when the server is ready."""
-        self._aiohttp.prepare()
+        """Import aiohttp on another thread. Call this when the server is ready, on the loop that serves."""
+        self._contexts[get_ident()].aiohttp.prepare()
 
     @property
     def tls(self) -> ssl.SSLContext | None:
@@ -135,6 +167,7 @@ class HttpFrontend:
     async def stop(self, grace_s: float) -> None:
         """Accept no new connections, wait `grace_s` for open requests, abort the rest. May be called again."""
         await self._server.close(grace_s)
+        self._stop_threads()
         self._blocking.shutdown(wait=False, cancel_futures=True)
         self._workers.shutdown(wait=False, cancel_futures=True)
 
@@ -147,15 +180,16 @@ class HttpFrontend:
             if route.handler is None:
                 # The head is cached, so the target counts each request itself, when its body is complete.
                 caller = self.access_check.admit_uncounted(head.headers, route.category)
-                assert self._inference is not None
-                return self._inference.target(head, names["model"], names.get("version", ""), caller)
+                return self._contexts[get_ident()].inference.target(
+                    head, names["model"], names.get("version", ""), caller
+                )
             caller = self.access_check.admit(head.headers, route.category)
             if route.changes_server and caller:
                 _LOG.info("'%s' requested: %s %s", caller, head.method, head.target)
-            assert self._context is not None
+            context = self._contexts[get_ident()]
             if route.uses_aiohttp:
-                return AiohttpTarget(self._aiohttp, route.handler, names, head, self._context)
-            return TaskTarget(route.handler, names, head, self._context)
+                return AiohttpTarget(context.aiohttp, route.handler, names, head, context.requests)
+            return TaskTarget(route.handler, names, head, context.requests)
         except NoSuchMethod as error:
             if (preflight := self._cors.preflight(head, error.allowed)) is not None:
                 return preflight

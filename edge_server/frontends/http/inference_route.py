@@ -83,6 +83,7 @@ class InferenceContext:
         "_decoded_types",
         "_header_pattern",
         "dispatch",
+        "handles",
         "infer_json_cache",
         "service",
         "tokens",
@@ -100,6 +101,7 @@ class InferenceContext:
         body_decoders: Mapping[str, BodyDecoder],
     ) -> None:
         self.service = service
+        self.handles = service.handle_cache()
         self.traces = service.traces
         self.dispatch = dispatch
         self.workers = workers
@@ -216,7 +218,7 @@ class HttpInferCall:
                     trace.stamp("HTTP_RECV_END")
             cache, size, version = inference.infer_json_cache, target.json_size, target.version
             decoded = cache.lookup(body, size, target.model, version) if target.is_plain else None
-            self._handle = handle = inference.service.find(target.model, version)
+            self._handle = handle = inference.handles.find(target.model, version)
             spec = handle.spec
             if spec.is_decoupled:
                 raise Unsupported(DECOUPLED)

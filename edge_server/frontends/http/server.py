@@ -3,12 +3,15 @@ request."""
 
 from __future__ import annotations
 
+import asyncio
 import ssl
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from edge_server.errors import ServingFault
 from edge_server.frontends.connection_limit import ConnectionLimit
-from edge_server.frontends.http.accept_loop import MAX_DEFAULT_CONNECTIONS, Acceptor
+from edge_server.frontends.http.accept_loop import MAX_DEFAULT_CONNECTIONS, Acceptor, ConnectionSetup
 from edge_server.frontends.http.connection import Connections, NoDrainDelay, RequestTarget, ServerState
 from edge_server.frontends.http.cors import CorsPolicy
 from edge_server.frontends.http.host_check import HostCheck, HostNames
@@ -17,12 +20,33 @@ from edge_server.frontends.http.response import HttpResponse
 from edge_server.frontends.listen_error import listen_error
 from edge_server.frontends.memory_budget import MIN_DEFAULT_BYTES, MemoryBudget
 
+_Result = TypeVar("_Result")
+
+
+class LoopThread:
+    """Event loop that runs on a thread of its own until `stop`."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="http", daemon=True)
+        self._thread.start()
+
+    async def run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """Run a coroutine on this loop, and wait for it on the caller's."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    def stop(self) -> None:
+        """*Blocking* for a moment. The work of the loop must have ended."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
 
 class HttpServer:
-    """Serves one address from `open` to `close`, on the event loop that calls `open`.
+    """Serves one address from `open` to `close`, on the event loop that calls `open`, and on those of further threads.
 
-    `route` returns the target of a request, or the response that refuses it. On a loopback address, `names` are the
-    only hosts that requests may name.
+    `route` returns the target of a request, or the response that refuses it. It is called on the loop of the
+    connection. On a loopback address, `names` are the only hosts that requests may name.
     """
 
     def __init__(
@@ -39,7 +63,7 @@ class HttpServer:
         self._cors = cors
         self._server_state = server_state or NoDrainDelay()
         self._acceptor: Acceptor | None = None
-        self._connections: Connections | None = None
+        self._setups: list[ConnectionSetup] = []
 
     async def open(
         self,
@@ -51,36 +75,41 @@ class HttpServer:
         budget: MemoryBudget | None = None,
         limit: ConnectionLimit | None = None,
         max_connections: int = MAX_DEFAULT_CONNECTIONS,
+        threads: Sequence[LoopThread] = (),
     ) -> int:
         """Listen and return the bound port.
 
         `budget` limits the memory of all request bodies together, `limit` the connections of all listeners together,
-        `max_connections` those of this one. Raises ServingFault when the address cannot be used.
+        `max_connections` those of this one. `threads` serve connections besides this loop, and outlive `close`. Raises
+        ServingFault when the address cannot be used.
         """
-        budget = budget or MemoryBudget(MIN_DEFAULT_BYTES, MIN_DEFAULT_BYTES)
-        self._connections = connections = Connections(
-            self._route, budget, self._server_state, self._cors, self._host_check
-        )
-        self._acceptor = Acceptor(self._name, connections, limit or ConnectionLimit())
+        shared_budget = budget or MemoryBudget(MIN_DEFAULT_BYTES, MIN_DEFAULT_BYTES)
+
+        async def set_up() -> ConnectionSetup:
+            connections = Connections(self._route, shared_budget, self._server_state, self._cors, self._host_check)
+            return ConnectionSetup(connections, tls)
+
+        self._setups = [await set_up(), *[await thread.run(set_up()) for thread in threads]]
+        self._acceptor = Acceptor(self._name, self._setups, limit or ConnectionLimit())
         try:
             return await self._acceptor.open(
-                address, port, reuses_port=reuses_port, tls=tls, max_connections=max_connections
+                address, port, reuses_port=reuses_port, is_tls=tls is not None, max_connections=max_connections
             )
         except OSError as error:
             raise listen_error(self._name, address, port, error) from None
 
     def drop_cached_headers(self) -> None:
-        """Forget which target each header gets, see Connections. May be called before `open` and after `close`."""
-        if self._connections is not None:
-            self._connections.drop_cached_headers()
+        """Forget soon which target each header gets, see Connections. For any thread, also before `open` and after
+        `close`."""
+        for setup in self._setups:
+            setup.run_soon(setup.connections.drop_cached_headers)
 
     async def close(self, grace_s: float) -> None:
         """Accept no new connections, wait `grace_s` for open requests, then abort the rest. May be called again."""
         acceptor, self._acceptor = self._acceptor, None
-        if acceptor is None or self._connections is None:
-            return
-        acceptor.close()
-        await self._connections.finish(grace_s)
+        if acceptor is not None:
+            acceptor.close()
+            await asyncio.gather(*(setup.close(grace_s) for setup in self._setups))
 
 
 def server_tls(cert: str, key: str, client_ca: str = "") -> ssl.SSLContext:

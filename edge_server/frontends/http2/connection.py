@@ -177,8 +177,15 @@ class Stream:
         self.connection.run_in_turn(call)
 
 
+class ScheduledCall(Protocol):
+    """Call that is made at a time, unless it is cancelled."""
+
+    def cancel(self) -> None:
+        """Drop the call, from any thread."""
+
+
 class ReadingThread(Protocol):
-    """The server and its reading thread, as a connection uses them."""
+    """The thread that reads a connection, as the connection and its streams use it."""
 
     limits: Http2Limits
     is_draining: bool
@@ -193,10 +200,13 @@ class ReadingThread(Protocol):
     seconds_per_turn: float
     bytes_per_turn: int
     header_memory: HeaderMemory
-    on_stream: Callable[[Stream], StreamReceiver]
+    on_stream: Callable[[ReadingThread, Stream], StreamReceiver]
 
     def run_soon(self, call: Callable[[], None]) -> None:
         """Call a function on the reading thread after its current work."""
+
+    def call_at(self, when_s: float, call: Callable[[], None]) -> ScheduledCall:
+        """Call a function on the reading thread at `when_s` in time.monotonic time. From that thread only."""
 
     def guarded(self, call: Callable[[], None]) -> None:
         """Call a function and log its exceptions."""
@@ -736,7 +746,7 @@ class Http2Connection:
             return
         self._streams[stream_id] = stream
         self._calls_left -= 1
-        stream.receiver = self._server.on_stream(stream)
+        stream.receiver = self._server.on_stream(self._server, stream)
         if ends and not stream.is_closed:
             stream.is_remote_open = False
             stream.receiver.on_data(memoryview(b""), True)

@@ -102,17 +102,18 @@ class HeaderBlock:
 
 
 class HeaderMemory:
-    """Memory of the header blocks that all connections of a server remember. Used on one thread."""
+    """Memory of the header blocks that all connections of a thread remember. Used on that thread."""
 
-    __slots__ = ("reader_count", "used_bytes")
+    __slots__ = ("max_bytes", "reader_count", "used_bytes")
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int = limits.MAX_ALL_REMEMBERED_BYTES) -> None:
+        self.max_bytes = max_bytes
         self.reader_count = self.used_bytes = 0
 
     @property
     def max_bytes_each(self) -> int:
         """What one connection may use."""
-        return min(limits.MAX_REMEMBERED_BYTES, limits.MAX_ALL_REMEMBERED_BYTES // max(1, self.reader_count))
+        return min(limits.MAX_REMEMBERED_BYTES, self.max_bytes // max(1, self.reader_count))
 
 
 class HeaderReader:
@@ -145,7 +146,7 @@ class HeaderReader:
         elif not found.is_too_large:
             memory, remembered = self._memory, self.remembered
             memory.used_bytes -= remembered.used_bytes
-            remembered.max_bytes = min(memory.max_bytes_each, limits.MAX_ALL_REMEMBERED_BYTES - memory.used_bytes)
+            remembered.max_bytes = min(memory.max_bytes_each, memory.max_bytes - memory.used_bytes)
             remembered.add(block, found, octets=len(block) + octets, items=len(fields))
             memory.used_bytes += remembered.used_bytes
         return found

@@ -1,4 +1,5 @@
-"""HTTP/2 listener of one address, and the one thread that reads all its connections by epoll."""
+"""HTTP/2 listener of one address, and the threads that read its connections by epoll: one, or several in a Python
+without an interpreter lock."""
 
 from __future__ import annotations
 
@@ -20,9 +21,9 @@ from typing import TypeAlias
 
 from edge_server.errors import Refusal
 from edge_server.frontends.bound_sockets import bind_sockets, share_address
-from edge_server.frontends.connection_limit import ConnectionLimit, SilentConnection, has_unread_bytes
+from edge_server.frontends.connection_limit import ConnectionLimit, LimitedListener, SilentConnection, has_unread_bytes
 from edge_server.frontends.http2 import limits
-from edge_server.frontends.http2.connection import ConnectionFault, Http2Connection, Stream
+from edge_server.frontends.http2.connection import ConnectionFault, Http2Connection, ReadingThread, Stream
 from edge_server.frontends.http2.frames import FRAME_HEADER_BYTES, Http2ErrorCode
 from edge_server.frontends.http2.header_blocks import HeaderMemory
 from edge_server.frontends.http2.limits import Http2Limits
@@ -30,7 +31,7 @@ from edge_server.frontends.http2.stream_interface import StreamReceiver
 
 _LOG = logging.getLogger(__name__)
 
-OnStream: TypeAlias = Callable[[Stream], StreamReceiver]
+OnStream: TypeAlias = Callable[[ReadingThread, Stream], StreamReceiver]
 """Called on the reading thread when the headers of a request have arrived. Must not block or raise."""
 
 _BUFFER_BYTES = 256 << 10
@@ -62,30 +63,25 @@ class Http2Timer:
         self.call = None
 
 
-class Http2Server:
-    """HTTP/2 server for one address. Call `start` once, then `stop` once.
+class Http2Reader:
+    """Reads HTTP/2 connections by epoll, all on one thread: the reading thread.
 
-    `on_stream` is called for each new stream, see `stream_interface.StreamReceiver`. `tls` must offer "h2" by ALPN.
-    `connection_limit` is that of all listeners' connections, see LimitedListener.
+    `memory_share` is its part of the memory that the connections of a server share.
     """
 
-    name = "gRPC"
-
     def __init__(
-        self,
-        on_stream: OnStream,
-        settings: Http2Limits | None = None,
-        tls: ssl.SSLContext | None = None,
-        connection_limit: ConnectionLimit | None = None,
+        self, on_stream: OnStream, settings: Http2Limits | None, tls: ssl.SSLContext | None, memory_share: float
     ) -> None:
         self.limits = settings or Http2Limits()
-        self.max_connections = self.limits.max_connections
-        self._connection_limit = connection_limit or ConnectionLimit()
         self.on_stream = on_stream
+        self.tls = tls
+        """For new connections."""
         self.is_draining = False
         """Whether clients are asked to open streams elsewhere."""
-        self._tls = tls
-        self._listeners: dict[int, socket.socket] = {}
+        self._is_ending = False
+        """Whether no further connections come, apart from handshakes that have begun."""
+        self._accepted: deque[tuple[socket.socket, tuple[str, int] | str]] = deque()
+        """Sockets that the server has accepted on another thread, with their clients."""
         self._connections: dict[int, Http2Connection] = {}
         self._handshakes: dict[int, tuple[ssl.SSLSocket, tuple[str, int] | str, float]] = {}
         self._ended: dict[int, socket.socket] = {}
@@ -99,11 +95,9 @@ class Http2Server:
         self._timers: list[tuple[float, int, Http2Timer]] = []
         self._timer_numbers = itertools.count()
         self._clean_timers_at = _CLEAN_TIMERS_AT
-        self._postponed: dict[socket.socket, tuple[socket.socket, tuple[str, int] | str, float]] = {}
-        """Listening socket -> the connection that waits for room, its client, and the time at which it was accepted."""
         self._is_over = False
         self._stop_at_s = 0.0
-        self._thread = threading.Thread(target=self._run, name="http2", daemon=True)
+        self.thread = threading.Thread(target=self._run, name="http2", daemon=True)
 
         # For connections.
         self.buffer = bytearray(_BUFFER_BYTES)
@@ -122,42 +116,21 @@ class Http2Server:
         self.bytes_per_turn = limits.TURN_BYTES
         """The calls that a connection may open, the time that it may use, and the bytes of a large message that it may
         receive, before others are served."""
-        self.header_memory = HeaderMemory()
+        self.header_memory = HeaderMemory(int(limits.MAX_ALL_REMEMBERED_BYTES * memory_share))
 
-    def start(self, address: str, port: int, *, reuses_port: bool = False, accepts: bool = True) -> int:
-        """Bind an address ("unix:PATH" for a Unix socket), start serving, and return the port; 0 for a Unix socket.
-
-        `accepts` False: clients are refused until `accept_connections`. Raises OSError when the address is not
-        available; nothing is left open then.
-        """
-        try:
-            for item in bind_sockets(address, port, reuses_port=reuses_port):
-                item.setblocking(False)
-                self._listeners[item.fileno()] = item
-                if item.family != socket.AF_UNIX:
-                    port = item.getsockname()[1]
-            if accepts:
-                self.accept_connections()
-        except OSError:
-            self._close_files()
-            raise
+    def start_thread(self) -> None:
         self._epoll.register(self._wake_fd, select.EPOLLIN)
-        self._connection_limit.add(self)
-        self._thread.start()
-        return port
-
-    def accept_connections(self) -> None:
-        """Listen, after `start` without `accepts`. Not while another thread stops the server.
-
-        Raises OSError if another program listens at the address by now.
-        """
-        for fd, item in self._listeners.items():
-            if item.family != socket.AF_UNIX:
-                share_address(item)
-            item.listen(_BACKLOG)
-            self._epoll.register(fd, select.EPOLLIN)
+        self.thread.start()
 
     # -- from any thread --------------------------------------------------------------------------------------------
+
+    def serve(self, sock: socket.socket, peer: tuple[str, int] | str) -> None:
+        """Read a connection from now on, and close it in the end."""
+        if threading.get_ident() == self.thread_id:
+            self._open(sock, peer)
+        else:
+            self._accepted.append((sock, peer))
+            self.run_soon(self._open_accepted)
 
     def run_soon(self, call: Callable[[], None]) -> None:
         """Call a function on the reading thread after its current work. `call` must not block."""
@@ -177,48 +150,25 @@ class Http2Server:
             self._clean_timers_at = max(_CLEAN_TIMERS_AT, 2 * len(self._timers))
         return timer
 
-    def use_tls(self, context: ssl.SSLContext) -> None:
-        """Use another context for new connections. Does nothing without TLS."""
-        if self._tls is not None:
-            self._tls = context
-
     def watch(self, connection: Http2Connection, events: int) -> None:
         """Set the epoll events of a connection. Called by connections, which hold their lock."""
         with contextlib.suppress(OSError):
             self._epoll.modify(connection.fd, events)
 
-    def begin_drain(self) -> None:
-        """Ask every client to open its next streams elsewhere. Open streams, and new ones that come anyway, are served.
+    def count_connections(self) -> int:
+        return len(self._connections) + len(self._handshakes) + len(self._ended) + len(self._accepted)
 
-        Clients that connect later are asked by `stop_accepting`. Asked at once, they would connect again for each of
-        their streams, and Go's client may lose a request that it opens while it reads GOAWAY.
-        """
-        self.run_soon(self._begin_drain)
-
-    def stop_accepting(self, timeout_s: float = limits.GOAWAY_S) -> None:
-        """Stop accepting connections and streams. Open streams continue. *Blocking*, for `timeout_s` at most.
-
-        Streams of open connections are accepted until their clients have acknowledged that they shall open none, or
-        `limits.GOAWAY_S` have passed since they were asked.
-        """
-        if self._thread.is_alive():
-            is_done = threading.Event()
-            self.run_soon(lambda: self._stop_accepting(timeout_s, is_done.set))
-            while self._thread.is_alive() and not is_done.wait(0.1):
-                pass  # `stop` may end the thread meanwhile
-
-    def stop(self, grace_s: float) -> None:
-        """Stop accepting as `stop_accepting` does, wait for open streams, and close those that are left after `grace_s`
-        in all. *Blocking.*"""
-        if not self._thread.is_alive():
-            self._close_files()
-            return
-        self.run_soon(lambda: self._begin_stop(grace_s))
-        self._thread.join()
-
-    @property
-    def connection_count(self) -> int:
-        return len(self._connections) + len(self._handshakes) + len(self._ended)
+    def find_silent(self, listener: LimitedListener) -> list[SilentConnection]:
+        """Return the silent connections of `listener` that are read here, see LimitedListener."""
+        handshakes = [
+            SilentConnection(False, until_s - self.limits.handshake_s, listener, (self, tls))
+            for tls, _, until_s in list(self._handshakes.values())
+        ]
+        return handshakes + [
+            SilentConnection(item.last_stream_id > 0, item.last_received_s, listener, (self, item))
+            for item in list(self._connections.values())
+            if not item.stream_count
+        ]
 
     # -- the reading thread -----------------------------------------------------------------------------------------
 
@@ -243,12 +193,12 @@ class Http2Server:
                     os.eventfd_read(self._wake_fd)
                     with self._wake_lock:
                         self._is_woken = False  # before the calls are read
-                elif fd in self._listeners:
-                    self.guarded(partial(self._accept, self._listeners[fd]))
                 elif fd in self._handshakes:
                     self.guarded(partial(self._shake_hands, fd))
                 elif fd in self._ended:
                     self._drop_input(fd)
+                else:
+                    self._on_listener_event(fd)
             if self.waiting or self.long_waiting:
                 self._serve_waiting()
             if self._calls:
@@ -358,88 +308,49 @@ class Http2Server:
 
     # -- new connections
 
-    def _accept(self, listener: socket.socket) -> None:
-        for _ in range(_ACCEPTS_IN_A_ROW):
-            postponed = self._postponed.pop(listener, None)
-            if postponed is None:
-                try:
-                    sock, where = listener.accept()
-                except BlockingIOError:
-                    return
-                except OSError as error:
-                    if error.errno in _NO_RESOURCE:
-                        self._pause(listener, self._connection_limit.accept_failed(self, error))
-                    return
-                sock.setblocking(False)
-                postponed = sock, where if isinstance(where, str) else (where[0], where[1]), self.now_s
-            sock, peer, accepted_s = postponed
-            try:
-                wait_s = self._connection_limit.admit(self, accepted_s)
-            except Refusal:
-                sock.close()
-                continue
-            if wait_s:
-                self._postponed[listener] = postponed
-                self._pause(listener, wait_s)
+    def _on_listener_event(self, fd: int) -> None:
+        """Accept the connections of a listener, which only a server has."""
+
+    def _open_accepted(self) -> None:
+        self._open(*self._accepted.popleft())
+
+    def _open(self, sock: socket.socket, peer: tuple[str, int] | str) -> None:
+        try:
+            if not isinstance(peer, str):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self.tls is None:
+                self._add(Http2Connection(self, sock, peer, is_tls=False))
                 return
-            try:
-                if not isinstance(peer, str):
-                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if self._tls is None:
-                    self._add(Http2Connection(self, sock, peer, is_tls=False))
-                    continue
-                tls = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-            except OSError as error:
-                _LOG.info("the connection of %s is lost: %s", peer, error)
-                sock.close()
-                continue
-            self._handshakes[tls.fileno()] = (tls, peer, self.now_s + self.limits.handshake_s)
-            self._epoll.register(tls.fileno(), select.EPOLLIN)
-            self._shake_hands(tls.fileno())
-
-    def _pause(self, listener: socket.socket, wait_s: float) -> None:
-        """Leave new connections in the kernel's queue for a time."""
-        self._epoll.modify(listener.fileno(), 0)
-        self.call_at(self.now_s + wait_s, partial(self._resume, listener))
-
-    def _resume(self, listener: socket.socket) -> None:
-        if listener.fileno() in self._listeners:
-            self._epoll.modify(listener.fileno(), select.EPOLLIN)
-            self._accept(listener)
+            tls = self.tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        except OSError as error:
+            _LOG.info("the connection of %s is lost: %s", peer, error)
+            sock.close()
+            return
+        self._handshakes[tls.fileno()] = (tls, peer, self.now_s + self.limits.handshake_s)
+        self._epoll.register(tls.fileno(), select.EPOLLIN)
+        self._shake_hands(tls.fileno())
 
     def _add(self, connection: Http2Connection) -> None:
         self._epoll.register(connection.fd, select.EPOLLIN)
         self._connections[connection.fd] = connection
-        if not self._listeners:
+        if self._is_ending:
             connection.begin_going_away()
         connection.flush()
 
-    def silent_connections(self) -> list[SilentConnection]:
-        handshakes = [
-            SilentConnection(False, until_s - self.limits.handshake_s, self, tls)
-            for tls, _, until_s in list(self._handshakes.values())
-        ]
-        return handshakes + [
-            SilentConnection(item.last_stream_id > 0, item.last_received_s, self, item)
-            for item in list(self._connections.values())
-            if not item.stream_count
-        ]
-
-    def close_silent(self, silent: SilentConnection, on_closed: Callable[[], None]) -> bool:
-        connection: Http2Connection | ssl.SSLSocket = silent.connection
+    def close_if_silent(self, connection: Http2Connection | ssl.SSLSocket, since_s: float) -> bool:
+        """Close a connection if it has been silent since, and has received no bytes. Return False if not."""
         if isinstance(connection, ssl.SSLSocket):
             if connection.fileno() not in self._handshakes:
                 return False
             self._end_handshake(connection.fileno()).close()
-        else:
-            if connection.is_closed or connection.stream_count or connection.last_received_s != silent.since_s:
-                return False
-            if connection.is_waiting or has_unread_bytes(connection.fd):
-                return False
-            # With GOAWAY a client knows that a call which it has just sent was not processed, and may send it again.
-            connection.fail(ConnectionFault(Http2ErrorCode.NO_ERROR, "the connection is silent, and others wait"))
-            self.drop(connection)
-        on_closed()
+            return True
+        if connection.is_closed or connection.stream_count or connection.last_received_s != since_s:
+            return False
+        if connection.is_waiting or has_unread_bytes(connection.fd):
+            return False
+        # With GOAWAY a client knows that a call which it has just sent was not processed, and may send it again.
+        connection.fail(ConnectionFault(Http2ErrorCode.NO_ERROR, "the connection is silent, and others wait"))
+        self.drop(connection)
         return True
 
     def _shake_hands(self, fd: int) -> None:
@@ -471,21 +382,23 @@ class Http2Server:
 
     # -- the end
 
-    def _begin_drain(self) -> None:
+    def ask_clients_to_leave(self) -> None:
         self.is_draining = True
         for connection in list(self._connections.values()):
             connection.begin_going_away()
 
-    def _begin_stop(self, grace_s: float) -> None:
-        self._stop_at_s = self.now_s + grace_s
-        self._stop_accepting(grace_s, self._look_whether_over)
-
-    def _stop_accepting(self, timeout_s: float, then: Callable[[], None]) -> None:
-        for listener in list(self._listeners.values()):
-            self._accept(listener)  # the kernel resets the connections that wait in its queue
-        self._close_listeners()
-        self._begin_drain()
+    def end_streams(self, timeout_s: float, then: Callable[[], None]) -> None:
+        """Ask every client to open its next streams elsewhere. Call `then` when no client opens any more, or
+        `timeout_s` has passed. On the reading thread."""
+        self._is_ending = True
+        self.ask_clients_to_leave()
         self._end_going_away(self.now_s + min(timeout_s, limits.GOAWAY_S), then)
+
+    def end_thread(self, grace_s: float) -> None:
+        """Do as `end_streams`, wait for open streams, close those that are left after `grace_s` in all, and end the
+        thread. On the reading thread."""
+        self._stop_at_s = self.now_s + grace_s
+        self.end_streams(grace_s, self._look_whether_over)
 
     def _end_going_away(self, until_s: float, then: Callable[[], None]) -> None:
         """Send the last GOAWAY when no client opens further streams, or the time has passed. Call `then` after it.
@@ -513,6 +426,207 @@ class Http2Server:
         if not self._is_over:
             self.call_at(min(self._stop_at_s, self.now_s + 0.01), self._look_whether_over)
 
+    def _close_all(self) -> None:
+        for connection in list(self._connections.values()):
+            self.drop(connection)
+        for fd in list(self._handshakes):
+            self._end_handshake(fd).close()
+        for kept in list(self._ended.values()):
+            self._close_ended(kept)
+        self._make_calls()  # a thread may wait for one of them
+        while self._accepted:
+            self._accepted.popleft()[0].close()
+        self.close_files()
+
+    def close_files(self) -> None:
+        """Close the files of a reader whose thread was not started, or ends."""
+        if not self._epoll.closed:
+            self._epoll.close()
+            with self._wake_lock:
+                self._is_woken = True  # the file descriptor's number may be reused from now on
+                os.close(self._wake_fd)
+
+
+class Http2Server(Http2Reader):
+    """HTTP/2 server for one address. Call `start` once, then `stop` once.
+
+    `on_stream` is called for each new stream, see `stream_interface.StreamReceiver`. `tls` must offer "h2" by ALPN.
+    `connection_limit` is that of all listeners' connections, see LimitedListener. The server reads connections itself,
+    and accepts those of `thread_count - 1` further readers.
+    """
+
+    name = "gRPC"
+
+    def __init__(
+        self,
+        on_stream: OnStream,
+        settings: Http2Limits | None = None,
+        tls: ssl.SSLContext | None = None,
+        connection_limit: ConnectionLimit | None = None,
+        thread_count: int = 1,
+    ) -> None:
+        super().__init__(on_stream, settings, tls, 1 / thread_count)
+        others = (Http2Reader(on_stream, settings, tls, 1 / thread_count) for _ in range(thread_count - 1))
+        self.readers: tuple[Http2Reader, ...] = (self, *others)
+        self.max_connections = self.limits.max_connections
+        self._connection_limit = connection_limit or ConnectionLimit()
+        self._listeners: dict[int, socket.socket] = {}
+        self._postponed: dict[socket.socket, tuple[socket.socket, tuple[str, int] | str, float]] = {}
+        """Listening socket -> the connection that waits for room, its client, and the time at which it was accepted."""
+
+    def start(self, address: str, port: int, *, reuses_port: bool = False, accepts: bool = True) -> int:
+        """Bind an address ("unix:PATH" for a Unix socket), start serving, and return the port; 0 for a Unix socket.
+
+        `accepts` False: clients are refused until `accept_connections`. Raises OSError when the address is not
+        available; nothing is left open then.
+        """
+        try:
+            for item in bind_sockets(address, port, reuses_port=reuses_port):
+                item.setblocking(False)
+                self._listeners[item.fileno()] = item
+                if item.family != socket.AF_UNIX:
+                    port = item.getsockname()[1]
+            if accepts:
+                self.accept_connections()
+        except OSError:
+            self._close_all_files()
+            raise
+        self._connection_limit.add(self)
+        for reader in self.readers:
+            reader.start_thread()
+        return port
+
+    def accept_connections(self) -> None:
+        """Listen, after `start` without `accepts`. Not while another thread stops the server.
+
+        Raises OSError if another program listens at the address by now.
+        """
+        for fd, item in self._listeners.items():
+            if item.family != socket.AF_UNIX:
+                share_address(item)
+            item.listen(_BACKLOG)
+            self._epoll.register(fd, select.EPOLLIN)
+
+    def use_tls(self, context: ssl.SSLContext) -> None:
+        """Use another context for new connections. Does nothing without TLS."""
+        for reader in self.readers:
+            if reader.tls is not None:
+                reader.tls = context
+
+    def begin_drain(self) -> None:
+        """Ask every client to open its next streams elsewhere. Open streams, and new ones that come anyway, are served.
+
+        Clients that connect later are asked by `stop_accepting`. Asked at once, they would connect again for each of
+        their streams, and Go's client may lose a request that it opens while it reads GOAWAY.
+        """
+        for reader in self.readers:
+            reader.run_soon(reader.ask_clients_to_leave)
+
+    def stop_accepting(self, timeout_s: float = limits.GOAWAY_S) -> None:
+        """Stop accepting connections and streams. Open streams continue. *Blocking*, for `timeout_s` at most.
+
+        Streams of open connections are accepted until their clients have acknowledged that they shall open none, or
+        `limits.GOAWAY_S` have passed since they were asked.
+        """
+        if self.thread.is_alive():
+            ended = threading.Semaphore(0)
+            self.run_soon(lambda: self._stop_accepting(timeout_s, ended.release))
+            for reader in self.readers:
+                while reader.thread.is_alive() and not ended.acquire(timeout=0.1):
+                    pass  # `stop` may end the thread meanwhile
+
+    def stop(self, grace_s: float) -> None:
+        """Stop accepting as `stop_accepting` does, wait for open streams, and close those that are left after `grace_s`
+        in all. *Blocking.*"""
+        if not self.thread.is_alive():
+            self._close_all_files()
+            return
+        self.run_soon(lambda: self._begin_stop(grace_s))
+        for reader in self.readers:
+            reader.thread.join()
+
+    # -- for the limit of connections
+
+    @property
+    def connection_count(self) -> int:
+        return sum(reader.count_connections() for reader in self.readers)
+
+    def silent_connections(self) -> list[SilentConnection]:
+        return [silent for reader in self.readers for silent in reader.find_silent(self)]
+
+    def close_silent(self, silent: SilentConnection, on_closed: Callable[[], None]) -> bool:
+        reader, connection = silent.connection
+
+        def close_there() -> None:
+            reader.close_if_silent(connection, silent.since_s)
+            on_closed()
+
+        if reader is not self:
+            reader.run_soon(close_there)
+            return True  # probably: its thread is not waited for
+        if not self.close_if_silent(connection, silent.since_s):
+            return False
+        on_closed()
+        return True
+
+    # -- the reading thread of this server
+
+    def _on_listener_event(self, fd: int) -> None:
+        if fd in self._listeners:
+            self.guarded(partial(self._accept, self._listeners[fd]))
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(_ACCEPTS_IN_A_ROW):
+            postponed = self._postponed.pop(listener, None)
+            if postponed is None:
+                try:
+                    sock, where = listener.accept()
+                except BlockingIOError:
+                    return
+                except OSError as error:
+                    if error.errno in _NO_RESOURCE:
+                        self._pause(listener, self._connection_limit.accept_failed(self, error))
+                    return
+                sock.setblocking(False)
+                postponed = sock, where if isinstance(where, str) else (where[0], where[1]), self.now_s
+            sock, peer, accepted_s = postponed
+            try:
+                wait_s = self._connection_limit.admit(self, accepted_s)
+            except Refusal:
+                sock.close()
+                continue
+            if wait_s:
+                self._postponed[listener] = postponed
+                self._pause(listener, wait_s)
+                return
+            min(self.readers, key=Http2Reader.count_connections).serve(sock, peer)
+
+    def _pause(self, listener: socket.socket, wait_s: float) -> None:
+        """Leave new connections in the kernel's queue for a time."""
+        self._epoll.modify(listener.fileno(), 0)
+        self.call_at(self.now_s + wait_s, partial(self._resume, listener))
+
+    def _resume(self, listener: socket.socket) -> None:
+        if listener.fileno() in self._listeners:
+            self._epoll.modify(listener.fileno(), select.EPOLLIN)
+            self._accept(listener)
+
+    def _stop_accepting(self, timeout_s: float, then: Callable[[], None]) -> None:
+        """Close the listeners. Call `then` for each reader, on its thread, when its clients open no more streams."""
+        self._stop_listening()
+        for reader in self.readers:
+            reader.run_soon(partial(reader.end_streams, timeout_s, then))
+
+    def _begin_stop(self, grace_s: float) -> None:
+        self._stop_listening()
+        for reader in self.readers:
+            reader.run_soon(partial(reader.end_thread, grace_s))
+
+    def _stop_listening(self) -> None:
+        for listener in list(self._listeners.values()):
+            self._accept(listener)  # the kernel resets the connections that wait in its queue
+        self._close_listeners()
+
     def _close_listeners(self) -> None:
         self._connection_limit.remove(self)
         for sock, _, _ in self._postponed.values():
@@ -525,22 +639,12 @@ class Http2Server:
         self._listeners.clear()
 
     def _close_all(self) -> None:
-        for connection in list(self._connections.values()):
-            self.drop(connection)
-        for fd in list(self._handshakes):
-            self._end_handshake(fd).close()
-        for kept in list(self._ended.values()):
-            self._close_ended(kept)
         self._close_listeners()
-        self._make_calls()  # a thread may wait for one of them
-        self._close_files()
+        super()._close_all()
 
-    def _close_files(self) -> None:
+    def _close_all_files(self) -> None:
         for item in self._listeners.values():
             item.close()
         self._listeners.clear()
-        if not self._epoll.closed:
-            self._epoll.close()
-            with self._wake_lock:
-                self._is_woken = True  # the file descriptor's number may be reused from now on
-                os.close(self._wake_fd)
+        for reader in self.readers:
+            reader.close_files()

@@ -189,6 +189,9 @@ class FakeService:
             config_json=json.dumps(config),
         )
 
+    def handle_cache(self) -> SimpleNamespace:
+        return SimpleNamespace(find=self.find)
+
     def find(self, name: str, version: int | None) -> SimpleNamespace:
         return SimpleNamespace(spec=self.model_spec(name, version), submit=self.submit)
 

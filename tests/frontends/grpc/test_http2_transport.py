@@ -18,7 +18,7 @@ from edge_server.errors import InvalidRequest, Throttled
 from edge_server.frontends.error_status import GrpcStatus
 from edge_server.frontends.grpc import http2_transport
 from edge_server.frontends.grpc.call import CallStatus, RpcMethod, UnaryHandler, call_status
-from edge_server.frontends.grpc.http2_transport import CallHeaders, Http2Transport
+from edge_server.frontends.grpc.http2_transport import CallHeaders, Http2Call, Http2Transport
 from edge_server.frontends.http2.header_blocks import HeaderBlock
 from edge_server.frontends.memory_budget import MemoryBudget
 
@@ -68,6 +68,10 @@ class Stream:
 
     def run_in_turn(self, call: Callable[[], None]) -> None:
         self.turn_calls.append(call)
+
+
+def opened(transport: Http2Transport, stream: Any) -> Http2Call:
+    return transport._on_stream(transport.server, stream)
 
 
 def head(*more: tuple[bytes, bytes], fields: tuple[tuple[bytes, bytes], ...] = FIELDS) -> CallHeaders:
@@ -128,7 +132,7 @@ def test_a_streams_messages_are_delivered_in_its_connections_turns(transport: Ht
     """A frame of many small messages does not keep the reading thread from other connections."""
     stream = Stream((*FIELDS[:2], (b":path", b"/test.Service/Stream"), FIELDS[3]))
     transport.server.thread_id = http2_transport.threading.get_ident()
-    call = transport._on_stream(stream)  # type: ignore[arg-type]
+    call = opened(transport, stream)
     side = call._handler
     assert isinstance(side, Side)
     side.takes_all = True
@@ -164,7 +168,7 @@ def test_unknown_methods_and_encodings_are_unimplemented() -> None:
 
 @pytest.fixture
 def transport() -> Http2Transport:
-    return Http2Transport(METHODS, GrpcConfig(), 64, 4, MemoryBudget(1 << 30, 1 << 30))
+    return Http2Transport([METHODS], GrpcConfig(), 64, 4, MemoryBudget(1 << 30, 1 << 30))
 
 
 def framed(*messages: bytes, flag: int = 0) -> bytes:
@@ -173,9 +177,9 @@ def framed(*messages: bytes, flag: int = 0) -> bytes:
 
 @given(st.lists(st.binary(max_size=9000), min_size=1, max_size=4), st.data())
 def test_messages_are_taken_out_of_frames_that_cut_them_anywhere(messages: list[bytes], data: st.DataObject) -> None:
-    transport = Http2Transport(METHODS, GrpcConfig(), 8, 4, MemoryBudget(1 << 30, 1 << 30))
+    transport = Http2Transport([METHODS], GrpcConfig(), 8, 4, MemoryBudget(1 << 30, 1 << 30))
     stream = Stream((*FIELDS[:2], (b":path", b"/test.Service/Stream"), FIELDS[3]))
-    call = transport._on_stream(stream)  # type: ignore[arg-type]
+    call = opened(transport, stream)
     transport.server.thread_id = http2_transport.threading.get_ident()
     side = call._handler
     assert isinstance(side, Side)
@@ -202,7 +206,7 @@ def test_messages_are_taken_out_of_frames_that_cut_them_anywhere(messages: list[
 
 def test_the_end_of_a_large_message_is_aligned(transport: Http2Transport) -> None:
     for size in range(5000, 5020):
-        call = transport._on_stream(Stream())  # type: ignore[arg-type]
+        call = opened(transport, Stream())
         call.on_data(memoryview(framed(bytes(size))), True)
         side = call._handler
         assert isinstance(side, Side)
@@ -220,7 +224,7 @@ def test_the_end_of_a_large_message_is_aligned(transport: Http2Transport) -> Non
 )  # fmt: skip
 def test_a_unary_call_without_exactly_one_whole_message_is_refused(transport: Http2Transport, wire: bytes) -> None:
     stream = Stream()
-    call = transport._on_stream(stream)  # type: ignore[arg-type]
+    call = opened(transport, stream)
     call.on_data(memoryview(wire), True)
     assert len(stream.ends) == 1
     assert b"grpc-status" in stream.ends[0]
@@ -232,7 +236,7 @@ def test_a_unary_call_without_exactly_one_whole_message_is_refused(transport: Ht
 
 def test_a_handler_hears_once_that_its_client_left(transport: Http2Transport) -> None:
     """The status of a call that is refused may wait for the client, which then resets the stream."""
-    call = transport._on_stream(Stream())  # type: ignore[arg-type]
+    call = opened(transport, Stream())
     side = call._handler
     assert isinstance(side, Side)
     call.abort(CallStatus(GrpcStatus.CANCELLED))
@@ -246,7 +250,7 @@ def test_messages_on_their_way_hold_no_more_than_the_budget(transport: Http2Tran
     transport.budget.total = 10_000
     transport.server.thread_id = http2_transport.threading.get_ident()
     streams = [Stream() for _ in range(3)]
-    calls = [transport._on_stream(stream) for stream in streams]  # type: ignore[arg-type]
+    calls = [opened(transport, stream) for stream in streams]
     for call, count in zip(calls, (1000, 6000, 2000), strict=True):
         call.on_data(memoryview(framed(bytes(9000))[:count]), False)
     calls[0].on_data(memoryview(bytes(2000)), False)
@@ -259,7 +263,7 @@ def test_messages_on_their_way_hold_no_more_than_the_budget(transport: Http2Tran
 
 def test_a_message_that_does_not_come_is_given_up(transport: Http2Transport) -> None:
     streams = [Stream(), Stream()]
-    silent, slow = (transport._on_stream(stream) for stream in streams)  # type: ignore[arg-type]
+    silent, slow = (opened(transport, stream) for stream in streams)
     slow.on_data(memoryview(framed(bytes(1 << 20))[: 1 << 16]), False)
     now_s = transport.server.now_s
     for call in (silent, slow):

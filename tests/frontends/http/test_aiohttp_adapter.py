@@ -163,11 +163,12 @@ def test_clients_that_leave_are_forgotten(site: Any, connect: Callable[[], Clien
         client.send(LIVE + request)
         assert client.answer()[0] == 200
         client.close()
-    server = site.frontend._aiohttp._server
+    (context,) = site.frontend._contexts.values()
+    server = context.aiohttp._server
 
     async def settled() -> None:
         for _ in range(2000):
-            if not server.connections and not site.frontend._server._connections.tasks:
+            if not server.connections and not site.frontend._server._setups[0].connections.tasks:
                 return
             await asyncio.sleep(0.005)
         raise AssertionError(server.connections)

@@ -211,7 +211,7 @@ def test_a_body_for_which_there_is_no_memory_is_refused_and_its_connection_stays
         text += data
     assert b"HTTP/1.1 503 " in text
     assert b"there is no memory for a request body of 500000000000000000 bytes" in text
-    server = site.frontend._server._connections
+    server = site.frontend._server._setups[0].connections
     site.run(_ticked(server))
     assert site.get("/v2/health/live").status == 200
 

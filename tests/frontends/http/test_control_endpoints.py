@@ -306,7 +306,7 @@ def test_a_plain_http_request_to_a_tls_port_is_refused_with_the_reason(open_site
 def test_a_handshake_that_does_not_end_makes_room_for_a_new_connection(open_site, certificate, monkeypatch):
     cert, key = certificate
     site = open_site(tls_cert=cert, tls_key=key, max_connections=1)
-    server = site.frontend._server._connections
+    server = site.frontend._server._setups[0].connections
     monkeypatch.setattr(connection_limit, "_MIN_SILENCE_S", 3600.0)
     trusting = ssl.create_default_context(cafile=cert)
     trusting.check_hostname = False
@@ -316,7 +316,7 @@ def test_a_handshake_that_does_not_end_makes_room_for_a_new_connection(open_site
             return opened.enter_context(socket.create_connection(("127.0.0.1", site.port), timeout=60))
 
         silent = connect()
-        while not site.frontend._server._acceptor._arriving:
+        while not site.frontend._server._setups[0].arriving:
             time.sleep(0.01)
         # One that has only begun keeps its place.
         assert connect().recv(1) == b""

@@ -197,7 +197,7 @@ def test_stopping_gives_followers_the_last_events_and_ends_their_streams(site: A
     site.run(site.stop(PATIENCE_S))
     text = follower.rest()
     assert '"last"' in text
-    assert site.events._wakers == set()
+    assert not site.events._wakers
     site.service.events.publish(MODEL_READY)
 
 

@@ -128,7 +128,7 @@ def trickle(client: socket.socket, data: bytes, pause_s: float = 0.01) -> bytes:
 
 
 def open_count(site: Any) -> int:
-    return len(site.frontend._server._connections._open)
+    return len(site.frontend._server._setups[0].connections._open)
 
 
 def until(condition: Callable[[], bool]) -> None:

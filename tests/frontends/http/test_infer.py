@@ -385,7 +385,7 @@ def test_a_request_decoded_for_a_client_that_left_is_released(site, monkeypatch)
             client.sendall(head.encode() + body)
             assert has_begun.wait(60)
         budget = site.frontend._budget
-        until(lambda: not site.frontend._server._connections._open)
+        until(lambda: not site.frontend._server._setups[0].connections._open)
         assert outputs[0]
         may_end.set()
         assert was_released.wait(60)

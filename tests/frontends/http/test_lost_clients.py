@@ -156,7 +156,7 @@ def test_nothing_is_printed_for_a_client_that_ends_its_connection(
             time.sleep(pause_s)
             ending(client)
             assert errors == [], what
-    connections = site.frontend._server._connections
+    connections = site.frontend._server._setups[0].connections
     end_s = time.monotonic() + PATIENCE_S
     while connections.count():
         left = [
@@ -187,7 +187,7 @@ def test_nothing_is_printed_for_a_client_that_ends_within_a_tls_handshake(
             client.sendall(data)
             time.sleep(pause_s)
             ending(client)
-    while site.frontend._server._connections.count():
+    while site.frontend._server._setups[0].connections.count():
         time.sleep(0.01)
     assert errors == []
 
@@ -200,7 +200,7 @@ def test_a_client_that_is_gone_when_its_refusal_is_sent_leaves_no_connection(sit
         assert client.recv(1 << 16).startswith(b"HTTP/1.1 404 ")
         client.sendall(b"x" * 100 + b"\0\0\0\0 hello")
         client.close()
-    while site.frontend._server._connections.count():
+    while site.frontend._server._setups[0].connections.count():
         time.sleep(0.01)
     assert errors == []
 

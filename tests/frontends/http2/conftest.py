@@ -21,7 +21,7 @@ from hyperframe.frame import (
     SettingsFrame,
 )
 
-from edge_server.frontends.http2.connection import Stream
+from edge_server.frontends.http2.connection import ReadingThread, Stream
 from edge_server.frontends.http2.frames import PREFACE
 from edge_server.frontends.http2.header_blocks import encode_headers
 from edge_server.frontends.http2.limits import Http2Limits
@@ -37,8 +37,9 @@ class Echo:
     """Answers with what came, when all of it has come; other paths record only. With `/target` payload is received
     into memory of its own."""
 
-    def __init__(self, server: Server, stream: Stream) -> None:
+    def __init__(self, server: Server, reader: ReadingThread, stream: Stream) -> None:
         self.server = server
+        self.reader = reader
         self.stream = stream
         self.path = stream.headers.path.decode()
         self.body = bytearray()
@@ -90,14 +91,15 @@ class Echo:
 class Server:
     HEAD, TRAILERS, REQUEST, WAIT_S = HEAD, TRAILERS, REQUEST, WAIT_S
 
-    def __init__(self, tls: ssl.SSLContext | None = None, **settings: Any) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None, thread_count: int = 1, **settings: Any) -> None:
         self.clients: list[Client] = []
         self.opened: queue.SimpleQueue[Echo] = queue.SimpleQueue()
-        self.http2 = Http2Server(self._on_stream, Http2Limits(**{"tick_s": 0.02, **settings}), tls)
+        limits = Http2Limits(**{"tick_s": 0.02, **settings})
+        self.http2 = Http2Server(self._on_stream, limits, tls, thread_count=thread_count)
         self.port = self.http2.start("127.0.0.1", 0)
 
-    def _on_stream(self, stream: Stream) -> Echo:
-        echo = Echo(self, stream)
+    def _on_stream(self, reader: ReadingThread, stream: Stream) -> Echo:
+        echo = Echo(self, reader, stream)
         self.opened.put(echo)
         return echo
 

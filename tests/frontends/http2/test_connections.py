@@ -228,6 +228,20 @@ def test_connections_that_were_not_accepted_are_served_when_the_server_stops_6_8
     assert is_done.wait(server.WAIT_S)
 
 
+def test_each_reading_thread_uses_the_newest_certificate(serve: Serve, certificate: tuple[Path, Path]) -> None:
+    used: list[str] = []
+    old, asking = _contexts(certificate, ["h2"])
+    new, _ = _contexts(certificate, ["h2"])
+    old.sni_callback = lambda *_: used.append("old")
+    new.sni_callback = lambda *_: used.append("new")
+    server = serve(tls=old, thread_count=2)
+    for context in (old, new):
+        server.http2.use_tls(context)
+        for client in [server.connect(tls=asking) for _ in range(2)]:
+            client.check_alive()
+    assert used == ["old"] * 2 + ["new"] * 2
+
+
 def test_a_tls_handshake_that_goes_on_delays_the_last_goaway_within_bounds(
     serve: Serve, certificate: tuple[Path, Path]
 ) -> None:

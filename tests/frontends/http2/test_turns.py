@@ -349,11 +349,11 @@ def test_a_client_that_comes_while_others_wait_is_served_before_them(serve: Serv
     order: list[Any] = []
     opened = server.http2.on_stream
 
-    def on_stream(stream: Any) -> Any:
+    def on_stream(reader: Any, stream: Any) -> Any:
         order.append(stream.connection)
         if len(order) == 2000:
             modest.send(calls(1))
-        return opened(stream)
+        return opened(reader, stream)
 
     server.http2.on_stream = on_stream
     with Paused(server):

@@ -413,7 +413,7 @@ class _Server:
         self.budget = MemoryBudget(_BUDGET_BYTES, _BUDGET_BYTES, _CLOCK.monotonic)
         methods = {path: RpcMethod(self._opener(path), path == "/stream") for path in _PATHS[:3]}
         config = GrpcConfig(compression_level=("none", "low")[self.input.byte() & 1], max_connection_age_ms=600_000)
-        self.transport = Http2Transport(methods, config, max_calls=6, max_streams=3, budget=self.budget)
+        self.transport = Http2Transport([methods], config, max_calls=6, max_streams=3, budget=self.budget)
         server = self.transport.server
         server.limits = server.limits._replace(
             control_rate=_CONTROL_RATE, max_connections=_MAX_CLIENTS - 1, keepalive_time_s=100.0
