@@ -75,11 +75,11 @@ PARTS_OF_BACKENDS = {
 
 FENCES: dict[str, tuple[str, ...]] = {
     "aiohttp": ("frontends/http/", "ray.py"),
-    "hpack": ("frontends/http2/", "client/http2_call.py"),
-    "grpc": ("frontends/grpc/grpcio_transport.py", "client/", "plugins/tuning/load/grpc_client.py", "ray.py"),
+    "hpack": ("frontends/http2/", "client/http2_call.py", "plugins/tuning/clients/grpc_connection.py"),
+    "grpc": ("frontends/grpc/grpcio_transport.py", "client/", "ray.py"),
     "ray": ("ray.py",),
     "starlette": ("ray.py",),
-    "google": ("protocol/", "frontends/grpc/", "repository/"),
+    "google": ("protocol/", "frontends/grpc/", "repository/", "plugins/tuning/clients/grpc_connection.py"),
     "onnxruntime": ("backends/onnxruntime/",),
     "openvino": ("backends/openvino/",),
     "tensorrt": ("plugins/tensorrt/",),

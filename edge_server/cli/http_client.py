@@ -115,8 +115,18 @@ def tls_context(options: argparse.Namespace, url: str) -> ssl.SSLContext | None:
     return None
 
 
+def grpc_tls_context(options: argparse.Namespace) -> ssl.SSLContext | None:
+    """Return the TLS settings for an address of gRPC, from --tls and the files of `tls_context`; None: no TLS.
+
+    Raises InvalidRequest if a file cannot be used.
+    """
+    if not (options.tls or options.tls_root or options.tls_cert):
+        return None
+    return _load_tls_files(options.tls_root, options.tls_cert, options.tls_key, "h2")
+
+
 @functools.cache
-def _load_tls_files(root: Path | None, certificate: Path | None, key: Path | None) -> ssl.SSLContext:
+def _load_tls_files(root: Path | None, certificate: Path | None, key: Path | None, alpn: str = "") -> ssl.SSLContext:
     if key and not certificate:
         raise InvalidRequest("--tls-key is given without --tls-cert, the certificate of the key")
     given = f"--tls-root={root}"
@@ -128,6 +138,8 @@ def _load_tls_files(root: Path | None, certificate: Path | None, key: Path | Non
     except OSError as error:
         reason = f"no valid PEM files: {error}" if isinstance(error, ssl.SSLError) else error.strerror
         raise InvalidRequest(f"{given}: {reason}") from None
+    if alpn:
+        context.set_alpn_protocols([alpn])
     return context
 
 

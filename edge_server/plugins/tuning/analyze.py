@@ -21,12 +21,12 @@ from edge_server.cli.svg_charts import COLORS, Bar, draw_bars
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import BackendMissing, InvalidRequest
 from edge_server.plugins.tuning import perf_options
-from edge_server.plugins.tuning.load.client_interface import RequestRefused
+from edge_server.plugins.tuning.clients.client_interface import RequestRefused
+from edge_server.plugins.tuning.clients.grpc_client import GrpcControl
+from edge_server.plugins.tuning.clients.http_client import HttpControl
 from edge_server.plugins.tuning.load.configuration_search import FINALIST_COUNT, RankedTrial, Search, SearchLimits
-from edge_server.plugins.tuning.load.grpc_client import GrpcControl
-from edge_server.plugins.tuning.load.http_client import HttpControl
 from edge_server.plugins.tuning.load.interrupts import Interrupts
-from edge_server.plugins.tuning.load.measurement_session import MAX_WORKERS, MeasuredServer, has_bf16
+from edge_server.plugins.tuning.load.measurement_session import MAX_WORKERS, has_bf16
 from edge_server.plugins.tuning.load.measurement_windows import MeasuredPoint
 from edge_server.plugins.tuning.load.model_config_candidates import (
     SearchSpace,
@@ -117,7 +117,7 @@ def _plan(
         )
     with private_server(model, model.config, options.start_timeout, interrupts) as server:
         backend = served_model(HttpControl(server.url, (), 30.0), model.name)["backend"]
-        control = GrpcControl(MeasuredServer("grpc", server.address).endpoint(), 30.0)
+        control = GrpcControl(server.address, (), 30.0)
         try:
             facts = control.model(model.name, "")
         finally:

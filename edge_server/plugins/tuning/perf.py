@@ -17,14 +17,14 @@ from typing import TextIO
 from edge_server.cgroup_limits import usable_cores
 from edge_server.cli import options as kinds
 from edge_server.cli.console import LiveView, bar, format_duration, format_remaining, render
-from edge_server.cli.http_client import DEFAULT_URL, server_url, tls_context
+from edge_server.cli.http_client import DEFAULT_URL, grpc_tls_context, server_url, tls_context
 from edge_server.cli.options import CommandParser
 from edge_server.config.setting import nearest
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import SUGGESTION, EdgeServerError, InvalidRequest
 from edge_server.plugins.tuning import perf_options
-from edge_server.plugins.tuning.load.chat_client import made_up_prompts
-from edge_server.plugins.tuning.load.client_interface import ModelFacts, RequestRefused, ServerQueries
+from edge_server.plugins.tuning.clients.chat_client import made_up_prompts
+from edge_server.plugins.tuning.clients.client_interface import ModelFacts, RequestRefused, ServerQueries
 from edge_server.plugins.tuning.load.input_data import make_inputs
 from edge_server.plugins.tuning.load.measurement_session import (
     MAX_WORKERS,
@@ -80,8 +80,8 @@ def _measure(options: argparse.Namespace) -> int:
         url,
         options.metrics_url,
         tuple(options.header),
-        tls=None if is_http else kinds.read_grpc_tls(options),
-        tls_context=tls_context(options, url) if is_http else None,
+        tls=kinds.read_grpc_tls(options) if options.frames is not None else None,
+        tls_context=tls_context(options, url) if is_http else grpc_tls_context(options),
         timeout_s=options.timeout,
     )
     session = _open_session(options, target)

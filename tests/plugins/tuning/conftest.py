@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
+import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +16,8 @@ from typing import Any
 import pytest
 
 from edge_server.cli.main import main
+from edge_server.plugins.tuning.clients.client_interface import TextTimes
+from edge_server.plugins.tuning.clients.connection import ConnectionLoop, LoadWorker, ServerAddress
 
 BRIEF = ("--measurement-interval=150", "--measurement-request-count=5", "--max-trials=3")
 
@@ -68,6 +73,56 @@ def command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[...,
             code = int(error.code or 0)
         output, errors = capsys.readouterr()
         return Done(code, output, errors, json.loads(path.read_text()) if path.exists() else {})
+
+    return run
+
+
+class Requests:
+    """`send(request, ...)` sends requests at once, each by another worker of one connection, and returns reason and
+    message of each outcome in the order in which they came."""
+
+    def __init__(self, loop: ConnectionLoop, timeout_s: float) -> None:
+        self._loop = loop
+        self._timeout_s = timeout_s
+        self._outcomes: list[tuple[str, str]] = []
+        self.connection: Any = None
+        self.count = 0
+        """Of all outcomes."""
+        self.starts: list[float] = []
+        self.texts: list[TextTimes] = []
+
+    def __call__(self, *requests: bytes) -> list[tuple[str, str]]:
+        self._outcomes.clear()
+        workers = [LoadWorker(self.connection, iter(())) for _ in requests]
+        for worker, request in zip(workers, requests, strict=True):
+            self.connection.start(worker, request)
+        self.connection.flush()
+        end_s = time.monotonic() + self._timeout_s
+        while len(self._outcomes) < len(requests):
+            self._loop.wait(max(0.0, end_s - time.monotonic()))
+            if time.monotonic() > end_s and len(requests) == 1 and not self._outcomes:
+                self.connection.cancel(workers[0], "too late")
+        return list(self._outcomes)
+
+    def take(self, worker: LoadWorker, end_s: float, reason: str, message: str, text: TextTimes | None) -> None:
+        self.count += 1
+        self._outcomes.append((reason, message))
+        if text is not None:
+            self.starts.append(worker.start_s)
+            self.texts.append(text)
+
+
+@pytest.fixture
+def ask() -> Callable[..., Any]:
+    """`with ask((host, port), make, timeout_s) as send:` gives Requests of the connection that `make(server, loop,
+    on_answer)` makes."""
+
+    @contextlib.contextmanager
+    def run(address: tuple[str, int], make: Callable[..., Any], timeout_s: float = 30.0) -> Iterator[Requests]:
+        with contextlib.closing(ConnectionLoop()) as loop:
+            send = Requests(loop, timeout_s)
+            send.connection = make(ServerAddress(socket.AF_INET, address, "localhost", None), loop, send.take)
+            yield send
 
     return run
 

@@ -21,8 +21,8 @@ import pytest
 from edge_server.cli.console import LiveView
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.tuning import analyze
+from edge_server.plugins.tuning.clients.client_interface import Unreachable
 from edge_server.plugins.tuning.load import server_trials
-from edge_server.plugins.tuning.load.client_interface import Unreachable
 from edge_server.plugins.tuning.load.configuration_search import Search, SearchLimits, TrialOutcome
 from edge_server.plugins.tuning.load.measurement_windows import Answer, MeasuredPoint, MeasurementWindow
 from edge_server.plugins.tuning.load.model_config_candidates import ServerCandidate

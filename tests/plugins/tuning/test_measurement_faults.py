@@ -5,37 +5,29 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
-from edge_server.client.endpoint import ServerEndpoint
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
-from edge_server.plugins.tuning.load.chat_client import chat_senders
-from edge_server.plugins.tuning.load.client_interface import (
+from edge_server.plugins.tuning.clients.client_interface import (
     MeasuredRequest,
     ModelFacts,
     RequestRefused,
-    SendFailed,
     ServerCounts,
     TensorFacts,
 )
-from edge_server.plugins.tuning.load.grpc_client import GrpcSenders, GrpcStreamSender
-from edge_server.plugins.tuning.load.http_client import HttpWriter
+from edge_server.plugins.tuning.clients.http_client import HttpWriter
 from edge_server.plugins.tuning.load.input_data import InputChoice, make_inputs
 from edge_server.plugins.tuning.load.measurement import Measurement, MeasurementTimes, ServerProbes
 from edge_server.plugins.tuning.load.measurement_session import LoadSession
 from edge_server.plugins.tuning.load.measurement_windows import Answer, MeasuredPoint, MeasurementWindow, doubts
 from edge_server.plugins.tuning.load.process_usage import Usage, usage_of
 from edge_server.plugins.tuning.load.shared_memory import in_shared_memory
-from edge_server.protocol import messages
 
 
 class Answering:
@@ -159,81 +151,6 @@ def test_too_small_shared_memory_is_refused_before_it_is_written() -> None:
     assert list(Path("/dev/shm").glob(f"edge_perf_*_{os.getpid()}_*")) == []
 
 
-class Channel:
-    """A connection whose streams send given responses, one list for each stream."""
-
-    def __init__(self, *streams: list[bytes]) -> None:
-        self._streams = iter(streams)
-        self.cancelled = 0
-
-    def stream_stream(self, path: str) -> Callable[..., Any]:
-        def open_stream(requests: Any, metadata: Any) -> Any:
-            channel, answers = self, iter(next(self._streams))
-
-            class Call:
-                def __next__(self) -> bytes:
-                    return next(answers)
-
-                def cancel(self) -> None:
-                    channel.cancelled += 1
-
-            return Call()
-
-        return open_stream
-
-
-def test_late_responses_of_a_failed_decoupled_request_are_ignored() -> None:
-    failed: bytes = messages.ModelStreamInferResponse(error_message="no").SerializeToString()
-    message = messages.ModelStreamInferResponse()
-    message.infer_response.parameters["triton_final_response"].bool_param = True
-    final: bytes = message.SerializeToString()
-    # The end of the failed request comes behind its error; the stream begun after it answers with an error again.
-    channel = Channel([failed, final], [failed])
-    sender = GrpcStreamSender(ServerEndpoint("127.0.0.1:1", None), channel, 1.0, is_decoupled=True)
-    for _ in range(2):
-        with pytest.raises(SendFailed, match="no"):
-            sender.send(b"")
-    assert channel.cancelled == 2
-
-
-def test_a_stream_that_never_answers_times_out_and_is_reopened() -> None:
-    class Silent:
-        """An endpoint, its channel and its first stream, which answers nothing until it is cancelled; others do."""
-
-        metadata = ()
-        opened = 0
-
-        def __init__(self) -> None:
-            self.cancelled = threading.Event()
-
-        def channel(self, library: Any) -> Any:
-            return self
-
-        def stream_stream(self, path: str) -> Any:
-            return self
-
-        def __call__(self, requests: Any, metadata: Any) -> Any:
-            self.opened += 1
-            return self if self.opened == 1 else Channel([b"answer"]).stream_stream("")(requests, metadata)
-
-        def __next__(self) -> bytes:
-            assert self.cancelled.wait(600)
-            raise grpc.RpcError
-
-        def cancel(self) -> None:
-            self.cancelled.set()
-
-        def close(self) -> None:
-            """Nothing is open."""
-
-    endpoint: Any = Silent()
-    with GrpcSenders(endpoint, 0.05, streams=True, is_decoupled=False)(1) as (sender,):
-        with pytest.raises(SendFailed, match=r"DEADLINE_EXCEEDED: no answer within 0\.05 s"):
-            sender.send(b"")
-        sender.send(b"")
-    assert endpoint.opened == 2
-
-
 def test_ipv6_addresses_are_in_brackets() -> None:
     tensors = (Tensor("INPUT0", DType.INT8, np.zeros(2, np.int8)),)
     request = HttpWriter("http://[::1]:8000", ())(MeasuredRequest(facts(), tensors, {}))
@@ -272,37 +189,3 @@ def test_an_unwritable_chart_does_not_lose_the_results(measure: Any, tmp_path: P
     assert "cannot be written" in done.errors
     assert "RATE/S" in done.output
     assert len(done.report["points"]) == 1
-
-
-class _ChatOfOnePart(BaseHTTPRequestHandler):
-    """Answers a chat with a Content-Length, as a proxy does that collects a response before it sends it."""
-
-    protocol_version = "HTTP/1.1"
-    events = (
-        b'data: {"choices": [{"delta": {"content": "a"}}]}\n\n',
-        b'data: {"choices": [], "usage": {"completion_tokens": 3}}\n\n',
-        b"data: [DONE]\n\n",
-    )
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        body = b"".join(self.events)
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-def test_a_chat_with_a_content_length_leaves_the_connection_to_the_next_one() -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), _ChatOfOnePart) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            with chat_senders(f"http://127.0.0.1:{server.server_port}", (), 30.0, 1, None) as (sender,):
-                assert [sender.send(b"{}").tokens for _ in range(3)] == [3, 3, 3]
-        finally:
-            server.shutdown()
-            thread.join()

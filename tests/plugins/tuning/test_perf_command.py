@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -19,10 +20,8 @@ import grpc
 import numpy as np
 import pytest
 
-from edge_server.client import Tls
-from edge_server.client.endpoint import ServerEndpoint
-from edge_server.plugins.tuning.load.client_interface import Unreachable
-from edge_server.plugins.tuning.load.grpc_client import GrpcControl
+from edge_server.plugins.tuning.clients.client_interface import Unreachable
+from edge_server.plugins.tuning.clients.grpc_client import GrpcControl
 
 COMMAND = Path(sys.executable).parent / "edge-server"
 DELAY_US = 30_000
@@ -236,13 +235,39 @@ def test_a_grpc_connection_that_fails_for_tls_is_reported_with_the_option_to_cha
     grpc_ports: Any, host: str, kind: str, has_tls: bool, has_root: bool, message: str
 ) -> None:
     cert, ports = grpc_ports
-    tls = Tls(cert if has_root else "") if has_tls else None
-    control = GrpcControl(ServerEndpoint(f"{host}:{ports[kind]}", tls), timeout_s=10)
-    try:
-        with pytest.raises(Unreachable, match=re.escape(message)):
-            control.model("any", "")
-    finally:
-        control.close()
+    tls = ssl.create_default_context(cafile=cert if has_root else None) if has_tls else None
+    control = GrpcControl(f"{host}:{ports[kind]}", (), 10, tls)
+    with pytest.raises(Unreachable, match=re.escape(message)):
+        control.model("any", "")
+
+
+def test_a_server_with_tls_is_measured_over_each_protocol(
+    grpc_ports: Any, run_server: Callable[..., Any], command: Callable[..., Any], tmp_path: Path
+) -> None:
+    cert = grpc_ports[0]
+    key = cert.with_name("key.pem")
+    (tmp_path / "same/1").mkdir(parents=True)
+    (tmp_path / "same/config.pbtxt").write_text(
+        'backend: "identity"\ninput { name: "INPUT0" data_type: TYPE_UINT8 dims: [-1] }\n'
+        'output { name: "OUTPUT0" data_type: TYPE_UINT8 dims: [-1] }\n'
+    )
+    flags = (f"--http-tls-cert={cert}", f"--http-tls-key={key}", "--grpc-use-ssl=true")
+    grpc_flags = (f"--grpc-server-cert={cert}", f"--grpc-server-key={key}")
+    with run_server(tmp_path, *flags, *grpc_flags) as server:
+        for protocol, url in (
+            ("grpc", server.grpc.replace("127.0.0.1", "localhost")),
+            ("stream", server.grpc.replace("127.0.0.1", "localhost")),
+            ("http", f"https://{server.http.replace('127.0.0.1', 'localhost')}"),
+        ):
+            # More than a window of HTTP/2 and a buffer of a socket.
+            done = command(
+                "perf", "-m", "same", "-i", protocol, f"--url={url}", f"--tls-root={cert}", "--shape=INPUT0:3000000",
+                "--concurrency=3", "--measurement-interval=100", "--measurement-request-count=9", "--max-trials=1",
+            )  # fmt: skip
+            assert done.code == 0, done.errors
+            point = done.report["points"][0]
+            assert point["requests"] >= 9
+            assert point["failures"] == {}
 
 
 def test_a_missing_and_a_wrong_key_of_grpc_are_told_apart(

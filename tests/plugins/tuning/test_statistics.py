@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from edge_server.cli.svg_charts import Bar, draw_bars
 from edge_server.errors import InvalidRequest
-from edge_server.plugins.tuning.load.client_interface import ServerCounts
+from edge_server.plugins.tuning.clients.client_interface import ServerCounts
 from edge_server.plugins.tuning.load.load_generator import constant, poisson
 from edge_server.plugins.tuning.load.measurement_windows import (
     Answer,
@@ -88,9 +88,9 @@ def test_failures_are_reported_by_reason_and_do_not_count_as_throughput() -> Non
     assert point.throughput == 2.0
 
 
-def test_a_busy_client_is_reported_as_the_bottleneck() -> None:
+def test_a_busy_client_is_reported_as_the_limit() -> None:
     busy = MeasuredPoint.of("concurrency", 1, 1, window(10, 0.1, client_cpu=0.95), is_steady=True)
-    assert any("bottleneck" in text for text in doubts(busy, 8))
+    assert any("it is the limit" in text for text in doubts(busy, 8))
     idle = MeasuredPoint.of("concurrency", 1, 1, window(10, 0.1, client_cpu=0.05, server_cpu=0.5), is_steady=True)
     assert doubts(idle, 8) == []
     shared = MeasuredPoint.of("concurrency", 1, 1, window(10, 0.1, client_cpu=0.6, server_cpu=1.4), is_steady=True)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from edge_server.client import Frame, FrameHeader, FrameStream
 from edge_server.errors import EdgeServerError
-from edge_server.plugins.tuning.load.load_generator import WorkerThreads
 from edge_server.plugins.tuning.load.measurement_windows import Answer
 from edge_server.protocol.frame_messages import Buffer
 
@@ -24,8 +24,9 @@ def random_images(width: int, height: int, seed: int = 0) -> list[bytes]:
     return [generator.integers(0, 256, (height, width, 3), np.uint8).tobytes() for _ in range(IMAGE_COUNT)]
 
 
-class FrameLoad(WorkerThreads):
-    """Frame streams that each send images at given intervals. Latency is the time from sending a frame to its result.
+class FrameLoad:
+    """Context manager with frame streams that each send images at given intervals. Latency is the time from sending a
+    frame to its result.
 
     Each stream has one sending and one receiving thread.
     """
@@ -37,16 +38,40 @@ class FrameLoad(WorkerThreads):
         size: tuple[int, int],
         intervals_s: Sequence[Iterator[float]],
     ) -> None:
-        super().__init__(len(streams), self._send_frames, self._receive_results)
+        self._is_over = threading.Event()
+        self._answers: deque[Answer] = deque()
+        self._error: BaseException | None = None
+        self._threads = [
+            threading.Thread(target=self._run, args=(function, index), name=f"perf-{index}", daemon=True)
+            for index in range(len(streams))
+            for function in (self._send_frames, self._receive_results)
+        ]
         self._streams = streams
         self._images = images
         self._size = size
         self._intervals_s = intervals_s
         self._sent_s: list[dict[int, tuple[float, float]]] = [{} for _ in streams]
 
-    def _close(self) -> None:
+    def __enter__(self) -> FrameLoad:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
         for stream in self._streams:
             stream.close()
+        for thread in self._threads:
+            thread.join()
+
+    def take_answers(self) -> list[Answer]:
+        """Return the answers since the last call. Raises the error that stopped a thread."""
+        if self._error is not None:
+            raise self._error
+        answers = []
+        while self._answers:
+            answers.append(self._answers.popleft())
+        return answers
 
     def dropped(self) -> dict[str, int]:
         """Return the number of frames without a result since the start of the load, by reason.
@@ -61,6 +86,12 @@ class FrameLoad(WorkerThreads):
             for reason, count in counters.dropped.items():
                 counted[reason.name.lower()] += count
         return {reason: count for reason, count in counted.items() if count}
+
+    def _run(self, function: Callable[[int], None], index: int) -> None:
+        try:
+            function(index)
+        except Exception as error:  # noqa: BLE001 - the thread's boundary: `take_answers` raises it in the caller
+            self._error = error
 
     def _send_frames(self, index: int) -> None:
         stream, sent_s = self._streams[index], self._sent_s[index]

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
-from edge_server.plugins.tuning.load.client_interface import ModelFacts, TensorFacts
+from edge_server.plugins.tuning.clients.client_interface import ModelFacts, TensorFacts
 from edge_server.protocol.raw_tensors import tensor_from_raw
 
 Array = npt.NDArray[Any]

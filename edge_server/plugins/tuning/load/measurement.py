@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from edge_server.plugins.tuning.load.client_interface import RequestRefused, ServerCounts
+from edge_server.plugins.tuning.clients.client_interface import RequestRefused, ServerCounts
 from edge_server.plugins.tuning.load.measurement_windows import (
     STEADY_WINDOWS,
     Answer,
@@ -25,7 +25,7 @@ _MAX_EXTENSION = 10
 
 
 class RunningLoad(Protocol):
-    """A load that is running. See `WorkerThreads`."""
+    """A load that is running. See `RequestLoad` and `FrameLoad`."""
 
     def take_answers(self) -> list[Answer]: ...
 
@@ -89,10 +89,10 @@ class Measurement:
         """
         windows: list[MeasurementWindow] = []
         self._warm_up()
-        edge = self._read_edge()
         while len(windows) < max(self._times.max_windows, 1):
-            window, edge = self._measure_window(edge)
+            window = self._measure_window()
             windows.append(window)
+            # What follows takes processor time of this client, so it is between two windows.
             if self._on_window is not None:
                 self._on_window(windows)
             if not window.good:
@@ -113,7 +113,9 @@ class Measurement:
             if self._load.take_answers():
                 return
 
-    def _measure_window(self, first: _Edge) -> tuple[MeasurementWindow, _Edge]:
+    def _measure_window(self) -> MeasurementWindow:
+        first = self._read_edge()
+        self._load.take_answers()
         end_s = first.time_s + self._times.window_s
         last_s = first.time_s + _MAX_EXTENSION * self._times.window_s
         answers: list[Answer] = []
@@ -126,9 +128,9 @@ class Measurement:
             watts = self._probes.power_w() if self._probes.power_w is not None else None
             if watts is not None:
                 self._power_w[-1].append(watts)
-        edge = self._read_edge()
+        last = self._read_edge()
         answers += self._load.take_answers()
-        return _window_between(first, edge, answers), edge
+        return _window_between(first, last, answers)
 
     def _read_edge(self) -> _Edge:
         counts = self._probes.counts() if self._probes.counts is not None else None

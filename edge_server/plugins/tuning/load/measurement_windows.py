@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from edge_server.plugins.tuning.load.client_interface import ServerCounts, TextTimes
+from edge_server.plugins.tuning.clients.client_interface import ServerCounts, TextTimes
 
 PERCENTILES = (50, 90, 95, 99)
 
@@ -221,8 +221,8 @@ class MeasuredPoint:
         )
 
 
-CLIENT_IS_BUSY = 0.8
-"""In cores. Python runs one thread at a time; above this load the client itself limits the measurement."""
+CLIENT_IS_LIMIT = 0.95
+"""In cores. One thread sends all requests; from this load on it has no time left for more."""
 
 MIN_REPORTED_LAG_MS = 5.0
 """Smaller delays are ordinary thread wake-up latency."""
@@ -233,10 +233,10 @@ def doubts(point: MeasuredPoint, cores: int) -> list[str]:
     reasons = []
     if not point.is_steady:
         reasons.append("the figures did not become steady (~); measure longer, or on a machine that does nothing else")
-    if point.client_cpu > CLIENT_IS_BUSY:
+    if point.client_cpu >= CLIENT_IS_LIMIT:
         reasons.append(
-            f"this client used {point.client_cpu:.2f} of the one core it can use: it is the bottleneck, the server may"
-            " be faster"
+            f"this client used {point.client_cpu:.2f} of the one core it can use: it is the limit, the server may be"
+            " faster"
         )
     elif point.server_cpu is not None and point.server_cpu + point.client_cpu > 0.9 * cores > 0:
         share = point.client_cpu / (point.server_cpu + point.client_cpu)

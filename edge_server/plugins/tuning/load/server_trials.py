@@ -23,10 +23,10 @@ import numpy.typing as npt
 
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import EdgeServerError, InvalidRequest
-from edge_server.plugins.tuning.load.client_interface import MeasuredRequest, RequestRefused, Unreachable
+from edge_server.plugins.tuning.clients.client_interface import MeasuredRequest, RequestRefused, Unreachable
+from edge_server.plugins.tuning.clients.grpc_client import GrpcControl, raw_outputs, write_grpc
+from edge_server.plugins.tuning.clients.http_client import HttpControl
 from edge_server.plugins.tuning.load.configuration_search import TrialOutcome
-from edge_server.plugins.tuning.load.grpc_client import GrpcControl, raw_outputs, write_grpc
-from edge_server.plugins.tuning.load.http_client import HttpControl
 from edge_server.plugins.tuning.load.input_data import InputChoice, make_inputs
 from edge_server.plugins.tuning.load.interrupts import Interrupts
 from edge_server.plugins.tuning.load.measurement import MeasurementTimes
@@ -248,7 +248,7 @@ class Trials:
         http = HttpControl(server.url, (), 30.0)
         model_info = served_model(http, self.model.name)
         target = MeasuredServer("grpc", server.address)
-        control = GrpcControl(target.endpoint(), target.timeout_s)
+        control = GrpcControl(target.address, (), target.timeout_s)
         session = LoadSession(target, control.model(self.model.name, ""), control, self._times_of_round(round_number))
         try:
             session.pid = server.process.pid

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
-from edge_server.plugins.tuning.load.client_interface import (
+from edge_server.plugins.tuning.clients.client_interface import (
     MeasuredRequest,
     ModelFacts,
     ServerQueries,

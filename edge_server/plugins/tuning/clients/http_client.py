@@ -1,4 +1,4 @@
-"""HTTP client for load tests: reads metadata and statistics, encodes requests, and sends them over sockets."""
+"""HTTP client for load tests: reads metadata and statistics, registers shared memory, and encodes requests."""
 
 from __future__ import annotations
 
@@ -6,20 +6,18 @@ import contextlib
 import http.client
 import json
 import math
-import socket
 import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edge_server.cli.http_client import describe_failure
-from edge_server.plugins.tuning.load.client_interface import (
+from edge_server.plugins.tuning.clients.client_interface import (
     MeasuredRequest,
     ModelFacts,
     RequestRefused,
-    SendFailed,
     ServerCounts,
     SharedMemoryPlace,
     TensorFacts,
@@ -30,7 +28,6 @@ from edge_server.protocol.raw_tensors import raw_from_tensor
 
 Headers = Sequence[tuple[str, str]]
 _MAX_HEADER_BYTES = 1 << 16
-_RECEIVE_BYTES = 1 << 18
 
 
 class HttpControl:
@@ -106,7 +103,7 @@ class HttpControl:
         except urllib.error.HTTPError as error:
             with error:
                 raise RequestRefused(
-                    f"{self._url}: {_error_text(error.read(_MAX_HEADER_BYTES)) or error.reason}"
+                    f"{self._url}: {error_text(error.read(_MAX_HEADER_BYTES)) or error.reason}"
                 ) from None
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise Unreachable(f"no answer from {self._url}: {describe_failure(error)}") from None
@@ -117,19 +114,20 @@ def _model_path(name: str, version: str) -> str:
     return f"{path}/versions/{urllib.parse.quote(version, safe='')}" if version else path
 
 
-def _error_text(body: bytes) -> str:
+def error_text(body: bytes) -> str:
+    """Return the message of the body of an error, in Triton's or in OpenAI's form; "" if it has none."""
     try:
-        document = json.loads(body)
-    except ValueError:
+        error = json.loads(body)["error"]
+        return str(error["message"] if isinstance(error, dict) else error)
+    except (ValueError, TypeError, KeyError):
         return ""
-    return str(document.get("error", "")) if isinstance(document, dict) else ""
 
 
 class HttpWriter:
     """Encodes requests for one address: headers, then a body of JSON and the tensors as binary data."""
 
     def __init__(self, url: str, headers: Headers) -> None:
-        self.host, self.port, self._prefix = split_url(url)
+        self._url = url
         self._headers = headers
 
     def __call__(self, request: MeasuredRequest) -> bytes:
@@ -150,16 +148,38 @@ class HttpWriter:
         else:
             document["parameters"] = {"binary_data_output": True}
         json_part = json.dumps(document, separators=(",", ":")).encode()
-        body = b"".join([json_part, *binary])
-        lines = [
-            f"POST {self._prefix}{_model_path(request.model.name, request.model.version)}/infer HTTP/1.1",
-            f"Host: [{self.host}]:{self.port}" if ":" in self.host else f"Host: {self.host}:{self.port}",
-            "Content-Type: application/octet-stream",
-            f"Inference-Header-Content-Length: {len(json_part)}",
-            f"Content-Length: {len(body)}",
-            *(f"{key}: {value}" for key, value in self._headers),
+        headers = [
+            ("Content-Type", "application/octet-stream"),
+            ("Inference-Header-Content-Length", str(len(json_part))),
+            *self._headers,
         ]
-        return "\r\n".join([*lines, "", ""]).encode("latin-1", "replace") + body
+        path = f"{_model_path(request.model.name, request.model.version)}/infer"
+        return encode_post(self._url, path, headers, b"".join([json_part, *binary]))
+
+
+def encode_post(url: str, path: str, headers: Headers, body: bytes) -> bytes:
+    """Return a whole POST request of HTTP/1.1."""
+    host, port, prefix = split_url(url)
+    lines = [
+        f"POST {prefix}{path} HTTP/1.1",
+        f"Host: [{host}]:{port}" if ":" in host else f"Host: {host}:{port}",
+        f"Content-Length: {len(body)}",
+        *(f"{key}: {value}" for key, value in headers),
+    ]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1", "replace") + body
+
+
+def check_http_answer(body: bytes, json_bytes: int) -> None:
+    """Raise ValueError unless the body of a success is an inference response. `json_bytes`: those before binary data;
+    -1 without binary data."""
+    document = json.loads(body if json_bytes < 0 else body[:json_bytes])
+    outputs = document.get("outputs") if isinstance(document, dict) else None
+    if not isinstance(outputs, list):
+        raise ValueError("the answer has no 'outputs'")
+    if json_bytes >= 0:
+        binary = sum(item.get("parameters", {}).get("binary_data_size", 0) for item in outputs)
+        if binary != len(body) - json_bytes:
+            raise ValueError(f"the outputs have {binary} bytes, the answer holds {len(body) - json_bytes}")
 
 
 def _shared_memory_parameters(place: SharedMemoryPlace) -> dict[str, Any]:
@@ -179,107 +199,6 @@ def split_url(url: str) -> tuple[str, int, str]:
     if parts.scheme not in ("http", "https") or not parts.hostname or not port:
         raise RequestRefused(f"expected an address as http://127.0.0.1:8000, given '{url}'")
     return parts.hostname, port, parts.path.rstrip("/")
-
-
-class HttpSender:
-    """Sends one worker's requests over a persistent connection. Opens a new connection after a failure."""
-
-    def __init__(self, host: str, port: int, timeout_s: float, tls_context: ssl.SSLContext | None = None) -> None:
-        self._address = (host, port)
-        self._tls_context = tls_context
-        self._timeout_s = timeout_s
-        self._socket: socket.socket | None = None
-        self._is_closed = False
-
-    def send(self, request: bytes) -> None:
-        try:
-            wire = self._socket or self._connect()
-            wire.sendall(request)
-            status, body, is_kept_alive = _read_response(wire)
-        except TimeoutError:
-            self._close_socket()
-            raise SendFailed("TIMEOUT", f"no answer within {self._timeout_s:g} s") from None
-        except (OSError, ValueError, IndexError) as error:
-            self._close_socket()
-            reason = "CANCELLED" if self._is_closed else "CONNECTION"
-            raise SendFailed(reason, str(error) or type(error).__name__) from None
-        if not is_kept_alive:
-            self._close_socket()
-        if status != 200:
-            raise SendFailed(f"HTTP {status}", _error_text(body))
-
-    def close(self) -> None:
-        self._is_closed = True
-        wire = self._socket
-        if wire is not None:
-            # `shutdown` ends a blocking read in another thread; `close` alone does not.
-            with contextlib.suppress(OSError):
-                wire.shutdown(socket.SHUT_RDWR)
-            wire.close()
-
-    def _connect(self) -> socket.socket:
-        if self._is_closed:
-            raise OSError("the measurement has ended")
-        self._socket = socket.create_connection(self._address, self._timeout_s)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if self._tls_context is not None:
-            self._socket = self._tls_context.wrap_socket(self._socket, server_hostname=self._address[0])
-        return self._socket
-
-    def _close_socket(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-        self._socket = None
-
-
-def _read_response(wire: socket.socket) -> tuple[int, bytes, bool]:
-    """Return status, body, and whether the server keeps the connection open. Discards the body of a success.
-
-    Raises ValueError unless the response is HTTP/1.1 with a Content-Length, and OSError if the connection ends.
-    """
-    data = bytearray()
-    while (end := data.find(b"\r\n\r\n")) < 0:
-        if len(data) > _MAX_HEADER_BYTES:
-            raise ValueError("the head of the answer is too long")
-        data += _receive(wire)
-    lines = bytes(data[:end]).decode("latin-1").split("\r\n")
-    status = int(lines[0].split(" ", 2)[1]) if lines[0].startswith("HTTP/1.") else 0
-    headers = {key.strip().lower(): value.strip() for key, _, value in (line.partition(":") for line in lines[1:])}
-    if not status or not headers.get("content-length", "").isdecimal():
-        raise ValueError("expected an answer of HTTP/1.1 with a Content-Length")
-    missing = int(headers["content-length"]) - (len(data) - end - 4)
-    body = data[end + 4 :]
-    while missing > 0:
-        piece = _receive(wire)
-        missing -= len(piece)
-        if status != 200:
-            body += piece
-    return status, bytes(body) if status != 200 else b"", headers.get("connection", "").lower() != "close"
-
-
-def _receive(wire: socket.socket) -> bytes:
-    piece = wire.recv(_RECEIVE_BYTES)
-    if not piece:
-        raise ConnectionError("the server closed the connection")
-    return piece
-
-
-class HttpSenders:
-    """Creates a sender for each worker; closes them at the end of the context."""
-
-    def __init__(self, url: str, timeout_s: float, tls_context: ssl.SSLContext | None = None) -> None:
-        self._tls_context = tls_context
-        self._host, self._port, _ = split_url(url)
-        self._timeout_s = timeout_s
-
-    @contextlib.contextmanager
-    def __call__(self, count: int) -> Iterator[Sequence[HttpSender]]:
-        senders = [HttpSender(self._host, self._port, self._timeout_s, self._tls_context) for _ in range(count)]
-        try:
-            yield senders
-        finally:
-            for sender in senders:
-                sender.close()
 
 
 def read_process_metrics(url: str, timeout_s: float) -> tuple[float, float] | None:

@@ -1,4 +1,4 @@
-"""Interface of the HTTP and gRPC clients for load tests, and the metadata of the measured model."""
+"""Interface of the queries of load tests over HTTP and gRPC, and the metadata of the measured model."""
 
 from __future__ import annotations
 
@@ -15,15 +15,6 @@ class Unreachable(EdgeServerError):
 
 class RequestRefused(EdgeServerError):
     """The server answered with an error that ends the measurement, such as an unknown model or an invalid request."""
-
-
-class SendFailed(Exception):
-    """One request failed. `reason` is the name of a gRPC status or "HTTP 429"; failures are counted by it."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(f"{reason}: {message}")
-        self.reason = reason
-        self.message = message
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,16 +91,6 @@ class TextTimes:
     first_s: float
     last_s: float
     tokens: int
-
-
-class Sender(Protocol):
-    """Sends encoded requests, from one thread. `send` raises SendFailed."""
-
-    def send(self, request: bytes) -> TextTimes | None:
-        """Send a request and wait for the answer. Return its times if it is text."""
-
-    def close(self) -> None:
-        """Cancel the request in flight. May be called from any thread."""
 
 
 @dataclass(frozen=True, slots=True)
