@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import h2.config
@@ -15,7 +16,7 @@ import h2.events
 import h2.settings
 import pytest
 
-from edge_server.plugins.tuning.clients.grpc_client import infer_call
+from edge_server.plugins.tuning.clients.grpc_client import GrpcControl, infer_call
 from edge_server.plugins.tuning.clients.grpc_connection import GrpcCall, GrpcLoadConnection, frame_message
 from edge_server.protocol import messages
 
@@ -278,6 +279,28 @@ def test_a_stream_that_never_answers_times_out_and_is_reopened(grpc: Callable[..
         assert send(request()) == [("DEADLINE_EXCEEDED", "too late")]
         assert send(request()) == [("", "")]
         assert (server.connections, server.resets) == (1, 1)
+
+
+@pytest.mark.parametrize("scheme", ["unix:", "unix://"])
+def test_queries_go_to_a_unix_socket(tmp_path: Path, scheme: str) -> None:
+    def answer(server: Server, http2: h2.connection.H2Connection, stream: int, body: bytes) -> None:
+        index = messages.RepositoryIndexResponse()
+        index.models.add(name="m")
+        http2.send_headers(stream, HEADERS)
+        http2.send_data(stream, frame_message(index.SerializeToString()))
+        http2.send_headers(stream, OK, end_stream=True)
+
+    path = str(tmp_path / "grpc")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        thread = threading.Thread(target=Server(answer, {}, streams=False).serve, args=(listener,))
+        thread.start()
+        try:
+            assert GrpcControl(f"{scheme}{path}", (), 30.0).model_names() == ["m"]
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,8 @@ class ServerAddress(NamedTuple):
 def find_address(host: str, port: int, tls_context: ssl.SSLContext | None, timeout_s: float) -> ServerAddress:
     """Return the first address of a host that accepts a connection; for unix:PATH without trying. Raises OSError."""
     if host.startswith("unix:"):
-        return ServerAddress(socket.AF_UNIX, host.removeprefix("unix:").replace("//", "/", 1), "localhost", tls_context)
+        path = host.removeprefix("unix:").removeprefix("//")
+        return ServerAddress(socket.AF_UNIX, path, "localhost", tls_context)
     host = host.strip("[]")
     with socket.create_connection((host, port), timeout_s) as wire:
         return ServerAddress(wire.family, wire.getpeername(), host, tls_context)
