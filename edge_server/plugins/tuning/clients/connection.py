@@ -39,13 +39,23 @@ class ServerAddress(NamedTuple):
 
 
 def find_address(host: str, port: int, tls_context: ssl.SSLContext | None, timeout_s: float) -> ServerAddress:
-    """Return the first address of a host that accepts a connection; for unix:PATH without trying. Raises OSError."""
+    """Return the address of a host, or of unix:PATH. Of several addresses: the first one that accepts a connection.
+
+    Raises OSError.
+    """
     if host.startswith("unix:"):
         path = host.removeprefix("unix:").removeprefix("//")
         return ServerAddress(socket.AF_UNIX, path, "localhost", tls_context)
     host = host.strip("[]")
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    if len(found) == 1:
+        return ServerAddress(found[0][0], found[0][4], host, tls_context)
     with socket.create_connection((host, port), timeout_s) as wire:
-        return ServerAddress(wire.family, wire.getpeername(), host, tls_context)
+        server = ServerAddress(wire.family, wire.getpeername(), host, tls_context)
+        if tls_context is not None:
+            # A server would log a connection that ends without a handshake.
+            tls_context.wrap_socket(wire, server_hostname=host).close()
+    return server
 
 
 class LoadWorker:
