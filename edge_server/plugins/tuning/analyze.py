@@ -117,11 +117,7 @@ def _plan(
         )
     with private_server(model, model.config, options.start_timeout, interrupts) as server:
         backend = served_model(HttpControl(server.url, (), 30.0), model.name)["backend"]
-        control = GrpcControl(server.address, (), 30.0)
-        try:
-            facts = control.model(model.name, "")
-        finally:
-            control.close()
+        facts = GrpcControl(server.address, (), 30.0).model(model.name, "")
     if facts.is_ensemble:
         raise RequestRefused(f"model '{model.name}' is an ensemble: analyze its members")
     if facts.is_decoupled:

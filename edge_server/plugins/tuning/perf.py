@@ -84,7 +84,7 @@ def _measure(options: argparse.Namespace) -> int:
         tls_context=tls_context(options, url) if is_http else grpc_tls_context(options),
         timeout_s=options.timeout,
     )
-    session = _open_session(options, target)
+    session = _make_session(options, target)
     points: list[MeasuredPoint] = []
     levels = _levels(options, session)
     if not options.quiet:
@@ -104,7 +104,6 @@ def _measure(options: argparse.Namespace) -> int:
         failure = error.detached()
     finally:
         live.close()
-        session.close()
     if points:
         _print_report(options, session, points)
     if failure is not None:
@@ -115,24 +114,18 @@ def _measure(options: argparse.Namespace) -> int:
     return ExitCode.FAILED if any(point.failures for point in points) else ExitCode.OK
 
 
-def _open_session(options: argparse.Namespace, target: MeasuredServer) -> LoadSession:
+def _make_session(options: argparse.Namespace, target: MeasuredServer) -> LoadSession:
     control = target.control()
-    try:
-        model = _described_model(control, options)
-        session = LoadSession(
-            target, model, control, perf_options.measurement_times(options), pid=local_process(target)
-        )
-        session.batch = options.batch_size
-        session.shares_memory = options.shared_memory
-        session.output_bytes = options.output_shared_memory_size
-        if options.protocol == "chat":
-            session.prompts = options.prompt or made_up_prompts(options.prompt_words, options.seed)
-            session.max_tokens = options.max_tokens
-        elif options.frames is None:
-            session.steps = make_inputs(model, perf_options.input_choice(options, options.batch_size))
-    except BaseException:
-        control.close()
-        raise
+    model = _described_model(control, options)
+    session = LoadSession(target, model, control, perf_options.measurement_times(options), pid=local_process(target))
+    session.batch = options.batch_size
+    session.shares_memory = options.shared_memory
+    session.output_bytes = options.output_shared_memory_size
+    if options.protocol == "chat":
+        session.prompts = options.prompt or made_up_prompts(options.prompt_words, options.seed)
+        session.max_tokens = options.max_tokens
+    elif options.frames is None:
+        session.steps = make_inputs(model, perf_options.input_choice(options, options.batch_size))
     return session
 
 

@@ -69,7 +69,8 @@ class ServerCounts:
 
 
 class ServerQueries(Protocol):
-    """Queries sent to a server in addition to the load. Raises Unreachable and RequestRefused."""
+    """Queries sent to a server in addition to the load, each over a connection of its own. Raises Unreachable and
+    RequestRefused."""
 
     def model(self, name: str, version: str) -> ModelFacts: ...
 
@@ -80,8 +81,6 @@ class ServerQueries(Protocol):
     def register_region(self, name: str, key: str, size_bytes: int) -> None: ...
 
     def unregister_region(self, name: str) -> None: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

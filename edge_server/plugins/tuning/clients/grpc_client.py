@@ -105,9 +105,6 @@ class GrpcControl:
     def unregister_region(self, name: str) -> None:
         self._request("SystemSharedMemoryUnregister", name=name)
 
-    def close(self) -> None:
-        """Do nothing: each query has its own connection."""
-
     def _request(self, method: str, **fields: Any) -> Any:
         return self._call(method, self._methods[method].input_class(**fields).SerializeToString())
 

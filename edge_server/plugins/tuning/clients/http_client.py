@@ -86,9 +86,6 @@ class HttpControl:
     def unregister_region(self, name: str) -> None:
         self.request_json(f"/v2/systemsharedmemory/region/{urllib.parse.quote(name, safe='')}/unregister", {})
 
-    def close(self) -> None:
-        """Do nothing: each query has its own connection."""
-
     def request_json(self, path: str, body: Mapping[str, object] | None = None) -> Any:
         """Send a GET, or with `body` a POST, and return the JSON response; None if the response is empty.
 

@@ -122,7 +122,7 @@ class Schedule:
 
 @dataclass
 class LoadSession:
-    """Measures a model of one server. Use in one thread; close after use."""
+    """Measures a model of one server. Use in one thread."""
 
     target: MeasuredServer
     model: ModelFacts
@@ -137,9 +137,6 @@ class LoadSession:
     batch: int = 1
     shares_memory: bool = False
     output_bytes: int = 1 << 20
-
-    def close(self) -> None:
-        self.control.close()
 
     def at_concurrency(self, concurrency: int) -> MeasuredPoint:
         """Measure with `concurrency` requests in flight. Raises RequestRefused if none succeeds, and Unreachable."""

@@ -250,24 +250,21 @@ class Trials:
         target = MeasuredServer("grpc", server.address)
         control = GrpcControl(target.address, (), target.timeout_s)
         session = LoadSession(target, control.model(self.model.name, ""), control, self._times_of_round(round_number))
-        try:
-            session.pid = server.process.pid
-            session.batch = self.choice.batch
-            session.steps = make_inputs(session.model, self.choice)
-            session.power_w = lambda: http.request_json("/edge/v1/governor").get("power_w")
-            if http.request_json("/edge/v1/governor").get("power_w") is None:
-                session.power_w = None
-            outputs = self._outputs(control, session)
-            if self.reference is None and candidate.is_default:
-                self.reference = outputs
-            points: list[MeasuredPoint] = []
-            for concurrency in self.concurrencies:
-                points.append(session.at_concurrency(concurrency))
-                # A higher concurrency only increases the latency.
-                if self.limit_ms is not None and points[-1].percentiles_ms[50] > self.limit_ms:
-                    break
-        finally:
-            session.close()
+        session.pid = server.process.pid
+        session.batch = self.choice.batch
+        session.steps = make_inputs(session.model, self.choice)
+        session.power_w = lambda: http.request_json("/edge/v1/governor").get("power_w")
+        if http.request_json("/edge/v1/governor").get("power_w") is None:
+            session.power_w = None
+        outputs = self._outputs(control, session)
+        if self.reference is None and candidate.is_default:
+            self.reference = outputs
+        points: list[MeasuredPoint] = []
+        for concurrency in self.concurrencies:
+            points.append(session.at_concurrency(concurrency))
+            # A higher concurrency only increases the latency.
+            if self.limit_ms is not None and points[-1].percentiles_ms[50] > self.limit_ms:
+                break
         difference = None if self.reference is None else largest_difference(self.reference, outputs)
         return TrialOutcome(
             candidate,
