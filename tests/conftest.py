@@ -98,7 +98,10 @@ def _sample(table: list[Any], count: int = 0) -> list[Any]:
 
 HAS_INTERPRETER_LOCK = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
-_CONFTEST_NEEDS = {"client": "grpc", "e2e": "grpc", "plugins/cameras/sources": "cv2", "plugins/ros": "grpc"}
+_CONFTEST_NEEDS = {
+    "client": "grpc", "contract": "onnx", "e2e": "onnx", "e2e/grpc_wire": "grpc", "e2e/storm": "tritonclient",
+    "plugins/cameras/sources": "cv2", "plugins/ros": "grpc",
+}  # fmt: skip
 """Folder -> the package that its conftest.py imports, and that has no wheel for Python without an interpreter lock."""
 
 collect_ignore = [
