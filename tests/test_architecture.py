@@ -24,6 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cgroup_limits": set(),
     "json_child_process": set(),
     "own_plugins": set(),
+    "record": set(),
     "core": {"errors"},
     "config": {"errors"},
     "protocol": {"core", "errors"},
@@ -62,7 +63,7 @@ PLUGINS_BELOW = {
 }
 """(Plugin, another plugin) -> why it imports from there."""
 
-EVERYBODYS = ("version", "lazy_import", "cgroup_limits", "own_plugins")
+EVERYBODYS = ("version", "lazy_import", "cgroup_limits", "own_plugins", "record")
 
 PARTS_OF_BACKENDS = {
     "serving": {"edge_server.backends.load_backend", "edge_server.backends.base"},
@@ -460,7 +461,7 @@ def test_the_client_needs_nothing_of_the_server() -> None:
     loaded = set(done.stdout.split())
     assert {name for name in loaded if name.startswith(("google.protobuf", "aiohttp", "prometheus", "cv2"))} == set()
     ours = {".".join(name.split(".")[:2]) for name in loaded if name.startswith("edge_server.")}
-    assert ours == {f"edge_server.{part}" for part in ("client", "core", "errors", "protocol", "version")}
+    assert ours == {f"edge_server.{part}" for part in ("client", "core", "errors", "protocol", "record", "version")}
     assert "edge_server.protocol.messages" not in loaded
 
 

@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -50,6 +50,7 @@ from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.model_spec import ModelFile as ModelFile
 from edge_server.core.request_response import NO_PARAMETERS, Parameter, Request, ResponseSink
 from edge_server.errors import EdgeServerError
+from edge_server.record import record
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -76,7 +77,7 @@ class ModelSignature(NamedTuple):
     metadata: Mapping[str, str] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class SessionInfo:
     """Properties of an open session, for scheduling, the log, `status`, `check` and metrics.
 
@@ -274,7 +275,7 @@ class ServerCalls(Protocol):
         """Return the server's part of a plugin, for the backends that the plugin brings; None if it is not there."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class OpenJob:
     """Arguments of `Backend.open`: one instance of a model.
 

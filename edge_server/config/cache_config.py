@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import MISSING, field, fields, replace
 from typing import Any
 
 from edge_server.config.setting import SHOWN_SECRET, ConfigError, Kind, integer, nearest, parse_boolean, setting
+from edge_server.record import record
 
 _FLAG = "--cache-config"
 
@@ -24,14 +25,14 @@ def _value(key: str, kind: Kind, default: Any = MISSING, *, repr: bool = True) -
     return field(default=default, repr=repr, metadata={"key": key, "kind": kind})
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class LocalCache:
     """Cache in the server's own memory."""
 
     size_bytes: int = _value("size", integer(0, 2**50))
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class RedisCache:
     """Cache on a Redis server, with the keys of Triton's Redis cache.
 
@@ -64,7 +65,7 @@ _CREDENTIALS = {"user": "TRITONCACHE_REDIS_USERNAME", "password": "TRITONCACHE_R
 """Triton's environment variables for credentials, which should not be on a command line."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class CacheSettings:
     """Values of one `--cache-config` for the cache called `cache`. They may contain a password and are not in repr."""
 
@@ -98,7 +99,7 @@ def _show_cache_settings(settings: CacheSettings) -> str:
     return ",".join([settings.cache, *pairs])
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class CacheConfig:
     """Response cache. `byte_size` is the size of a local cache in an older spelling of Triton."""
 

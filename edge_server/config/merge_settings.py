@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from edge_server.config.cache_config import choose_cache, with_credentials
 from edge_server.config.server_config import DeclaredSettings, ServerConfig, SettingOwner
 from edge_server.config.setting import ConfigError, Setting
 from edge_server.config.setting_sources import BACKENDS, CONFIG_VARIABLE, Given, read_environment, read_file, read_flags
+from edge_server.record import record
 
 _WILDCARDS = ("0.0.0.0", "::", "[::]")
 
@@ -21,7 +22,7 @@ DEMO_MODELS = Path(__file__).parents[1] / "demo_models"
 """Bundled models of --demo. In a clone this is a link to the folder model_repository."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ServeArguments:
     """Merged configuration and its origins. `declared`: the settings that may be given.
 

@@ -7,13 +7,12 @@ All listeners use 127.0.0.1 by default, where Triton listens on all interfaces: 
 to its network.
 """
 
-# ruff: noqa: RUF009 -- the calls in dataclass defaults return dataclass fields.
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import field, fields, is_dataclass
 from typing import Any, Literal, Protocol, TypeVar, get_args
 
 from edge_server.config.cache_config import CacheConfig
@@ -38,6 +37,7 @@ from edge_server.config.setting import (
     setting,
 )
 from edge_server.config.trace_config import TraceConfig
+from edge_server.record import record
 
 T = TypeVar("T")
 
@@ -73,7 +73,7 @@ CATEGORIES = (
 which only HTTP shows, and OPEN_CATEGORIES."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class RestrictedGroup:
     """Endpoint categories that answer only requests whose header `key` has this `value`.
 
@@ -198,7 +198,7 @@ _RESTRICTED = Kind("category,...:key=value", _parse_restricted, is_secret=True, 
 _HEADER_PATTERN = Kind("regex", _parse_header_pattern, show=_show_header_pattern)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class RepositoryConfig:
     """Model repositories, and when their models are loaded."""
 
@@ -338,7 +338,7 @@ class RepositoryConfig:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class HttpConfig:
     """HTTP listener. TLS is on if both `tls_cert` and `tls_key` are set."""
 
@@ -420,7 +420,7 @@ class HttpConfig:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class GrpcConfig:
     """gRPC listener. The keepalive settings are gRPC's channel arguments of the same names."""
 
@@ -511,7 +511,7 @@ class GrpcConfig:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class AuthConfig:
     """Access to HTTP and gRPC by bearer tokens. Without `tokens_file`, tokens are ignored."""
 
@@ -526,7 +526,7 @@ class AuthConfig:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class MetricsConfig:
     """Prometheus endpoint. `parse_serve` sets an empty `address` to the address of HTTP."""
 
@@ -540,7 +540,7 @@ class MetricsConfig:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class RateLimitConfig:
     """Triton's rate limiter. A resource is (name, count, device); device None: each device, and global resources."""
 
@@ -560,7 +560,7 @@ class RateLimitConfig:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class MemoryConfig:
     """Shared memory of clients, and memory that loads must leave free.
 
@@ -596,7 +596,7 @@ class MemoryConfig:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class LogConfig:
     """Log. `journal_stream` is systemd's JOURNAL_STREAM ("device:inode"): standard error may be the journal's."""
 
@@ -620,7 +620,7 @@ class LogConfig:
     journal_stream: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class LifecycleConfig:
     """Start, readiness and stop of the server.
 
@@ -682,7 +682,7 @@ def _table(title: str, config: type[T]) -> T:
     return made  # type: ignore[no-any-return]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ServerConfig:
     """All settings: one table of the TOML file for each field, in the order of --help.
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, field, fields
 from typing import Any, TypeVar
 
 from edge_server.errors import SUGGESTION
+from edge_server.record import record
 
 T = TypeVar("T")
 
@@ -26,7 +27,7 @@ class ConfigError(Exception):
     """The settings cannot be used. The message names the setting and where it was given."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Kind:
     """Kind of value. `parse` raises ValueError with the expected form. `toml_types`: types allowed in a TOML file.
 
@@ -42,7 +43,7 @@ class Kind:
     show: Callable[[Any], object] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Setting:
     """One setting. `name` is TABLE.KEY of the TOML file; the key of `--backend-config` is empty.
 
@@ -103,7 +104,7 @@ def declared_setting(name: str, item: Field[Any]) -> Setting:
     return Setting(name, default, **item.metadata["setting"])
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class SettingTable:
     """Table of settings: its name in the TOML file, its heading in --help, and the dataclass of its settings."""
 

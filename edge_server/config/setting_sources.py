@@ -10,7 +10,7 @@ import os
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import cast
 
 from edge_server.config.server_config import DeclaredSettings
@@ -18,6 +18,7 @@ from edge_server.config.setting import VARIABLE_PREFIX, ConfigError, Setting, ne
 from edge_server.config.toml_file import read_toml
 from edge_server.config.triton_flag_compatibility import DEPRECATED, IGNORED, TRACE_FLAGS
 from edge_server.own_plugins import missing_plugin
+from edge_server.record import record
 
 CONFIG_FLAG = "--config"
 CONFIG_VARIABLE = VARIABLE_PREFIX + "CONFIG"
@@ -35,7 +36,7 @@ _SERVICE_VARIABLE = re.compile(
 _PATHS = re.compile(r"(?:[a-z][a-z0-9+.-]*://)+[^/:]*(?::[0-9]+)?[^:]*|[^:]+")
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Given:
     """Texts given for one setting in one place. `origin` names the place for the operator."""
 
@@ -43,7 +44,7 @@ class Given:
     origin: str
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class Flags:
     """Parsed command line. `warnings` are sentences for the log."""
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from edge_server.config.setting import Kind, integer, nearest, setting
+from edge_server.record import record
 
 OTLP_URL = "http://localhost:4318/v1/traces"
 """Default address of an OpenTelemetry collector for OTLP over HTTP."""
@@ -84,7 +84,7 @@ def _parse_trace_setting(text: str) -> str:
     return f"{name}={check(value)}"
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class TraceConfig:
     """Trace settings at the start. `config` holds checked texts of `--trace-config`.
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from edge_server.core.model_spec import DynamicBatching, QueuePolicy, TimeoutAction
 from edge_server.errors import QueueFull
+from edge_server.record import record
 
 Item = TypeVar("Item")
 
@@ -22,7 +22,7 @@ _SLACK = 64
 """Most deadlines of removed entries that may stay in the heap, beyond one for each waiting entry."""
 
 
-@dataclass(slots=True, eq=False)
+@record(slots=True, eq=False)
 class QueueEntry(Generic[Item]):
     """Entry of a waiting request with `item_count` items (its batch size) that arrived at `arrived_ns`. Entries with
     equal `key` can share a batch.

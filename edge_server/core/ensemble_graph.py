@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
+
+from edge_server.record import record
 
 Origin: TypeAlias = tuple[int, ...]
 """Indices of the decoupled steps whose responses a tensor or a step belongs to; empty in most ensembles."""
@@ -31,7 +32,7 @@ class StepInput(NamedTuple):
     is_values: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Step:
     """One step. `outputs` are pairs of an output of the model and its tensor in the ensemble."""
 

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Generic, TypeVar
 
 from edge_server.core.ensemble_graph import Origin, Step, StepGraph, StepInput, StepPlan
 from edge_server.core.shape_tensors import common_row_values
 from edge_server.core.tensor import Tensor
 from edge_server.errors import BackendError
+from edge_server.record import record
 
 Value = TypeVar("Value")
 
 
-@dataclass(slots=True, eq=False)
+@record(slots=True, eq=False)
 class Scope(Generic[Value]):
     """Tensors of the request, or of one response of a decoupled step and of the steps that use it.
 
@@ -44,7 +45,7 @@ class Scope(Generic[Value]):
         return scope
 
 
-@dataclass(slots=True, eq=False)
+@record(slots=True, eq=False)
 class StepLaunch(Generic[Value]):
     """A step to run now. `inputs` are by names of its model. Responses go to `EnsembleRun.add_response`."""
 

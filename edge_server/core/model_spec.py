@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import NamedTuple
 
 from edge_server.core.ensemble_and_sequence_spec import BatchInput, BatchOutput, Ensemble, SequenceBatching
 from edge_server.core.tensor import DType
+from edge_server.record import record
 
 
 class InputSpec(NamedTuple):
@@ -57,7 +58,7 @@ class InstanceKind(enum.Enum):
     MODEL = "KIND_MODEL"
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class RateResource:
     """`count` units of the rate limiter's resource `name` that an instance holds while it runs.
 
@@ -69,7 +70,7 @@ class RateResource:
     is_global: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class InstanceGroup:
     """`count` instances for each of `gpus` (KIND_GPU), or `count` in total (other kinds).
 
@@ -102,7 +103,7 @@ class QueuePolicy(NamedTuple):
     max_queue_size: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class DynamicBatching:
     """Triton's dynamic_batching, with `preferred_batch_sizes` sorted and never empty.
 
@@ -132,7 +133,7 @@ class WarmupInput(NamedTuple):
     file_name: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class WarmupSample:
     """A warm-up request of `batch_size` rows (0: skip), run `count` times on every instance (0 acts as 1)."""
 
@@ -185,7 +186,7 @@ class Recognised(NamedTuple):
     note: str
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ModelSpec:
     """Complete configuration of one model: all names, types and shapes are known.
 

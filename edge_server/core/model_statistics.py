@@ -4,11 +4,13 @@ nanoseconds."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import NamedTuple
 
+from edge_server.record import record
 
-@dataclass(slots=True)
+
+@record(slots=True)
 class Duration:
     """Number of events and their total duration."""
 
@@ -23,7 +25,7 @@ class Duration:
         return Duration(self.count, self.ns)
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class BatchStatistics:
     """Executions of one batch size; each duration counts executions, not requests."""
 
@@ -38,7 +40,7 @@ class BatchStatistics:
         )
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class ResponseStatistics:
     """Responses at one position of a decoupled model's streams."""
 
@@ -80,7 +82,7 @@ CACHE_LOSSES = ("too_big", "busy", "unreachable", "corrupt")
 """Reasons why the response cache failed a lookup or did not store a response."""
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class CacheStatistics:
     """Statistics of the whole response cache. `capacity_bytes`, `size_bytes`, `entry_count` and `eviction_count` are 0
     for a cache in another process, which counts them itself. Keys of `losses` are CACHE_LOSSES."""
@@ -100,7 +102,7 @@ class CacheStatistics:
         return replace(self, lookup=self.lookup.copy(), insertion=self.insertion.copy(), losses=dict(self.losses))
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class VersionStatistics:
     """A consistent copy of one version's counters.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple, Protocol, TypeAlias
 
 from edge_server.core.device_tensor import DevicePiece
@@ -11,6 +11,7 @@ from edge_server.core.model_spec import ModelSpec
 from edge_server.core.tensor import Tensor
 from edge_server.core.trace_settings import RequestTrace
 from edge_server.errors import EdgeServerError
+from edge_server.record import record
 
 Parameter: TypeAlias = str | int | float | bool
 """Value of a request or response parameter (Triton's extension_parameters)."""
@@ -26,7 +27,7 @@ class SequenceStep(NamedTuple):
     is_end: bool = False
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class CheckedHeader:
     """Result of one version's `RequestCheck`, valid for all requests with the same request header. `check` identifies
     it.
@@ -66,7 +67,7 @@ class RequestMemo:
         self.checked_header = header
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class Request:
     """One inference request. Do not change it after it is submitted.
 
@@ -96,7 +97,7 @@ class Request:
     memo: RequestMemo | None = None
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class Response:
     """One response of a request's response stream. Most models send exactly one.
 

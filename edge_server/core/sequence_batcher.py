@@ -19,13 +19,14 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from edge_server.core.batch_queue import QueueEntry
 from edge_server.core.ensemble_and_sequence_spec import OldestStrategy, SequenceBatching
 from edge_server.core.sequence_ready_queue import DirectReadyQueue, OldestReadyQueue, SequenceReadyQueue
 from edge_server.errors import QueueFull, SequenceNotBegun
+from edge_server.record import record
 
 if TYPE_CHECKING:
     import numpy as np
@@ -129,7 +130,7 @@ class SequenceSlots:
         heapq.heappush(rows.returned, slot.row)
 
 
-@dataclass(slots=True, eq=False)
+@record(slots=True, eq=False)
 class SequenceEntry(QueueEntry[Item]):
     """An entry that is a step of the sequence `id`. `offer` sets `sequence`. `instance` is the instance for which it
     was taken (-1 before), and `row` its row in the batch.
@@ -147,7 +148,7 @@ class SequenceEntry(QueueEntry[Item]):
     row: int = 0
 
 
-@dataclass(slots=True, eq=False)
+@record(slots=True, eq=False)
 class LiveSequence(Generic[Item]):
     """One sequence from its START on.
 
@@ -172,7 +173,7 @@ class LiveSequence(Generic[Item]):
     state_key: Hashable = None
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class SequenceTurn(Generic[Item]):
     """A batch of sequence steps: items and entries in ascending order of `row`, and the number of rows with gaps."""
 

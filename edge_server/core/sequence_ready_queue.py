@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from edge_server.core.batch_queue import BatchQueue, QueueEntry
 from edge_server.core.ensemble_and_sequence_spec import DirectStrategy, OldestStrategy
 from edge_server.core.model_spec import DynamicBatching
+from edge_server.record import record
 
 Step = TypeVar("Step")
 
@@ -38,7 +38,7 @@ class SequenceReadyQueue(Protocol[Step]):
         """Remove and return the batch to run now: each step with its row, in ascending order. May be empty."""
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class _ReadyStep(Generic[Step]):
     """A step that can run, its batch key, and the time since which it can run."""
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
+
+from edge_server.record import record
 
 EARLIER_GENERATION = "an earlier generation serves; the newest failed"
 """Start of the reason of a version that serves although its newest files failed to load."""
@@ -128,7 +130,7 @@ class CudaRegion(NamedTuple):
     byte_size: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class InstanceReport:
     """Runtime, device and resources of one loaded version, for `status`, `check`, the start-up line and metrics.
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import enum
 import functools
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from edge_server.record import record
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -98,7 +99,7 @@ def bf16_bits(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class Tensor:
     """One named tensor of a request or a response. Do not change it after it is made.
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from edge_server.core.tensor import Tensor
 from edge_server.errors import InvalidRequest, Unsupported
+from edge_server.record import record
 
 OFF = "OFF"
 TIMESTAMPS = "TIMESTAMPS"
@@ -84,7 +85,7 @@ class CarriedTrace(NamedTuple):
         return self.text
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class TraceSettings:
     """Trace settings of a model: level, sampling and output file.
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from edge_server.core.model_spec import ModelFile, ModelSpec, Recognised
 from edge_server.core.tensor import Tensor
 from edge_server.errors import LoadError
+from edge_server.record import record
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -73,7 +74,7 @@ def next_state(now: VersionState, then: VersionState) -> VersionState:
     return then
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Resolved:
     """Result of resolving a version: the complete specification and the file to open.
 
@@ -92,7 +93,7 @@ class Resolved:
     explain: Callable[[LoadError], LoadError | None] = field(default=lambda error: None, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class DesiredVersion:
     """One version of the desired state. `fingerprint` changes when a relevant file on disk changes.
 
@@ -108,7 +109,7 @@ Member: TypeAlias = tuple[str, int | None]
 """A model and its version; None: the newest."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class DesiredModel:
     """Desired state of one model: all versions to serve. A version that is missing is unloaded.
 
@@ -135,7 +136,7 @@ class VersionSnapshot(NamedTuple):
     state: VersionState
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class LoadAction:
     """Action: load this version with this fingerprint."""
 
@@ -143,7 +144,7 @@ class LoadAction:
     fingerprint: str
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class RetireAction:
     """Action: drain and unload this generation."""
 

@@ -19,7 +19,6 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Protocol
 
 from edge_server.core.status_reports import CudaRegion
@@ -32,6 +31,7 @@ from edge_server.errors import (
     Unsupported,
 )
 from edge_server.memory.shared_memory_bounds import check_inside
+from edge_server.record import record
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class DeviceMemory(Protocol):
     def copy(self, device_id: int, target: int, source: int, byte_size: int) -> None: ...
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class CudaCopies:
     """Bytes copied out of regions for inputs, and into them for outputs, since the start."""
 

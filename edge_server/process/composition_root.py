@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +24,7 @@ from edge_server.memory.shared_memory import SharedMemoryRegistry
 from edge_server.own_plugins import unknown_address
 from edge_server.plugin import Plugin, ServingCore
 from edge_server.process.running_plugins import RunningPlugins
+from edge_server.record import record
 from edge_server.repository.content_digests import ContentDigests
 from edge_server.repository.desired_state import RepositorySource
 from edge_server.repository.resolve_version import ResolveOptions
@@ -54,7 +54,7 @@ _FREES_MEMORY = frozenset({MODEL_READY, MODEL_FAILED, MODEL_UNLOADED})
 """Events after which the allocator returns free memory to the system: a load needs several times a model's size."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ServerParts:
     """The parts of a server without front ends, for `serve` and `check`."""
 

@@ -13,12 +13,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from edge_server.config import ConfigError, ServerConfig
 from edge_server.core.exit_code import ExitCode
 from edge_server.core.status_reports import IndexEntry
 from edge_server.errors import EdgeServerError
+from edge_server.record import record
 from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.serving.lifecycle.hang_watchdog import HangWatchdog
 from edge_server.telemetry.systemd_notify import Check, ServiceManager, WatchdogFeeder
@@ -43,7 +43,7 @@ Reload = Callable[[ServerConfig], None]
 """Applies its part of a new configuration. On EdgeServerError or ConfigError nothing has changed."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ProcessEnvironment:
     """Environment of the process: the service manager, and a function that reads the configuration again, or None."""
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
 from edge_server.core.tensor import Tensor
+from edge_server.record import record
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -44,7 +45,7 @@ class DropReason(enum.Enum):
     """The stream ended before the result was ready."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Returns:
     """The results that a stream requests for each frame. If nothing is set, the model's declaration decides.
 
@@ -63,7 +64,7 @@ class Returns:
     has_map: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Delivery:
     """Delivery policy of a stream: how frames wait and when they are dropped. 0 means no limit.
 
@@ -84,7 +85,7 @@ class Delivery:
     notifies_drops: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class StreamRequest:
     """The first message of a stream. `version` 0: each frame uses the newest version that serves.
 
@@ -100,7 +101,7 @@ class StreamRequest:
     client: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class FrameHeader:
     """std_msgs/Header and a sequence number. The server returns it unchanged. Only tracking reads it: the stamp.
 
@@ -113,7 +114,7 @@ class FrameHeader:
     seq: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class RegionSlice:
     """`byte_size` bytes from `offset` within the registered shared-memory region `name`."""
 
@@ -122,7 +123,7 @@ class RegionSlice:
     byte_size: int
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class Frame:
     """One camera image in `data` or in `region`: raw (`encoding` is set) or encoded (`format` is set).
 
@@ -144,7 +145,7 @@ class Frame:
     data: Buffer = b""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Keypoint:
     """One keypoint of a detection, in pixels."""
 
@@ -153,7 +154,7 @@ class Keypoint:
     score: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class RotatedBox:
     """Rectangle of any direction, in pixels of the frame. `x` and `y` are its centre. It may reach out of the frame.
 
@@ -179,7 +180,7 @@ class RotatedBox:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ObjectMask:
     """Pixels of one object, in the rectangle of `width` x `height` pixels from column `x` and row `y` of the frame.
 
@@ -214,7 +215,7 @@ class ZonePresence(NamedTuple):
     is_loitering: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Detection:
     """One detected object. The box lies within the frame. `label` is "" if the model has no labels.
 
@@ -247,7 +248,7 @@ class Detection:
         return self.label or f"class {self.class_index}"
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ClassScore:
     """Score of one class. `label` is "" if the model has no labels."""
 
@@ -261,7 +262,7 @@ class ClassScore:
         return self.label or f"class {self.index}"
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Mask:
     """Semantic segmentation, one class index per pixel of the frame, row by row.
 
@@ -275,7 +276,7 @@ class Mask:
     labels: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class DenseMap:
     """A number for each pixel of the frame, row by row, little-endian.
 
@@ -312,7 +313,7 @@ class DenseMap:
         return numbers.reshape(self.height, self.width)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class FrameTimes:
     """Times of a frame. `received_unix_ns` is the server's wall clock. The others are microseconds since then, of the
     monotonic clock: taken from the mailbox, put into the model's queue, computation started, result ready."""
@@ -324,7 +325,7 @@ class FrameTimes:
     finished_us: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class StreamCounts:
     """Totals of a stream id over all its connections. Frames that wait or run count only in `received`:
     received = answered + sum(dropped.values()) + waiting. `late` of the answered ones were late."""
@@ -381,7 +382,7 @@ class ZoneReport(NamedTuple):
     events: tuple[ZoneEvent, ...] = ()
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class FrameResult:
     """The result of one frame. If `error_code` (a value of errors.ErrorCode) is set, it contains only the error.
 
@@ -417,7 +418,7 @@ class FrameResult:
     dense_map: DenseMap | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class StreamOpened:
     """The server's first message: the stream id, the model that serves the stream, and the counts so far."""
 
@@ -430,7 +431,7 @@ class StreamOpened:
     server: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class FrameDropped:
     """Notice of one dropped frame, for streams with `notifies_drops`."""
 
@@ -439,7 +440,7 @@ class FrameDropped:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Credit:
     """Permission to send more frames. The number is in `frames_allowed` of the enclosing message."""
 

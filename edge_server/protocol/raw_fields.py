@@ -8,12 +8,11 @@ Format: protobuf.dev/programming-guides/encoding.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from edge_server.protocol.protobuf_wire_format import DELIMITED, read_varint, skip
+from edge_server.record import record
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class SplitMessage:
     """A split message: the serialized fields that remain, and the extracted payloads in order."""
 

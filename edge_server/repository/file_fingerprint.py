@@ -11,8 +11,10 @@ import os
 import re
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
+
+from edge_server.record import record
 
 MAX_FILES = 65_536
 """Most files below one folder. More is a mistake, such as a link to the root of the disk."""
@@ -29,7 +31,7 @@ _EDITOR = re.compile(r".+~|.+\.sw[a-z]|#.+#|\.#.+")
 """Names of files that editors keep beside a file, during and often after an edit."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class FolderScan:
     """Result of one scan of some files.
 
@@ -134,7 +136,7 @@ def children(folder: str | Path) -> list[os.DirEntry[str]]:
         return sorted(entries, key=lambda entry: entry.name)
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class _Walk:
     """State of one walk through files."""
 

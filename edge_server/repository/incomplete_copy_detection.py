@@ -24,10 +24,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Container, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
+from edge_server.record import record
 from edge_server.repository.file_fingerprint import FolderScan
 from edge_server.repository.scan import ModelDirectory, with_versions
 
@@ -54,7 +55,7 @@ class RepositoryRoot(NamedTuple):
     is_being_written: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class FolderState:
     """Observed state of the repositories at one moment.
 
@@ -83,7 +84,7 @@ class FolderPart(NamedTuple):
     since_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class KnownModel:
     """State of one model. `complete_model` is the last complete state or None, `parts` the last scan of each part."""
 

@@ -14,7 +14,8 @@ import functools
 import os
 import signal
 import stat
-from dataclasses import dataclass
+
+from edge_server.record import record
 
 _CAP_LEASE = 28
 """Its number in linux/capability.h."""
@@ -62,7 +63,7 @@ _UNCERTAIN_TIMEOUT_S = 3.0
 """The same for a file without an opening event: it may be a link, or only its attributes have changed."""
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class _File:
     """State of one file since it was last closed. `is_dirty`: changed, or created and opened."""
 

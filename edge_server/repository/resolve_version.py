@@ -4,7 +4,7 @@ open."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from edge_server.config.server_config import DEFAULT_BATCH_SIZE
 from edge_server.core.model_spec import ModelFile, ModelSpec
 from edge_server.core.version_lifecycle import OutputCheck, Recogniser, Resolved
 from edge_server.errors import BadModelConfig, ChangedWhileLoading, EdgeServerError, LoadError
+from edge_server.record import record
 from edge_server.repository.auto_complete import InspectedFile, check_against_file, complete, inspect_model
 from edge_server.repository.backend_choice import BACKEND_OF_PLATFORM
 from edge_server.repository.config_defaults import Devices, normalise
@@ -35,7 +36,7 @@ _ENGINE_PRECISIONS = ("fp32", "fp16", "f16", "best")
 """Values of `precision` that are meant for the engine and not for the runtime that serves until it is built."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ResolveOptions:
     """Settings of `resolve`.
 

@@ -12,13 +12,14 @@ import logging
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from edge_server.core.model_spec import VersionPolicy
 from edge_server.core.version_lifecycle import Member
 from edge_server.errors import BadModelConfig, ServingFault
+from edge_server.record import record
 from edge_server.repository.config_to_spec import builds_engine, members, version_policy
 from edge_server.repository.file_fingerprint import (
     FolderScan,
@@ -42,7 +43,7 @@ _MODEL_ENDINGS = (".onnx", ".plan", ".engine", ".pt", ".pt2", ".tflite", ".xml")
 _NAME = re.compile(r"[^\x00-\x20\x7f/\\?#%\ud800-\udfff]{1,255}")
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class VersionOnDisk:
     """One version directory. `fingerprint` covers the files in it; `files` is the full result of the scan."""
 
@@ -51,7 +52,7 @@ class VersionOnDisk:
     files: FolderScan = field(default=FolderScan(), compare=False)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ModelDirectory:
     """One model directory.
 
@@ -98,7 +99,7 @@ class ModelDirectory:
         raise KeyError(version)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class RepositorySnapshot:
     """All models of all repositories, by name. `warnings` are sentences about ignored directories.
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
+
+from edge_server.record import record
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -72,7 +73,7 @@ class CudaFault(Exception):
         return self.code in _CONTEXT_LOST
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class CudaDevice:
     """One GPU. `capability` is its compute capability, (8, 7). `is_integrated`: it shares its memory with the CPU."""
 
@@ -87,7 +88,7 @@ class CudaDevice:
         return f"{self.capability[0]}.{self.capability[1]}"
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class HostBlock:
     """Page-locked host memory, valid until `free_host`.
 

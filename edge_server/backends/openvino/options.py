@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from edge_server.backends.base import OpenJob
@@ -17,6 +16,7 @@ from edge_server.backends.option_parsers import yes_or_no
 from edge_server.cgroup_limits import limited_cores
 from edge_server.core.model_spec import ModelSpec
 from edge_server.errors import LoadError
+from edge_server.record import record
 
 _OWN_KEYS = frozenset(
     (
@@ -35,7 +35,7 @@ _HINT = "INFERENCE_PRECISION_HINT"
 _CAPABILITIES = {"bf16": "BF16", "f16": "FP16"}
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class CompileOptions:
     """Options of a compiled model. Instances with equal options and the same file share one."""
 

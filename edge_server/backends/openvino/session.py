@@ -4,7 +4,6 @@ share."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,12 +13,13 @@ from edge_server.backends.base import Array, Session, SessionInfo
 from edge_server.backends.openvino.model_reader import dims
 from edge_server.backends.runtime_errors import message_line, run_error
 from edge_server.core.tensor import DType
+from edge_server.record import record
 
 Shapes: TypeAlias = "Mapping[str, tuple[tuple[int, ...], np.dtype[np.generic]]]"
 """Shapes and types of a run's inputs, by name."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class CompiledModel:
     """A compiled model, the positions of its inputs and outputs, and its precision and options."""
 
@@ -32,7 +32,7 @@ class CompiledModel:
     options: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class OpenVinoLibrary:
     """OpenVINO's Python module, and its exception classes."""
 

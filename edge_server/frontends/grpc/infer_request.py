@@ -4,7 +4,6 @@ what form)."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from edge_server.core.device_tensor import DevicePiece
@@ -17,12 +16,13 @@ from edge_server.frontends.v2.parameters import region_reference, requested_outp
 from edge_server.frontends.v2.requested_outputs import OutputPlaces, RequestedOutput
 from edge_server.memory.region_pins import RegionRef, Regions, RequestRegions
 from edge_server.protocol.raw_tensors import element_count, tensor_from_raw
+from edge_server.record import record
 
 EMPTY_FINAL_KEY = "triton_enable_empty_final_response"
 _ALLOWED_RESERVED = (EMPTY_FINAL_KEY,)
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class ResponsePlan:
     """Response settings of one request.
 

@@ -17,7 +17,7 @@ import struct
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -62,6 +62,7 @@ from edge_server.protocol.protobuf_wire_format import (
     read_varint,
 )
 from edge_server.protocol.raw_tensors import raw_from_tensor, tensor_from_raw
+from edge_server.record import record
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -89,7 +90,7 @@ MAX_LAYOUTS = 64
 """Layouts of messages that a reader keeps. Before one more is kept, all are dropped."""
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class HeaderInput:
     """One input as a header declares it.
 
@@ -115,7 +116,7 @@ class HeaderInput:
         return Tensor(self.name, self.dtype, array if array.flags.aligned else array.copy())
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class RequestHeader:
     """Parsed request header. Requests share it, so it never changes.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 from edge_server.errors import InvalidRequest
@@ -16,6 +15,7 @@ from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import HttpResponse, failure_response
 from edge_server.frontends.loop_dispatch import LoopDispatch
 from edge_server.frontends.v2.json_parser import parse_object
+from edge_server.record import record
 
 _Result = TypeVar("_Result")
 
@@ -121,7 +121,7 @@ Handler: TypeAlias = Callable[[HttpRequest], Awaitable["HttpResponse | None"]]
 """Returns the response, or None after a stream. Any error that it raises is answered."""
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class TaskTarget:
     """Target of a request whose handler runs in a task of its own."""
 

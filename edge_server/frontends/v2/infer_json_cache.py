@@ -13,7 +13,6 @@ import math
 import re
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -44,6 +43,7 @@ from edge_server.frontends.v2.parameters import DEADLINE_KEY
 from edge_server.frontends.v2.requested_outputs import RequestedOutput
 from edge_server.memory.region_pins import Regions, RequestRegions
 from edge_server.protocol.raw_tensors import Buffer, raw_from_tensor, tensor_from_raw
+from edge_server.record import record
 
 _MAX_SEEN = 1024
 """Maximum number of JSON texts that were seen once and are not cached yet."""
@@ -64,7 +64,7 @@ _PLACEHOLDER = f"data {secrets.token_hex(16)} "
 it."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _CachedInput:
     """An input. `start` and `end` are the offsets of its raw bytes behind the JSON text."""
 

@@ -9,7 +9,7 @@ import functools
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeAlias
 
 import numpy as np
@@ -30,6 +30,7 @@ from edge_server.frontends.v2.parameters import (
 from edge_server.frontends.v2.requested_outputs import RequestedOutput, classify, write_to_region
 from edge_server.memory.region_pins import Regions, RegionView, RequestRegions
 from edge_server.protocol.raw_tensors import Buffer, raw_from_tensor, tensor_from_raw
+from edge_server.record import record
 
 Json: TypeAlias = dict[str, object]
 
@@ -41,7 +42,7 @@ _ONE_SOURCE = (
 )
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class DecodedRequest:
     """A request for the core, and the requested form of its response.
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from edge_server.errors import InvalidRequest
+from edge_server.record import record
 
 MAX_NESTING = 100
 
@@ -35,7 +35,7 @@ _MARK = f"array {secrets.token_hex(16)} "
 """Placeholder, followed by a number, of an array that is cut out. Random, so that no client can send it."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ArrayText:
     """Text of a JSON array of numbers, booleans and nested arrays, not parsed yet."""
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
 from edge_server.core.request_response import Parameter, SequenceStep
 from edge_server.errors import InvalidRequest
 from edge_server.frontends.v2.requested_outputs import RequestedOutput
 from edge_server.memory.region_pins import RegionRef
+from edge_server.record import record
 
 RESERVED_PREFIX = "triton_"
 
@@ -26,8 +26,7 @@ _INT64_START, _INT64_END = -(2**63), 2**63
 _MAX_SEQUENCE_ID_BYTES = 128
 
 
-# Not frozen: each request makes one, and a frozen dataclass takes three times as long.
-@dataclass(slots=True)
+@record(slots=True)
 class RequestParameters:
     """The parameters of a request, by purpose.
 

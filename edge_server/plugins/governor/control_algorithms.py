@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from edge_server.record import record
 
 MIN_SHARE = 0.1
 """Smallest share. The class control still needs some work, and without any work the effect of cooling is unknown."""
@@ -17,7 +19,7 @@ _STALE_S = 10.0
 """Readings with a longer gap between them are not used to find outliers."""
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class PiController:
     """PI controller. The share is the sum of the proportional and the integral part.
 
@@ -41,7 +43,7 @@ class PiController:
         return clip(self.integral + self.gain * error, MIN_SHARE, 1.0)
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class TemperaturePredictor:
     """Smoothed temperature, and its prediction some seconds ahead.
 
@@ -80,7 +82,7 @@ class TemperaturePredictor:
         return None if self.smooth_c is None else self.smooth_c + self.horizon_s * max(0.0, self._slope_c_per_s)
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class PowerBudget:
     """Energy budget in joules: filled by the power limit, emptied by the measured power.
 

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple, Protocol
 
 from edge_server.core.model_statistics import VersionWork
@@ -20,6 +20,7 @@ from edge_server.plugins.governor.readings import Gpu, MachineReading
 from edge_server.plugins.governor.state_events import StateEvents
 from edge_server.plugins.governor.variant_selector import ActiveVariants, VariantSelector
 from edge_server.plugins.governor.work_meter import CompletedWork, CompletedWorkMeter, ComputeCapacity, TokenWork
+from edge_server.record import record
 from edge_server.telemetry.event_bus import PublishEvent
 
 _log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class ServerCallbacks(NamedTuple):
     gpu_lost: Callable[[Gpu], None] = _do_nothing
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class GovernorSnapshot:
     """Result of the last step of the loop. Immutable.
 
@@ -224,7 +225,7 @@ class GovernorLoop:
         )
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class _Totals:
     """Sums since the start. The machine's counters begin at boot, so their first value is subtracted."""
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from edge_server.plugins.governor.control_algorithms import (
@@ -27,6 +26,7 @@ from edge_server.plugins.governor.control_algorithms import (
     clip,
 )
 from edge_server.plugins.governor.sensor_health import SensorHealth
+from edge_server.record import record
 
 _LONGEST_STEP_S = 5.0
 """Longest time that a step counts. After a suspend or a stall the controllers would else make one huge step."""
@@ -176,7 +176,7 @@ class PolicyDecision(NamedTuple):
     only_control: bool = False
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class _Limits:
     """The limits that the machine last reported. They stay valid if a later reading does not contain them."""
 

@@ -13,10 +13,11 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple, TypeAlias
 
 from edge_server.plugins.governor.readings import MachineReading
+from edge_server.record import record
 
 HALF_LIFE_S = 600.0
 """After this time a measurement has half its weight: clocks, heat and leakage change the cost of an inference."""
@@ -76,7 +77,7 @@ class _Interval(NamedTuple):
     duration_s: float
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class _Learned:
     """Weighted sums of one key (newer intervals weigh more), and `watts`, the current solution.
 

@@ -6,14 +6,13 @@ No clock, no I/O. It remembers only which temperature is controlled and which ki
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from edge_server.plugins.governor.control_policy import Cause, PolicyInput
 from edge_server.plugins.governor.readings import (
     CriticalTemperature,
     MachineReading,
     ThrottleReason,
 )
+from edge_server.record import record
 
 BURSTS_PER_S = 20.0
 """Over-current bursts are reported above this rate over a minute. Some boards always have a lower rate, even when idle:
@@ -34,7 +33,7 @@ _ALARMS = {"oc1": Cause.UNDER_VOLTAGE, "oc2": Cause.POWER_CAP}
 """Alarms of a Jetson's power monitor that always matter: supply voltage too low, average power too high."""
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class PolicyInputReader:
     """Reduces readings to policy inputs, in order."""
 

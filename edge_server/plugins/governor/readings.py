@@ -10,8 +10,10 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple, Protocol
+
+from edge_server.record import record
 
 JUNCTION = "tj"
 """Name of a Jetson's zone with the highest temperature of all zones of its chip."""
@@ -130,7 +132,7 @@ class Clock(NamedTuple):
         return self.cap_hz is not None and self.highest_hz is not None and self.cap_hz < self.highest_hz
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class EventCounter:
     """Events since boot. `per_s` is the rate since the previous reading, `sustained_per_s` that of the last minute.
 
@@ -178,7 +180,7 @@ class MemoryState(NamedTuple):
     full_percent: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Gpu:
     """One GPU. Readings of two sensors with the same `key` are joined: "gpu0" is NVIDIA's first card, "igpu" NVIDIA's
     integrated GPU, "card0" a GPU of another vendor. `utilization` is from 0 to 1, smoothed if it jumps.
@@ -215,7 +217,7 @@ class Gpu:
     missing: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class MachineReading:
     """One reading of the machine, or the part of it from one sensor.
 

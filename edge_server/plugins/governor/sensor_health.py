@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from edge_server.record import record
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class _Silence:
     """Start of a sensor's silence, and the number of samples without it."""
 
@@ -13,7 +15,7 @@ class _Silence:
     misses: int = 0
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class SensorHealth:
     """Tracks the silence of each sensor. One missing sample is never a loss, even after a long pause: after a suspend,
     a sensor may not answer at once."""

@@ -11,12 +11,13 @@ the time. No clock, no threads.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 from edge_server.plugins.governor.control_algorithms import smoothing_weight
 from edge_server.plugins.governor.control_policy import PolicyDecision
 from edge_server.plugins.governor.work_meter import CompletedWork, ModelWork
+from edge_server.record import record
 
 _SMOOTHING_S = 3.0
 
@@ -97,7 +98,7 @@ class ActiveVariants:
         return self._lighter.get(name)
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class _Rates:
     """Rates of one model per second: requested inferences, and seconds of computing."""
 
@@ -115,7 +116,7 @@ class _Rates:
             self.cost_s = cost_s if self.cost_s is None else self.cost_s + weight * (cost_s - self.cost_s)
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class VariantSelector:
     """Applies the rule to every model that names a variant. One thread calls `step` after each sample."""
 

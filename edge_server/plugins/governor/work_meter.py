@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeAlias
 
 from edge_server.core.custom_metric import MetricFamilyView
 from edge_server.core.model_statistics import VersionWork
 from edge_server.plugins.governor.control_algorithms import smoothing_weight
 from edge_server.plugins.governor.energy_model import ModelWorkload, WorkKey
+from edge_server.record import record
 
 _SMOOTHING_S = 3.0
 _DECAY_S = 300.0
@@ -26,7 +27,7 @@ _PHASES = {"vllm:prompt_tokens_total": "prefill", "vllm:generation_tokens_total"
 """Metric of a language model -> the phase whose tokens it counts."""
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class ModelWork:
     """Work of one model, and its rejected requests and frames."""
 
@@ -35,7 +36,7 @@ class ModelWork:
     refused: int = 0
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class CompletedWork:
     """Work of one interval: by model and batch size (for the energy model), and by model."""
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,6 +52,7 @@ from edge_server.plugins.vision.outputs.output_tensors import FloatArray, Output
 from edge_server.plugins.vision.outputs.reordered import ReorderedColumns, Transposed
 from edge_server.plugins.vision.perception import make_perception_decoder
 from edge_server.plugins.vision.resize import Color
+from edge_server.record import record
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -257,7 +258,7 @@ def _check_values(spec: ModelSpec, images: ImagePlan, decoder: DetectionDecoder,
     return [error_prefix + "; ".join((*stated, *findings.doubtful)) + advice]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class LayoutFindings:
     """Result of `check_layout`: what is impossible, what is doubtful, and the number of detections before NMS."""
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import enum
 import re
 import struct
-from dataclasses import dataclass
 from itertools import islice
 
 from edge_server.errors import InvalidRequest
+from edge_server.record import record
 
 MAX_PIXELS = 64 * 1024 * 1024
 """Maximum image size, in pixels, above today's camera sensors (50 Mpixel). Decoded to colour it takes 192 MiB, and a
@@ -47,7 +47,7 @@ class ImageFormat(enum.Enum):
     WEBP = "WebP"
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ImageHeader:
     """Format and stored size in pixels; a rotation in the metadata (EXIF) is not yet applied."""
 

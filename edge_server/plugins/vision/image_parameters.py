@@ -26,13 +26,13 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import NoReturn, TypeVar
 
 from edge_server.errors import BadModelConfig
 from edge_server.plugins.vision.declared_parameter import DeclaredParameter, describe_unknown, join_values
 from edge_server.plugins.vision.resize import Color, FitMode, Interpolation
+from edge_server.record import record
 
 Choice = TypeVar("Choice", bound=enum.Enum)
 
@@ -103,7 +103,7 @@ PARAMETERS = (
 _KEYS = tuple(parameter.key for parameter in PARAMETERS)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Declaration:
     """Image declaration, valid in itself but not yet checked against the model's input. None: not stated."""
 

@@ -7,7 +7,6 @@ configuration.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
@@ -35,6 +34,7 @@ from edge_server.plugins.vision.resize import (
     to_gray,
 )
 from edge_server.protocol.frame_messages import Frame
+from edge_server.record import record
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -70,7 +70,7 @@ class DimensionOrder(enum.Enum):
         return 2 if self is DimensionOrder.HW else 3
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ImagePlan:
     """Converts any picture to one item of the input `input_name`. Immutable and thread-safe.
 
@@ -295,7 +295,7 @@ def _input_of(spec: ModelSpec, declaration: Declaration) -> InputSpec:
     return found
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Planner:
     """Checks a declaration against its input and makes the plan. Raises BadModelConfig for a mismatch."""
 

@@ -8,7 +8,7 @@ version.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -29,6 +29,7 @@ from edge_server.plugins.vision.outputs.output_parameters import read_declaratio
 from edge_server.plugins.vision.outputs.segmentation import MaskDecoder, make_mask_decoder
 from edge_server.plugins.vision.resize import FittedPicture
 from edge_server.protocol.frame_messages import ClassScore, DenseMap, Detection, Mask, Returns
+from edge_server.record import record
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -46,7 +47,7 @@ class Overlay(NamedTuple):
     is_active: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Perception:
     """Results of one frame; empty or None if not requested. `overlays` are drawn over the picture, and sent nowhere."""
 
@@ -57,7 +58,7 @@ class Perception:
     dense_map: DenseMap | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class PerceptionDecoder:
     """Decoder of one model's outputs. Immutable and thread-safe. A field of None is not declared.
 

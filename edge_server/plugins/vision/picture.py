@@ -3,19 +3,20 @@ frame."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edge_server.plugins.vision.decode import opencv
 from edge_server.plugins.vision.resize import Color
+from edge_server.record import record
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(frozen=True, slots=True, eq=False)
 class Picture:
     """Pixels `(height, width, 3)`, or `(height, width)` for gray and depth; often a view of the received bytes.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from edge_server.core.tensor import DType, bf16_bits
 from edge_server.plugins.vision.decode import opencv
 from edge_server.plugins.vision.image_parameters import DepthUnit
+from edge_server.record import record
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -21,7 +22,7 @@ _MAX_BF16 = np.uint32(0x7F7F0000).view(np.float32)
 """Largest finite BF16 number."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(frozen=True, slots=True, eq=False)
 class ByteValues:
     """Conversion of 8-bit pixels: `table[c, v]` is the value of the network's channel c for the pixel value v.
 
@@ -75,7 +76,7 @@ class ByteValues:
         cv2.LUT(image, np.ascontiguousarray(self._bits.T)[None], target)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class DepthValues:
     """Conversion of sensor measurements: (v * scale - mean) / stddev, rounded and clipped to the range of `dtype`.
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,6 +31,7 @@ from edge_server.plugins.vision.decode import opencv
 from edge_server.plugins.vision.image_header import MAX_PIXELS
 from edge_server.plugins.vision.picture import Picture
 from edge_server.plugins.vision.resize import Color
+from edge_server.record import record
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -40,7 +40,7 @@ MAX_SIDE = 65535
 """Maximum width or height of a raw frame, the same as of a JPEG."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Packed:
     """Consecutive pixels, each of `channels` numbers of the numpy type `dtype` (without byte order)."""
 
@@ -64,7 +64,7 @@ class _Packed:
         return Picture(pixels, self.color)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Bayer:
     """One number per pixel, red, green or blue by its position. `code` is the cv2 attribute that converts to BGR."""
 
@@ -80,7 +80,7 @@ class _Bayer:
         return Picture(cv2.cvtColor(_numbers(rows, self.dtype, is_bigendian), getattr(cv2, self.code)), Color.BGR)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Yuv422:
     """Two pixels in four bytes. `code` is the cv2 attribute that converts to BGR."""
 
@@ -171,7 +171,7 @@ def _pairs(plane: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     return plane.reshape(plane.shape[0], -1, 2)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _TwoPlanes:
     """A plane of Y, then one of pairs: rows `step_factor` * `step` apart, `divisor` times fewer in both directions."""
 

@@ -7,13 +7,13 @@ Coordinates are continuous, in pixels, from the upper left corner of the upper l
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.vision.decode import opencv
+from edge_server.record import record
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -60,7 +60,7 @@ class Color(enum.Enum):
     """One channel of sensor measurements, not of brightness."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class FittedPicture:
     """Position of a picture in a network's input: `x_input = x * scale_x + offset_x`, and the same for y.
 
@@ -83,7 +83,7 @@ class FittedPicture:
         return x * self.scale_x + self.offset_x, y * self.scale_y + self.offset_y
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class FitRule:
     """Rule that fits a picture of any size to `width` x `height`.
 
@@ -98,7 +98,7 @@ class FitRule:
     interpolation: Interpolation = Interpolation.AUTO
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ResizedPicture:
     """Size of a resized picture, and the position (`left`, `top`) of its upper left corner in the network's input."""
 

@@ -12,11 +12,12 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path, PurePosixPath
 from typing import TypeAlias
 
 from edge_server.errors import BadModelConfig, ChangedWhileLoading, StorageFault, Untrusted
+from edge_server.record import record
 from edge_server.repository.file_fingerprint import MAX_FILES, is_ignored
 from edge_server.repository.pbtxt import ConfigMessage
 from edge_server.repository.safe_paths import find_inside
@@ -36,7 +37,7 @@ _TAGGED = re.compile(r"(\\?)SHA256 \((.+)\) = ([0-9a-fA-F]{64})", re.DOTALL)
 _ESCAPES = {"\\\\": "\\", "\\n": "\n", "\\r": "\r"}
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Manifest:
     """Content of a SHA256SUMS: relative path -> SHA-256 digest. `subject` names its model and version, "" if absent."""
 

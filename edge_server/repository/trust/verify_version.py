@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import NamedTuple
 
 from edge_server.errors import ChangedWhileLoading, Untrusted
+from edge_server.record import record
 from edge_server.repository.scan import ModelDirectory, parse_version
 from edge_server.repository.trust.checksum_file import (
     FILE_NAME,
@@ -44,7 +45,7 @@ def trust_policy(requires_checksums: bool, public_key_path: str) -> TrustPolicy:
     return TrustPolicy(requires_checksums, key)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Verified:
     """The verified files, each with its stamp from before it was read."""
 

@@ -8,11 +8,11 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.errors import BadModelConfig
+from edge_server.record import record
 
 _WINDOW = 1024
 """Number of a version's latest requests that are compared."""
@@ -86,7 +86,7 @@ class ResultWindow:
         return ResultSummary(len(latencies_ns), len(latencies_ns) - len(answered), p99_ns)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ResultSummary:
     """`count` requests, `failed_count` among them; `p99_ns` is 0 when none was answered."""
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.status_reports import CANARY_FELL_BACK, EARLIER_GENERATION, UNLOADED, VersionReport
 from edge_server.core.version_lifecycle import INDEX_STATES, DesiredModel, LoadAction, VersionState
 from edge_server.errors import EdgeServerError, OutOfMemory
+from edge_server.record import record
 from edge_server.serving.execution.transient_load_errors import TRANSIENT_ERRORS
 from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.serving.lifecycle.lifecycle_settings import LifecycleSettings
@@ -35,7 +36,7 @@ def _loading_reason(since_ns: int) -> str:
     return f"loading for {seconds:.0f} s" if seconds >= _REPORTED_AFTER_S else ""
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class Failure:
     """A load that failed. `retry_at_s` is the unix time of the next attempt; None if only new files or a load request
     help.
@@ -91,7 +92,7 @@ class RetiredVersion(NamedTuple):
     served_count: int
 
 
-@dataclass(slots=True, eq=False)
+@record(slots=True, eq=False)
 class ModelState:
     """State of one model. `loading` is the load in progress; `is_opening` is set when it takes memory. `is_demanded`:
     a request needs evicted versions. `failures` are those of the latest files."""

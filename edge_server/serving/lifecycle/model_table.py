@@ -13,7 +13,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from edge_server.core.ensemble_graph import topological_order
@@ -39,6 +38,7 @@ from edge_server.errors import (
     QueueFull,
     SessionLost,
 )
+from edge_server.record import record
 from edge_server.serving.execution.gpu_loss_and_memory import Gpus, gpus_of
 from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.serving.lifecycle.canary import CanaryTrial
@@ -80,7 +80,7 @@ _MAX_PENDING = 1000
 """Most requests that may wait for the load of one model; each holds its inputs in memory."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(frozen=True, slots=True, eq=False)
 class Load:
     """Action: load a version, as this generation of its model."""
 
@@ -89,7 +89,7 @@ class Load:
     generation: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(frozen=True, slots=True, eq=False)
 class Unload:
     """Action: close a version after its last request. It has no route and accepts no requests any more.
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import ModuleType
 from typing import Any
 
 from edge_server.plugins.governor.readings import EnergyCounter, FanReading, Gpu, Rail, ThrottleReason, TripPoints, Zone
 from edge_server.plugins.governor.sensors.counter_rates import EnergyMeter
+from edge_server.record import record
 
 SOURCE = "nvml"
 
@@ -76,7 +77,7 @@ class NvmlClosed(Exception):
         self.code = code
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class NvmlGpu:
     """A known GPU. `handle` is None while it cannot be queried. `is_lost`: the reason is the GPU itself. `has_power`:
     it reported its power at least once."""
@@ -97,7 +98,7 @@ class NvmlGpu:
         return self.uuid is None and self.name is None
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class GpuReadingParts:
     """The parts of a machine reading that one GPU contributes."""
 

@@ -6,9 +6,11 @@ import errno
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
+
+from edge_server.record import record
 
 T = TypeVar("T")
 
@@ -116,7 +118,7 @@ def read_once(path: Path | str) -> bytes:
         os.close(descriptor)
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class FoundPaths(Generic[T]):
     """Cache of found paths. They are searched again after FIND_AGAIN_S, or at each use while there are none.
 

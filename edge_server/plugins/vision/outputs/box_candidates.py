@@ -4,7 +4,6 @@ ones."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,6 +12,7 @@ import numpy as np
 from edge_server.plugins.vision.decode import opencv
 from edge_server.plugins.vision.outputs.output_parameters import BoxFormat, BoxUnit
 from edge_server.plugins.vision.outputs.output_tensors import FloatArray, select_top_k
+from edge_server.record import record
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -21,7 +21,7 @@ MAX_CANDIDATES = 2048
 """Maximum number of candidates per frame. It limits the cost of a network that detects something everywhere."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Candidates:
     """K candidates, best first. `boxes` (K, 4): x_min, y_min, x_max, y_max; `keypoints` (K, points, 3): x, y, score;
     `rotated` (K, 5): rotated boxes, see rotated_boxes.py, which `boxes` enclose; `mask_coefficients` (K, prototypes).
@@ -45,7 +45,7 @@ class Candidates:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class NetworkSize:
     """Width and height of the network's input, in pixels."""
 
@@ -74,7 +74,7 @@ class DetectionHead(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class BoxEncoding:
     """Box format and unit of a network."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,12 +11,13 @@ from edge_server.core.model_spec import ModelSpec
 from edge_server.plugins.vision.outputs.output_parameters import Activation, ClassDeclaration
 from edge_server.plugins.vision.outputs.output_tensors import OutputTensor, activate, choose_output, select_top_k
 from edge_server.protocol.frame_messages import ClassScore
+from edge_server.record import record
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ClassDecoder:
     """Decodes one output to the top-k classes."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from edge_server.plugins.vision.outputs.output_tensors import (
 )
 from edge_server.plugins.vision.resize import FittedPicture
 from edge_server.protocol.frame_messages import DenseMap, Detection
+from edge_server.record import record
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -37,7 +37,7 @@ MAX_SIDE = 32766
 _LEVELS = 65535
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class DenseMapDecoder:
     """Decodes one output to a map of the frame. `size` is the size of the network's input.
 

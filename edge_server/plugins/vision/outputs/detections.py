@@ -4,7 +4,7 @@ and class names."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,6 +42,7 @@ from edge_server.plugins.vision.outputs.text_lines import TextMap
 from edge_server.plugins.vision.outputs.yolo import ClassColumns, ClassRows, FinalRows, ObjectnessRows, YoloxGrid
 from edge_server.plugins.vision.resize import FittedPicture
 from edge_server.protocol.frame_messages import Detection, Keypoint, ObjectMask, RotatedBox
+from edge_server.record import record
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -87,7 +88,7 @@ _MAX_ACCEPTED_SHAPES = 16
 """Number of shapes of a model's outputs that are checked only once. Most models have one."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class DetectionDecoder:
     """Decodes a model's outputs to detections. Immutable and thread-safe. `masks` is None if objects have none."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from edge_server.plugins.vision.outputs.box_candidates import (
 )
 from edge_server.plugins.vision.outputs.output_parameters import Activation
 from edge_server.plugins.vision.outputs.output_tensors import FloatArray, activate, select_top_k, shape_matches
+from edge_server.record import record
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -31,7 +32,7 @@ def yunet_names(strides: tuple[int, ...]) -> tuple[str, ...]:
     return tuple(f"{kind}_{stride}" for kind, _ in _OUTPUT_KINDS for stride in strides)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class YuNet:
     """For each grid: class [A, 1], objectness [A, 1], box [A, 4], landmarks [A, 10].
 
@@ -86,7 +87,7 @@ ANCHORS_PER_CELL = 2
 """Number of anchors that each entry of the strides adds to a cell; equal consecutive strides share their cells."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class BlazeFace:
     """[A, 16] and [A, 1]: centre, size and 6 points in pixels of the input, relative to the anchor's centre; score.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +18,7 @@ from edge_server.plugins.vision.outputs.box_candidates import (
 )
 from edge_server.plugins.vision.outputs.output_parameters import Activation
 from edge_server.plugins.vision.outputs.output_tensors import FloatArray, activate, select_top_k, shape_matches
+from edge_server.record import record
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -36,7 +37,7 @@ def select_pairs(
     return boxes, classes.astype(np.int64), values[indices]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Detr:
     """Networks of the DETR family, which need no NMS, [Q, 4] and [Q, C].
 
@@ -74,7 +75,7 @@ class Detr:
         return Candidates(self.encoding.to_corners(boxes[indices]), selected, classes)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ClassScoreRows:
     """PP-YOLOE and PicoDet with decoded boxes, before NMS, [A, 4] and [C, A]."""
 
@@ -95,7 +96,7 @@ class ClassScoreRows:
         return Candidates(self.encoding.to_corners(boxes[indices]), selected, classes)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class DistributionGrid:
     """NanoDet and PicoDet, [A, C + 4 * bins]: class scores, then a distribution of the distance to each side.
 

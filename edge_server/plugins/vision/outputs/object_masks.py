@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from edge_server.plugins.vision.outputs.box_candidates import NetworkSize
 from edge_server.plugins.vision.outputs.output_tensors import FloatArray, OutputTensor
 from edge_server.plugins.vision.resize import FittedPicture
 from edge_server.protocol.frame_messages import ObjectMask
+from edge_server.record import record
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -31,7 +31,7 @@ MAX_PIXELS = 1 << 26
 """Maximum number of pixels of all masks of a frame: 8 MB, 72 objects that fill a frame of 1280x720."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ObjectMaskDecoder:
     """Decodes masks from the output with the prototypes, (`coefficient_count`, height, width) over the network's input
     of `size`. Immutable and thread-safe."""

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
 from edge_server.errors import BadModelConfig
 from edge_server.plugins.vision.declared_parameter import DeclaredParameter, describe_unknown, join_values
+from edge_server.record import record
 
 Choice = TypeVar("Choice", bound=enum.Enum)
 
@@ -111,7 +111,7 @@ class MaskLayout(enum.Enum):
     INDEX = "index"
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class HeadTraits:
     """Outputs, keys and defaults of a head.
 
@@ -350,7 +350,7 @@ _ANOMALY_KEYS = tuple(parameter.key for parameter in ANOMALY_PARAMETERS)
 _KEYS = tuple(parameter.key for parameter in PARAMETERS)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class DetectionDeclaration:
     """Detection declaration, valid in itself but not yet checked against the outputs.
 
@@ -384,7 +384,7 @@ class DetectionDeclaration:
     """Whether the model answers DeepStack clients that name no model."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ClassDeclaration:
     """Class declaration. `is_certain` is False for image_top_k alone: it also applies to image requests, so several
     outputs are no error."""
@@ -395,7 +395,7 @@ class ClassDeclaration:
     scale: float
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class MaskDeclaration:
     output: str | None
     layout: MaskLayout | None
@@ -404,21 +404,21 @@ class MaskDeclaration:
     unseen: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class DepthDeclaration:
     output: str | None
     kind: DepthKind
     scale: float
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class AnomalyDeclaration:
     output: str | None
     score_output: str | None
     threshold: float
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class OutputDeclaration:
     """Declarations about a model's outputs; None: not declared."""
 

@@ -4,7 +4,6 @@ scores."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -13,6 +12,7 @@ from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, BadModelConfig
 from edge_server.plugins.vision.outputs.output_parameters import Activation
+from edge_server.record import record
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -22,7 +22,7 @@ FloatArray: TypeAlias = "npt.NDArray[np.floating[Any]]"
 _NO_NUMBERS = (DType.BYTES, DType.BOOL)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class OutputTensor:
     """An output that a decoder reads; it has `rank` dimensions per frame."""
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from edge_server.plugins.vision.outputs.box_candidates import Candidates, DetectionHead
 from edge_server.plugins.vision.outputs.output_parameters import Column
 from edge_server.plugins.vision.outputs.output_tensors import FloatArray
+from edge_server.record import record
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Adapter:
     """Base of adapters, with the ranks and labels of the adapted head."""
 
@@ -25,7 +25,7 @@ class _Adapter:
         return self.head.labels_index
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Transposed(_Adapter):
     """Reads the first output with its two dimensions swapped, such as [A, 4 + C] with a head for [4 + C, A]."""
 
@@ -37,7 +37,7 @@ class Transposed(_Adapter):
         return self.head.decode([arrays[0].T, *arrays[1:]], threshold)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ReorderedColumns(_Adapter):
     """Reads rows of box, score and class in the order of `columns`. What follows them stays where it is.
 

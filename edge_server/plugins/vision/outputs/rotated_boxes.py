@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +21,7 @@ from edge_server.plugins.vision.outputs.output_tensors import (
     shape_matches,
 )
 from edge_server.plugins.vision.resize import FittedPicture
+from edge_server.record import record
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -32,7 +32,7 @@ _EPSILON = 1e-7
 _ROWS_AT_ONCE = 32
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class AngleColumns:
     """YOLOv8 and later for oriented boxes, [4 + C + 1, A]: centre and size, classes, angle."""
 
@@ -56,7 +56,7 @@ class AngleColumns:
         return Candidates(enclosing_boxes(rotated), scores[indices], kept[:, 4:-1].argmax(axis=1), rotated=rotated)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class AngleRows:
     """Exports for oriented boxes that need no NMS (end2end, or with nms), [A, 7]: centre and size, score, class,
     angle."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -23,6 +22,7 @@ from edge_server.plugins.vision.outputs.output_tensors import (
 )
 from edge_server.plugins.vision.resize import FittedPicture
 from edge_server.protocol.frame_messages import Mask
+from edge_server.record import record
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -33,7 +33,7 @@ BAND_PIXELS = 1 << 16
 """Number of pixels processed at a time, so that they stay in the processor's cache."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class MaskDecoder:
     """Decodes one output to a mask of the frame. `size` is the size of the network's input."""
 

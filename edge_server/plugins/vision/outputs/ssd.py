@@ -4,7 +4,6 @@ network."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,12 +17,13 @@ from edge_server.plugins.vision.outputs.output_tensors import (
     select_top_k,
     shape_matches,
 )
+from edge_server.record import record
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Ssd:
     """Decodes boxes and scores from two outputs, [A, 4] and [A, C], before NMS. Each box has only its best class.
 
@@ -90,7 +90,7 @@ class Ssd:
         return np.concatenate((centre - half, centre + half), axis=1) * (self.encoding.pixels_per_unit * 2)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class FinalTensors:
     """Networks with NMS inside, [A, 4], [A], [A] and optionally their valid count: EfficientNMS of TensorRT,
     TensorFlow's detection models, torchvision. With two outputs, [A, 5] and [A], boxes and scores are one: MMDeploy."""
@@ -131,7 +131,7 @@ class FinalTensors:
         return decode_classified(self.encoding, boxes, scores, classes, self.background, threshold)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class SelectedBoxes:
     """Networks with ONNX's NonMaxSuppression: its inputs, [A, 4] and [C, A], and its output, [K, 3].
 
@@ -169,7 +169,7 @@ class SelectedBoxes:
         return Candidates(corners, found.scores, found.classes)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class DetectionRows:
     """Networks with DetectionOutput of Caffe or OpenVINO, [1, K, 7]: image, class, score, box.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from edge_server.plugins.vision.decode import opencv
 from edge_server.plugins.vision.outputs.box_candidates import Candidates, NetworkSize
 from edge_server.plugins.vision.outputs.output_tensors import FloatArray, shape_matches
 from edge_server.plugins.vision.outputs.rotated_boxes import enclosing_boxes
+from edge_server.record import record
 
 MAX_LINES = 1000
 """Maximum number of cores per frame, those with the longest outlines."""
@@ -27,7 +27,7 @@ MIN_SIDE = 3
 """Least side of a core, in pixels of the map, as in PP-OCR. A grown box has two more."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class TextMap:
     """DBNet, [1, H, W]: the probability that a pixel is in the core of a text line. All lines have class 0."""
 

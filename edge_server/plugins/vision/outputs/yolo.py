@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,6 +25,7 @@ from edge_server.plugins.vision.outputs.output_tensors import (
     select_top_k,
     shape_matches,
 )
+from edge_server.record import record
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -51,7 +52,7 @@ def _extra(keypoint_count: int, coefficient_count: int, keypoint_values: int = 3
     return points + (f" + {coefficient_count} mask coefficients" if coefficient_count else "")
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ObjectnessRows:
     """YOLOv5 and decoded YOLOX, [A, 5 + C + M]: box, objectness, classes, then M coefficients of the mask."""
 
@@ -76,7 +77,7 @@ class ObjectnessRows:
         return Candidates(corners, scores, kept[:, 5:end].argmax(axis=1), mask_coefficients=coefficients)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ClassColumns:
     """YOLOv8 and 11, [4 + C + 3 * keypoints + M, A]: box, classes, then x, y and score of each keypoint, or M
     coefficients of the mask; no objectness."""
@@ -129,7 +130,7 @@ def read_keypoints(columns: FloatArray, values: int) -> FloatArray:
     return np.concatenate((points, np.ones((*points.shape[:2], 1), points.dtype)), axis=2)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class FinalRows:
     """YOLOv10 and end2end exports, which need no NMS, [A, 6 + 3 * keypoints + M]: box, score, class, then x, y and
     score of each keypoint, or M coefficients of the mask."""
@@ -160,7 +161,7 @@ class FinalRows:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ClassRows:
     """RT-DETR, which needs no NMS, [A, 4 + C]: box, classes."""
 
@@ -182,7 +183,7 @@ class ClassRows:
         return Candidates(self.encoding.to_corners(kept[:, :4]), scores[indices], kept[:, 4:].argmax(axis=1))
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class YoloxGrid:
     """YOLOX, [A, 5 + C]: box, objectness, classes; one grid after the other, each row by row.
 
