@@ -2,23 +2,27 @@
 
 All run from compiled bytecode, as pip installs it, also out of a source tree whose bytecode is not written.
 
-Resident (Rss) and proportional (Pss) memory at rest, seconds from start to ready, and the CPU time of the start: of the
-server without a model; of the server with the identity model, and with the bundled classifier on each runtime, after a
-first request; of the raw runtime's own process, numpy and one inference and nothing else; of Triton where
-EDGE_BENCH_TRITON names one. In turns; medians are printed, and written to FOLDER/memory.json if one is given.
+Resident (Rss) and proportional (Pss) memory at rest, seconds from start to the first 200 of /v2/health/ready, the CPU
+time of the start, and the modules imported until then: of the server without a model, with one small network (the face
+detector of model_repository), and with all of model_repository; of the server with the identity model, and with the
+bundled classifier on each runtime, after a first request; of the raw runtime's own process, numpy and one inference and
+nothing else; of Triton where EDGE_BENCH_TRITON names one. In turns; medians and ranges are printed, and written to
+FOLDER/memory.json if one is given.
 
 `--server LABEL=COMMAND`, once for each, compares trees: `--server old=/tree/.venv/bin/edge-server --server new=...`.
 The start of the second and later ones is then printed as a ratio to the first's, round by round. `--quick` measures the
-servers without a model and with the identity model, and nothing else.
+servers without a model, with the identity model, with the face detector and with model_repository, and nothing else.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import http.client
 import json
 import os
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -33,6 +37,7 @@ import harness
 import numpy as np
 import short
 
+DETECTOR = "face_detection_yunet"
 RUNTIMES = ("onnxruntime", "openvino")
 RAW = """
 import sys
@@ -64,6 +69,29 @@ SETTLE_S = 1.0
 SMALL = np.zeros(16, np.float32)
 
 
+def first_answer_s(where: harness.Server) -> float:
+    """Ask a server that says it is ready whether it is; return the seconds from its start to the answer."""
+    began_s = time.monotonic()
+    connection = http.client.HTTPConnection(where.http, timeout=60)
+    connection.request("GET", "/v2/health/ready")
+    status = connection.getresponse().status
+    answered_s = time.monotonic()
+    connection.close()
+    if status != 200:
+        raise SystemExit(f"/v2/health/ready answered {status}")
+    return where.start_s + answered_s - began_s
+
+
+def module_count(program: Sequence[str], repository: Path) -> int:
+    """Return how many modules a server has imported when it has answered /v2/health/ready."""
+    with tempfile.NamedTemporaryFile() as log:
+        logged = ("sh", "-c", f'exec "$@" 2>{log.name}', "sh", *program)
+        with harness.server(repository, program=logged, variables={"PYTHONPROFILEIMPORTTIME": "1"}) as where:
+            first_answer_s(where)
+            lines = Path(log.name).read_text().splitlines()
+    return len({line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")})
+
+
 def figures(pid: int, start_s: float, start_cpu_s: float) -> Figures:
     time.sleep(SETTLE_S)
     found = harness.memory_mb(pid)
@@ -73,12 +101,12 @@ def figures(pid: int, start_s: float, start_cpu_s: float) -> Figures:
 def of_server(program: Sequence[str], repository: Path, model: str = "") -> Figures:
     words = (*program[1:], "--log-info=false")
     with harness.server(repository, *words, program=program[:1]) as where, contextlib.ExitStack() as stack:
-        start_cpu_s = where.cpu_s()
+        start_s, start_cpu_s = first_answer_s(where), where.cpu_s()
         if model:
             name, array = ("INPUT0", SMALL) if model == "small" else ("input", cases.picture())
             data = short.message(model, name, array)
             stack.enter_context(short.over_grpc(where, data))()
-        return figures(where.pid, where.start_s, start_cpu_s)
+        return figures(where.pid, start_s, start_cpu_s)
 
 
 def of_triton(repository: Path) -> Figures:
@@ -114,12 +142,15 @@ def measure(rounds: int, programs: Mapping[str, Sequence[str]], *, is_quick: boo
         folder = Path(name)
         (folder / "empty").mkdir()
         harness.write_model(folder / "small", "small", short.IDENTITY)
+        shutil.copytree(cases.BUNDLED.parent / DETECTOR, folder / "detector" / DETECTOR)
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         os.environ["PYTHONPYCACHEPREFIX"] = str(folder / "bytecode")
         ways: dict[str, Callable[[], Figures]] = {}
         for label, program in programs.items():
             ways[f"{label}, no model"] = partial(of_server, program, folder / "empty")
             ways[f"{label}, identity"] = partial(of_server, program, folder / "small", "small")
+            ways[f"{label}, {DETECTOR}"] = partial(of_server, program, folder / "detector")
+            ways[f"{label}, model_repository"] = partial(of_server, program, cases.BUNDLED.parent)
         for runtime in () if is_quick else RUNTIMES:
             model = cases.write_classifier(folder / runtime, runtime)
             for label, program in programs.items():
@@ -129,6 +160,8 @@ def measure(rounds: int, programs: Mapping[str, Sequence[str]], *, is_quick: boo
             ways["Triton, no model"] = partial(of_triton, folder / "empty")
         for measure_one in ways.values():
             measure_one()  # writes the bytecode
+        modules = {label: module_count(program, folder / "empty") for label, program in programs.items()}
+        print(", ".join(f"{label} without a model: {count} modules" for label, count in modules.items()))
         found: dict[str, list[Figures]] = {way: [] for way in ways}
         names = list(ways)
         for number in range(rounds):
@@ -151,11 +184,12 @@ def main() -> None:
     before = harness.machine()
     rounds, heavy = measure(given.rounds, programs, is_quick=given.quick), imports_no_runtime()
     found = {way: {key: statistics.median(one[key] for one in its) for key in its[0]} for way, its in rounds.items()}
-    rows = [
-        (way, f"{row['rss_mb']:.1f}", f"{row['pss_mb']:.1f}", f"{row['start_s']:.3f}", f"{row['start_cpu_s']:.3f}")
-        for way, row in found.items()
-    ]
-    print(harness.markdown(("", "Rss MB", "Pss MB", "start to ready s", "its CPU s"), rows))
+    rows = []
+    for way, row in found.items():
+        starts_s = sorted(one["start_s"] for one in rounds[way])
+        start = f"{row['start_s']:.3f} ({starts_s[0]:.3f}-{starts_s[-1]:.3f})"
+        rows.append((way, f"{row['rss_mb']:.1f}", f"{row['pss_mb']:.1f}", start, f"{row['start_cpu_s']:.3f}"))
+    print(harness.markdown(("", "Rss MB", "Pss MB", "start to first answer s", "its CPU s"), rows))
     first, *others = programs
     for label in others:
         for way in [way.removeprefix(label) for way in found if way.startswith(f"{label}, ")]:
