@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import logging
 import os
 import sys
@@ -27,6 +28,15 @@ _THREAD_END_S = 1.0
 
 def run(arguments: Sequence[str]) -> int:
     """Serve with the settings of arguments, environment and configuration file; return the exit code."""
+    # Until `process.server.serve` enables it again: the start makes objects that stay, and collections only delay it.
+    gc.disable()
+    try:
+        return _run(arguments)
+    finally:
+        gc.enable()
+
+
+def _run(arguments: Sequence[str]) -> int:
     set_library_defaults()
     plugins, problems = find_plugins()
     parsed = parse_serve(arguments, process_environment(), plugins)

@@ -19,7 +19,10 @@ def bind_sockets(address: str, port: int, *, reuses_port: bool = False) -> list[
             sockets.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             sockets[0].bind(address.removeprefix("unix:"))
             return sockets
-        found = socket.getaddrinfo(address.strip("[]") or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        name = address.strip("[]")
+        # Python encodes a text by the codec IDNA, whose tables take a millisecond and half a megabyte.
+        host = (name.encode("ascii") if name.isascii() else name) or None
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, kind, protocol, _, where in dict.fromkeys(found):
             item = socket.socket(family, kind, protocol)
             sockets.append(item)

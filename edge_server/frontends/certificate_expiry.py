@@ -6,7 +6,6 @@ from __future__ import annotations
 import base64
 import math
 import re
-from datetime import datetime, timezone
 from pathlib import Path
 
 _CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----", re.DOTALL)
@@ -25,6 +24,8 @@ def read_expiry(path: str) -> float:
 
 def _not_after(der: bytes) -> float:
     """Return notAfter of a certificate (RFC 5280, section 4.1). Raises ValueError or IndexError."""
+    from datetime import datetime, timezone  # only a server with TLS needs them
+
     _, certificate, _ = _read_element(der)
     _, body, _ = _read_element(certificate)
     tag, _, rest = _read_element(body)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -54,7 +55,6 @@ from edge_server.version import __version__
 
 if TYPE_CHECKING:
     from edge_server.frontends.grpc.server import GrpcFrontend
-    from edge_server.frontends.http.frontend import HttpFrontend
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +92,10 @@ def serve(
     on_no_fallback = partial(end.submit, ExitCode.GPU_LOST) if config.lifecycle.exits_on_gpu_loss else _ignore
     core = build(config, log_settings, plugins, on_no_fallback)
     process = ServerProcess(config, core, environment or ProcessEnvironment(), log_settings, end)
+
+    # Modules and settings stay until the end: full collections, which stop all threads, need not visit them.
+    gc.freeze()
+    gc.enable()
 
     async def run() -> int:
         process.add_signal_handlers()
@@ -143,7 +147,6 @@ class ServerProcess:
         self._budget = MemoryBudget(budget, largest_body)
         self._connection_limit = ConnectionLimit()
         self.metrics = self._make_metrics()
-        self._http: HttpFrontend | None = None
         self._grpc: GrpcFrontend | None = None
         self._grpc_waits = False
         """Whether the address of gRPC is bound, but connections are refused."""
@@ -243,7 +246,6 @@ class ServerProcess:
         )
         events.open()
         port = await front.start(routes, self._core.plugins.refusal_body)
-        self._http = front
         self.ports["http"] = port
         if self._config.http.tls_cert:
             self._note_expiry("http", self._config.http.tls_cert)
@@ -362,11 +364,9 @@ class ServerProcess:
             # Before the ready line is printed: its reader may send a signal at once.
             self._supervision.started()
         on_started()
-        if must_end:
-            return False
-        if self._http is not None:
-            self._http.prepare()
-        return True
+        if not must_end and self._grpc is not None:
+            asyncio.get_running_loop().run_in_executor(None, self._grpc.prepare)
+        return not must_end
 
     def _accept_grpc(self) -> None:
         if self._grpc_waits and self._grpc is not None:

@@ -7,8 +7,11 @@ from any thread. Each message has exactly one class.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
+
+from edge_server.protocol.protobuf_wire_format import VARINT, read_varint
 
 MessageClass: TypeAlias = Any
 """A generated class. Type checkers do not see its attributes, which come from the .proto files."""
@@ -26,10 +29,18 @@ class ServiceMethod(NamedTuple):
 
     name: str
     path: str
-    input_class: MessageClass
-    output_class: MessageClass
+    input_name: str
+    output_name: str
     client_streaming: bool
     server_streaming: bool
+
+    @property
+    def input_class(self) -> MessageClass:
+        return message_class(self.input_name)
+
+    @property
+    def output_class(self) -> MessageClass:
+        return message_class(self.output_name)
 
 
 class _Catalog:
@@ -40,10 +51,13 @@ class _Catalog:
 
         self.pool: Any = descriptor_pool.DescriptorPool()
         self.classes: dict[str, MessageClass] = {}
-        content = Path(__file__).with_name("descriptors.binpb").read_bytes()
-        self.files = {file.name: file for file in descriptor_pb2.FileDescriptorSet.FromString(content).file}
+        self.files = {file.name: file for file in descriptor_pb2.FileDescriptorSet.FromString(_read_set()).file}
         for file in self.files.values():
             self.pool.AddSerializedFile(file.SerializeToString())
+
+
+def _read_set() -> bytes:
+    return Path(__file__).with_name("descriptors.binpb").read_bytes()
 
 
 _lock = threading.Lock()
@@ -83,19 +97,47 @@ def __getattr__(name: str) -> MessageClass:
 
 
 def service_methods(full_name: str) -> tuple[ServiceMethod, ...]:
-    """Return a service's RPCs in the order of its .proto file. Raises KeyError for an unknown service."""
-    service = _catalog().pool.FindServiceByName(full_name)
-    return tuple(
-        ServiceMethod(
-            name=method.name,
-            path=f"/{full_name}/{method.name}",
-            input_class=message_class(method.input_type.full_name),
-            output_class=message_class(method.output_type.full_name),
-            client_streaming=bool(method.client_streaming),
-            server_streaming=bool(method.server_streaming),
-        )
-        for method in service.methods
+    """Return a service's RPCs in the order of its .proto file. Raises KeyError for an unknown service.
+
+    Decodes the descriptors without protobuf, which takes 15 ms to import: a server lists its RPCs at the start, and a
+    message may come much later. The field numbers are those of descriptor.proto.
+    """
+    for number, file in _fields(memoryview(_read_set())):
+        members = list(_fields(file)) if number == 1 else []
+        package = next((_text(value) for member, value in members if member == 2), "")
+        for member, service in members:
+            if member == 6 and f"{package}.{_text(next(_fields(service))[1])}" == full_name:
+                return tuple(_method(full_name, dict(_fields(value))) for kind, value in _fields(service) if kind == 2)
+    raise KeyError(full_name)
+
+
+def _method(service: str, fields: dict[int, Any]) -> ServiceMethod:
+    name = _text(fields[1])
+    return ServiceMethod(
+        name=name,
+        path=f"/{service}/{name}",
+        input_name=_text(fields[2]).removeprefix("."),
+        output_name=_text(fields[3]).removeprefix("."),
+        client_streaming=bool(fields.get(5)),
+        server_streaming=bool(fields.get(6)),
     )
+
+
+def _fields(message: memoryview) -> Iterator[tuple[int, Any]]:
+    """Yield number and value of each field of a descriptor: an integer, or a view of text or of a message."""
+    position = 0
+    while position < len(message):
+        tag, position = read_varint(message, position)
+        value, position = read_varint(message, position)
+        if tag & 7 != VARINT:
+            start, position = position, position + value
+            yield tag >> 3, message[start:position]
+        else:
+            yield tag >> 3, value
+
+
+def _text(value: memoryview) -> str:
+    return bytes(value).decode()
 
 
 def service_names() -> tuple[str, ...]:

@@ -18,7 +18,6 @@ from typing import NamedTuple
 import watchdog.events
 from watchdog.events import FileSystemEvent, FileSystemEventHandler
 from watchdog.observers.api import BaseObserver, ObservedWatch
-from watchdog.observers.polling import PollingObserver
 
 from edge_server.repository.mounts import is_layered, is_remote, read_mounts, root_file_system
 from edge_server.repository.open_files import OpenWriters, is_open_for_writing
@@ -69,6 +68,8 @@ class FileObservation:
         """Changed paths since the last `take_changed_paths`; None if anything may have changed."""
         self._inotify: BaseObserver | None = None
         self._polling: BaseObserver | None = None
+        self._watch_limit: WatchLimit | None = None
+        """Not None exactly while `_inotify` is not."""
         self._watches: dict[WatchedFolder, tuple[BaseObserver, ObservedWatch, tuple[int, int]]] = {}
         kinds = {root: root_file_system(root, mounts) for mounts in [read_mounts()] for root in roots}
         self._is_remote = {root: is_remote(kind) for root, kind in kinds.items()}
@@ -153,6 +154,7 @@ class FileObservation:
         self._watches.clear()
         observers = [item for item in (self._inotify, self._polling) if item is not None and item.is_alive()]
         self._inotify = self._polling = None
+        self._close_watch_limit()
         if observers:
             # Stopping an observer waits until its disk access ends.
             ending = threading.Thread(target=_stop_observers, args=(observers,), name="edge-unwatch", daemon=True)
@@ -165,7 +167,11 @@ class FileObservation:
             return
         observer = self._inotify
         if is_polled or observer is None:
-            observer = self._polling = self._polling or _started(PollingObserver(timeout=self._polling_interval_s))
+            if self._polling is None:
+                from watchdog.observers.polling import PollingObserver
+
+                self._polling = _started(PollingObserver(timeout=self._polling_interval_s))
+            observer = self._polling
         handler = _FolderEventHandler(self, folder, is_inotify=observer is self._inotify)
         try:
             watch = observer.schedule(handler, folder.path, recursive=folder.names is None)
@@ -185,20 +191,22 @@ class FileObservation:
             from watchdog.observers.inotify import InotifyObserver
 
             self._inotify = _started(InotifyObserver(generate_full_events=True))
+            self._watch_limit = WatchLimit()
         except (OSError, ImportError) as error:  # the limit of instances; a C library without inotify
             self._stop_using_inotify(str(error))
 
     def _check_inotify(self) -> None:
         """Stop using inotify if its limit of watches is reached: it would miss new folders without an error."""
-        if self._inotify is None:
+        if self._inotify is None or self._watch_limit is None:
             return
-        reason = "its thread ended" if not self._inotify.is_alive() else _watch_limit_problem()
+        reason = "its thread ended" if not self._inotify.is_alive() else self._watch_limit.problem()
         if reason:
             self._stop_using_inotify(reason)
 
     def _stop_using_inotify(self, reason: str) -> None:
         log.warning("inotify cannot be used (%s); polling every %g s instead", reason, self._polling_interval_s)
         observer, self._inotify = self._inotify, None
+        self._close_watch_limit()
         self._is_polled = dict.fromkeys(self._is_polled, True)
         self._watches = {folder: kept for folder, kept in self._watches.items() if kept[0] is not observer}
         with self._lock:
@@ -206,6 +214,11 @@ class FileObservation:
         if observer is not None and observer.is_alive():
             observer.stop()
             observer.join()
+
+    def _close_watch_limit(self) -> None:
+        limit, self._watch_limit = self._watch_limit, None
+        if limit is not None:
+            limit.close()
 
     def on_event(self, event: FileSystemEvent, *, is_inotify: bool) -> None:
         """Handle one event. Only inotify's events say which files are written."""
@@ -300,20 +313,36 @@ def _identity(path: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-_IN_CLOEXEC = os.O_CLOEXEC
 _IN_DELETE_SELF = 0x400
+_EVENT_BYTES = 4096
+"""More than the event of one removed watch."""
 
 
-def _watch_limit_problem() -> str:
-    """Return why the kernel refuses another inotify watch for this user, "" if it does not. See inotify(7)."""
-    library = ctypes.CDLL(None, use_errno=True)
-    handle = library.inotify_init1(_IN_CLOEXEC)
-    if handle < 0:
-        # The limit of inotify instances is reached, which does not affect the existing one.
+class WatchLimit:
+    """Limit of the kernel on the inotify watches of this user, see inotify(7).
+
+    Has an inotify instance of its own and keeps it: closing one can take 20 ms.
+    """
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL(None, use_errno=True)
+        self._handle: int = self._library.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
+        """Negative if the limit of instances is reached, which does not affect the existing ones."""
+
+    def problem(self) -> str:
+        """Return why the kernel refuses another watch, "" if it does not."""
+        if self._handle < 0:
+            return ""
+        watch = self._library.inotify_add_watch(self._handle, b"/", _IN_DELETE_SELF)
+        if watch < 0:
+            is_reached = ctypes.get_errno() == errno.ENOSPC
+            return "the limit fs.inotify.max_user_watches is reached" if is_reached else ""
+        self._library.inotify_rm_watch(self._handle, watch)
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._handle, _EVENT_BYTES)  # the event of the removal
         return ""
-    try:
-        is_set = library.inotify_add_watch(handle, b"/", _IN_DELETE_SELF) >= 0
-        code = ctypes.get_errno()
-    finally:
-        os.close(handle)
-    return "" if is_set or code != errno.ENOSPC else "the limit fs.inotify.max_user_watches is reached"
+
+    def close(self) -> None:
+        """Close the instance. Called once."""
+        if self._handle >= 0:
+            os.close(self._handle)

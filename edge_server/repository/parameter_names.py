@@ -7,7 +7,6 @@ models, C libraries and ensembles name parameters of their own.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 OWN_NAMES = frozenset({"python", "c_abi", "ensemble"})
@@ -54,6 +53,8 @@ def find_misspelt(backend: str, names: Iterable[str]) -> tuple[str, ...]:
     """Return a warning for each name that no part of the server reads but that is near one that is read."""
     if backend in OWN_NAMES:
         return ()
+    import difflib  # only where a name could be misspelt
+
     warnings = []
     for name in sorted(set(names) - READ_NAMES):
         if name.isupper():

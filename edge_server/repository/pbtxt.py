@@ -11,8 +11,6 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from google.protobuf.descriptor import FieldDescriptor
-
 from edge_server.config import nearest
 from edge_server.errors import BadModelConfig
 from edge_server.protocol import messages
@@ -31,8 +29,6 @@ _MAX_MESSAGE_CHARS = 1000
 _UNKNOWN_FIELD = re.compile(r'Message type "([\w.]+)" has no field named "(\w{1,100})"')
 _UNKNOWN_VALUE = re.compile(r'Enum type "([\w.]+)" has no value named (\w{1,100})')
 """Messages of protobuf's parsers for a name that the schema does not have."""
-
-_WIDE_INTEGERS = frozenset({FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64})
 
 
 def new_config() -> ConfigMessage:
@@ -224,7 +220,7 @@ def _as_numbers(document: dict[str, Any], descriptor: Any) -> dict[str, Any]:
 def _as_number(value: Any, field: Any) -> Any:
     if isinstance(value, list):
         return [_as_number(item, field) for item in value]
-    if field.cpp_type in _WIDE_INTEGERS:
+    if field.cpp_type in (field.CPPTYPE_INT64, field.CPPTYPE_UINT64):
         return int(value)
     if not isinstance(value, dict):
         return value

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import functools
 import gc
-import platform
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -207,7 +207,7 @@ def _labels(version: VersionStatistics, tags: MetricTags) -> dict[str, str]:
 
 def _info_families(reports: Sequence[InstanceReport]) -> list[Family]:
     build = Family("edge_build_info", "gauge", "1, labelled with the versions of the server and of Python")
-    build.add({"version": __version__, "python": platform.python_version()}, 1)
+    build.add({"version": __version__, "python": sys.version.split()[0]}, 1)
     models = Family(
         "edge_model_info",
         "gauge",

@@ -146,7 +146,10 @@ def test_models_that_are_being_written_at_the_start_are_left_for_later(root: Pat
 
 
 def _linux_only() -> None:
-    if file_events._watch_limit_problem():
+    limit = file_events.WatchLimit()
+    problem = limit.problem()
+    limit.close()
+    if problem:
         pytest.skip("this machine has no inotify watch left")
 
 
@@ -416,7 +419,7 @@ def test_inotify_is_given_up_when_its_watches_run_out_later(
     add_model: Any, follow: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     followed = follow()
-    monkeypatch.setattr(file_events, "_watch_limit_problem", lambda: "the limit is reached")
+    monkeypatch.setattr(file_events.WatchLimit, "problem", lambda self: "the limit is reached")
     for number in range(3):
         add_model(f"m{number}", files={"1/weights": b"1"})
         assert followed.wait(lambda number=number: f"m{number}" in followed.stated[-1])

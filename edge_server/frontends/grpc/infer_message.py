@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -12,6 +13,7 @@ from edge_server.errors import InvalidRequest
 from edge_server.frontends.grpc.call import Message
 from edge_server.protocol.messages import message_class
 from edge_server.protocol.raw_fields import split
+from edge_server.record import record
 
 MIN_SPLIT_BYTES = 32 << 10
 """Messages below this size are parsed by the message class alone: copying them costs less than scanning them."""
@@ -30,7 +32,7 @@ class Outline(NamedTuple):
     id_end: int
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class InferMessage:
     """A parsed ModelInferRequest.
 
@@ -49,9 +51,13 @@ class InferMessage:
 class MessageReader:
     """Parses ModelInferRequest messages. Thread-safe."""
 
-    def __init__(self) -> None:
-        self._request = message_class("inference.ModelInferRequest")
-        self._input = message_class("inference.ModelInferRequest.InferInputTensor")
+    @cached_property
+    def _request(self) -> Any:
+        return message_class("inference.ModelInferRequest")
+
+    @cached_property
+    def _input(self) -> Any:
+        return message_class("inference.ModelInferRequest.InferInputTensor")
 
     def read(self, data: Message) -> InferMessage:
         """Return the message; large tensors are views of `data`, which must not change. Raises InvalidRequest."""

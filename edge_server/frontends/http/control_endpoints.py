@@ -46,6 +46,7 @@ class ControlEndpoints:
 
     def routes(self) -> Sequence[Route]:
         get = partial(Route, "GET", uses_aiohttp=True)
+        probe = partial(Route, "GET")  # also what clients ask before an inference: they do not wait for an import
         query = partial(Route, "POST", uses_aiohttp=True)  # changes nothing, although Triton uses POST for it
         change = partial(query, changes_server=True)
         trace, named = "/v2/models/{model}/trace/setting", "/v2/repository/{repository}"
@@ -63,9 +64,9 @@ class ControlEndpoints:
         described = "Inputs, outputs and versions of a model"
         loaded = "Loaded versions: runtime, device, precision, memory"
         return (
-            get("/v2/health/live", "health", "Whether the server runs", self.live, schema=empty),
-            get("/v2/health/ready", "health", serves, self.ready, schema=empty),
-            *(get(path, "health", accepts, self.model_ready, schema=empty) for path in model_paths("/ready")),
+            probe("/v2/health/live", "health", "Whether the server runs", self.live, schema=empty),
+            probe("/v2/health/ready", "health", serves, self.ready, schema=empty),
+            *(probe(path, "health", accepts, self.model_ready, schema=empty) for path in model_paths("/ready")),
             get("/v2/models/stats", "statistics", counts, self.statistics),
             *(get(path, "statistics", counts, self.statistics) for path in model_paths("/stats")),
             *(get(path, "model-config", config, self.model_config) for path in model_paths("/config")),
@@ -97,8 +98,8 @@ class ControlEndpoints:
                 self.register_cuda_memory,
                 self.unregister_cuda_memory,
             ),
-            *(get(path, "metadata", described, self.model_metadata, schema=metadata) for path in model_paths("")),
-            get("/v2", "metadata", server, self.server_metadata, schema=f"{_SCHEMAS}:SERVER_METADATA"),
+            *(probe(path, "metadata", described, self.model_metadata, schema=metadata) for path in model_paths("")),
+            probe("/v2", "metadata", server, self.server_metadata, schema=f"{_SCHEMAS}:SERVER_METADATA"),
             get("/edge/v1/models", "metadata", loaded, self.instance_reports),
         )
 

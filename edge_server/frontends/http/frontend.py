@@ -148,10 +148,6 @@ class HttpFrontend:
         while self._threads:
             self._threads.pop().stop()
 
-    def prepare(self) -> None:
-        """Import aiohttp on another thread. Call this when the server is ready, on the loop that serves."""
-        self._contexts[get_ident()].aiohttp.prepare()
-
     @property
     def tls(self) -> ssl.SSLContext | None:
         """TLS context of new connections, also after `renew_tls`; None without TLS or before `start`."""

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable
 from edge_server.errors import EdgeServerError
 from edge_server.frontends.connection_limit import ConnectionLimit
 from edge_server.frontends.http.access_check import AccessCheck
-from edge_server.frontends.http.aiohttp_adapter import AiohttpServer, AiohttpTarget
 from edge_server.frontends.http.connection import RequestTarget
 from edge_server.frontends.http.host_check import HostNames
-from edge_server.frontends.http.request import HttpRequest, RequestContext
+from edge_server.frontends.http.request import HttpRequest, RequestContext, TaskTarget
 from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import HttpResponse, error_response, plain_error
 from edge_server.frontends.http.server import HttpServer
@@ -44,7 +43,6 @@ class MetricsFrontend:
         self._render = render
         self._address = address
         self._port = port
-        self._aiohttp = AiohttpServer()
         self._context: RequestContext | None = None
         self._server = HttpServer("metrics", self._route, HostNames(allowed_hosts))
 
@@ -69,7 +67,7 @@ class MetricsFrontend:
         except EdgeServerError as error:
             return error_response(error)
         assert self._context is not None
-        return AiohttpTarget(self._aiohttp, self._serve_page, {}, head, self._context)
+        return TaskTarget(self._serve_page, {}, head, self._context)
 
     async def _serve_page(self, request: HttpRequest) -> HttpResponse:
         body, content_type = await request.run_on_worker(self._render)

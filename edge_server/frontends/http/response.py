@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from email.utils import formatdate
+from dataclasses import field
 from http import HTTPStatus
 
 from edge_server.errors import EdgeServerError, ServingFault, Throttled, Unauthenticated
@@ -14,6 +13,7 @@ from edge_server.frontends.error_status import http_status, retry_after
 from edge_server.frontends.http.client_timeouts import ClosingRefusal, StalledBody
 from edge_server.frontends.http.compression import ENCODINGS, UnknownEncoding
 from edge_server.frontends.v2.json_parser import to_json
+from edge_server.record import record
 
 _LOG = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ BINARY_HEAD = (
 )
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class HttpResponse:
     """A response with a complete body."""
 
@@ -50,6 +50,11 @@ class HttpResponse:
     headers: dict[str, str] = field(default_factory=dict)
     closes: bool = False
     """Whether the connection closes after it."""
+
+
+_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+"""Names in a date of HTTP (RFC 9110, 5.6.7). The package email formats it too, but a server needs no mail."""
 
 
 class CommonHeaders:
@@ -62,7 +67,9 @@ class CommonHeaders:
     def renew(self, second: int) -> bytes:
         """Make the lines for `second`, and return them."""
         self.second = second
-        self.lines = f"Date: {formatdate(second, usegmt=True)}\r\nServer: {SERVER}\r\n\r\n".encode("ascii")
+        year, month, day, hour, minute, seconds, weekday, *_ = time.gmtime(second)
+        date = f"{_DAYS[weekday]}, {day:02} {_MONTHS[month - 1]} {year:04} {hour:02}:{minute:02}:{seconds:02} GMT"
+        self.lines = f"Date: {date}\r\nServer: {SERVER}\r\n\r\n".encode("ascii")
         return self.lines
 
 

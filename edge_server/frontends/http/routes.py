@@ -49,7 +49,7 @@ class Route(NamedTuple):
     changes_server: bool = False
     """Whether a request can change the state of the server: `CrossSiteCheck` then accepts only this server's pages."""
     uses_aiohttp: bool = False
-    """Whether aiohttp runs the handler; else it runs in a task of its own."""
+    """Whether aiohttp runs the handler, and is imported for it; else it runs in a task of its own."""
     schema: str = ""
     """`module:NAME` of its OperationSchema, see `schemas`. Without one, it needs no body and answers a JSON object."""
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+QUESTION = b"GET /v2/logging HTTP/1.1\r\nHost: localhost\r\n\r\n"
 INDEX = "/v2/repository/index"
 INFER = "/v2/models/float/infer"
 
@@ -71,7 +71,7 @@ def test_questions_and_inferences_that_are_sent_at_once_are_answered_in_order(co
     client = connect()
     tensor = {"name": "IN", "shape": [1], "datatype": "FP32", "data": [1.5]}
     infer = post(INFER, json.dumps({"inputs": [tensor]}).encode())
-    client.send((LIVE + infer + post(INDEX, b"{}") + b"GET /no HTTP/1.1\r\n\r\n" + infer) * 3)
+    client.send((QUESTION + infer + post(INDEX, b"{}") + b"GET /no HTTP/1.1\r\n\r\n" + infer) * 3)
     for _ in range(3):
         assert [client.answer()[0] for _ in range(5)] == [200, 200, 200, 404, 200]
 
@@ -88,7 +88,7 @@ def test_a_body_of_megabytes_comes_whole_however_it_is_sent(site: Any, connect: 
         post(path, gzip.compress(body), "Content-Encoding: gzip"),
     )
     for way in ways:
-        client.send(way + LIVE)
+        client.send(way + QUESTION)
         assert client.answer()[0] == 200
         assert client.answer()[0] == 200
         assert site.service.loads[-1][2] == {"1/model.bin": content}
@@ -98,8 +98,8 @@ def test_a_body_of_megabytes_comes_whole_however_it_is_sent(site: Any, connect: 
 def test_a_body_that_no_handler_reads_does_not_disturb_the_next_request(connect: Callable[[], Client]) -> None:
     client = connect()
     for size in (10, 3_000_000):
-        body = LIVE * (size // len(LIVE) + 1)
-        client.send(post("/v2/systemsharedmemory/unregister", body) + LIVE)
+        body = QUESTION * (size // len(QUESTION) + 1)
+        client.send(post("/v2/systemsharedmemory/unregister", body) + QUESTION)
         assert client.answer()[0] == 200
         assert client.answer()[0] == 200
 
@@ -111,7 +111,7 @@ def test_expect_100_continue_is_answered_once(connect: Callable[[], Client]) -> 
     assert client.answer() == (100, {}, b"")
     client.send(body)
     assert client.answer()[0] == 200
-    client.send(LIVE)
+    client.send(QUESTION)
     assert client.answer()[0] == 200
 
 
@@ -130,7 +130,7 @@ def test_the_connection_stays_as_the_client_asks(
     connect: Callable[[], Client], lines: tuple[str, ...], version: str, header: str | None, stays: bool
 ) -> None:
     client = connect()
-    text = "\r\n".join([f"GET /v2/health/live HTTP/{version}", "Host: localhost", *lines, "", ""]).encode()
+    text = "\r\n".join([f"GET /v2/logging HTTP/{version}", "Host: localhost", *lines, "", ""]).encode()
     client.send(text)
     status, fields, _ = client.answer()
     assert status == 200
@@ -146,7 +146,7 @@ def test_what_aiohttp_cannot_read_is_refused_and_ends_the_connection(
     connect: Callable[[], Client], caplog: pytest.LogCaptureFixture
 ) -> None:
     client = connect()
-    client.send(b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n\r\n" + LIVE)
+    client.send(b"GET /v2/logging HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n\r\n" + QUESTION)
     status, fields, body = client.answer()
     if status == 400:
         assert (fields["server"], fields["connection"]) == ("edge-server", "close")
@@ -158,9 +158,9 @@ def test_what_aiohttp_cannot_read_is_refused_and_ends_the_connection(
 
 
 def test_clients_that_leave_are_forgotten(site: Any, connect: Callable[[], Client]) -> None:
-    for request in (LIVE, b"GET /edge/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n", post(INDEX, b"{}")[:-1]):
+    for request in (QUESTION, b"GET /edge/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n", post(INDEX, b"{}")[:-1]):
         client = connect()
-        client.send(LIVE + request)
+        client.send(QUESTION + request)
         assert client.answer()[0] == 200
         client.close()
     (context,) = site.frontend._contexts.values()
@@ -183,7 +183,11 @@ import asyncio, sys
 from edge_server.lazy_import import defer_import
 defer_import("aiohttp", has_free_parts=True)
 import edge_server.process.server, edge_server.process.http_routes
-from edge_server.frontends.http.metrics_endpoint import MetricsFrontend
+from edge_server.frontends.http.aiohttp_adapter import AiohttpServer, AiohttpTarget
+from edge_server.frontends.http.host_check import HostNames
+from edge_server.frontends.http.request import RequestContext
+from edge_server.frontends.http.response import HttpResponse, plain_error
+from edge_server.frontends.http.server import HttpServer
 
 async def ask(port, path):
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -193,12 +197,20 @@ async def ask(port, path):
     return text.split()[1].decode()
 
 async def main():
-    front = MetricsFrontend(lambda: (b"up 1", "text/plain"), "127.0.0.1", 0)
-    port = await front.start()
+    adapter, context = AiohttpServer(), RequestContext()
+
+    async def answer(request):
+        return HttpResponse(b"yes")
+
+    def route(head):
+        return AiohttpTarget(adapter, answer, {}, head, context) if head.target == "/yes" else plain_error("none", 404)
+
+    server = HttpServer("test", route, HostNames(()))
+    port = await server.open("127.0.0.1", 0, max_connections=10)
     print(await ask(port, "/none"), "aiohttp.web" in sys.modules)
-    print(*await asyncio.gather(*(ask(port, "/metrics") for _ in range(5))))
+    print(*await asyncio.gather(*(ask(port, "/yes") for _ in range(5))))
     print("aiohttp.web" in sys.modules, "aiohttp.client" in sys.modules)
-    await front.stop(1)
+    await server.close(1)
 
 asyncio.run(main())
 """
