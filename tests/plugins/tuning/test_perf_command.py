@@ -101,6 +101,13 @@ def test_perf_counts_the_same_requests_as_the_server(measure: Any, server: Any) 
     assert abs(point["server"]["requests"] - point["requests"]) <= 4
 
 
+@pytest.mark.parametrize("protocol", ["grpc", "stream", "http"])
+def test_the_last_requests_are_answered_and_not_cancelled(measure: Any, server: Any, protocol: str) -> None:
+    before = server.statistics("slow")["inference_stats"]["fail"]["count"]
+    assert measure("slow", "--concurrency=4", "--max-trials=1", "-i", protocol).code == 0
+    assert server.statistics("slow")["inference_stats"]["fail"]["count"] == before
+
+
 def test_processor_time_and_memory_of_a_local_server_are_reported(measure: Any, server: Any) -> None:
     point = measure("slow").report["points"][0]
     assert 0 < point["server_resident_bytes"] < 4e9

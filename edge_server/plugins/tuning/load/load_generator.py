@@ -23,6 +23,10 @@ _FAILURE_PAUSE_S = 0.02
 _TICK_S = 0.1
 """Longest wait for input, after which the end of the load and overdue answers are noticed."""
 
+_LAST_ANSWERS_S = 0.5
+"""Longest wait for the requests in flight at the end of the load, before the connections are closed. Servers count the
+others as failures, and Triton has been seen to die of them."""
+
 
 class RequestLoad:
     """Context manager whose thread sends the requests of `workers` over the connections of `loop`.
@@ -82,7 +86,7 @@ class RequestLoad:
         if reason:
             worker.is_busy = False
             self._paused.append((time.perf_counter() + _FAILURE_PAUSE_S, worker))
-        elif self._intervals_s is None:
+        elif self._intervals_s is None and not self._is_over:
             worker.connection.start(worker, next(worker.requests))
         else:
             worker.is_busy = False
@@ -109,6 +113,9 @@ class RequestLoad:
                 self._cancel_overdue(now)
                 next_check_s = now + self._tick_s
             self._loop.wait(wait_s, is_exact=wait_s < self._tick_s)
+        end_s = time.perf_counter() + _LAST_ANSWERS_S
+        while any(worker.is_busy for worker in self.workers) and (left_s := end_s - time.perf_counter()) > 0:
+            self._loop.wait(left_s)
 
     def _send_due(self, now: float) -> float:
         """Send what is due, and return the time until the next request is, at most a tick."""
