@@ -320,7 +320,7 @@ class Http2ClientCall:
             high, low, kind, flags, stream = _HEADER.unpack_from(data)
             size = high << 8 | low
             if not self._is_greeted and kind != _SETTINGS:
-                raise self._broken("no HTTP/2 server answers there; is it the gRPC port?")
+                raise self._broken("no HTTP/2 server without TLS answers there; is it the gRPC port?")
             self._is_greeted = True
             if size > _MAX_FRAME_BYTES:
                 raise self._fault("a frame is too large")

@@ -372,6 +372,15 @@ def _tensor(wire: Any, data: Buffer) -> Tensor:
 
 
 @functools.cache
+def _protobuf() -> tuple[type[Exception], Any]:
+    """Return protobuf's DecodeError and UnknownFieldSet. An import in each message would take longer than their use."""
+    from google.protobuf.message import DecodeError
+    from google.protobuf.unknown_fields import UnknownFieldSet
+
+    return DecodeError, UnknownFieldSet
+
+
+@functools.cache
 def _class(name: str) -> MessageClass:
     from edge_server.protocol.messages import message_class
 
@@ -445,11 +454,10 @@ def _joined(fields: Iterable[Sequence[_Part]]) -> bytes:
 
 def _parsed(name: str, data: Buffer) -> Any:
     """Return a parsed message. Raises InvalidRequest if it is malformed, or a field has another wire type."""
-    from google.protobuf.message import DecodeError
-
+    decode_error, _ = _protobuf()
     try:
         message = _class(name).FromString(bytes(data))
-    except (DecodeError, UnicodeDecodeError) as error:
+    except (decode_error, UnicodeDecodeError) as error:
         message = str(error)
     else:
         _check_wire_types(message)
@@ -459,9 +467,8 @@ def _parsed(name: str, data: Buffer) -> Any:
 
 def _check_wire_types(message: Any) -> None:
     """Raise InvalidRequest for a known field of another wire type. protobuf would skip it as an unknown field."""
-    from google.protobuf.unknown_fields import UnknownFieldSet
-
-    for unknown in UnknownFieldSet(message):
+    _, unknown_fields = _protobuf()
+    for unknown in unknown_fields(message):
         field = message.DESCRIPTOR.fields_by_number.get(unknown.field_number)
         if field is not None:
             raise InvalidRequest(
