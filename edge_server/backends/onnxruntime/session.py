@@ -224,7 +224,8 @@ class OnnxSession(Session):
             said = message_line(error)
         else:
             found = dict(zip(names, arrays, strict=True))
-            found.update({name: _encode_strings(found[name]) for name in found.keys() & self._strings})
+            if self._strings:
+                found.update({name: _encode_strings(found[name]) for name in found.keys() & self._strings})
             return found
         # Raised outside the handler: a chained traceback would keep the batch in memory.
         raise run_error(self._model, "onnxruntime", said, inputs, self._accepted)

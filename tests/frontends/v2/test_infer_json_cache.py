@@ -204,6 +204,16 @@ def test_ids_in_front_may_change_and_tensors_do(spec, decodings):
     assert len(decodings) == 2
 
 
+def test_an_empty_id_in_front_is_recognised_and_stays_empty(spec, decodings):
+    decoder = InferJsonCache(REGIONS)
+    for i in range(9):
+        text = text_of({"id": "", "inputs": [tensor()]})
+        payload = np.array([i, -i], "<f4").tobytes()
+        request = decode(decoder, text + payload, len(text), spec).request
+        assert (request.id, request.inputs["IN"].array.tolist()) == ("", [i, -i])
+    assert len(decodings) == 2
+
+
 def test_one_request_cannot_change_the_parameters_of_the_next(spec):
     decoder = InferJsonCache(REGIONS)
     text = text_of({"inputs": [tensor()], "parameters": {"mine": 1}})
