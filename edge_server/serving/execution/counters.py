@@ -40,11 +40,12 @@ class VersionCounters:
         """When a request was last answered, since the epoch; 0: never."""
         self._inference_count = 0
         self._success_count = 0
-        self._success_ns = 0
         self._queue_ns = 0
-        self._input_ns = 0
-        self._infer_ns = 0
-        self._output_ns = 0
+        self._other_ns = 0
+        """Times of answered requests that are neither in the queue nor in a batch."""
+        self._more_ns = [0, 0, 0]
+        """What a request's time counts for inputs, computing and outputs beyond that of its batch: the statistics of
+        requests count a batch once for each of its requests."""
         self.is_cached = False
         """Whether answers may come from the response cache."""
         self._observer: Callable[[int | None], None] | None = None
@@ -88,11 +89,10 @@ class VersionCounters:
             self.last_used_ns, self._inference_ns = end_ns, time.time_ns()
             self._inference_count += item_count
             self._success_count += count
-            self._success_ns += count * end_ns - arrived
             self._queue_ns += count * start_ns - arrived
-            self._input_ns += count * input_ns
-            self._infer_ns += count * infer_ns
-            self._output_ns += count * output_ns
+            if count != executions:
+                for index, spent_ns in enumerate((input_ns, infer_ns, output_ns)):
+                    self._more_ns[index] += (count - executions) * spent_ns
             if executions:
                 run_ns = end_ns - start_ns
                 item_ns = run_ns / batch_size
@@ -119,9 +119,8 @@ class VersionCounters:
             self.last_used_ns, self._inference_ns = now_ns, time.time_ns()
             self._inference_count += item_count
             self._success_count += 1
-            self._success_ns += now_ns - arrived_ns
             self._queue_ns += queue_ns
-            self._infer_ns += infer_ns
+            self._other_ns += now_ns - arrived_ns - queue_ns - infer_ns
             batch = self._batches.setdefault(item_count, [0, 0, 0, 0])
             batch[0] += 1
             batch[2] += infer_ns
@@ -137,7 +136,7 @@ class VersionCounters:
             self.last_used_ns, self._inference_ns = now_ns, time.time_ns()
             self._values.cache_hit.add(spent_ns)
             self._success_count += 1
-            self._success_ns += now_ns - arrived_ns
+            self._other_ns += now_ns - arrived_ns
 
     def record_cache_miss(self, spent_ns: int) -> None:
         """Count a request that was not in the response cache; looking it up and storing its answer took `spent_ns`."""
@@ -194,16 +193,19 @@ class VersionCounters:
             values = self._values.copy()
             values.last_inference_ms = self._inference_ns // 1_000_000
             values.inference_count = self._inference_count
+            input_ns, infer_ns, output_ns = self._more_ns
             for size, (runs, *spent_ns) in self._batches.items():
                 values.execution_count += runs
                 values.batches[size] = BatchStatistics(size, *(Duration(runs, ns) for ns in spent_ns))
+                input_ns, infer_ns, output_ns = input_ns + spent_ns[0], infer_ns + spent_ns[1], output_ns + spent_ns[2]
             count = self._success_count
-            values.success = Duration(count, self._success_ns)
+            computed_ns = input_ns + infer_ns + output_ns
+            values.success = Duration(count, self._queue_ns + computed_ns + self._other_ns)
             values.queue = Duration(count, self._queue_ns)
             computed = count - values.cache_hit.count
-            values.compute_input = Duration(computed, self._input_ns)
-            values.compute_infer = Duration(computed, self._infer_ns)
-            values.compute_output = Duration(computed, self._output_ns)
+            values.compute_input = Duration(computed, input_ns)
+            values.compute_infer = Duration(computed, infer_ns)
+            values.compute_output = Duration(computed, output_ns)
             values.is_cached = self.is_cached
         values.pending_count = pending_count
         return values
