@@ -339,11 +339,22 @@ class InferStream:
             streamed, response, size = item
             self._sent += 1
             self._sent_bytes += size
+            is_final, trace = response.is_final, streamed.trace
+            if is_final:
+                self._finished += 1
+                self._finished_bytes += streamed.size
+                if trace is not None:
+                    trace.stamp(SEND_START)
             try:
                 message = self._message(streamed, response)
             except EdgeServerError as error:
                 self._call.end(call_status(client_error(error)))
                 return
+            finally:
+                if is_final:
+                    if trace is not None:
+                        trace.stamp(SEND_END)
+                    streamed.close()
             if message is not None and not self._call.send(message):
                 return
             with self._lock:
@@ -353,25 +364,10 @@ class InferStream:
                 self._call.receive()
 
     def _message(self, streamed: StreamedRequest, response: Response) -> Pieces | None:
-        """Return the encoded response, or None if the client must not get it. After the final one, close the request.
+        """Return the encoded response, or None if the client must not get it.
 
         Raises the response's error if the metadata has REAL_ERRORS_KEY.
         """
-        if not response.is_final:
-            return self._encoded(streamed, response)
-        self._finished += 1
-        self._finished_bytes += streamed.size
-        trace = streamed.trace
-        if trace is not None:
-            trace.stamp(SEND_START)
-        try:
-            return self._encoded(streamed, response)
-        finally:
-            if trace is not None:
-                trace.stamp(SEND_END)
-            streamed.close()
-
-    def _encoded(self, streamed: StreamedRequest, response: Response) -> Pieces | None:
         error, plan = response.error, streamed.plan
         if error is None:
             # An empty final response is sent if the client requested it, or if a model with one response per request

@@ -980,9 +980,7 @@ class Http2Connection:
 
     def send_response(self, stream: Stream, head: bytes, body: Pieces, trailers: bytes) -> None:
         """See Stream.respond."""
-        size = 0
-        for piece in body:
-            size += len(piece)
+        size = sum(map(len, body))
         stream_id = stream.id
         head_size, trailers_size = len(head), len(trailers)
         with self._lock:
