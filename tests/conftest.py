@@ -100,9 +100,10 @@ HAS_INTERPRETER_LOCK = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 _CONFTEST_NEEDS = {
     "client": "grpc", "contract": "onnx", "e2e": "onnx", "e2e/grpc_wire": "grpc", "e2e/storm": "tritonclient",
-    "plugins/cameras/sources": "cv2", "plugins/ros": "grpc",
+    "plugins/cameras/endpoints": "cv2", "plugins/cameras/sources": "cv2", "plugins/cameras/streams": "cv2",
+    "plugins/ros": "grpc",
 }  # fmt: skip
-"""Folder -> the package that its conftest.py imports, and that has no wheel for Python without an interpreter lock."""
+"""Folder -> a package that its conftest.py or most of its tests need, and that has no wheel for free-threaded Python."""
 
 collect_ignore = [
     folder
