@@ -103,7 +103,7 @@ _CONFTEST_NEEDS = {
     "plugins/cameras/endpoints": "cv2", "plugins/cameras/sources": "cv2", "plugins/cameras/streams": "cv2",
     "plugins/ros": "grpc",
 }  # fmt: skip
-"""Folder -> a package that its conftest.py or most of its tests need, and that has no wheel for free-threaded Python."""
+"""Folder -> a package that its conftest.py or most of its tests need, and that free-threaded Python has no wheel of."""
 
 collect_ignore = [
     folder
