@@ -11,9 +11,9 @@ which is served in turn while time is left. Header blocks that take long to deco
 that needs little waits for a small share of each other client, whatever those send.
 
 WINDOW_UPDATE costs the server about as much as a PING, but clients must send it. Streams and DATA pay for it: a stream
-for six frames (grpcio sends two when a call begins and two for its response), each further DATA frame for two, and each
-KiB of DATA for one more. So clients may return every frame and every KiB at once. WINDOW_UPDATE that nothing has paid
-for counts as a useless frame.
+for six frames (grpcio sends two when a call begins and two for its response), each further DATA frame for three (gRPC's
+C++ library sends 2.3 in a stream of small messages), and each KiB of DATA for one more. So clients may return every
+frame and every KiB at once. WINDOW_UPDATE that nothing has paid for counts as a useless frame.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ _STREAMS_PER_CHARGE = 32
 """Streams whose window one useless frame may change by SETTINGS. More of them count for more frames."""
 
 _UPDATES_PER_STREAM = 6
-_UPDATES_PER_FRAME = 2
+_UPDATES_PER_FRAME = 3
 """WINDOW_UPDATE frames that an opened stream and a further DATA frame pay for."""
 
 _READS = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
