@@ -135,8 +135,9 @@ class FrameCall:
 
     def _end(self, stream: CameraStream, status: CallStatus) -> None:
         self._may_send = False
-        self._call.end(status)
+        # Closed first: a client that has read the status finds its stream closed, whichever thread ends the call.
         self._close(stream)
+        self._call.end(status)
 
     def _close(self, stream: CameraStream) -> None:
         stream.end()
