@@ -49,6 +49,8 @@ _MAX_PIECES = 64
 """Buffers given to one system call."""
 _MAX_UNSENT = 1000
 """Buffers that may wait for the socket: some of a message, and answers to the server's PINGs."""
+_MAX_READY = 2
+"""Messages that are read while no thread iterates. The server notices by the rest that its client does not read."""
 _MAX_PINGS_WITHOUT_DATA = 2
 """As gRPC: a server takes more for an attack."""
 
@@ -74,8 +76,8 @@ class Http2ClientCall:
 
     `next_message` returns the pieces of the next message to send, or None. `is_finished` returns whether no more
     follow. `is_awaited` returns whether the server owes a message. They are called on any thread. Call `pump` when
-    there may be something to send. The thread that iterates reads the server's windows and PINGs: while none does, a
-    message beyond the windows waits.
+    there may be something to send. The server's windows and PINGs are read by the thread that iterates, and by `pump`
+    while none does.
     """
 
     def __init__(
@@ -112,6 +114,9 @@ class Http2ClientCall:
         """Held while a thread iterates."""
         self._buffer = memoryview(bytearray(_RECEIVE_BYTES))
         self._ready: deque[bytes] = deque()
+        self._is_receiving_unread = False
+        self._failure: StreamError | None = None
+        """Why the call ended, raised after the messages that are ready."""
         self._input = bytearray()
         self._messages = bytearray()
         self._block = bytearray()
@@ -144,16 +149,26 @@ class Http2ClientCall:
 
     def pump(self) -> None:
         """Send what there is and what the windows and the socket take. Never blocks, from any thread."""
+        self._receive_unread()
+        self._send()
+
+    def _send(self) -> None:
         with self._lock:
-            if self._socket is None or self._is_closed or self._is_broken:
+            if (
+                self._socket is None
+                or self._is_closed
+                or self._is_broken
+                or self._is_ended
+                or self._failure is not None
+            ):
                 return
             while True:
                 self._frame_payload()
                 if self._output:
                     if not self._write_output(self._socket):
                         break
-                elif self._payload or self._has_ended_output:
-                    break  # the windows have no room
+                elif self._payload or self._has_ended_output or self._is_receiving_unread:
+                    break  # the windows have no room, or the end of the call may be among what is unread
                 elif (message := self._next_message()) is not None:
                     views = [memoryview(piece) for piece in message if len(piece)]
                     size = sum(view.nbytes for view in views)
@@ -277,20 +292,51 @@ class Http2ClientCall:
             if len(self._output) > _MAX_UNSENT:
                 raise self._fault("it reads no answers to its PINGs")
             self._output.append(frame)
-        self.pump()
+        self._send()
 
     # -- receiving
 
     def _next_received(self) -> bytes | None:
         sock = self._socket or self._connect()
         while not self._ready:
+            if self._failure is not None:
+                raise self._failure
             if self._is_ended:
                 return None
-            count = self._receive(sock)
-            self._input += self._buffer[:count]
-            self._handle_frames()
-            self._take_messages()
+            self._handle_input(self._receive(sock))
         return self._ready.popleft()
+
+    def _receive_unread(self) -> None:
+        """Read what the server sent while no thread iterates, up to some messages: it may have ended the call, and what
+        is sent then is lost."""
+        sock = self._socket
+        if sock is None or self._is_closed or not self._reading.acquire(blocking=False):
+            return
+        self._is_receiving_unread = True
+        try:
+            while not self._is_ended and self._failure is None and len(self._ready) < _MAX_READY:
+                count = sock.recv_into(self._buffer, 0, socket.MSG_DONTWAIT)
+                if count:
+                    self._handle_input(count)
+                else:
+                    self._failure = self._broken("the connection was closed")
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._failure = self._broken(error.strerror or str(error))
+        finally:
+            self._is_receiving_unread = False
+            self._reading.release()
+        if self._is_closed:
+            self.close()
+
+    def _handle_input(self, count: int) -> None:
+        """Handle received bytes. An error is raised after the messages that came before it."""
+        self._input += self._buffer[:count]
+        try:
+            self._handle_frames()
+        except StreamError as error:
+            self._failure = error
 
     def _receive(self, sock: socket.socket) -> int:
         has_timeout_pending = False
@@ -340,6 +386,7 @@ class Http2ClientCall:
             self._count(len(payload))
             self._messages += _without_padding(flags, payload)
             self._pings = 0
+            self._take_messages()
             if flags & _END_STREAM:
                 raise self._status(grpc.StatusCode.INTERNAL, "the call ended without a status")
         elif kind in (_HEADERS, _CONTINUATION) and stream == _STREAM:
@@ -370,7 +417,7 @@ class Http2ClientCall:
                     self._stream_window += count & _WINDOW
                 else:
                     self._connection_window += count & _WINDOW
-            self.pump()
+            self._send()
         elif kind == _RST_STREAM and stream == _STREAM:
             (code,) = _UINT32.unpack(payload)
             raise self._status(

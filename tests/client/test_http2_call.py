@@ -60,10 +60,13 @@ Call = Callable[..., Http2ClientCall]
 
 @pytest.fixture
 def call() -> Iterator[Call]:
-    """Return a call to a server that runs a script; the client sends `messages`, and then ends its side."""
+    """Return a call to a server that runs a script; the client sends `sent`, and then ends its side, or what is added
+    to `messages`."""
     threads, errors = [], []
 
-    def make(script: Script, *messages: bytes) -> Http2ClientCall:
+    def make(
+        script: Script, *sent: bytes, messages: list[bytes] | None = None, is_finished: Callable[[], bool] | None = None
+    ) -> Http2ClientCall:
         listener = socket.create_server(("127.0.0.1", 0))
 
         def serve() -> None:
@@ -80,12 +83,12 @@ def call() -> Iterator[Call]:
 
         threads.append(threading.Thread(target=serve))
         threads[-1].start()
-        left = list(messages)
+        left = list(sent) if messages is None else messages
         return Http2ClientCall(
             ServerEndpoint(f"127.0.0.1:{listener.getsockname()[1]}"),
             "/a/b",
             lambda: (left.pop(0),) if left else None,
-            lambda: not left,
+            is_finished or (lambda: not left),
             lambda: True,
         )
 
@@ -182,6 +185,44 @@ def test_a_call_that_was_closed_before_it_connected_ends_at_once() -> None:
         closed = Http2ClientCall(ServerEndpoint(address), "/a/b", lambda: None, lambda: False, lambda: False)
         closed.close()
         assert "closed by this client" in str(refused(closed))
+
+
+def test_nothing_is_sent_into_a_call_that_ended_while_nobody_read(call: Call) -> None:
+    may_end, has_ended = threading.Event(), threading.Event()
+
+    def script(peer: Peer) -> None:
+        peer.send(GREETING)
+        peer.headers(OK_HEADERS)
+        peer.send(frames.encode_frame(frames.DATA, 0, 1, peer.message(b"one")))
+        assert may_end.wait(PATIENCE_S)
+        # A PING must be answered, and must not take a message along.
+        peer.send(frames.encode_frame(frames.PING, 0, 0, bytes(8)), frames.encode_window_update(1, 1))
+        peer.headers([("grpc-status", "14"), ("grpc-message", "restart")], frames.END_HEADERS | frames.END_STREAM)
+        has_ended.set()
+
+    messages: list[bytes] = []
+    made = call(script, messages=messages, is_finished=lambda: False)
+    assert next(made) == b"one"
+    may_end.set()
+    assert has_ended.wait(PATIENCE_S)
+    messages.append(b"two")
+    made.pump()
+    assert messages == [b"two"]
+    assert "restart" in str(refused(made))
+
+
+def test_messages_that_come_together_with_an_error_are_read_before_it(call: Call) -> None:
+    def script(peer: Peer) -> None:
+        peer.send(
+            GREETING,
+            frames.encode_frame(frames.HEADERS, frames.END_HEADERS, 1, Encoder().encode(OK_HEADERS)),
+            frames.encode_frame(frames.DATA, 0, 1, peer.message(b"one") + peer.message(b"two")),
+            frames.encode_frame(frames.RST_STREAM, 0, 1, bytes(4)),
+        )
+
+    made = call(script)
+    assert [next(made), next(made)] == [b"one", b"two"]
+    assert "reset the stream" in str(refused(made))
 
 
 def test_a_ping_is_answered(call: Call) -> None:
