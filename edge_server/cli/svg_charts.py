@@ -9,6 +9,7 @@ from html import escape
 from typing import NamedTuple
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _GAP, _FOOT, _RIGHT = 620.0, 190.0, 70.0, 62.0, 64.0, 66.0, 24.0
+_NARROW_WIDTH = 350.0
 _INK, _FAINT, _GRID = "#2b2d33", "#6b7280", "#e5e7eb"
 COLORS = ("#1d4e89", "#4fa3c7", "#2e8b57", "#f4b266", "#c0392b")
 _LETTER, _TITLE_LETTER = 6.6, 10.5
@@ -33,12 +34,14 @@ class ChartCurve:
 
 @dataclass(frozen=True, slots=True)
 class CurvePanel:
-    """Curves with common axes. The x values are spaced evenly, by rank. `levels` are dashed lines: (value, label)."""
+    """Curves with common axes. The x values are spaced evenly, by rank, or with `is_log` by their logarithms. `levels`
+    are dashed lines: (value, label)."""
 
     title: str
     curves: Sequence[ChartCurve]
     x_title: str
     levels: Sequence[tuple[float, str]] = ()
+    is_log: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +54,16 @@ class Bar:
     color: str
 
 
-def draw_panels(title: str, panels: Sequence[CurvePanel], facts: str = "") -> str:
-    """Return an SVG with the panels stacked vertically. Points that are not finite are omitted."""
-    height = _TOP + len(panels) * (_HEIGHT + _GAP) + _FOOT - _GAP
-    parts = _head(title, facts, max(_LEFT + _WIDTH + _RIGHT, _head_width(title, facts)), height)
+def draw_panels(title: str, panels: Sequence[CurvePanel], facts: str = "", *, columns: int = 1) -> str:
+    """Return an SVG with the panels below each other, `columns` in a row; with more than one they are narrow. Points
+    that are not finite are omitted; the axis begins at 0, on which lower values lie."""
+    width = _WIDTH if columns == 1 else _NARROW_WIDTH
+    height = _TOP + math.ceil(len(panels) / columns) * (_HEIGHT + _GAP) + _FOOT - _GAP
+    parts = _head(title, facts, max(columns * (_LEFT + width + _RIGHT), _head_width(title, facts)), height)
     for index, panel in enumerate(panels):
-        parts += _panel(panel, _TOP + 24 + index * (_HEIGHT + _GAP))
+        row, column = divmod(index, columns)
+        left = _LEFT + column * (_LEFT + width + _RIGHT)
+        parts += _panel(panel, left, _TOP + 24 + row * (_HEIGHT + _GAP), width)
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
@@ -113,29 +120,32 @@ def _key_width(label: str) -> float:
     return 34 + _LETTER * len(label)
 
 
-def _panel(panel: CurvePanel, top: float) -> list[str]:
+def _panel(panel: CurvePanel, left: float, top: float, width: float) -> list[str]:
     curves = [
         ChartCurve(curve.name, [point for point in curve.points if all(map(math.isfinite, point))], curve.color)
         for curve in panel.curves
     ]
     steps = sorted({x for curve in curves for x, _ in curve.points}) or [0.0]
     values = [y for curve in curves for _, y in curve.points] + [value for value, _ in panel.levels]
-    high = max(values, default=0.0) * 1.08 or 1.0
+    high = max([0.0, *values]) * 1.08 or 1.0
 
     def x(value: float) -> float:
-        return _LEFT + _WIDTH * (steps.index(value) + 0.5) / len(steps)
+        if panel.is_log and steps[0] < steps[-1]:
+            fraction = math.log(value / steps[0]) / math.log(steps[-1] / steps[0])
+            return left + width * (0.06 + 0.88 * fraction)
+        return left + width * (steps.index(value) + 0.5) / len(steps)
 
     def y(value: float) -> float:
-        return top + _HEIGHT * (1 - min(value, high) / high)
+        return top + _HEIGHT * (1 - min(max(value, 0.0), high) / high)
 
     parts = [
-        f'<text x="{_LEFT:g}" y="{top - 8:g}" font-weight="bold">{escape(panel.title)}</text>',
-        f'<rect x="{_LEFT:g}" y="{top:g}" width="{_WIDTH:g}" height="{_HEIGHT:g}" fill="#fbfbfc" stroke="{_GRID}"/>',
+        f'<text x="{left:g}" y="{top - 8:g}" font-weight="bold">{escape(panel.title)}</text>',
+        f'<rect x="{left:g}" y="{top:g}" width="{width:g}" height="{_HEIGHT:g}" fill="#fbfbfc" stroke="{_GRID}"/>',
     ]
     for value in _ticks(0.0, high, 5):
         parts.append(
-            f'<line x1="{_LEFT:g}" x2="{_LEFT + _WIDTH:g}" y1="{y(value):.1f}" y2="{y(value):.1f}" stroke="{_GRID}"/>'
-            f'<text x="{_LEFT - 6:g}" y="{y(value) + 3.5:.1f}" text-anchor="end" fill="{_FAINT}">{value:g}</text>'
+            f'<line x1="{left:g}" x2="{left + width:g}" y1="{y(value):.1f}" y2="{y(value):.1f}" stroke="{_GRID}"/>'
+            f'<text x="{left - 6:g}" y="{y(value) + 3.5:.1f}" text-anchor="end" fill="{_FAINT}">{value:g}</text>'
         )
     for step in steps:
         parts.append(
@@ -143,8 +153,8 @@ def _panel(panel: CurvePanel, top: float) -> list[str]:
         )
     for value, label in panel.levels:
         parts.append(
-            f'<line x1="{_LEFT:g}" x2="{_LEFT + _WIDTH:g}" y1="{y(value):.1f}" y2="{y(value):.1f}" stroke="{COLORS[4]}"'
-            f' stroke-dasharray="5 3"/><text x="{_LEFT + 4:g}" y="{y(value) - 4:.1f}" fill="{COLORS[4]}">'
+            f'<line x1="{left:g}" x2="{left + width:g}" y1="{y(value):.1f}" y2="{y(value):.1f}" stroke="{COLORS[4]}"'
+            f' stroke-dasharray="5 3"/><text x="{left + 4:g}" y="{y(value) - 4:.1f}" fill="{COLORS[4]}">'
             f"{escape(label)}</text>"
         )
     for curve in curves:
@@ -153,10 +163,10 @@ def _panel(panel: CurvePanel, top: float) -> list[str]:
         parts.append(f'<polyline points="{line}" fill="none" stroke="{curve.color}" stroke-width="1.6"/>')
         parts += [f'<circle cx="{at:.1f}" cy="{value:.1f}" r="2.6" fill="{curve.color}"/>' for at, value in dots]
     parts.append(
-        f'<text x="{_LEFT + _WIDTH:g}" y="{top + _HEIGHT + 30:g}" text-anchor="end" fill="{_FAINT}">'
+        f'<text x="{left + width:g}" y="{top + _HEIGHT + 30:g}" text-anchor="end" fill="{_FAINT}">'
         f"{escape(panel.x_title)}</text>"
     )
-    return parts + _legend([(curve.name, curve.color) for curve in curves], _LEFT, top + _HEIGHT + 30)
+    return parts + _legend([(curve.name, curve.color) for curve in curves], left, top + _HEIGHT + 30)
 
 
 def _ticks(low: float, high: float, count: int) -> list[float]:

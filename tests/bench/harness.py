@@ -31,7 +31,7 @@ from typing import IO, Any
 
 ROOT = Path(__file__).parents[2]
 COMMAND = Path(sys.executable).parent / "edge-server"
-READY = re.compile(r"HTTP http://([^;\s]+); gRPC ([^;\s]+)")
+READY = re.compile(r"HTTP http://([^;\s]+); gRPC ([^;\s]+)(?:; metrics http://([^/;\s]+))?")
 START_LIMIT_S = 120.0
 
 PERF_ANALYZER = os.environ.get("EDGE_TEST_PERF_ANALYZER", "")
@@ -88,12 +88,13 @@ def memory_mb(pid: int) -> dict[str, float]:
 
 @dataclass
 class Server:
-    """A running server. `http` and `grpc` are "host:port", `start_s` the seconds from start to ready."""
+    """A running server. `http`, `grpc` and `metrics` are "host:port", `start_s` the seconds from start to ready."""
 
     http: str
     grpc: str
     pid: int
     start_s: float
+    metrics: str = ""
 
     def cpu_s(self) -> float:
         return cpu_s(self.pid)
@@ -145,7 +146,7 @@ def server(
             # One line for each model follows: a pipe that is not read would block the server.
             threading.Thread(target=process.stdout.read, daemon=True).start()
             with _told_if_it_ended(process, log):
-                yield Server(found[1], found[2], process.pid, time.monotonic() - started)
+                yield Server(found[1], found[2], process.pid, time.monotonic() - started, found[3] or "")
 
 
 @contextlib.contextmanager
