@@ -19,7 +19,7 @@ MAX_KEY_BYTES = 2048
 MAX_BYTES = 4 << 20
 """Memory of one cache: a client that never repeats itself fills no more."""
 
-_ENTRY_BYTES = 1024
+_ENTRY_BYTES = 1824
 _ITEM_BYTES = 256
 """Memory of an entry, and of each decoded item (a header field, a tensor), beside its octets: objects of Python, here
 and in the layer above."""

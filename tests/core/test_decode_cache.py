@@ -20,7 +20,7 @@ def test_entries_and_bytes_stay_within_their_bounds(
         cache.add(key, number, octets=octets, items=items)
         assert len(cache) <= max(1, max_entries)
         assert cache.used_bytes <= max_bytes
-        assert key not in cache or cache[key] == number or octets + 256 * items + 1024 > max_bytes
+        assert key not in cache or cache[key] == number or octets + 256 * items + 1824 > max_bytes
     assert bool(cache.used_bytes) is bool(cache)
     cache.clear()
     assert (len(cache), cache.used_bytes) == (0, 0)
@@ -46,4 +46,4 @@ def test_decoded_bytes_count_however_short_the_key_is(more: dict[str, int]) -> N
     cache: DecodeCache[bytes, int] = DecodeCache(max_bytes=20_000)
     for number in range(30):
         cache.add(b"%d" % number, number, **more)
-    assert len(cache) == 20_000 // (1024 + more["octets"] + 256 * more["items"])
+    assert len(cache) == 20_000 // (1824 + more["octets"] + 256 * more["items"])
