@@ -161,23 +161,26 @@ def read_grpc_tls(options: argparse.Namespace) -> Tls | None:
 
 
 _CLOSED = "the server closed the connection: does it use TLS (--tls), or want a client certificate (--tls-cert)?"
+_NOT_GRPC = "what listens at this address does not speak gRPC: give the server's gRPC address"
 _GRPC_FAILURES = {
     "Connection refused": "connection refused: nothing listens there; start `edge-server serve` there, or give another "
     "--url",
     "Connection reset by peer": _CLOSED,
     "Socket closed": _CLOSED,
+    "the connection was closed": _CLOSED,
     "http1.x server": "the server at this address speaks HTTP/1.1: give the address of its gRPC",
-    "Expected SETTINGS frame": "what listens at this address does not speak gRPC: give the server's gRPC address",
+    "Expected SETTINGS frame": _NOT_GRPC,
+    "no HTTP/2 server without TLS": _NOT_GRPC,
     "WRONG_VERSION_NUMBER": "the server at this address does not use TLS: leave out --tls, --tls-root and --tls-cert",
     "Hostname Verification Check failed": "the server's certificate is refused: it is for another name; use a name or "
     "IP address of the certificate as the address",
     "Failed to create security handshaker": "the files of --tls-root, --tls-cert and --tls-key are no valid PEM files",
 }
-"""Part of grpcio's details of a failed connection -> text for users."""
+"""Part of the details of a failed connection, of grpcio or of edge_server.client -> text for users."""
 
 
 def describe_grpc_failure(details: str) -> str:
-    """Return a text for grpcio's details of a call that found no server."""
+    """Return a text for the details of a call that found no server."""
     if refused := re.search(r"CERTIFICATE_VERIFY_FAILED(?:: ([^:]+))?", details):
         text = "the server's certificate is refused (CERTIFICATE_VERIFY_FAILED)"
         reason = refused[1] or ""

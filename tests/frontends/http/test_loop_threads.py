@@ -89,8 +89,13 @@ def test_requests_on_several_loops_at_once_get_their_own_answers(open_site: Any,
 
 def test_the_limit_of_connections_is_that_of_all_loops(open_site: Any, connect: Connect) -> None:
     site = open_site(thread_count=2, max_connections=2)
-    for _ in range(4):
+    connections = [connect(site) for _ in range(2)]
+    for connection in connections:
+        assert ask(connection) == 200
+    for _ in range(2):
         assert ask(connect(site)) == 200
+    # The oldest make room, each on its own loop, which nobody waits for.
+    assert [connection.sock.recv(1) for connection in connections] == [b"", b""]
     assert sum(counts(site)) <= 2
 
 

@@ -182,7 +182,7 @@ class StreamSender:
 
 
 def _explain_failure(error: StreamError, address: str) -> StreamError:
-    """Return the error of a stream that never opened, with a text for users if grpcio's is a known one."""
+    """Return the error of a stream that never opened, with a text for users if the client's is a known one."""
     text = describe_grpc_failure(error.message)
     if text == error.message:
         return error.detached()
