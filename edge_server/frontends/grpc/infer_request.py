@@ -86,6 +86,8 @@ def pin_targets(plan: ResponsePlan, regions: Regions, pins: RequestRegions) -> M
     GPU memory is also pinned with the inputs, because a backend may write to it after the request is over.
     """
     special = plan.special or {}
+    if all(item.region is None for item in special.values()):
+        return None
     plan.places = OutputPlaces(special.values(), regions)
     targets: dict[str, DevicePiece] = {}
     for name in plan.places.on_gpus():
