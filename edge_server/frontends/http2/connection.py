@@ -91,9 +91,6 @@ _READS = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
 
 _GRANT_FROM_BYTES = limits.CONNECTION_WINDOW_BYTES // 4
 
-_LONG_TURN_S = 0.001
-"""Longest time that output made on the reading thread waits to be sent together with other output."""
-
 _NO_RECEIVER = NoReceiver()
 
 _GOING_AWAY = 2**31 - 1
@@ -196,6 +193,7 @@ class ReadingThread(Protocol):
     waiting: deque[Http2Connection]
     long_waiting: deque[Http2Connection]
     unsent: list[Http2Connection]
+    max_output_wait_s: float
     calls_per_turn: int
     seconds_per_turn: float
     bytes_per_turn: int
@@ -307,7 +305,7 @@ class Http2Connection:
         self.is_unsent = False
         """Whether the connection is in the server's list of connections with unsent output."""
         self._unsent_since_s = 0.0
-        """When the oldest unsent output was made, or the last was sent early; if `is_unsent`."""
+        """If `is_unsent`: when the oldest unsent output was made, 0 after it was sent early."""
         self._streams: dict[int, Stream] = {}
         self._reset_ids: dict[int, None] = {}
         """Streams closed while the client could still send. Frames already under way are no error, section 5.1."""
@@ -1191,16 +1189,20 @@ class Http2Connection:
 
     def _flush_if_elsewhere(self) -> None:
         """Send now, except on the reading thread. That thread sends once after all it has read, or earlier if that
-        takes long, so that output does not wait for slow models."""
+        takes long."""
         server = self._server
         if threading.get_ident() != server.thread_id:
             self._flush()
-        elif not self.is_unsent:
+            return
+        if not self.is_unsent:
             self.is_unsent = True
-            self._unsent_since_s = monotonic()
+            self._unsent_since_s = 0.0
             server.unsent.append(self)
-        elif (now_s := monotonic()) - self._unsent_since_s > _LONG_TURN_S:
+        now_s = monotonic()
+        if not self._unsent_since_s:
             self._unsent_since_s = now_s
+        elif now_s - self._unsent_since_s > server.max_output_wait_s:
+            self._unsent_since_s = 0.0
             self._flush()
 
     def _flush(self) -> None:

@@ -47,6 +47,13 @@ _CLEAN_TIMERS_AT = 4096
 _LAST_INPUT_S = 0.5
 """Longest time to wait for a client to close a connection that ends by GOAWAY."""
 
+_MAX_OUTPUT_WAIT_S = 0.001
+"""Longest time that output made on the reading thread waits to be sent together with other output of its connection."""
+
+_MAX_LONE_WAIT_S = 0.00003
+"""The same if only one connection has input: until it gets its responses, its client may have nothing to do. Half of the
+cost of a small request: two or three responses are sent together."""
+
 _NO_RESOURCE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -111,6 +118,7 @@ class Http2Reader:
         """Connections with input beyond their share of a turn, or that TLS has decrypted: epoll does not report it."""
         self.long_waiting: deque[Http2Connection] = deque()
         """The same after a second share, or with input that takes long."""
+        self.max_output_wait_s = _MAX_OUTPUT_WAIT_S
         self.calls_per_turn = limits.TURN_CALLS
         self.seconds_per_turn = limits.TURN_S
         self.bytes_per_turn = limits.TURN_BYTES
@@ -183,6 +191,7 @@ class Http2Reader:
                 wait_s = min(wait_s, self._timers[0][0] - self.now_s)
             events = poll(wait_s if wait_s > 0 else 0.0)
             self.now_s = time.monotonic()
+            self.max_output_wait_s = _MAX_LONE_WAIT_S if len(events) == 1 else _MAX_OUTPUT_WAIT_S
             if len(events) > 1 or self.calls_per_turn < limits.TURN_CALLS:
                 self._divide_turn(len(events))
             for fd, kinds in events:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -408,6 +409,34 @@ def test_small_frames_are_handled_in_turns_too(serve: Serve) -> None:
     assert events.qsize() < 6000
     greedy.send(DataFrame(1, b"", flags=["END_STREAM"]))
     assert len(greedy.response(1)) == 6000
+
+
+def test_the_only_busy_client_gets_responses_while_its_other_calls_run(serve: Serve) -> None:
+    """Otherwise it has nothing to do while they run, and the server nothing while the client reads the responses."""
+    server = serve()
+    client = server.connect()
+    client.send(*(client.headers(number) for number in (1, 3, 5)))
+    first, second, third = (server.next_stream() for _ in range(3))
+    has_response = threading.Event()
+    found: list[bool] = []
+
+    def run_second(data: memoryview, is_end: bool, run: Any = second.on_data) -> None:
+        end_s = time.monotonic() + 0.0002
+        while time.monotonic() < end_s:
+            pass
+        run(data, is_end)
+
+    def run_third(data: memoryview, is_end: bool, run: Any = third.on_data) -> None:
+        found.append(has_response.wait(server.WAIT_S))
+        run(data, is_end)
+
+    second.on_data, third.on_data = run_second, run_third
+    client.send(*(DataFrame(number, b"x", flags=["END_STREAM"]) for number in (1, 3, 5)))
+    assert client.response(1) == b"x"
+    has_response.set()
+    assert client.response(5) == b"x"
+    assert found == [True]
+    assert first.has_ended.is_set()
 
 
 def test_functions_that_run_in_a_connections_turn_take_turns(serve: Serve) -> None:
