@@ -51,8 +51,8 @@ _MAX_OUTPUT_WAIT_S = 0.001
 """Longest time that output made on the reading thread waits to be sent together with other output of its connection."""
 
 _MAX_LONE_WAIT_S = 0.00003
-"""The same if only one connection has input: until it gets its responses, its client may have nothing to do. Half of the
-cost of a small request: two or three responses are sent together."""
+"""The same if only one connection has input: until it gets its responses, its client may have nothing to do. This is
+about the time of a small request, so that two or three responses are sent together."""
 
 _NO_RESOURCE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
