@@ -1,4 +1,5 @@
-"""gRPC call over an HTTP/2 connection without TLS, for a stream of camera frames, without a thread and without copies.
+"""gRPC call over an HTTP/2 connection without TLS, for a stream of camera frames: no copies, and no thread but one that
+waits while the socket is full.
 
 The threads that offer frames write to the socket, and the thread that takes results reads from it. grpcio copies each
 frame twice and passes it through several threads, which costs more than the frame itself; it stays for what this module

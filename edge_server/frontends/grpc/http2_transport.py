@@ -529,7 +529,7 @@ class Http2Call:
                 with self._request_lock:
                     if not self._is_requested:
                         break
-            # Only this thread resets it, and nobody sets it again before the next message is delivered.
+            # Only this thread resets it, and no thread sets it again before the next message is delivered.
             self._is_requested = False
             self._is_delivering = True
             if not inbox:
