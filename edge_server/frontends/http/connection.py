@@ -51,13 +51,6 @@ _MIN_WAIT_S = 0.01
 _HELD_BYTES = 64 * 1024
 """Maximum bytes held behind the current request; further bytes stay in the socket."""
 
-_MANY_RESPONSES = 3
-_MAX_SEND_DELAY_S = 0.0002
-_SENT_AT_ONCE = 17
-"""If the latest counted turn of the event loop had _MANY_RESPONSES, those of the next turn are sent together at its
-end, or when the first one has waited for _MAX_SEND_DELAY_S. Otherwise the next _SENT_AT_ONCE responses are sent at
-once, and the one after them waits for the end of its turn, to count those behind it."""
-
 _UNREAD_BYTES = 256 << 20
 _UNREAD_CHUNKED_BYTES = 16 << 20
 """Maximum bytes of a body that are read and discarded after an early response. A client that sends the whole body
@@ -539,19 +532,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._transport is None:
             return
         self._outgoing.extend(pieces)
-        connections = self._connections
-        if len(pieces) > 1:
-            self._send()
-        elif connections.left_at_once:
-            connections.left_at_once -= 1
-            self._send()
-        else:
-            connections.send_at_end_of_turn(self)
-
-    def send_waiting(self) -> None:
-        """Send the response that waited for the end of the turn, if it is not sent and the connection is not lost."""
-        if self._outgoing and self._transport is not None:
-            self._send()
+        self._send()
 
     def head_bytes(self, status: int, headers: Mapping[str, str]) -> bytes:
         """Return the head of a response to the current request."""
@@ -804,13 +785,6 @@ class Connections:
         self.cached_targets: DecodeCache[bytes, tuple[RequestHead, RequestTarget | HttpResponse]] = DecodeCache()
         self.read_buffer = memoryview(bytearray(READ_BYTES))
         """Shared by all connections: received bytes are copied or used before the next read."""
-        self._unsent: deque[HttpConnection] = deque()
-        """Connections whose responses wait for the end of the turn."""
-        self._first_unsent_s = 0.0
-        self._counted = 0
-        """Responses of the current turn, since one waited."""
-        self.left_at_once = _SENT_AT_ONCE
-        """How many responses are sent at once before a turn is counted."""
         self.tasks: set[asyncio.Task[None]] = set()
         """Tasks of current requests."""
         self._expected: set[HttpConnection] = set()
@@ -834,31 +808,6 @@ class Connections:
         if target.is_cacheable and len(raw) <= MAX_KEY_BYTES:
             self.cached_targets.add(raw, (head, target), octets=2 * len(raw), items=len(head.headers.items()))
         return head, target
-
-    def send_at_end_of_turn(self, connection: HttpConnection) -> None:
-        """Send the connection's response together with others of this turn.
-
-        A response wakes its client. On a machine with few cores the client takes the core from this thread: with many
-        requests in a turn, each one would cost two switches of threads.
-        """
-        if not self._counted:
-            self._loop.call_soon(self._end_turn)
-        self._counted += 1
-        now_s = time.monotonic()
-        if not self._unsent:
-            self._first_unsent_s = now_s
-        self._unsent.append(connection)
-        if now_s - self._first_unsent_s > _MAX_SEND_DELAY_S:
-            self._send_unsent()
-
-    def _end_turn(self) -> None:
-        self.left_at_once = 0 if self._counted >= _MANY_RESPONSES else _SENT_AT_ONCE
-        self._counted = 0
-        self._send_unsent()
-
-    def _send_unsent(self) -> None:
-        while self._unsent:
-            self._unsent.popleft().send_waiting()
 
     def drop_cached_headers(self) -> None:
         """Clear the head cache, because `route` decides differently now."""

@@ -16,11 +16,7 @@ import pytest
 
 from edge_server.config import RestrictedGroup
 from edge_server.frontends.http import body_reader
-from edge_server.frontends.http import connection as connection_module
-from edge_server.frontends.http.connection import Connections, HttpConnection, NoDrainDelay
 from edge_server.frontends.http.inference_route import InferTarget
-from edge_server.frontends.http.response import HttpResponse
-from edge_server.frontends.memory_budget import MemoryBudget
 
 PATH = "/v2/models/float/infer"
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -175,77 +171,6 @@ def test_pipelined_requests_are_answered_in_order_by_any_handler(client):
         if i % 3 == 0:
             status, _, body = client.answer()
             assert (status, body) == (200, b"")
-
-
-class Sent(asyncio.Transport):
-    """A transport that notes whose bytes were written."""
-
-    def __init__(self, name: str, names: list[str]) -> None:
-        super().__init__()
-        self.name, self.names = name, names
-
-    def write(self, data: bytes) -> None:
-        self.names.append(self.name)
-
-    def is_closing(self) -> bool:
-        return False
-
-
-@pytest.fixture
-def turns() -> Iterator[Callable[..., tuple[str, str]]]:
-    """Serve one request of each named client in one turn of the loop. Return whose responses were sent within the turn,
-    and whose after it; clients in `lost` leave in between."""
-    loop = asyncio.new_event_loop()
-    names: list[str] = []
-
-    async def start() -> Connections:
-        return Connections(lambda head: HttpResponse(b"yes"), MemoryBudget(1, 1), NoDrainDelay())
-
-    server = loop.run_until_complete(start())
-    clients: dict[str, HttpConnection] = {}
-
-    async def serve(asking: str, lost: str) -> tuple[str, str]:
-        for name in asking:
-            if name not in clients:
-                clients[name] = server.expect()
-                clients[name].connection_made(Sent(name, names))
-            clients[name].get_buffer(-1)[: len(LIVE)] = LIVE
-            clients[name].buffer_updated(len(LIVE))
-        at_once = "".join(names)
-        for name in lost:
-            clients.pop(name).connection_lost(None)
-        await asyncio.sleep(0)
-        found = "".join(names)
-        names.clear()
-        return at_once, found[len(at_once) :]
-
-    yield lambda asking, lost="": loop.run_until_complete(serve(asking, lost))
-    for client in clients.values():
-        client.connection_lost(None)
-    loop.close()
-
-
-def test_responses_wait_for_the_end_of_a_turn_when_many_are_in_it_and_go_at_once_when_one_is(turns):
-    seen = [turns("abcd") for _ in range(40)]
-    assert all(sorted(at_once + later) == list("abcd") for at_once, later in seen)
-    assert seen[0] == ("abcd", "")
-    assert seen[-1] == ("", "abcd")
-    turns("a")
-    assert turns("a") == ("a", "")
-
-
-def test_a_response_that_waits_for_the_end_of_a_turn_ends_with_its_connection(turns):
-    for _ in range(40):
-        turns("abcd")
-    assert turns("abcd", lost="b") == ("", "acd")
-    assert sorted("".join(turns("abcd"))) == list("abcd")
-
-
-def test_responses_of_a_long_turn_do_not_wait_for_its_end(turns, monkeypatch):
-    for _ in range(40):
-        turns("abcd")
-    monkeypatch.setattr(connection_module, "_MAX_SEND_DELAY_S", -1.0)
-    assert turns("abcd") == ("abcd", "")
 
 
 def test_a_request_behind_one_in_chunks_is_answered(client):
