@@ -17,14 +17,6 @@ from edge_server.own_plugins import missing_path
 _NAME = re.compile(r"\{(\w+)\}")
 _CACHED_ROUTES = 256
 
-_OLLAMA = ("generate", "chat", "embed", "embeddings", "tags", "show", "ps", "pull", "version")
-_OTHER_APIS = {
-    f"/api/{name}": f"/api/{name} is of ollama's API; this server has OpenAI's: POST /v1/chat/completions, "
-    "/v1/completions and /v1/embeddings, GET /v1/models"
-    for name in _OLLAMA
-}
-"""The error for a path of a server that clients may take this one for."""
-
 _INFERENCE_ELSEWHERE = re.compile(r"(/[^/]+)*[/:](infer|invocations|predict|predictions)")
 """Paths for inference of other servers, and misspelt ones of this server."""
 
@@ -168,7 +160,7 @@ class PathRouter:
         routes = self._root.match(_segments(path), 0, texts) if path.startswith("/") else None
         if routes is None:
             hint = _INFERENCE_HINT if _INFERENCE_ELSEWHERE.fullmatch(path) else ""
-            raise NoSuchPath(missing_path(path) or _OTHER_APIS.get(path) or f"Not Found{hint}")
+            raise NoSuchPath(missing_path(path) or f"Not Found{hint}")
         try:
             values = [unquote(text, errors="strict") for text in texts]
         except UnicodeDecodeError:

@@ -1,5 +1,5 @@
-"""Entry module of the plugin `language`: declares the backends of language models, OpenAI's HTTP API, and the command
-`chat`."""
+"""Entry module of the plugin `language`: declares the backends of language models, the HTTP APIs of OpenAI and ollama,
+and the command `chat`."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ class _Language(RunningPlugin):
         self._core = core
 
     def routes(self) -> Sequence[Route]:
-        from edge_server.plugins.language.openai.routes import openai_routes
+        from edge_server.plugins.language.routes import language_routes
 
-        return openai_routes(self._core.service, self._core.access.may_change_models)
+        return language_routes(self._core.service, self._core.access.may_change_models)
 
     def refusal_body(self, head: RequestHead, error: EdgeServerError) -> bytes | None:
-        from edge_server.plugins.language.openai.routes import refusal_body
+        from edge_server.plugins.language.routes import refusal_body
 
         return refusal_body(head, error)
 

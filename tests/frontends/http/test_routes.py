@@ -53,11 +53,6 @@ def test_other_paths_are_unknown(target: str) -> None:
         PathRouter(lines(*PATHS)).find("GET", target)
 
 
-def test_a_path_of_ollamas_api_is_unknown_with_those_of_openais() -> None:
-    with pytest.raises(NoSuchPath, match=r"/api/generate is of ollama's API; .* POST /v1/chat/completions, "):
-        PathRouter(lines(*PATHS)).find("POST", "/api/generate")
-
-
 def test_a_path_may_have_one_line_for_each_method_with_names_of_its_own() -> None:
     router = PathRouter([*lines("/a/{x}"), *lines("/a/{y}", method="POST")])
     assert [router.find(method, "/a/1")[1] for method in ("GET", "POST")] == [{"x": "1"}, {"y": "1"}]

@@ -1,4 +1,4 @@
-"""`keep_alive` of OpenAI's API: a client needs the right to load and unload models to set how long they stay loaded."""
+"""`keep_alive` of the text APIs: only a client that may load and unload models sets how long they stay loaded."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ CALLS = {
     "/v1/chat/completions": {"model": "talker", "messages": [{"role": "user", "content": "hello"}]},
     "/v1/completions": {"model": "talker", "prompt": "hello"},
     "/v1/embeddings": {"model": "embedder", "input": "hello"},
+    "/api/chat": {"model": "talker", "messages": [{"role": "user", "content": "hello"}], "stream": False},
+    "/api/generate": {"model": "talker", "prompt": "hello", "stream": False},
+    "/api/embed": {"model": "embedder", "input": "hello"},
 }
 
 

@@ -1,1 +1,2 @@
-"""OpenAI's HTTP API for language models: routes, and conversion of its JSON to requests and from responses."""
+"""OpenAI's HTTP API for language models: conversion of its JSON to requests and from responses, and the runner of all
+calls."""

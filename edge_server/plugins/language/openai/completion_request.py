@@ -145,7 +145,11 @@ class CompletionRequest:
 
 def read_completion_request(body: Buffer, *, is_chat: bool) -> CompletionRequest:
     """Return the call of a body. Raises InvalidRequest."""
-    members = parse_object(body)
+    return make_completion_request(parse_object(body), is_chat=is_chat)
+
+
+def make_completion_request(members: Mapping[str, Any], *, is_chat: bool) -> CompletionRequest:
+    """Return the call of the members of OpenAI's object, to which other wires translate theirs. Raises BadMember."""
     model = read_model(members)
     check_names(members, _SUPPORTED | (_OF_CHATS if is_chat else _OF_COMPLETIONS))
     is_stream = _boolean(members, "stream")

@@ -5,14 +5,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
 from edge_server.core.request_response import Response
 from edge_server.errors import BadSchema, ContextTooLong, EdgeServerError, ErrorCode, NotFound
+from edge_server.frontends.v2.json_parser import to_json
 from edge_server.plugins.language.openai.completion_request import BadMember, CompletionRequest
+
+EVENT_STREAM_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",  # nginx would collect the events
+}
 
 _TYPES = {
     ErrorCode.INVALID_ARG: "invalid_request_error",
@@ -80,26 +87,54 @@ class CompletionChoice:
                 self.tool_calls.append(call)
             function = self.tool_calls[part["index"]]["function"]
             function["arguments"] = function.get("arguments", "") + part["function"].get("arguments", "")
-        self.warnings += [_openai_place(item.decode("utf-8", "replace")) for item in outputs.get("warnings", ())]
+        self.warnings += [item.decode("utf-8", "replace") for item in outputs.get("warnings", ())]
         reason = next((item.decode() for item in outputs.get("finish_reason", ()) if item), None)
         # A model without this output ends for a reason of its own.
         self.finish_reason = reason or ("stop" if response.is_final else None)
 
 
-def completion_response(call: CompletionRequest, choices: Sequence[CompletionChoice]) -> dict[str, Any]:
-    """Return the object of a call that is no stream."""
-    kind = "chat.completion" if call.is_chat else "text_completion"
-    answer = {**_head(call, kind), "choices": [_whole(call, choice) for choice in choices]}
-    return {**answer, "usage": usage(call, choices), **_warnings(call, choices)}
+class OpenAiEncoder:
+    """CompletionEncoder of OpenAI's API."""
+
+    stream_headers: Mapping[str, str] = EVENT_STREAM_HEADERS
+
+    def __init__(self, call: CompletionRequest) -> None:
+        self._call = call
+        count = len(call.prompts) * call.choices if call.is_chat else 0
+        self._opening = [_first_chunk(call, index) for index in range(count)]
+        """Chunks that are sent with the first text."""
+
+    def idle_piece(self) -> bytes:
+        return b": the model is still busy with the prompt\n\n"
+
+    def pieces(self, choice: CompletionChoice) -> list[bytes]:
+        found, self._opening = self._opening + _chunks(self._call, choice), []
+        return [event(chunk) for chunk in found]
+
+    def last_pieces(self, choices: Sequence[CompletionChoice]) -> list[bytes]:
+        call = self._call
+        last = [event({**_chunk(call, []), "usage": usage(call, choices)})] if call.includes_usage else []
+        return [*last, b"data: [DONE]\n\n"]
+
+    def body(self, choices: Sequence[CompletionChoice]) -> object:
+        call = self._call
+        kind = "chat.completion" if call.is_chat else "text_completion"
+        answer = {**_head(call, kind), "choices": [_whole(call, choice) for choice in choices]}
+        return {**answer, "usage": usage(call, choices), **_warnings(call, choices)}
 
 
-def first_chunk(call: CompletionRequest, index: int) -> dict[str, Any]:
+def event(value: object) -> bytes:
+    """Return an event of a stream."""
+    return b"data: " + to_json(value) + b"\n\n"
+
+
+def _first_chunk(call: CompletionRequest, index: int) -> dict[str, Any]:
     """Return the chunk that opens a choice of a streamed chat."""
     choice = {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
     return _chunk(call, [choice])
 
 
-def chunks(call: CompletionRequest, choice: CompletionChoice) -> list[dict[str, Any]]:
+def _chunks(call: CompletionRequest, choice: CompletionChoice) -> list[dict[str, Any]]:
     """Return the chunks for the last response of a choice: its text, then its end."""
     found = []
     logprobs = _logprobs(call, choice.delta_logprobs, len(choice.text) - len(choice.delta))
@@ -119,11 +154,6 @@ def chunks(call: CompletionRequest, choice: CompletionChoice) -> list[dict[str, 
     if choice.finish_reason:
         events[-1].update(_warnings(call, [choice]))
     return events
-
-
-def usage_chunk(call: CompletionRequest, choices: Sequence[CompletionChoice]) -> dict[str, Any]:
-    """Return the last chunk of a stream with `include_usage`."""
-    return {**_chunk(call, []), "usage": usage(call, choices)}
 
 
 def usage(call: CompletionRequest, choices: Sequence[CompletionChoice]) -> dict[str, Any]:
@@ -162,8 +192,8 @@ def error_object(error: EdgeServerError) -> dict[str, Any]:
 
 def _warnings(call: CompletionRequest, choices: Sequence[CompletionChoice]) -> dict[str, Any]:
     """Return the member `warnings`, each warning once; no member without warnings."""
-    found = dict.fromkeys([*call.warnings, *(text for choice in choices for text in choice.warnings)])
-    return {"warnings": list(found)} if found else {}
+    found = [*call.warnings, *(_openai_place(text) for choice in choices for text in choice.warnings)]
+    return {"warnings": list(dict.fromkeys(found))} if found else {}
 
 
 def _openai_place(text: str) -> str:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import base64
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -17,13 +18,23 @@ from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import ServingFault
-from edge_server.frontends.v2.json_parser import json_type, parse_object, to_json
+from edge_server.frontends.v2.json_parser import json_type, parse_object
 from edge_server.plugins.language.openai.completion_request import BadMember, check_names, read_keep_alive, read_model
 from edge_server.protocol.raw_tensors import Buffer
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 _SUPPORTED = {"model", "input", "encoding_format", "dimensions", "keep_alive"}
 _MAX_TEXTS = 2048
 _TOKEN_COUNT = "num_input_tokens"
+
+
+class Embeddings(NamedTuple):
+    """`rows`: a float32 vector for each text. `tokens` of all texts, 0 if the model does not tell them."""
+
+    rows: Sequence[npt.NDArray[np.float32]]
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +69,12 @@ class EmbeddingRequest:
             requests.append(Request(model=spec.name, id=self.id, inputs={source.name: tensor}, outputs=outputs))
         return requests
 
-    def response_body(self, requests: Sequence[Request], responses: Sequence[Response]) -> bytes:
-        """Return the answer as JSON. `responses` belong to `requests`, and have no error.
+    def embeddings(self, requests: Sequence[Request], responses: Sequence[Response]) -> Embeddings:
+        """Return the embeddings of all texts. `responses` belong to `requests`, and have no error.
 
         Raises BadMember for embeddings of another length than the client expects, ServingFault for none.
         """
-        data: list[dict[str, object]] = []
+        found: list[npt.NDArray[np.float32]] = []
         tokens = 0
         for request, response in zip(requests, responses, strict=True):
             outputs = {tensor.name: tensor.array for tensor in response.outputs}
@@ -77,18 +88,23 @@ class EmbeddingRequest:
                 raise ServingFault(f"model '{self.model}' gave NaN or infinity in output '{name}'")
             if _TOKEN_COUNT in outputs:
                 tokens += int(outputs[_TOKEN_COUNT].sum())
-            for row in embeddings:
-                value = base64.b64encode(row.tobytes()).decode() if self.is_base64 else row.tolist()
-                data.append({"object": "embedding", "index": len(data), "embedding": value})
-        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        answer = {"object": "list", "data": data, "model": self.model, "usage": usage}
-        return to_json({**answer, "warnings": self.warnings} if self.warnings else answer)
+            found.extend(embeddings)
+        return Embeddings(found, tokens)
 
     def _check_length(self, length: int) -> None:
         if self.dimensions not in (None, length):
             raise BadMember(
                 "dimensions", f"'dimensions': expected {length}, as model '{self.model}' gives, got {self.dimensions}"
             )
+
+
+def embedding_response(call: EmbeddingRequest, embeddings: Embeddings) -> dict[str, object]:
+    """Return the answer of OpenAI's API."""
+    values = [base64.b64encode(row.tobytes()).decode() if call.is_base64 else row.tolist() for row in embeddings.rows]
+    data = [{"object": "embedding", "index": index, "embedding": value} for index, value in enumerate(values)]
+    usage = {"prompt_tokens": embeddings.tokens, "total_tokens": embeddings.tokens}
+    answer: dict[str, object] = {"object": "list", "data": data, "model": call.model, "usage": usage}
+    return {**answer, "warnings": call.warnings} if call.warnings else answer
 
 
 def embedding_tensors(spec: ModelSpec) -> tuple[InputSpec, OutputSpec]:
@@ -122,7 +138,11 @@ def embedding_tensors(spec: ModelSpec) -> tuple[InputSpec, OutputSpec]:
 
 def read_embedding_request(body: Buffer) -> EmbeddingRequest:
     """Return the call of a body. Raises InvalidRequest."""
-    members = parse_object(body)
+    return make_embedding_request(parse_object(body))
+
+
+def make_embedding_request(members: Mapping[str, Any]) -> EmbeddingRequest:
+    """Return the call of the members of OpenAI's object. Raises BadMember."""
     model = read_model(members)
     check_names(members, _SUPPORTED)
     given = members.get("input")

@@ -1,0 +1,146 @@
+"""Encoder of the responses to `chat` and `generate` of ollama's API, whole or as lines of a stream, and of errors."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+from edge_server.errors import BadSchema, EdgeServerError
+from edge_server.frontends.v2.json_parser import to_json
+from edge_server.plugins.language.ollama.generation_request import GenerationRequest
+from edge_server.plugins.language.openai.completion_request import CompletionRequest
+from edge_server.plugins.language.openai.completion_response import CompletionChoice
+
+_STREAM_HEADERS = {
+    "Content-Type": "application/x-ndjson",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",  # nginx would collect the lines
+}
+
+
+class OllamaEncoder:
+    """CompletionEncoder of ollama's API, of one choice.
+
+    A call of a tool is sent when it is complete, because its arguments are an object.
+    """
+
+    stream_headers: Mapping[str, str] = _STREAM_HEADERS
+
+    def __init__(self, request: GenerationRequest, call: CompletionRequest) -> None:
+        self._request = request
+        self._call = call
+        self._begin_ns = time.monotonic_ns()
+        self._first_text_ns = 0
+        self._sent_calls = 0
+
+    def idle_piece(self) -> bytes:
+        return line(self._part("", is_done=False))
+
+    def pieces(self, choice: CompletionChoice) -> list[bytes]:
+        self._first_text_ns = self._first_text_ns or time.monotonic_ns()
+        is_done = choice.finish_reason is not None
+        complete = choice.tool_calls if is_done else choice.tool_calls[:-1]
+        calls, text = _tool_calls(complete[self._sent_calls :])
+        self._sent_calls = len(complete)
+        content = choice.delta + text
+        found = []
+        if content or calls or choice.delta_logprobs:
+            found.append(self._part(content, calls, choice.delta_logprobs, is_done=False))
+        if is_done:
+            found.append(self._end(choice, self._part("", is_done=True)))
+        return [line(item) for item in found]
+
+    def last_pieces(self, choices: Sequence[CompletionChoice]) -> list[bytes]:
+        return []
+
+    def body(self, choices: Sequence[CompletionChoice]) -> object:
+        (choice,) = choices
+        calls, text = _tool_calls(choice.tool_calls)
+        return self._end(choice, self._part(choice.text + text, calls, choice.logprobs, is_done=True))
+
+    def _part(
+        self,
+        content: str,
+        calls: Sequence[Mapping[str, Any]] = (),
+        logprobs: Sequence[Mapping[str, Any]] = (),
+        *,
+        is_done: bool,
+    ) -> dict[str, Any]:
+        part = {**opening(self._request, content), "done": is_done}
+        if calls:
+            part["message"]["tool_calls"] = calls
+        if logprobs:
+            part["logprobs"] = [self._logprob(item) for item in logprobs]
+        return part
+
+    def _logprob(self, item: Mapping[str, Any]) -> dict[str, Any]:
+        token = {"token": item["token"], "logprob": item["logprob"], "bytes": list(item["token"].encode())}
+        return {**token, "top_logprobs": [token]} if self._call.has_top_logprobs else token
+
+    def _end(self, choice: CompletionChoice, part: dict[str, Any]) -> dict[str, Any]:
+        """Return the last object: `part` with counts and durations in nanoseconds.
+
+        The time of the prompt is known in a stream only. Else `eval_duration` includes it.
+        """
+        now_ns = time.monotonic_ns()
+        first_ns = self._first_text_ns or self._begin_ns
+        warnings = [*self._call.warnings, *(re.sub(r"^json_schema\b", "format", text) for text in choice.warnings)]
+        return {
+            **part,
+            "done_reason": "length" if choice.finish_reason == "length" else "stop",
+            "total_duration": now_ns - self._begin_ns,
+            "prompt_eval_count": choice.input_tokens,
+            "prompt_eval_duration": first_ns - self._begin_ns,
+            "eval_count": choice.output_tokens,
+            "eval_duration": now_ns - first_ns,
+            **({"warnings": warnings} if warnings else {}),
+        }
+
+
+def opening(request: GenerationRequest, content: str) -> dict[str, Any]:
+    """Return the members with which each object of an answer begins."""
+    created = datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")
+    answer: dict[str, Any] = {"model": request.model, "created_at": created}
+    if request.is_chat:
+        return {**answer, "message": {"role": "assistant", "content": content}}
+    return {**answer, "response": content}
+
+
+def line(value: object) -> bytes:
+    """Return a line of a stream."""
+    return to_json(value) + b"\n"
+
+
+def error_object(error: EdgeServerError) -> dict[str, str]:
+    """Return an error in ollama's form."""
+    if isinstance(error, BadSchema):
+        place = re.sub(r"^json_schema\b", "format", error.place)
+        return {"error": f"{place}: {error.problem}"}
+    return {"error": error.message}
+
+
+def unknown_path(method: str, path: str) -> str:
+    """Return the error for a path of ollama's API that this server does not have."""
+    return (
+        f"unknown path: {method} {path[:80]}; of ollama's API this server has /api/chat, /api/generate, /api/embed, "
+        "/api/tags, /api/ps, /api/show and /api/version"
+    )
+
+
+def _tool_calls(calls: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+    """Return calls in ollama's form, and the text of those whose arguments are not JSON, as in an answer that was cut
+    short."""
+    found, text = [], ""
+    for call in calls:
+        name, arguments = call["function"]["name"], call["function"].get("arguments", "")
+        try:
+            value = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            text += f'{{"name": "{name}", "arguments": {arguments}'
+            continue
+        found.append({"id": call["id"], "function": {"name": name, "arguments": value}})
+    return found, text

@@ -1,0 +1,75 @@
+"""Reports on models in the form of ollama's API: the members of `tags`, `ps` and `show`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import PurePath
+from typing import Any
+
+from edge_server.core.model_spec import ModelSpec
+from edge_server.service import InferenceService
+
+_NO_DIGEST = "0" * 64
+"""Of a model whose files have not been hashed. ollama's command prints the first 12 characters."""
+
+
+def list_models(service: InferenceService, names: Sequence[str], *, only_loaded: bool = False) -> list[dict[str, Any]]:
+    """Return the entries of `tags`, or of `ps`, for models. *Blocking.*
+
+    `size` is the memory that a model takes, 0 while it is not loaded. `modified_at` is the time of its load.
+    """
+    reports = {report.name: report for report in service.instance_reports()}
+    times = {item.name: item.since_s for item in service.versions() if item.state == "READY"}
+    found = []
+    for name in names:
+        report = reports.get(name)
+        if report is None and only_loaded:
+            continue
+        tagged = name if ":" in name else f"{name}:latest"
+        entry: dict[str, Any] = {
+            "name": tagged,
+            "model": tagged,
+            "size": report.load_rss_bytes if report else 0,
+            "digest": (report.digest.removeprefix("sha256:") if report else "") or _NO_DIGEST,
+            "details": model_details(service.find(name, None).spec),
+        }
+        if only_loaded and report is not None:
+            entry["size_vram"] = sum(report.gpu_bytes.values())
+        elif name in times:
+            entry["modified_at"] = datetime.fromtimestamp(times[name], timezone.utc).isoformat()
+        found.append(entry)
+    return found
+
+
+def show_model(spec: ModelSpec) -> dict[str, Any]:
+    """Return the answer of `show`."""
+    is_for_text = spec.output("text_output") is not None
+    abilities = {
+        "completion": is_for_text,
+        "tools": spec.output("tool_calls") is not None,
+        "embedding": not is_for_text,
+    }
+    information: dict[str, Any] = {"general.architecture": spec.backend, "general.basename": spec.name}
+    if "max_context" in spec.parameters:
+        information[f"{spec.backend}.context_length"] = int(spec.parameters["max_context"])
+    return {
+        "modelfile": "",
+        "parameters": "",
+        "template": "",
+        "details": model_details(spec),
+        "model_info": information,
+        "capabilities": [name for name, has_it in abilities.items() if has_it],
+    }
+
+
+def model_details(spec: ModelSpec) -> dict[str, Any]:
+    """Return the member `details`. What only the model's files say is empty."""
+    return {
+        "parent_model": "",
+        "format": PurePath(spec.default_model_filename).suffix.removeprefix("."),
+        "family": spec.backend,
+        "families": [spec.backend],
+        "parameter_size": "",
+        "quantization_level": "",
+    }

@@ -1,0 +1,262 @@
+"""Runner of the calls of all text APIs: submits their requests, streams or joins the responses, and answers errors.
+
+Each API has a parser, which makes a CompletionRequest or an EmbeddingRequest of a body, and an encoder for its answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple, Protocol, TypeVar
+
+from edge_server.core.request_response import Request, Response, SubmittedRequest
+from edge_server.errors import EdgeServerError, NotReady, ServingFault, UnknownModel
+from edge_server.frontends.http.generate_endpoints import MAX_BACKLOG
+from edge_server.frontends.http.inference_route import TEXT_ON_LOOP_BYTES
+from edge_server.frontends.http.request import HttpRequest
+from edge_server.frontends.http.request_head import RequestHead
+from edge_server.frontends.http.response import JSON_TYPE, HttpResponse, error_response, json_response
+from edge_server.frontends.loop_dispatch import LoopDispatch
+from edge_server.frontends.v2.json_parser import to_json
+from edge_server.plugins.language.openai.completion_request import BadMember, CompletionRequest
+from edge_server.plugins.language.openai.completion_response import CompletionChoice
+from edge_server.plugins.language.openai.embedding_request import EmbeddingRequest, Embeddings, embedding_tensors
+from edge_server.protocol.raw_tensors import Buffer
+from edge_server.service import Handle, InferenceService
+
+_LOG = logging.getLogger(__name__)
+
+Call = TypeVar("Call", CompletionRequest, EmbeddingRequest)
+
+_KEEP_ALIVE_S = 15.0
+"""Time without an event after which something without effect is sent, so that proxies keep the stream open."""
+
+_KEEP_ALIVE_IGNORED = (
+    "keep_alive is ignored: this request may not load and unload models (access category model-repository)"
+)
+
+_MAX_EMBEDDING_REQUESTS = 16
+"""Most requests of one call for embeddings in the server at the same time, so that it does not fill a model's queue."""
+
+
+class ErrorFormat(NamedTuple):
+    """How an API tells an error: as the JSON body of a response, and as the last piece of a stream."""
+
+    body: Callable[[EdgeServerError], object]
+    event: Callable[[EdgeServerError], bytes]
+
+
+class CompletionEncoder(Protocol):
+    """Encodes the answer to one CompletionRequest. A piece of a stream is never empty."""
+
+    stream_headers: Mapping[str, str]
+
+    def idle_piece(self) -> bytes:
+        """Return a piece that tells a client nothing."""
+
+    def pieces(self, choice: CompletionChoice) -> list[bytes]:
+        """Return the pieces for the last response of a choice."""
+
+    def last_pieces(self, choices: Sequence[CompletionChoice]) -> list[bytes]:
+        """Return the end of the stream."""
+
+    def body(self, choices: Sequence[CompletionChoice]) -> object:
+        """Return the JSON of the answer to a call that is no stream."""
+
+
+class CallRunner:
+    """Runs calls of one API. `may_change_models` returns whether the sender of a request may load and unload models."""
+
+    def __init__(
+        self, service: InferenceService, may_change_models: Callable[[RequestHead], bool], errors: ErrorFormat
+    ) -> None:
+        self.service = service
+        self._may_change_models = may_change_models
+        self._errors = errors
+
+    async def respond(
+        self, request: HttpRequest, run: Callable[[], Awaitable[HttpResponse | None]]
+    ) -> HttpResponse | None:
+        """Answer a call. Any error before the first byte of a stream is a response in the API's form."""
+        try:
+            return await run()
+        except ConnectionError:
+            raise
+        except EdgeServerError as error:
+            failure = error
+        except Exception as error:  # noqa: BLE001 - the boundary: the client gets a response for any error
+            _LOG.exception("request %s %s failed", request.head.method, request.head.target)
+            failure = ServingFault(f"internal error: {type(error).__name__}: {error}")
+        if request.is_streaming:
+            await request.write(self._errors.event(failure))
+            return None
+        response = error_response(failure)
+        response.body = to_json(self._errors.body(failure))
+        return response
+
+    def model_names(self) -> list[str]:
+        """Return the models that give text or embeddings."""
+        names = sorted({entry.name for entry in self.service.repository_index()})
+        return [name for name in names if self.is_for_calls(name)]
+
+    def is_for_calls(self, name: str) -> bool:
+        """Return whether a model gives text or embeddings."""
+        try:
+            spec = self.service.find(name, None).spec
+            if spec.output("text_output") is None:
+                embedding_tensors(spec)
+        except (UnknownModel, NotReady, BadMember):
+            return False
+        return True
+
+    def keep_alive_warnings(self, request: HttpRequest, seconds: float | None) -> tuple[str, ...]:
+        """Return why the `keep_alive` of a request is ignored, or nothing if its sender may set it."""
+        return () if seconds is None or self._may_change_models(request.head) else (_KEEP_ALIVE_IGNORED,)
+
+    def _admit(self, request: HttpRequest, call: Call) -> Call:
+        """Return the call without a `keep_alive` that its sender has no right to, but with a warning."""
+        warnings = self.keep_alive_warnings(request, call.keep_alive_s)
+        return replace(call, keep_alive_s=None, warnings=warnings) if warnings else call
+
+    async def complete(
+        self, request: HttpRequest, call: CompletionRequest, encoder: Callable[[CompletionRequest], CompletionEncoder]
+    ) -> HttpResponse | None:
+        """Raises EdgeServerError: a refusal, or the first error of a choice."""
+        call = self._admit(request, call)
+        return await _CompletionRun(self.service, request, call, encoder(call)).run()
+
+    async def embed(
+        self,
+        request: HttpRequest,
+        read: Callable[[Buffer], EmbeddingRequest],
+        encode: Callable[[EmbeddingRequest, Embeddings], object],
+    ) -> HttpResponse:
+        """Answer a call whose parser is `read` with the JSON that `encode` returns. Raises EdgeServerError."""
+        try:
+            body = await request.read_body()
+            read_body = partial(read, body)
+            call = await request.run_on_worker(read_body) if len(body) > TEXT_ON_LOOP_BYTES else read_body()
+            del body, read_body  # the memory budget counts the body no longer
+        finally:
+            request.release_body()
+        handle = self.service.find(call.model, None)
+        requests = call.inference_requests(handle.spec)
+        call = self._admit(request, call)
+        if call.keep_alive_s is not None:
+            self.service.set_keep_alive(call.model, call.keep_alive_s)
+        responses = await self._submit_all(handle, request.context.dispatch, requests)
+
+        def encode_body() -> bytes:
+            return to_json(encode(call, call.embeddings(requests, responses)))
+
+        # A number of 4 bytes becomes about 20 characters.
+        text_bytes = 5 * sum(tensor.nbytes for response in responses for tensor in response.outputs)
+        text = await request.run_on_worker(encode_body) if text_bytes > TEXT_ON_LOOP_BYTES else encode_body()
+        return HttpResponse(text, headers={"Content-Type": JSON_TYPE})
+
+    async def _submit_all(self, handle: Handle, dispatch: LoopDispatch, requests: list[Request]) -> list[Response]:
+        """Return the final response to each request. Raises the first error, and cancels the other requests."""
+        waiting = deque(enumerate(requests))
+        running: dict[int, SubmittedRequest] = {}
+        arrived: asyncio.Queue[tuple[int, Response]] = asyncio.Queue()
+        found: dict[int, Response] = {}
+
+        def receive(index: int, response: Response) -> None:
+            arrived.put_nowait((index, response))
+
+        try:
+            while waiting or running:
+                while waiting and len(running) < _MAX_EMBEDDING_REQUESTS:
+                    index, request = waiting.popleft()
+                    deliver = partial(dispatch.deliver, partial(receive, index))
+                    running[index] = handle.submit(request, deliver)
+                index, response = await arrived.get()
+                if response.error is not None:
+                    raise response.error
+                if response.is_final:
+                    del running[index]
+                    found[index] = response
+        finally:
+            for ticket in running.values():
+                ticket.cancel()
+        return [found[index] for index in range(len(requests))]
+
+
+class _CompletionRun:
+    """One call while it is answered: its choices run at the same time, each as a request."""
+
+    def __init__(
+        self, service: InferenceService, request: HttpRequest, call: CompletionRequest, encoder: CompletionEncoder
+    ) -> None:
+        self._service = service
+        self._request = request
+        self._call = call
+        self._encoder = encoder
+        self._handle = handle = service.find(call.model, None)
+        self._requests = call.inference_requests(handle.spec)
+        self._choices = [CompletionChoice(index, call.has_parallel_calls) for index in range(len(self._requests))]
+        self._responses: asyncio.Queue[tuple[CompletionChoice, Response]] = asyncio.Queue()
+
+    async def run(self) -> HttpResponse | None:
+        """Raises EdgeServerError: a refusal, or the first error of a choice."""
+        tickets = []
+        dispatch = self._request.context.dispatch
+        if self._call.keep_alive_s is not None:
+            self._service.set_keep_alive(self._call.model, self._call.keep_alive_s)
+        try:
+            for choice, request in zip(self._choices, self._requests, strict=True):
+                deliver = partial(dispatch.deliver, partial(self._receive, choice))
+                tickets.append(self._handle.submit(request, deliver))
+            if self._call.is_stream:
+                await self._stream()
+                return None
+            left = len(tickets)
+            while left:
+                choice, response = await self._responses.get()
+                self._add(choice, response)
+                left -= response.is_final
+            return json_response(self._encoder.body(self._choices))
+        finally:
+            for ticket in tickets:
+                ticket.cancel()
+
+    def _receive(self, choice: CompletionChoice, response: Response) -> None:
+        self._responses.put_nowait((choice, response))
+        # The task may be waiting until this client reads; aborting the connection ends the wait.
+        if self._responses.qsize() > MAX_BACKLOG:
+            self._request.connection.abort()
+
+    @staticmethod
+    def _add(choice: CompletionChoice, response: Response) -> None:
+        if response.error is not None:
+            raise response.error
+        if not response.is_empty:
+            choice.add(response)
+        elif choice.finish_reason is None:
+            choice.delta, choice.finish_reason = "", "stop"
+
+    async def _stream(self) -> None:
+        encoder, request = self._encoder, self._request
+        left = len(self._choices)
+        while left:
+            try:
+                choice, response = await asyncio.wait_for(self._responses.get(), _KEEP_ALIVE_S)
+            except asyncio.TimeoutError:
+                await self._begin()
+                await request.write(encoder.idle_piece())
+                continue
+            self._add(choice, response)
+            await self._begin()
+            for piece in encoder.pieces(choice):
+                await request.write(piece)
+            left -= response.is_final
+        for piece in encoder.last_pieces(self._choices):
+            await request.write(piece)
+
+    async def _begin(self) -> None:
+        if not self._request.is_streaming:
+            await self._request.begin_stream(200, self._encoder.stream_headers)

@@ -1,0 +1,150 @@
+"""Routes of the text APIs: OpenAI's (/v1/chat/completions and others, and the same under /v3/) and ollama's (/api/chat
+and others), and their forms of errors.
+
+The endpoints of an API are imported for its first request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from edge_server.errors import EdgeServerError
+from edge_server.frontends.http.request_head import RequestHead
+from edge_server.frontends.http.routes import DeferredEndpoints, NoSuchPath, Route
+from edge_server.service import InferenceService
+
+if TYPE_CHECKING:
+    from edge_server.plugins.language.ollama.endpoints import OllamaEndpoints
+    from edge_server.plugins.language.openai.endpoints import OpenAiEndpoints
+
+_SCHEMAS = "edge_server.plugins.language.schemas"
+
+_post = partial(Route, "POST", category="inference")
+_get = partial(Route, "GET", category="metadata")
+
+
+def language_routes(service: InferenceService, may_change_models: Callable[[RequestHead], bool]) -> Sequence[Route]:
+    """Return the routes. `may_change_models` returns whether the sender of a request may load and unload models."""
+    return (*_openai_routes(service, may_change_models), *_ollama_routes(service, may_change_models))
+
+
+def _openai_routes(service: InferenceService, may_change_models: Callable[[RequestHead], bool]) -> Sequence[Route]:
+    def make() -> OpenAiEndpoints:
+        from edge_server.plugins.language.openai.endpoints import OpenAiEndpoints
+
+        return OpenAiEndpoints(service, may_change_models)
+
+    handler = DeferredEndpoints(make).handler
+    lines: list[Route] = []
+    completion = f"{_SCHEMAS}:COMPLETION"
+    for base in ("/v1", "/v3"):  # OpenVINO Model Server has this API under /v3
+        lines += (
+            _post(
+                f"{base}/chat/completions",
+                summary="Continue a chat, as in OpenAI's API",
+                handler=handler(lambda endpoints: endpoints.chat),
+                schema=completion,
+            ),
+            _post(
+                f"{base}/completions",
+                summary="Complete a text, as in OpenAI's API",
+                handler=handler(lambda endpoints: endpoints.complete),
+                schema=completion,
+            ),
+            _post(
+                f"{base}/embeddings",
+                summary="Embed texts, as in OpenAI's API",
+                handler=handler(lambda endpoints: endpoints.embed),
+                schema=f"{_SCHEMAS}:EMBEDDING",
+            ),
+            _get(
+                f"{base}/models",
+                summary="List the models for text, as in OpenAI's API",
+                handler=handler(lambda endpoints: endpoints.models),
+            ),
+            _get(
+                f"{base}/models/{{model}}",
+                summary="One model, as in OpenAI's API",
+                handler=handler(lambda endpoints: endpoints.model),
+            ),
+        )
+    return lines
+
+
+def _ollama_routes(service: InferenceService, may_change_models: Callable[[RequestHead], bool]) -> Sequence[Route]:
+    def make() -> OllamaEndpoints:
+        from edge_server.plugins.language.ollama.endpoints import OllamaEndpoints
+
+        return OllamaEndpoints(service, may_change_models)
+
+    handler = DeferredEndpoints(make).handler
+    generation, json_body = f"{_SCHEMAS}:LINE_STREAM", f"{_SCHEMAS}:EMBEDDING"
+    return (
+        _post(
+            "/api/chat",
+            summary="Continue a chat, as in ollama's API",
+            handler=handler(lambda endpoints: endpoints.chat),
+            schema=generation,
+        ),
+        _post(
+            "/api/generate",
+            summary="Answer a prompt, as in ollama's API",
+            handler=handler(lambda endpoints: endpoints.generate),
+            schema=generation,
+        ),
+        _post(
+            "/api/embed",
+            summary="Embed texts, as in ollama's API",
+            handler=handler(lambda endpoints: endpoints.embed),
+            schema=json_body,
+        ),
+        _post(
+            "/api/embeddings",
+            summary="Embed a text, as in ollama's older API",
+            handler=handler(lambda endpoints: endpoints.embed_prompt),
+            schema=json_body,
+        ),
+        _get(
+            "/api/tags",
+            summary="List the models for text, as in ollama's API",
+            handler=handler(lambda endpoints: endpoints.tags),
+        ),
+        _get(
+            "/api/ps",
+            summary="List the loaded models for text, as in ollama's API",
+            handler=handler(lambda endpoints: endpoints.loaded),
+        ),
+        Route(
+            "POST",
+            "/api/show",
+            category="metadata",
+            summary="One model, as in ollama's API",
+            handler=handler(lambda endpoints: endpoints.show),
+            schema=json_body,
+        ),
+        _get(
+            "/api/version",
+            summary="Version of ollama whose API this is",
+            handler=handler(lambda endpoints: endpoints.version),
+        ),
+    )
+
+
+def refusal_body(head: RequestHead, error: EdgeServerError) -> bytes | None:
+    """Return an API's form of an error for each of its paths, also if no route has this path; None for other paths and
+    where the form is the usual one."""
+    from edge_server.frontends.v2.json_parser import to_json
+
+    if head.target.startswith("/api/") and isinstance(error, NoSuchPath):
+        from edge_server.plugins.language.ollama.generation_response import unknown_path
+
+        return to_json({"error": unknown_path(head.method, head.target)})
+    if not head.target.startswith(("/v1/", "/v3/")) or head.target.startswith("/v1/vision/"):  # DeepStack's
+        return None
+    from edge_server.plugins.language.openai.completion_response import UnknownPath, error_object
+
+    if isinstance(error, NoSuchPath):
+        error = UnknownPath(head.method, head.target)
+    return to_json(error_object(error))

@@ -1,0 +1,183 @@
+"""ollama's own Python package against this server: it runs unchanged, as do the calls of Home Assistant's integration.
+
+The models are a scripted one, and tests/data/tiny_llm with OpenVINO GenAI.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TINY = Path(__file__).parents[1] / "data/tiny_llm/tiny.gguf"
+CALL = '{"name": "weather", "arguments": {"city": "Bern", "days": [1, 2]}}'
+ANSWERS = {
+    "hello": "Hello! How can I help you?",
+    "weather": f"I look.\n<tool_call>\n{CALL}\n</tool_call>",
+    "4": "Cold.",
+}
+JAPAN = "what is the capital of Japan?"
+TOKYO = "The capital of Japan is Tokyo."
+
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(
+        any(importlib.util.find_spec(name) is None for name in ("openvino_genai", "ollama")),
+        reason="needs openvino-genai and ollama, of the extra test-all",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    models = tmp_path_factory.mktemp("models")
+    for name in ("talker", "tiny"):
+        (models / name / "1").mkdir(parents=True)
+    (models / "talker/config.pbtxt").write_text('backend: "scripted_llm"')
+    (models / "talker/1/script.json").write_text(json.dumps({"answers": ANSWERS, "chat_template": "<tool_call>"}))
+    shutil.copy(TINY, models / "tiny/1/model.gguf")
+    with serve(models) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Any) -> Iterator[Any]:
+    import ollama
+
+    with ollama.Client(host=server.url("")) as opened:
+        yield opened
+
+
+def user(content: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": content}]
+
+
+GREEDY = {"temperature": 0}
+
+
+def test_a_chat_is_answered_whole_and_streamed(client: Any) -> None:
+    answer = client.chat("tiny", user(JAPAN), options={**GREEDY, "num_ctx": 512})
+    assert (answer.message.role, answer.message.content) == ("assistant", TOKYO)
+    assert (answer.done, answer.done_reason) == (True, "stop")
+    parts = list(client.chat("tiny:latest", user(JAPAN), options=GREEDY, stream=True, think=False, keep_alive="5m"))
+    assert "".join(part.message.content for part in parts) == TOKYO
+    assert len(parts) > 5
+    assert [part.done for part in parts] == [False] * (len(parts) - 1) + [True]
+    last = parts[-1]
+    assert (last.prompt_eval_count, last.eval_count) == (answer.prompt_eval_count, answer.eval_count)
+    assert 0 < last.prompt_eval_duration < last.total_duration
+    cut = client.chat("tiny", user(JAPAN), options={**GREEDY, "num_predict": 3})
+    assert (cut.eval_count, cut.done_reason) == (3, "length")
+
+
+def test_a_prompt_is_a_chat_unless_it_is_raw(client: Any) -> None:
+    assert client.generate("tiny", JAPAN, options=GREEDY).response == TOKYO
+    assert "".join(part.response for part in client.generate("tiny", JAPAN, options=GREEDY, stream=True)) == TOKYO
+    prompt = f"<|im_start|>user\n{JAPAN}<|im_end|>\n<|im_start|>assistant\n"
+    assert client.generate("tiny", prompt, raw=True, options=GREEDY).response == TOKYO
+
+
+def test_a_schema_is_followed(client: Any) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"size": {"type": "integer", "minimum": 0, "maximum": 9}},
+        "required": ["size"],
+        "additionalProperties": False,
+    }
+    for seed in range(3):
+        answer = client.generate("tiny", "say hello", format=schema, options={"seed": seed})
+        assert json.loads(answer.response)["size"] in range(10)
+
+
+def weather(city: str) -> str:
+    """Return the weather of a city.
+
+    Args:
+        city: Name of the city.
+    """
+    return f"4 degrees in {city}"
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_function_is_called_and_its_result_is_answered(client: Any, is_stream: bool) -> None:
+    messages: list[Any] = user("weather")
+    answer = client.chat("talker", messages, tools=[weather], stream=is_stream)
+    parts = list(answer) if is_stream else [answer]
+    assert "".join(part.message.content for part in parts) == "I look."
+    (call,) = [call for part in parts for call in part.message.tool_calls or ()]
+    assert (call.function.name, call.function.arguments) == ("weather", {"city": "Bern", "days": [1, 2]})
+    messages += [
+        {"role": "assistant", "content": "I look.", "tool_calls": [call]},
+        {"role": "tool", "content": "4", "tool_name": "weather"},
+    ]
+    assert client.chat("talker", messages, tools=[weather]).message.content == "Cold."
+
+
+def test_models_are_listed_shown_unloaded_and_loaded(client: Any, eventually: Callable[..., bool]) -> None:
+    def loaded() -> dict[str, Any]:
+        return {item.model: item for item in client.ps().models}
+
+    assert client.generate("tiny").done_reason == "load"
+    assert sorted(loaded()) == ["talker:latest", "tiny:latest"]
+    assert loaded()["tiny:latest"].size > 100_000_000
+    (tiny,) = [item for item in client.list().models if item.model == "tiny:latest"]
+    assert (tiny.details.format, len(tiny.digest)) == ("gguf", 64)
+    assert tiny.modified_at is not None
+    assert client.show("tiny").capabilities == ["completion", "tools"]
+    assert client.generate("tiny", keep_alive=0).done_reason == "unload"
+    assert eventually(lambda: "tiny:latest" not in loaded())
+    assert "tiny:latest" in [item.model for item in client.list().models]
+    assert client.chat("tiny", []).done_reason == "load"
+    assert "tiny:latest" in loaded()
+
+
+def test_errors_have_their_status_and_message(client: Any) -> None:
+    import ollama
+
+    for ask, status, said in (
+        (lambda: client.chat("nosuch", user("hello")), 404, "'nosuch' is not found"),
+        (lambda: client.chat("tiny", user("x" * 3000)), 400, "expected a prompt of less than 512 tokens"),
+        (lambda: list(client.chat("tiny", user("x" * 3000), stream=True)), 400, "less than 512 tokens"),
+        (lambda: client.chat("tiny", user("hello"), think=True), 400, "'think': expected false"),
+        (lambda: client.embed("tiny", "hello"), 400, "model 'tiny' gives no embeddings"),
+        (lambda: client.pull("tiny"), 404, "unknown path: POST /api/pull"),
+    ):
+        with pytest.raises(ollama.ResponseError, match=said) as caught:
+            ask()
+        assert caught.value.status_code == status
+
+
+def test_the_calls_of_home_assistants_integration_are_answered(server: Any) -> None:
+    """With the arguments of its `async_setup_entry` and `_async_handle_chat_log`."""
+    import ollama
+
+    async def converse() -> tuple[set[str], list[dict[str, Any]]]:
+        client = ollama.AsyncClient(host=server.url(""), headers=None)
+        names = {model["model"] for model in (await client.list()).get("models", [])}
+        tool = {"name": "weather", "parameters": {"type": "object", "properties": {}}, "description": "Weather"}
+        stream = await client.chat(
+            model="talker:latest",
+            messages=[
+                ollama.Message(role="system", content="You control a home."),
+                ollama.Message(role="user", content="weather", images=None),
+            ],
+            tools=[{"type": "function", "function": tool}],
+            stream=True,
+            keep_alive=-1,
+            options={"num_ctx": 8192},
+            think=False,
+            format=None,
+        )
+        return names, [response["message"] async for response in stream]
+
+    names, messages = asyncio.run(converse())
+    assert "talker:latest" in names
+    assert "".join(message.get("content") or "" for message in messages) == "I look."
+    (call,) = [call for message in messages for call in message.get("tool_calls") or ()]
+    assert call["function"]["arguments"] == {"city": "Bern", "days": [1, 2]}
