@@ -1,4 +1,5 @@
-"""Import and export of arrays in CPU memory by DLPack, the protocol by which frameworks share arrays.
+"""Import and export of arrays by DLPack, the protocol by which frameworks share arrays. Arrays in GPU memory are copied
+to the host; all others share their memory.
 
 numpy's exporter refuses read-only arrays and has no bfloat16, so the structures of dlpack.h (version 0.8, unversioned)
 are defined here: DLTensor {data, device {type, id}, ndim, dtype {code, bits, lanes}, shape, strides, byte_offset} and
@@ -8,9 +9,10 @@ DLManagedTensor {DLTensor, manager_ctx, deleter}.
 from __future__ import annotations
 
 import ctypes
+import functools
 import threading
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,11 +20,20 @@ from edge_server.backends.base import Array
 from edge_server.core.tensor import DType
 from edge_server.plugins.python_models.error_translation import TritonModelException
 
+if TYPE_CHECKING:
+    from edge_server.backends.cuda.cuda_devices import CudaDevices
+
 CPU_DEVICE = (1, 0)
 """kDLCPU, device 0."""
 
 _HOST_DEVICES = (1, 3)
 """kDLCPU, kDLCUDAHost: memory that the CPU can read."""
+
+_GPU_DEVICE = 2
+"""kDLCUDA."""
+
+_DEFAULT_STREAM = 1
+"""CUDA's legacy default stream, in which a copy by the driver waits for its turn."""
 
 _NAME = b"dltensor"
 _USED_NAME = b"used_dltensor"
@@ -137,9 +148,10 @@ class _ForeignMemory:
 
 
 def import_tensor(source: Any) -> tuple[Array, DType]:
-    """Return an array over the memory of a capsule or of an object with `__dlpack__`, and its element type.
+    """Return an array over the memory of a capsule or of an object with `__dlpack__`, and its element type. A tensor in
+    GPU memory is copied to the host; its array is read-only.
 
-    Raises TritonModelException for memory that the CPU cannot read and for types that have no tensor type.
+    Raises TritonModelException for memory that can be neither read nor copied, and for types that have no tensor type.
     """
     capsule = source
     if not _is_valid(source, _NAME):
@@ -148,14 +160,18 @@ def import_tensor(source: Any) -> tuple[Array, DType]:
                 f"from_dlpack takes a DLPack capsule or an object with __dlpack__ and __dlpack_device__, "
                 f"got {type(source).__name__}"
             )
-        _check_device(int(source.__dlpack_device__()[0]))
-        capsule = source.__dlpack__()
+        device = int(source.__dlpack_device__()[0])
+        _check_device(device)
+        capsule = source.__dlpack__(stream=_DEFAULT_STREAM) if device == _GPU_DEVICE else source.__dlpack__()
     if not _is_valid(capsule, _NAME):
         raise TritonModelException("the DLPack capsule was consumed before, or is of a newer kind than 'dltensor'")
     address = _pointer_of(capsule, _NAME)
     managed = _DLManagedTensor.from_address(address)
     _check_device(managed.tensor.device.type)
     kind, dtype = _kind(managed.tensor.dtype)
+    if managed.tensor.device.type == _GPU_DEVICE:
+        # The capsule still owns the tensor, and deletes it.
+        return _copy_from_gpu(managed.tensor, kind), dtype
     foreign = _ForeignMemory(managed, kind)
     _rename(capsule, _USED_NAME)
     if managed.deleter:
@@ -164,8 +180,43 @@ def import_tensor(source: Any) -> tuple[Array, DType]:
 
 
 def _check_device(device: int) -> None:
-    if device not in _HOST_DEVICES:
-        raise TritonModelException(f"from_dlpack takes tensors in the CPU's memory, got one of DLPack device {device}")
+    if device not in (*_HOST_DEVICES, _GPU_DEVICE):
+        raise TritonModelException(
+            f"from_dlpack takes tensors in the memory of the CPU or of an NVIDIA GPU, got one of DLPack device {device}"
+        )
+
+
+def _copy_from_gpu(tensor: _DLTensor, kind: np.dtype[np.generic]) -> Array:
+    shape = tuple(tensor.shape[: tensor.ndim])
+    if tensor.strides and not _is_in_one_piece(shape, tensor.strides[: tensor.ndim]):
+        raise TritonModelException(
+            "from_dlpack copies a tensor from a GPU only if its elements are in one piece in row order: "
+            "call its contiguous() first"
+        )
+    size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+    try:
+        read = _gpus().read(tensor.device.id, (tensor.data or 0) + tensor.byte_offset, size)
+    except OSError as error:
+        raise TritonModelException(f"from_dlpack cannot copy the tensor from GPU {tensor.device.id}: {error}") from None
+    array: Array = np.frombuffer(read, np.uint8).view(kind).reshape(shape)
+    return array
+
+
+def _is_in_one_piece(shape: tuple[int, ...], strides: list[int]) -> bool:
+    expected = 1
+    for size, step in zip(reversed(shape), reversed(strides), strict=True):
+        if size != 1 and step != expected:
+            return 0 in shape
+        expected *= size
+    return True
+
+
+@functools.cache
+def _gpus() -> CudaDevices:
+    # Here, because most models have no tensor on a GPU.
+    from edge_server.backends.cuda.cuda_devices import CudaDevices
+
+    return CudaDevices()
 
 
 def _kind(given: _DLDataType) -> tuple[np.dtype[np.generic], DType]:

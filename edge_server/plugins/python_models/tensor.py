@@ -114,11 +114,12 @@ class PbTensor:
 
     @classmethod
     def from_dlpack(cls, name: str, source: Any) -> PbTensor:
-        """Return a tensor over the memory of a DLPack capsule, or of an object that has `__dlpack__`."""
+        """Return a tensor over the memory of a DLPack capsule, or of an object that has `__dlpack__`. A tensor in GPU
+        memory is copied to the host."""
         if isinstance(source, np.ndarray):
             return cls(name, source)
         array, dtype = dlpack.import_tensor(source)
-        return cls.received(name, dtype, array, is_lent=False)
+        return cls.received(name, dtype, array, is_lent=not array.flags.writeable)
 
     def name(self) -> str:
         return self._name
