@@ -361,6 +361,18 @@ def test_openvinos_gpu_is_set_by_its_parameter_and_is_no_cuda_gpu() -> None:
     }  # fmt: skip
 
 
+def test_beside_a_gpu_a_candidate_for_the_processor_states_it() -> None:
+    base = parse_text(b"max_batch_size: 4", "net")
+    on_cpu = config_of(base, RuntimeCandidate("onnxruntime", "f32"), "m.onnx", has_gpu=True)
+    assert [group.kind for group in on_cpu.instance_group] == [on_cpu.instance_group[0].KIND_CPU]
+    automatic = parse_text(b"instance_group { count: 3 }", "net")
+    moved = config_of(automatic, RuntimeCandidate("onnxruntime", "f32"), "m.onnx", has_gpu=True)
+    assert [(group.kind, group.count) for group in moved.instance_group] == [(moved.instance_group[0].KIND_CPU, 3)]
+    on_gpu = config_of(base, RuntimeCandidate("onnxruntime", "f32", "GPU", accelerator="cuda"), "m.onnx", has_gpu=True)
+    assert "KIND_GPU" in str(on_gpu)
+    assert not config_of(base, RuntimeCandidate("onnxruntime", "f32"), "m.onnx").instance_group
+
+
 def test_models_with_one_runtime_have_one_candidate_or_a_reason(version_dir: Path) -> None:
     field = candidates_for(
         parse_text(b'backend: "stub"', "net"), "net", version_dir, no_gpu=NO_GPU, list_devices=device_lister()

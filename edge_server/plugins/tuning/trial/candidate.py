@@ -56,9 +56,15 @@ class RuntimeCandidate:
 
 
 def config_of(
-    base: ConfigMessage, candidate: RuntimeCandidate, file_name: str, profiles: Sequence[str] = ()
+    base: ConfigMessage,
+    candidate: RuntimeCandidate,
+    file_name: str,
+    profiles: Sequence[str] = (),
+    *,
+    has_gpu: bool = False,
 ) -> ConfigMessage:
-    """Return the configuration for a candidate. `profiles` are the values of the parameters `KEYS`."""
+    """Return the configuration for a candidate. `profiles` are the values of the parameters `KEYS`. `has_gpu`: the
+    machine has an NVIDIA GPU, on which a runtime might run a model that does not state where."""
     config = type(base)()
     config.CopyFrom(base)
     config.backend = candidate.runtime
@@ -77,7 +83,7 @@ def config_of(
             config.parameters[key].string_value = value
     if candidate.runtime == "onnxruntime":
         _set_accelerator(config, candidate)
-    _set_instance_kind(config, candidate)
+    _set_instance_kind(config, candidate, has_gpu)
     return config
 
 
@@ -94,16 +100,16 @@ def _set_accelerator(config: ConfigMessage, candidate: RuntimeCandidate) -> None
         listed.add(name=candidate.accelerator, parameters={**stated, **dict(candidate.options)})
 
 
-def _set_instance_kind(config: ConfigMessage, candidate: RuntimeCandidate) -> None:
+def _set_instance_kind(config: ConfigMessage, candidate: RuntimeCandidate, has_gpu: bool) -> None:
     """Set the kind of the instance groups to the candidate's device."""
     group_type = config.DESCRIPTOR.fields_by_name["instance_group"].message_type
     numbers = group_type.enum_types_by_name["Kind"].values_by_name
     is_on_gpu = candidate.device == GPU and candidate.runtime != "openvino"
-    if is_on_gpu and not candidate.is_engine and not config.instance_group:
+    if not candidate.is_engine and not config.instance_group and (is_on_gpu or has_gpu):
         config.instance_group.add()
     for group in config.instance_group:
         if is_on_gpu:
             group.kind = numbers["KIND_GPU"].number
-        elif group.kind == numbers["KIND_GPU"].number or group.gpus:
+        elif has_gpu or group.kind == numbers["KIND_GPU"].number or group.gpus:
             group.kind = numbers["KIND_CPU"].number
             del group.gpus[:]

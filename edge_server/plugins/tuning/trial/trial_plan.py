@@ -85,7 +85,9 @@ def make_plan(request: TrialRequest, environment: TrialEnvironment) -> TrialPlan
     wanted = _with_precisions(candidate_list.candidates, request.precisions)
     if not wanted:
         raise LoadError(f"model '{model.name}': there is no runtime to try: {'; '.join(candidate_list.left_out)}")
-    configs = {one: config_of(base, one, candidate_list.file_name, request.profiles) for one in wanted}
+    configs = {
+        one: config_of(base, one, candidate_list.file_name, request.profiles, has_gpu=not no_gpu) for one in wanted
+    }
     common = {
         "root": str(request.root),
         "model": model.name,
