@@ -25,11 +25,12 @@ START_LIMIT_S = 900.0
 
 @dataclass
 class ServerProcess:
-    """`http` and `grpc` are "host:port"."""
+    """`http` and `grpc` are "host:port", `metrics` is the page's address."""
 
     process: subprocess.Popen[str]
     http: str
     grpc: str
+    metrics: str
     log_path: Path
 
     def ask(self, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
@@ -45,6 +46,12 @@ class ServerProcess:
         status, text = self.ask(path)
         assert status == 200, f"{path}: {status} {text[:300]!r}"
         return json.loads(text)
+
+    def metric(self, name: str) -> list[float]:
+        """Return the values of a metric, whatever its labels."""
+        with urllib.request.urlopen(self.metrics, timeout=60) as reply:
+            lines = reply.read().decode().splitlines()
+        return [float(line.rsplit(" ", 1)[1]) for line in lines if re.match(rf"{name}[ {{]", line)]
 
     def infer(self, model: str, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Send FP32 tensors in binary, and return the FP32 outputs."""
@@ -95,11 +102,11 @@ def running(repository: Path, *flags: str) -> Iterator[ServerProcess]:
             assert process.stdout is not None
             line = process.stdout.readline()
             limit.cancel()
-            found = re.search(r"HTTP http://([^;\s]+); gRPC ([^;\s]+)", line)
+            found = re.search(r"HTTP http://([^;\s]+); gRPC ([^;\s]+); metrics (\S+)", line)
             assert found, f"the server did not start: {line}{log_path.read_text()[-2000:]}"
             reader = threading.Thread(target=process.stdout.read)
             reader.start()
-            yield ServerProcess(process, found[1], found[2], log_path)
+            yield ServerProcess(process, found[1], found[2], found[3], log_path)
         finally:
             limit.cancel()
             process.terminate()

@@ -50,7 +50,7 @@ def ask(server: Any, path: str, body: object = None) -> tuple[int, Any]:
 def test_gpu_memory_of_a_model_is_measured_and_its_outputs_equal_the_cpus(
     serve: Any, measure: Any, repository: Path
 ) -> None:
-    client = pytest.importorskip("tritonclient.http", reason="needs tritonclient: pip install tritonclient[http]")
+    client = pytest.importorskip("tritonclient.grpc", reason="needs tritonclient: pip install tritonclient[grpc]")
     with serve(repository) as server:
         reports = {item["name"]: item for item in ask(server, "/edge/v1/models")[1]["models"]}
         assert reports["on_gpu"]["device"] == "GPU:0"
@@ -61,11 +61,11 @@ def test_gpu_memory_of_a_model_is_measured_and_its_outputs_equal_the_cpus(
         (statistics,) = ask(server, "/v2/models/on_gpu/stats")[1]["model_stats"]
         assert statistics["memory_usage"] == [{"type": "GPU", "id": 0, "byte_size": taken}]
         measure.value("GPU memory of efficientnet_lite0, onnxruntime with CUDA", taken / 1e6, "MB")
-        with client.InferenceServerClient(server.http) as asked:
-            (given,) = asked.get_model_metadata("on_gpu")["inputs"]
-            shape = [1 if size < 0 else size for size in given["shape"]]
+        with client.InferenceServerClient(server.grpc) as asked:
+            (given,) = asked.get_model_metadata("on_gpu").inputs
+            shape = [1 if size < 0 else size for size in given.shape]
             tensor = np.random.default_rng(5).standard_normal(shape).astype(np.float32)
-            wanted = client.InferInput(given["name"], shape, given["datatype"])
+            wanted = client.InferInput(given.name, shape, given.datatype)
             wanted.set_data_from_numpy(tensor)
             found = {name: _only(asked.infer(name, [wanted])) for name in ("on_gpu", "on_cpu")}
         # TF32 and other orders of summation, in probabilities.
@@ -87,7 +87,7 @@ def test_gpu_memory_is_freed_when_the_model_is_unloaded(serve: Any, measure: Any
             assert ask(server, "/v2/repository/models/on_gpu/unload", {})[0] == 200
             assert ask(server, "/v2/repository/models/on_gpu/load", {})[0] == 200
             time.sleep(2.0)  # the governor reads the GPU twice a second
-            gpus = ask(server, "/edge/v1/governor")[1]["gpus"]
+            gpus = ask(server, "/edge/v1/governor")[1]["box"]["gpus"]
             used.append(next((gpu["memory_used_bytes"] for gpu in gpus if gpu["memory_used_bytes"]), 0))
         measure.series(
             "GPU memory in use after each reload", [(float(at), it / 1e6) for at, it in enumerate(used)], "MB"
@@ -99,5 +99,5 @@ def test_gpu_memory_is_freed_when_the_model_is_unloaded(serve: Any, measure: Any
 
 
 def _only(answer: Any) -> Any:
-    (output,) = answer.get_response()["outputs"]
-    return answer.as_numpy(output["name"])
+    (output,) = answer.get_response().outputs
+    return answer.as_numpy(output.name)

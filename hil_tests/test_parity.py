@@ -31,8 +31,10 @@ def repository(folder: Path, bundled: Path, variants: dict[str, tuple[str, str]]
     for name, (backend, precision) in variants.items():
         (folder / name / "1").mkdir(parents=True)
         shutil.copy(bundled / MODEL / "1/model.onnx", folder / name / "1/model.onnx")
+        # Without a kind, onnxruntime would take a GPU for the reference too.
+        group = "instance_group { kind: KIND_CPU }\n" if name == "reference" else ""
         (folder / name / "config.pbtxt").write_text(
-            f'backend: "{backend}"\nparameters {{ key: "precision" value {{ string_value: "{precision}" }} }}\n'
+            f'backend: "{backend}"\nparameters {{ key: "precision" value {{ string_value: "{precision}" }} }}\n{group}'
         )
     return folder
 

@@ -1,4 +1,4 @@
-"""Reader of an ONNX file's weight types, inputs, outputs and metadata, without loading the model.
+"""Reader of an ONNX file's weight types, operators, inputs, outputs and metadata, without loading the model.
 
 ONNX files are protobuf messages (onnx.proto: ModelProto, GraphProto, NodeProto, TensorProto). The reader
 follows tags and lengths in a memory map, and skips the bytes of weights. Used by the backends only.
@@ -154,6 +154,17 @@ def _count_weights(view: mmap.mmap, start: int, end: int, elements: Counter[str]
         elif number == _GRAPH_NODE and _operator(view, begin, stop) in _QUANTISED_OPERATORS:
             return True
     return False
+
+
+def has_operator(path: Path, names: frozenset[bytes]) -> bool:
+    """Return whether the graph itself has a node with one of these operators. Raises ValueError if it is not ONNX."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+        return any(
+            inner == _GRAPH_NODE and _operator(view, begin, stop) in names
+            for number, start, end in _fields(view, 0, len(view))
+            if number == _MODEL_GRAPH
+            for inner, begin, stop in _fields(view, start, end)
+        )
 
 
 def _operator(view: mmap.mmap, start: int, end: int) -> bytes:

@@ -48,6 +48,8 @@ def unavailable_reason(library: str | None = None) -> str:
 def driver() -> CudaDriver:
     """Return the driver, through pycuda or ctypes. Call it only after `unavailable_reason` returned ""."""
     try:
+        # First: a pycuda with a C++ library of its own inside would give its symbols to the runtimes, which then crash.
+        ctypes.CDLL("libstdc++.so.6")
         importlib.import_module("pycuda.driver")
         return PycudaDriver(LIBRARY)
     except Exception:

@@ -11,20 +11,23 @@ Keys in config.pbtxt's `parameters` (server-wide ones through `--backend-config=
 - `precision`: `f32` and `auto` use the types of the file; `int8` and `f16` require a file of that type; `bf16` on
   aarch64.
 
-On the CPU all instances of a version share one InferenceSession, which many threads may run at once. So weights are in
-memory once, and a single request can use every core. Threads of its pool spin for microseconds between operators, and
-then sleep, because other models, decoders and front ends need the cores too.
+All instances of a version on the CPU, or on one GPU, share one InferenceSession, which many threads may run at once,
+but not with CUDA graphs. So weights are in memory once, and a single request can use every core. On a GPU, a model with
+convolutions has a session for each batch size; see `sized_runs`. Threads of a session's pool spin for microseconds
+between operators, and then sleep, because other models, decoders and front ends need the cores too.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
+import logging
 import os
 from collections.abc import Hashable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+from edge_server.backends import onnx_file_info
 from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, SessionInfo
 from edge_server.backends.cuda import cuda_driver
 from edge_server.backends.model_description import bounded_metadata, is_batchable
@@ -37,10 +40,13 @@ from edge_server.backends.onnxruntime.options import (
     with_precision,
 )
 from edge_server.backends.onnxruntime.session import BoundRun, OnnxRuntimeLibrary, OnnxSession, declared_tensor
+from edge_server.backends.onnxruntime.sized_runs import CONVOLUTIONS, SizedRuns, batch_sizes
 from edge_server.backends.runtime_errors import existing_file, file_title, import_runtime, load_error, message_line
 from edge_server.backends.shared_models import SharedModels, fingerprint
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.errors import LoadError
+
+log = logging.getLogger(__name__)
 
 _SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 
@@ -68,6 +74,7 @@ class OnnxRuntimeBackend(Backend):
         self._failures: tuple[type[Exception], ...] = (*own, RuntimeError, ValueError, TypeError, OSError, MemoryError)
         self._shared: SharedModels[Any] = SharedModels()
         self._starts_cuda: bool | None = None
+        self._has_cuda_libraries = False
 
     @property
     def runs_on_gpu(self) -> bool:  # type: ignore[override]  # a constant in the base class
@@ -97,33 +104,65 @@ class OnnxRuntimeBackend(Backend):
         options = configured_options(job, merged, self._ort)
         path = existing_file(job.file, self.default_filename)
         precision, options = with_precision(job, merged, path, options)
-        # A GPU session may run on one thread only (with the CUDA provider's enable_cuda_graph), so it is not shared.
-        owner = "" if providers.is_cpu_only(options.providers) else job.instance_name
-        key: Hashable = (fingerprint(path), options, owner)
-        session = self._shared.take(key, lambda: self._open_shared(job.file, options))
+        is_on_cpu = providers.is_cpu_only(options.providers)
+        owner = job.instance_name if providers.has_cuda_graph(options.providers) else ""
+        held = contextlib.ExitStack()
         try:
-            self._require_bf16(job, session)
+            sizes = () if is_on_cpu else self._batch_sizes(job, path, options)
+            sessions = []
+            for size in sizes or (0,):
+                key: Hashable = (fingerprint(path), options, owner, size)
+                sessions.append(self._shared.take(key, lambda: self._open_shared(job.file, options)))
+                held.callback(self._shared.give_back, key)
+            self._require_bf16(job, sessions[0])
             run_options = self._run_options(merged)
-            bound = None if owner == "" else BoundRun.create(session, run_options, "cuda", job.device_id)
+            bound = None if is_on_cpu else self._bound(job, sessions, sizes, run_options)
         except LoadError as error:
             failure = error.detached()
         except self._failures as error:
             failure = load_error(job.file, "onnxruntime", error)
         else:
             device = "CPU" if job.device_id is None else f"GPU:{job.device_id}"
-            in_force = {**options.as_text(), "providers": ",".join(session.get_providers())}
+            in_force = {**options.as_text(), "providers": ",".join(sessions[0].get_providers())}
+            if sizes:
+                in_force["batch_sizes"] = ",".join(map(str, sizes))
             info = SessionInfo(
                 f"onnxruntime {self._ort.__version__}",
                 device,
                 precision,
                 in_force,
-                is_bound=owner != "",
+                is_bound=not is_on_cpu,
                 only_computes=True,
             )
-            library, give_back = OnnxRuntimeLibrary(self._ort, self._failures), partial(self._shared.give_back, key)
-            return OnnxSession(library, job.spec.name, info, session, run_options, bound, give_back)
-        self._shared.give_back(key)
+            library = OnnxRuntimeLibrary(self._ort, self._failures)
+            give_back = held.pop_all().close
+            return OnnxSession(library, job.spec.name, info, sessions[0], run_options, bound, give_back)
+        held.close()
         raise failure
+
+    def _batch_sizes(self, job: OpenJob, path: Path, options: Options) -> tuple[int, ...]:
+        """Return the batch sizes that get a session each, empty if one session runs all. Raises LoadError."""
+        if options.providers[0][0] != providers.CUDA:
+            return ()
+        try:
+            return batch_sizes(job.spec) if onnx_file_info.has_operator(path, CONVOLUTIONS) else ()
+        except (ValueError, OSError) as error:
+            failure = load_error(job.file, "onnxruntime", error)
+        raise failure
+
+    def _bound(
+        self, job: OpenJob, sessions: Sequence[Any], sizes: Sequence[int], run_options: Any
+    ) -> BoundRun | SizedRuns | None:
+        """Return the binding of a GPU's sessions; None if they have tensors that cannot be bound."""
+        bound = [BoundRun.create(session, run_options, "cuda", job.device_id) for session in sessions]
+        runs = [run for run in bound if run is not None]
+        if not sizes or len(runs) < len(sizes):
+            return bound[0]
+        sized = SizedRuns(dict(zip(sizes, runs, strict=True)))
+        # A model may refuse zeros; whether it takes what clients send shows in their requests.
+        with contextlib.suppress(*self._failures):
+            sized.warm_up(job.spec)
+        return sized
 
     def _require_bf16(self, job: OpenJob, session: Any) -> None:
         """Raise LoadError if the model has bfloat16 tensors and this onnxruntime is too old for them."""
@@ -149,6 +188,8 @@ class OnnxRuntimeBackend(Backend):
         except self._failures as error:
             failure = load_error(file, "onnxruntime", error)
         else:
+            if any(provider == providers.CUDA for provider, _ in wanted.providers):
+                self._load_cuda_libraries()
             session = self._load(file, options, [(provider, dict(pairs)) for provider, pairs in wanted.providers])
             # onnxruntime falls back to the CPU without an error.
             in_force = session.get_providers()
@@ -159,7 +200,23 @@ class OnnxRuntimeBackend(Backend):
             return session
         raise failure
 
+    def _load_cuda_libraries(self) -> None:
+        """Load the libraries of CUDA and cuDNN from their Python packages, where the system's loader does not look.
+
+        onnxruntime has the function since 1.21. It prints what it cannot load.
+        """
+        preload = getattr(self._ort, "preload_dlls", None)
+        if self._has_cuda_libraries or preload is None:
+            return
+        self._has_cuda_libraries = True
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            preload()
+        if said.getvalue():
+            log.warning("onnxruntime: %s", " ".join(said.getvalue().split()))
+
     def _open_probe(self, model: bytes, wanted: list[Any]) -> Any:
+        self._load_cuda_libraries()
         options = self._ort.SessionOptions()
         options.log_severity_level = LOG_FATAL
         return self._ort.InferenceSession(model, options, providers=wanted)

@@ -61,7 +61,8 @@ _TENSORRT_PRECISIONS: Mapping[str, Pairs] = {
 
 _SWITCHES = frozenset(
     ("trt_engine_cache_enable", "trt_int8_use_native_calibration_table", "trt_fp16_enable", "trt_int8_enable",
-     "do_copy_in_default_stream", "cudnn_conv_use_max_workspace", "enable_cuda_graph", "use_tf32")
+     "do_copy_in_default_stream", "cudnn_conv_use_max_workspace", "enable_cuda_graph", "trt_cuda_graph_enable",
+     "use_tf32")
 )  # fmt: skip
 """Options that providers read as "1" or "0". Configurations may also have true and false."""
 
@@ -164,6 +165,12 @@ def reported() -> dict[str, tuple[str, ...]]:
 
 def is_cpu_only(chosen: Sequence[tuple[str, Pairs]]) -> bool:
     return all(provider == CPU for provider, _ in chosen)
+
+
+def has_cuda_graph(chosen: Sequence[tuple[str, Pairs]]) -> bool:
+    """Return whether a session may run on one thread only, because it records its work once and then repeats it."""
+    graphs = (("enable_cuda_graph", "1"), ("trt_cuda_graph_enable", "1"))
+    return any(pair in graphs for _, pairs in chosen for pair in pairs)
 
 
 def precision_of(chosen: Sequence[tuple[str, Pairs]]) -> str | None:

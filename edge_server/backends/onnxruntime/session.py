@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -65,7 +65,20 @@ _ELEMENTS = {
 }  # fmt: skip
 """onnxruntime's type names of outputs that can be bound -> numpy type."""
 
-_NO_TARGETS: Mapping[str, DevicePiece] = {}
+NO_TARGETS: Mapping[str, DevicePiece] = {}
+
+
+class DeviceRuns(Protocol):
+    """What runs an instance's batches on a GPU: one session, or one for each batch size."""
+
+    def can_bind(self, array: DeviceArray) -> bool: ...
+
+    def run(
+        self,
+        outputs: Sequence[str],
+        feeds: Mapping[str, Array | DeviceArray],
+        targets: Mapping[str, DevicePiece] = NO_TARGETS,
+    ) -> list[Array | DeviceArray]: ...
 
 
 class BoundRun:
@@ -98,7 +111,7 @@ class BoundRun:
         self,
         outputs: Sequence[str],
         feeds: Mapping[str, Array | DeviceArray],
-        targets: Mapping[str, DevicePiece] = _NO_TARGETS,
+        targets: Mapping[str, DevicePiece] = NO_TARGETS,
     ) -> list[Array | DeviceArray]:
         """Run, and return the outputs in the given order, as arrays on the host or as written targets.
 
@@ -176,10 +189,10 @@ class OnnxSession(Session):
         info: SessionInfo,
         session: Any,
         run_options: Any,
-        bound: BoundRun | None,
+        bound: DeviceRuns | None,
         give_back: Callable[[], None],
     ) -> None:
-        """`bound` runs a session on a GPU that only this instance uses. `give_back` releases the shared session."""
+        """`bound` runs sessions on a GPU that only this instance uses. `give_back` releases all sessions."""
         self.info = info
         self.takes_device_memory = bound is not None
         self._bound = bound

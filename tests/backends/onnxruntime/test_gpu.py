@@ -18,7 +18,8 @@ from edge_server.backends.onnxruntime import providers
 from edge_server.backends.onnxruntime.backend import OnnxRuntimeBackend
 from edge_server.backends.onnxruntime.session import BoundRun
 from edge_server.core.device_tensor import DeviceArray
-from edge_server.core.model_spec import Accelerator, Optimization
+from edge_server.core.model_spec import Accelerator, InputSpec, Optimization, OutputSpec
+from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, LoadError
 
 ort = pytest.importorskip("onnxruntime")
@@ -87,6 +88,7 @@ class Binding:
     def __init__(self, true: Any, log: list[Any]) -> None:
         self.true = true
         self._log = log
+        self.shapes: list[tuple[int, ...]] = []
 
     def bind_output(self, name: str, device: str, device_id: int) -> None:
         self._log.append(("bind", name, device, device_id))
@@ -100,6 +102,7 @@ class Binding:
 
     def bind_cpu_input(self, name: str, array: Any) -> None:
         self._log.append(("from host", name))
+        self.shapes.append(array.shape)
         self.true.bind_cpu_input(name, array)
 
     def get_outputs(self) -> Any:
@@ -124,7 +127,8 @@ class DoubledSession:
         return self._in_force
 
     def io_binding(self) -> Binding:
-        return Binding(self._true.io_binding(), self._double.log)
+        self._double.bindings.append(Binding(self._true.io_binding(), self._double.log))
+        return self._double.bindings[-1]
 
     def run_with_iobinding(self, binding: Binding, run_options: Any) -> None:
         if self._double.fails:
@@ -142,6 +146,7 @@ class Double:
         self.starts = list(BUILT_WITH)
         self.opened: list[Any] = []
         self.log: list[Any] = []
+        self.bindings: list[Binding] = []
         self.fails = ""
 
     def get_available_providers(self) -> list[str]:
@@ -435,3 +440,63 @@ def test_strings_are_never_bound(write_onnx: Callable[..., Any]) -> None:
     file = write_onnx([node("Identity", ["S"], ["R"])], [("S", T.STRING, ["N"])], [("R", T.STRING, ["N"])])
     true = ort.InferenceSession(str(file.path), providers=["CPUExecutionProvider"])
     assert BoundRun.create(true, ort.RunOptions(), "cpu", 0) is None
+
+
+def convolution(write_onnx: Callable[..., Any]) -> Any:
+    weights = [numpy_helper.from_array(np.arange(9, dtype="f4").reshape(1, 1, 3, 3), "W")]
+    return write_onnx(
+        [node("Conv", ["X", "W"], ["Y"])], [("X", T.FLOAT, ["N", 1, 4, 4])], [("Y", T.FLOAT, ["N", 1, 2, 2])], weights
+    )
+
+
+def rows_of(count: int) -> Any:
+    return np.random.default_rng(count).standard_normal((count, 1, 4, 4)).astype("f4")
+
+
+def test_a_session_of_a_convolution_sees_one_batch_size(
+    backend: Any, double: Double, write_onnx: Callable[..., Any], job: Callable[..., Any]
+) -> None:
+    file = convolution(write_onnx)
+    truth = ort.InferenceSession(str(file.path), providers=["CPUExecutionProvider"])
+    inputs, outputs = (InputSpec("X", DType.FP32, (1, 4, 4)),), (OutputSpec("Y", DType.FP32, (1, 2, 2)),)
+    session = backend.open(job(file, device_id=0, max_batch_size=6, inputs=inputs, outputs=outputs))
+    assert session.info.options["batch_sizes"] == "1,2,4,6"
+    assert [binding.shapes for binding in double.bindings] == [[(size, 1, 4, 4)] for size in (1, 2, 4, 6)], "warm"
+    for count in (1, 5, 2, 3, 6, 4, 1):
+        (expected,) = truth.run(None, {"X": rows_of(count)})
+        np.testing.assert_array_equal(session.run({"X": rows_of(count)}, ["Y"])["Y"], expected)
+    assert [set(binding.shapes) for binding in double.bindings] == [{(size, 1, 4, 4)} for size in (1, 2, 4, 6)]
+    session.close()
+
+
+def test_a_filled_up_batch_leaves_a_clients_gpu_memory_to_the_caller(
+    backend: Any, double: Double, write_onnx: Callable[..., Any], job: Callable[..., Any]
+) -> None:
+    inputs, outputs = (InputSpec("X", DType.FP32, (1, 4, 4)),), (OutputSpec("Y", DType.FP32, (1, 2, 2)),)
+    session = backend.open(job(convolution(write_onnx), device_id=0, max_batch_size=4, inputs=inputs, outputs=outputs))
+    target = Piece(3 * 4 * 4)
+    given = Piece.holding(rows_of(3))
+    found = session.run_on_device({"X": given.array(3, 1, 4, 4)}, ["Y"], {"Y": target})["Y"]
+    np.testing.assert_array_equal(found, session.run({"X": rows_of(3)}, ["Y"])["Y"])
+    assert found.shape == (3, 1, 2, 2)
+    assert not target.bytes.any()
+    session.close()
+
+
+def test_a_model_without_convolutions_has_one_session(
+    backend: Any, double: Double, linear: Any, job: Callable[..., Any]
+) -> None:
+    session = backend.open(job(linear, device_id=0, max_batch_size=8))
+    assert len(double.opened) == 1
+    assert "batch_sizes" not in session.info.options
+    session.close()
+
+
+def test_a_model_that_does_not_batch_has_one_session(
+    backend: Any, double: Double, write_onnx: Callable[..., Any], job: Callable[..., Any]
+) -> None:
+    inputs, outputs = (InputSpec("X", DType.FP32, (-1, 1, 4, 4)),), (OutputSpec("Y", DType.FP32, (-1, 1, 2, 2)),)
+    session = backend.open(job(convolution(write_onnx), device_id=0, max_batch_size=0, inputs=inputs, outputs=outputs))
+    assert len(double.opened) == 1
+    assert session.run({"X": rows_of(3)}, ["Y"])["Y"].shape == (3, 1, 2, 2)
+    session.close()
