@@ -1,6 +1,7 @@
-"""Clients that attack the server, and how long a client beside them waits: median and 99th percentile of its calls.
+"""Clients that attack the server, and how long clients beside them wait: median and 99th percentile of their calls
+over gRPC, and 99th percentile over HTTP.
 
-    python tests/bench/attacks.py [--seconds 5] [--tree OTHER_SOURCE_TREE] [NAME ...]
+    python tests/bench/attacks.py [--seconds 5] [--tree OTHER_SOURCE_TREE] [--server COMMAND] [NAME ...]
 
 Each attack runs against a server of its own, from a process of its own, and ends by itself. To add one, write a
 function that takes a `Target` and decorate it with `attack`; it runs until `Target.is_over` and returns what it sent,
@@ -11,9 +12,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import http.client
 import itertools
 import json
 import selectors
+import shlex
 import socket
 import struct
 import subprocess
@@ -53,6 +56,10 @@ class Target:
 
     def is_over(self) -> bool:
         return time.monotonic() >= self._end_s
+
+    def connect_http1(self) -> socket.socket:
+        host, _, port = self.http.rpartition(":")
+        return socket.create_connection((host, int(port)), timeout=30)
 
     def connect(self, hello: bytes = b"") -> socket.socket:
         """Return an HTTP/2 connection on which nothing waits for this client to read."""
@@ -106,15 +113,18 @@ def joined(parts: Iterator[bytes], size: int) -> Iterator[bytes]:
         yield data
 
 
-def press(target: Target, count: int, make: Callable[[], Iterator[bytes]]) -> Sent:
+def press(
+    target: Target, count: int, make: Callable[[], Iterator[bytes]], connect: Callable[[], socket.socket] | None = None
+) -> Sent:
     """Keep `count` connections open that each send what `make()` yields, as fast as the server takes it, and read what
     comes. A connection that has sent all stays open; one that the server ends is replaced by a new one."""
+    connect = connect or target.connect
     sent = {"connections": 0, "bytes": 0}
     waiting: dict[socket.socket, tuple[memoryview, Iterator[bytes]]] = {}
     with selectors.DefaultSelector() as selector:
         while not target.is_over():
             while len(waiting) < count and not target.is_over():
-                sock = target.connect()
+                sock = connect()
                 sock.setblocking(False)
                 waiting[sock] = memoryview(b""), make()
                 selector.register(sock, selectors.EVENT_READ | selectors.EVENT_WRITE)
@@ -319,15 +329,65 @@ def window_updates_of_a_closed_stream(target: Target) -> Sent:
     return window_updates(target, 1)
 
 
-# -- the client beside
+# -- attacks on HTTP/1.1
 
 
-def waits(where: harness.Server, process: subprocess.Popen[str]) -> tuple[list[float], list[float], list[float]]:
-    """Call until the attack has ended. Return what calls took in seconds: over one connection, over new ones, and the
-    CPU seconds that the server used during each. The last does not depend on what else the machine does."""
-    took: tuple[list[float], list[float], list[float]] = ([], [], [])
+@attack
+def http_requests_of_200_connections(target: Target) -> Sent:
+    """Requests that do not wait for the responses to those before."""
+    head = (
+        b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[16],"parameters":{"binary_data_size":64}}],'
+        b'"parameters":{"binary_data_output":true}}'
+    )
+    lines = (
+        b"POST /v2/models/small/infer HTTP/1.1", b"Host: %b" % target.http.encode(),
+        b"Inference-Header-Content-Length: %d" % len(head), b"Content-Length: %d" % (len(head) + 64), b"", head,
+    )  # fmt: skip
+    return press(target, 200, lambda: itertools.repeat(20 * (b"\r\n".join(lines) + bytes(64))), target.connect_http1)
+
+
+@attack
+def http_heads_of_200_connections(target: Target) -> Sent:
+    """Heads of 6 kB that are all different, so that none can be remembered."""
+
+    def endless() -> Iterator[bytes]:
+        fields = b"".join(b"X-%d: %b\r\n" % (number, b"v" * 100) for number in range(55))
+        start = b"GET /v2/health/live HTTP/1.1\r\nHost: %b\r\n" % target.http.encode() + fields
+        return (b"%bN: %d\r\n\r\n" % (start, number) for number in itertools.count())
+
+    return press(target, 200, endless, target.connect_http1)
+
+
+@attack
+def http_chunks_of_one_byte_of_200_connections(target: Target) -> Sent:
+    head = b"POST /v2/models/small/infer HTTP/1.1\r\nHost: %b\r\nTransfer-Encoding: chunked\r\n\r\n"
+    body = head % target.http.encode() + b"1\r\nx\r\n" * 2000 + b"0\r\n\r\n"
+    return press(target, 200, lambda: itertools.repeat(body), target.connect_http1)
+
+
+# -- the clients beside
+
+
+def call_http(connection: http.client.HTTPConnection) -> float:
+    """Return the seconds that a call took, at least MAX_WAIT_S if it was not answered."""
+    begun = time.perf_counter()
+    try:
+        connection.request("GET", "/v2/health/live")
+        connection.getresponse().read()
+    except (OSError, http.client.HTTPException):
+        connection.close()
+        return max(MAX_WAIT_S, time.perf_counter() - begun)
+    return time.perf_counter() - begun
+
+
+def waits(where: harness.Server, process: subprocess.Popen[str]) -> tuple[list[float], ...]:
+    """Call until the attack has ended. Return what calls took in seconds: gRPC over one connection, over new ones, the
+    CPU seconds that the server used during each, which do not depend on what else the machine does; and HTTP over one
+    connection."""
+    took: tuple[list[float], ...] = ([], [], [], [])
     options = [("grpc.use_local_subchannel_pool", 1)]
-    with grpc.insecure_channel(where.grpc, options) as held:
+    http_connection = http.client.HTTPConnection(where.http, timeout=MAX_WAIT_S)
+    with grpc.insecure_channel(where.grpc, options) as held, contextlib.closing(http_connection):
         for number in itertools.count():
             is_new = number % 10 == 9
             with grpc.insecure_channel(where.grpc, options) if is_new else contextlib.nullcontext(held) as channel:
@@ -337,31 +397,34 @@ def waits(where: harness.Server, process: subprocess.Popen[str]) -> tuple[list[f
                     channel.unary_unary(SERVICE + "ServerLive")(b"", timeout=MAX_WAIT_S, wait_for_ready=True)
                 took[is_new].append(time.perf_counter() - begun)
                 took[2].append(where.cpu_s() - cpu_s)
+            took[3].append(call_http(http_connection))
             if process.poll() is not None:
                 return took
             time.sleep(PAUSE_S)
     raise AssertionError("the loop has no end")
 
 
-def measure(name: str, seconds: float, tree: Path | None = None) -> dict[str, Any]:
-    """Run an attack, and return what the client beside it saw and what the server used."""
+def measure(name: str, seconds: float, server_options: dict[str, Any]) -> dict[str, Any]:
+    """Run an attack, and return what the client beside it saw and what the server used. `server_options` are those of
+    `harness.server`."""
     with tempfile.TemporaryDirectory() as folder:
         harness.write_model(Path(folder), "small", MODEL)
-        with harness.server(Path(folder), "--log-info=false", tree=tree) as server:
+        with harness.server(Path(folder), "--log-info=false", **server_options) as server:
             memory, cpu, begun = server.memory_mb()["Rss"], server.cpu_s(), time.monotonic()
             command = [sys.executable, __file__, "--attack", name, server.http, server.grpc, str(seconds)]
             with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
                 assert process.stdout is not None
-                held, new, used = waits(server, process)
+                held, new, used, over_http = waits(server, process)
                 sent = json.loads(process.stdout.read())
             lasted_s = time.monotonic() - begun
             return {
                 "calls": len(held) + len(new),
-                "unanswered": sum(took >= MAX_WAIT_S for took in (*held, *new)),
+                "unanswered": sum(took >= MAX_WAIT_S for took in (*held, *new, *over_http)),
                 "p50_ms": 1e3 * harness.percentile(held, 0.5),
                 "p99_ms": 1e3 * harness.percentile(held, 0.99),
                 "max_ms": 1e3 * max(held),
                 "new_p99_ms": 1e3 * harness.percentile(new, 0.99),
+                "http_p99_ms": 1e3 * harness.percentile(over_http, 0.99),
                 "cpu_p99_ms": 1e3 * harness.percentile(used, 0.99),
                 "cpu_max_ms": 1e3 * max(used),
                 "cores": (server.cpu_s() - cpu) / lasted_s,
@@ -374,7 +437,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Attack the server, and measure how long a client beside waits.")
     parser.add_argument("names", nargs="*", choices=[*ATTACKS, []], metavar="NAME", help=f"one of {', '.join(ATTACKS)}")
     parser.add_argument("--seconds", type=float, default=5.0, help="how long each attack lasts")
-    parser.add_argument("--tree", type=Path, help="source tree of the server, to compare with another version")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--tree", type=Path, help="source tree of the server, to compare with another version")
+    which.add_argument(
+        "--server", metavar="COMMAND", help="program of the server, such as 'OTHER_PYTHON -m edge_server'"
+    )
     parser.add_argument("--attack", nargs=4, metavar="WORD", help="the attacker's process: name, HTTP, gRPC, seconds")
     options = parser.parse_args()
     if options.attack:
@@ -388,16 +455,18 @@ def main() -> None:
         "p99 ms",
         "max ms",
         "new p99 ms",
+        "HTTP p99 ms",
         "CPU p99 ms",
         "CPU max ms",
         "cores",
         "grown MB",
         "sent",
     )
+    server_options = {"program": shlex.split(options.server)} if options.server else {"tree": options.tree}
     rows: list[Sequence[str]] = []
     failures = 0
     for name in options.names or ATTACKS:
-        found = measure(name, options.seconds, options.tree)
+        found = measure(name, options.seconds, server_options)
         unanswered = found.pop("unanswered")
         sent = ", ".join(f"{count} {what}" for what, count in found.pop("sent").items())
         rows.append((name, str(found.pop("calls")), *(f"{value:.1f}" for value in found.values()), sent))

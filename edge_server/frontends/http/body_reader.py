@@ -25,8 +25,8 @@ ALIGNMENT = 16
 MAX_CHUNKS = 65536
 """Maximum number of chunks of a body, as in Triton: a small chunk costs as much as a large one."""
 
-_CHUNKS_AT_ONCE = 2048
-"""Maximum number of chunks read in one turn of the event loop, in one or two milliseconds."""
+_CHUNKS_AT_ONCE = 256
+"""Maximum number of chunks read before other connections are served: a fraction of a millisecond."""
 
 _MAX_SIZE_LINE_BYTES = 1024
 _MAX_TRAILER_BYTES = 8190

@@ -51,6 +51,9 @@ _MIN_WAIT_S = 0.01
 _HELD_BYTES = 64 * 1024
 """Maximum bytes held behind the current request; further bytes stay in the socket."""
 
+_HELD_TURN_S = 0.002
+"""Time that held bytes of all connections may take in one turn of the event loop."""
+
 _UNREAD_BYTES = 256 << 20
 _UNREAD_CHUNKED_BYTES = 16 << 20
 """Maximum bytes of a body that are read and discarded after an early response. A client that sends the whole body
@@ -193,7 +196,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._held = b""
         self._held_at = 0
         self._is_scheduled = False
-        """Whether `_continue` is scheduled for another turn of the loop."""
+        """Whether held bytes wait for another turn of the loop."""
         self._left = 0
         """Bytes of a body of known length that are still to be discarded."""
         self._discarded = 0
@@ -271,7 +274,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         elif phase is not _Phase.CLOSED:
             self._hold(data)
             if not self._is_scheduled:
-                self._continue()
+                self.process_held()
 
     def pause_writing(self) -> None:
         self._is_full = True
@@ -303,10 +306,10 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Continue in another turn of the loop, so that a client that sends much does not delay others."""
         if not self._is_scheduled:
             self._is_scheduled = True
-            self._loop.call_soon(self._continue)
+            self._connections.continue_soon(self)
 
-    def _continue(self) -> None:
-        """Process the held bytes."""
+    def process_held(self) -> None:
+        """Process the held bytes, or some of them."""
         self._is_scheduled = False
         phase = self._phase
         if not self._held or phase is _Phase.BUSY or (phase is _Phase.HEAD and self._is_full):
@@ -402,7 +405,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             piece, self._held = memoryview(data)[start:], b""
             self._reader.append(piece)
         elif self._held:
-            self._continue()
+            self.process_held()
 
     def _read_chunks(self, data: bytes, start: int) -> None:
         reader, decoder = self._reader, self._decoder
@@ -785,6 +788,9 @@ class Connections:
         self.cached_targets: DecodeCache[bytes, tuple[RequestHead, RequestTarget | HttpResponse]] = DecodeCache()
         self.read_buffer = memoryview(bytearray(READ_BYTES))
         """Shared by all connections: received bytes are copied or used before the next read."""
+        self._waiting: deque[HttpConnection] = deque()
+        """Connections that hold bytes for another turn of the loop."""
+        self._is_turn_scheduled = False
         self.tasks: set[asyncio.Task[None]] = set()
         """Tasks of current requests."""
         self._expected: set[HttpConnection] = set()
@@ -808,6 +814,29 @@ class Connections:
         if target.is_cacheable and len(raw) <= MAX_KEY_BYTES:
             self.cached_targets.add(raw, (head, target), octets=2 * len(raw), items=len(head.headers.items()))
         return head, target
+
+    def continue_soon(self, connection: HttpConnection) -> None:
+        """Let a connection process its held bytes in another turn of the loop, after those that wait already.
+
+        All in one turn would delay the others: many connections may send bytes that take long, such as chunks of one
+        byte.
+        """
+        self._waiting.append(connection)
+        if not self._is_turn_scheduled:
+            self._is_turn_scheduled = True
+            self._loop.call_soon(self._process_held)
+
+    def _process_held(self) -> None:
+        end_s = time.monotonic() + _HELD_TURN_S
+        try:
+            for _ in range(len(self._waiting)):
+                self._waiting.popleft().process_held()
+                if time.monotonic() >= end_s:
+                    break
+        finally:
+            self._is_turn_scheduled = bool(self._waiting)
+            if self._is_turn_scheduled:
+                self._loop.call_soon(self._process_held)
 
     def drop_cached_headers(self) -> None:
         """Clear the head cache, because `route` decides differently now."""

@@ -16,7 +16,11 @@ import pytest
 
 from edge_server.config import RestrictedGroup
 from edge_server.frontends.http import body_reader
+from edge_server.frontends.http import connection as connection_module
+from edge_server.frontends.http.connection import Connections, NoDrainDelay
 from edge_server.frontends.http.inference_route import InferTarget
+from edge_server.frontends.http.response import HttpResponse
+from edge_server.frontends.memory_budget import MemoryBudget
 
 PATH = "/v2/models/float/infer"
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -408,7 +412,50 @@ def test_small_chunks_are_parsed_a_little_in_each_turn_of_the_loop(site, client,
     monkeypatch.setattr(body_reader.ChunkDecoder, "decode", noting)
     client.send(CHUNKED % b"/v2/models/float/infer" + b"1\r\nx\r\n" * 200_000)
     assert client.error() == (400, "request body comes in more than 65536 chunks")
-    assert max(counts) <= 2048
+    assert max(counts) <= 256
+
+
+class Unread(asyncio.Transport):
+    """A transport whose client reads nothing."""
+
+    def write(self, data: bytes) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return False
+
+
+def test_connections_with_many_small_chunks_are_served_in_turn(monkeypatch):
+    seen: list[body_reader.ChunkDecoder] = []
+    decode = body_reader.ChunkDecoder.decode
+
+    def noting(self, data, start, reader):
+        seen.append(self)
+        return decode(self, data, start, reader)
+
+    monkeypatch.setattr(body_reader.ChunkDecoder, "decode", noting)
+    monkeypatch.setattr(connection_module, "_HELD_TURN_S", -1.0)
+    data = CHUNKED % b"/" + b"1\r\nx\r\n" * 1000
+
+    async def serve() -> list[list[body_reader.ChunkDecoder]]:
+        server = Connections(lambda head: HttpResponse(b""), MemoryBudget(1, 1), NoDrainDelay())
+        for _ in range(3):
+            client = server.expect()
+            client.connection_made(Unread())
+            client.get_buffer(-1)[: len(data)] = data
+            client.buffer_updated(len(data))
+        turns = []
+        for _ in range(20):
+            begun = len(seen)
+            await asyncio.sleep(0)
+            turns.append(seen[begun:])
+        return turns
+
+    turns = asyncio.run(serve())
+    decoders = seen[:3]
+    assert len(set(decoders)) == 3
+    assert seen == decoders * 4  # 256 chunks each time
+    assert max(map(len, turns)) == 1
 
 
 def test_a_request_line_without_a_version_is_refused_in_a_version(site, client):
