@@ -28,11 +28,12 @@ class FrameCall:
         self._call = call
         self._streams: StreamRegistry | None = None
         self._stream: CameraStream | None = None
+        self._lock = threading.Lock()
+        """Orders what one thread sets and another one checks: the stream and the flags of the call's end, and the flags
+        of sending. Never held while a message is sent."""
         self._has_left = self._is_stopping = False
         self._may_send = True
-        self._flushing = threading.Lock()
-        """Held by the thread that sends. Others set `_must_flush` instead of waiting for it."""
-        self._must_flush = False
+        self._is_sending = self._must_flush = False
         self._end_logged = threading.Lock()
         """Locked by the first thread that closes the stream; this thread logs the end."""
 
@@ -69,15 +70,16 @@ class FrameCall:
         self._flush()
 
     def on_client_left(self) -> None:
-        # Set before the stream is checked: the opening thread sets the stream first and checks this flag after.
-        self._has_left = True
-        if self._stream is not None:
-            self._close(self._stream)
+        with self._lock:
+            self._has_left, stream = True, self._stream
+        if stream is not None:
+            self._close(stream)
 
     def on_server_stopping(self) -> None:
-        self._is_stopping = True
-        if self._stream is not None:
-            self._stream.stop()
+        with self._lock:
+            self._is_stopping, stream = True, self._stream
+        if stream is not None:
+            stream.stop()
 
     # -- opening, sending, and the end
 
@@ -92,11 +94,13 @@ class FrameCall:
         except Exception as error:  # noqa: BLE001 - any error gets a status: `client_error` logs it
             self._call.end(call_status(client_error(error)))
             return
-        self._stream = stream
-        if self._has_left:
+        with self._lock:
+            self._stream = stream
+            has_left, is_stopping = self._has_left, self._is_stopping
+        if has_left:
             self._close(stream)
             return
-        if self._is_stopping:
+        if is_stopping:
             stream.stop()
         # `wake` returns at once, as the stream calls it under the registry's lock. A worker sends its result itself:
         # to wake the transport's thread for it costs more than sending.
@@ -105,13 +109,17 @@ class FrameCall:
 
     def _flush(self) -> None:
         """Send the waiting messages until the transport takes no more, on this thread or on the one that sends now."""
-        self._must_flush = True
-        while self._must_flush and self._flushing.acquire(blocking=False):
-            try:
-                self._must_flush = False
-                self._send_waiting()
-            finally:
-                self._flushing.release()
+        with self._lock:
+            self._must_flush = True
+            if self._is_sending:
+                return
+            self._is_sending = True
+        while True:
+            with self._lock:
+                self._is_sending, self._must_flush = self._must_flush, False
+                if not self._is_sending:
+                    return
+            self._send_waiting()
 
     def _send_waiting(self) -> None:
         stream = self._stream

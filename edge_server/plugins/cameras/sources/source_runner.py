@@ -101,6 +101,8 @@ class SourceRunner:
         self._title = ""
         self._answer_error = ""
         self._zones: ZoneMonitor | None = None
+        self._zones_lock = threading.Lock()
+        """Orders a change of the zones and the opening of a stream that uses them."""
         self.replace_zones(entry)
         self._failures = self._picture_count = 0
         self._offline_s = 0.0
@@ -122,15 +124,16 @@ class SourceRunner:
 
     def replace_zones(self, entry: SourceEntry) -> None:
         """Use the zones and lines of an entry from the next frame on. See `differs_in_zones_only`."""
-        self.entry = entry
-        if not entry.zones and not entry.lines:
-            self._zones = None
-        elif self._zones is None:
-            self._zones = ZoneMonitor(entry.zones, entry.lines)
-        else:
-            self._zones.replace(entry.zones, entry.lines)
-        if self._stream is not None:
-            self._use_zones(self._stream)
+        with self._zones_lock:
+            self.entry = entry
+            if not entry.zones and not entry.lines:
+                self._zones = None
+            elif self._zones is None:
+                self._zones = ZoneMonitor(entry.zones, entry.lines)
+            else:
+                self._zones.replace(entry.zones, entry.lines)
+            if self._stream is not None:
+                self._use_zones(self._stream)
 
     @property
     def zone_report(self) -> ZoneReport:
@@ -318,8 +321,9 @@ class SourceRunner:
             return None
         if self.state == WAITING:
             self._set_state(CONNECTING, "")
-        self._stream = stream
-        self._use_zones(stream)
+        with self._zones_lock:
+            self._stream = stream
+            self._use_zones(stream)
         self._watch(stream, self)
         if self._stop.is_set():
             stream.end()
