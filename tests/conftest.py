@@ -116,14 +116,28 @@ def pytest_report_header() -> list[str]:
     return [f"tests/{folder} is left out: {_CONFTEST_NEEDS[folder]} is not installed" for folder in collect_ignore]
 
 
+_NO_MODULE = re.compile(r"No module named [\\']*(\w+)")
+
+
+def _missing_package(error: BaseException | None) -> str:
+    """Return the package that an error says is missing, in its message or that of a cause, "" if there is none. Servers
+    and commands that tests start say it in the same words."""
+    while error is not None:
+        for name in _NO_MODULE.findall(str(error)):
+            if importlib.util.find_spec(name) is None:
+                return str(name)
+        error = error.__cause__
+    return ""
+
+
 def _skip_without_package(report: Any, call: Any) -> None:
     """Turn the failure for want of a package into a skip by its name, on Python without an interpreter lock: many
     packages have no wheel for it."""
-    error = None if HAS_INTERPRETER_LOCK or call is None or call.excinfo is None else call.excinfo.value
-    while error is not None and not isinstance(error, ModuleNotFoundError):
-        error = error.__cause__
-    if error is not None and not str(error.name).startswith(("edge_server", "tests")):
-        report.outcome, report.longrepr = "skipped", (report.nodeid, 0, f"Skipped: {error.name} is not installed")
+    if HAS_INTERPRETER_LOCK or call is None or call.excinfo is None:
+        return
+    name = _missing_package(call.excinfo.value)
+    if name:
+        report.outcome, report.longrepr = "skipped", (report.nodeid, 0, f"Skipped: {name} is not installed")
 
 
 @pytest.hookimpl(wrapper=True)

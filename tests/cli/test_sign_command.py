@@ -13,7 +13,9 @@ COMMAND = Path(sys.executable).parent / "edge-server"
 
 
 def sign(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(COMMAND), "sign", *map(str, arguments)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([str(COMMAND), "sign", *map(str, arguments)], capture_output=True, text=True, timeout=60)
+    assert "No module named" not in done.stderr, done.stderr
+    return done
 
 
 @pytest.fixture

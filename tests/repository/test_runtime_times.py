@@ -45,7 +45,8 @@ def test_a_runtime_that_is_much_faster_goes_first_and_the_note_says_why(times: R
     assert chosen is not None
     assert chosen.order == ("onnxruntime", "openvino")
     spec = resolve(model, 1, ResolveOptions()).spec
-    assert (spec.backend, spec.notes, spec.unlogged_notes) == ("openvino", (), ("openvino: fixed order",))
+    assert not spec.notes, "; ".join(spec.notes)
+    assert (spec.backend, spec.unlogged_notes) == ("openvino", ("openvino: fixed order",))
 
 
 @pytest.mark.parametrize("stated", ['backend: "openvino"', 'platform: "onnxruntime_onnx"'])

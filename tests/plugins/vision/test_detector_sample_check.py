@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import cv2  # noqa: F401 - each test reads the sample image
 import numpy as np
 import pytest
 
