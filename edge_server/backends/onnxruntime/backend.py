@@ -11,10 +11,10 @@ Keys in config.pbtxt's `parameters` (server-wide ones through `--backend-config=
 - `precision`: `f32` and `auto` use the types of the file; `int8` and `f16` require a file of that type; `bf16` on
   aarch64.
 
-All instances of a version on the CPU, or on one GPU, share one InferenceSession, which many threads may run at once,
-but not with CUDA graphs. So weights are in memory once, and a single request can use every core. On a GPU, a model with
-convolutions has a session for each batch size; see `sized_runs`. Threads of a session's pool spin for microseconds
-between operators, and then sleep, because other models, decoders and front ends need the cores too.
+All instances of a version on the CPU, or on one GPU, share one InferenceSession, which many threads may run at once.
+So weights are in memory once, and a single request can use every core. On a GPU, a model with convolutions has a
+session for each batch size; see `sized_runs`. Threads of a session's pool spin for microseconds between operators, and
+then sleep, because other models, decoders and front ends need the cores too.
 """
 
 from __future__ import annotations
@@ -105,13 +105,12 @@ class OnnxRuntimeBackend(Backend):
         path = existing_file(job.file, self.default_filename)
         precision, options = with_precision(job, merged, path, options)
         is_on_cpu = providers.is_cpu_only(options.providers)
-        owner = job.instance_name if providers.has_cuda_graph(options.providers) else ""
         held = contextlib.ExitStack()
         try:
             sizes = () if is_on_cpu else self._batch_sizes(job, path, options)
             sessions = []
             for size in sizes or (0,):
-                key: Hashable = (fingerprint(path), options, owner, size)
+                key: Hashable = (fingerprint(path), options, size)
                 sessions.append(self._shared.take(key, lambda: self._open_shared(job.file, options)))
                 held.callback(self._shared.give_back, key)
             self._require_bf16(job, sessions[0])

@@ -66,6 +66,8 @@ _SWITCHES = frozenset(
 )  # fmt: skip
 """Options that providers read as "1" or "0". Configurations may also have true and false."""
 
+_CUDA_GRAPHS = ("enable_cuda_graph", "trt_cuda_graph_enable")
+
 _CUDA_WORDS: Mapping[str, tuple[str, ...]] = {
     "cudnn_conv_algo_search": ("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
     "arena_extend_strategy": ("kNextPowerOfTwo", "kSameAsRequested"),
@@ -125,6 +127,12 @@ def _options(job: OpenJob, accelerator: Accelerator, merged: Mapping[str, str], 
             raise LoadError(f"model '{model}': precision_mode must be one of {known}, got '{precision[:80]}'")
         options = {_TENSORRT_OPTIONS.get(key, key): value for key, value in options.items()}
         options.update(_TENSORRT_PRECISIONS[precision])
+    graph = next((key for key in _CUDA_GRAPHS if _value(model, key, options.get(key, "0")) == "1"), None)
+    if graph is not None:
+        raise LoadError(
+            f"model '{model}': {graph} is not supported: a recorded graph keeps the tensors of the request that it was "
+            "recorded with, and onnxruntime crashes at the next one; remove it"
+        )
     if accelerator.name == "cuda":
         options = {**{key: merged[key] for key in _CUDA_PARAMETERS if key in merged}, **options}
         if knows_tf32 and merged.get("precision", "f32").strip().lower() != "auto":
@@ -165,12 +173,6 @@ def reported() -> dict[str, tuple[str, ...]]:
 
 def is_cpu_only(chosen: Sequence[tuple[str, Pairs]]) -> bool:
     return all(provider == CPU for provider, _ in chosen)
-
-
-def has_cuda_graph(chosen: Sequence[tuple[str, Pairs]]) -> bool:
-    """Return whether a session may run on one thread only, because it records its work once and then repeats it."""
-    graphs = (("enable_cuda_graph", "1"), ("trt_cuda_graph_enable", "1"))
-    return any(pair in graphs for _, pairs in chosen for pair in pairs)
 
 
 def precision_of(chosen: Sequence[tuple[str, Pairs]]) -> str | None:

@@ -500,3 +500,39 @@ def test_a_model_that_does_not_batch_has_one_session(
     assert len(double.opened) == 1
     assert session.run({"X": rows_of(3)}, ["Y"])["Y"].shape == (3, 1, 2, 2)
     session.close()
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "option"), [("cuda", "enable_cuda_graph"), ("tensorrt", "trt_cuda_graph_enable")]
+)
+def test_cuda_graphs_are_refused_because_they_keep_the_tensors_of_a_request(
+    backend: Any, double: Double, linear: Any, job: Callable[..., Any], accelerator: str, option: str
+) -> None:
+    off = backend.open(job(linear, device_id=0, optimization=gpu(Accelerator(accelerator, {option: "0"}))))
+    off.close()
+    with pytest.raises(LoadError, match=f"{option} is not supported"):
+        backend.open(job(linear, device_id=0, optimization=gpu(Accelerator(accelerator, {option: "true"}))))
+
+
+def test_instances_on_one_gpu_share_the_session(
+    backend: Any, double: Double, linear: Any, job: Callable[..., Any]
+) -> None:
+    first, second = (backend.open(job(linear, device_id=0)) for _ in range(2))
+    assert len(double.opened) == 1
+    first.close()
+    assert second.run({"X": np.ones((1, 8), "f4")}, ["Y"])["Y"].tolist() == [[3.0] * 8]
+    second.close()
+    backend.open(job(linear, device_id=1)).close()
+    assert len(double.opened) == 2
+
+
+def test_libraries_of_cuda_are_loaded_once_and_what_fails_is_logged(
+    backend: Any, double: Any, linear: Any, job: Callable[..., Any], caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    double.preload_dlls = lambda: print("Failed to load libcudnn.so.9:\n no such file")
+    for _ in range(2):
+        backend.open(job(linear, device_id=0)).close()
+    said = [record.getMessage() for record in caplog.records if "libcudnn" in record.getMessage()]
+    assert said == ["onnxruntime: Failed to load libcudnn.so.9: no such file"]
+    assert capsys.readouterr().out == ""
