@@ -512,6 +512,41 @@ def test_openais_client_reports_unsupported_options_and_sends_supported_ones(ser
         assert [item.top_logprobs[0].token for item in choice.logprobs.content] == ["H", "e"]
 
 
+def test_tokens_are_told_and_decoded_as_in_vllms_api(server: Any) -> None:
+    assert server.ask("/tokenize", {"model": "talker", "prompt": "hi é"}) == (
+        200,
+        {"count": 5, "max_model_len": 8192, "tokens": list("hi é".encode()), "token_strs": None},
+    )
+    _, answer = server.ask("/tokenize", chat("hello", tools=[TOOL], add_generation_prompt=True))
+    assert answer["tokens"] == list(b"hello")
+    assert server.ask("/detokenize", {"model": "talker", "tokens": answer["tokens"]}) == (200, {"prompt": "hello"})
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "said"),
+    [
+        ("tokenize", {"prompt": ["a", "b"]}, 400, "'prompt': expected a text, got an array"),
+        ("tokenize", {"prompt": ""}, 400, "expected a prompt, got an empty one"),
+        ("tokenize", {"prompt": "a", "return_token_strs": True}, 400, "'return_token_strs' is not supported"),
+        ("tokenize", {"messages": []}, 400, "'messages': expected at least one message"),
+        ("tokenize", {"prompt": "a", "model": "nosuch"}, 404, "'nosuch' is not found"),
+        ("tokenize", {"prompt": "a", "model": "caller"}, 400, "model 'caller' shows no tokens: it needs an input"),
+        ("detokenize", {"tokens": "a"}, 400, "'tokens': expected a list of tokens, got a string"),
+        ("detokenize", {"tokens": [1, True]}, 400, "'tokens[1]': expected a whole number from 0 to"),
+        ("detokenize", {"tokens": [1 << 31]}, 400, "'tokens[0]': expected a whole number from 0 to"),
+        ("detokenize", {"tokens": [300]}, 400, "expected tokens from 0 to 256, got 300"),
+        ("detokenize", {"tokens": []}, 400, "expected 1 to 8192 tokens, got 0"),
+        ("detokenize", {"tokens": [1], "model": "plain"}, 400, "model 'plain' shows no tokens"),
+    ],
+)
+def test_an_invalid_call_about_tokens_gets_openais_error(
+    server: Any, path: str, body: dict[str, Any], status: int, said: str
+) -> None:
+    given, answer = server.ask(f"/{path}", {"model": "talker", **body})
+    assert (given, answer["error"]["type"]) == (status, "invalid_request_error")
+    assert said in answer["error"]["message"]
+
+
 def test_a_body_that_is_not_json_gets_openais_error(server: Any) -> None:
     status, text = server.request("POST", "/v1/chat/completions", b"{")
     assert (status, json.loads(text)["error"]["type"]) == (400, "invalid_request_error")
@@ -681,6 +716,19 @@ class TestRealEngine:
             (call,) = answer.choices[0].message.tool_calls
             assert call.function.name == "go"
             assert "".join(call.function.arguments.split()) in ("{}", "{")
+
+    def test_tokens_of_a_chat_are_those_of_its_usage(self, client: Any, tiny_server: Any) -> None:
+        question = "what is the capital of Japan?"
+        messages = [{"role": "user", "content": question}]
+        _, found = tiny_server.ask("/tokenize", {"model": "exact", "messages": messages})
+        assert found["count"] == len(found["tokens"]) == ask(client, question).usage.prompt_tokens
+        assert found["max_model_len"] == 512
+        _, text = tiny_server.ask("/detokenize", {"model": "exact", "tokens": found["tokens"]})
+        assert text["prompt"] == f"user\n{question}\nassistant\n"
+        _, plain = tiny_server.ask("/tokenize", {"model": "exact", "prompt": f"Grüße{question}"})
+        assert tiny_server.ask("/detokenize", {"model": "exact", "tokens": plain["tokens"]})[1] == {
+            "prompt": f"Grüße{question}"
+        }
 
     def test_the_same_seed_gives_the_same_text(self, client: Any) -> None:
         texts = {

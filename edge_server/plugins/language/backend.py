@@ -58,11 +58,13 @@ _INPUTS = (
     ("text_input", "STRING", 1), ("messages", "STRING", 1), ("stream", "BOOL", 1), ("sampling_parameters", "STRING", 1),
     ("exclude_input_in_output", "BOOL", 1), ("return_finish_reason", "BOOL", 1), ("return_num_input_tokens", "BOOL", 1),
     ("return_num_output_tokens", "BOOL", 1), ("return_logprobs", "BOOL", 1), ("return_cumulative_logprob", "BOOL", 1),
+    ("tokenize", "BOOL", 1), ("token_ids", "INT32", -1),
 )  # fmt: skip
 _OUTPUTS = (
     ("text_output", "STRING", -1), ("finish_reason", "STRING", -1), ("num_input_tokens", "UINT32", 1),
     ("num_cached_tokens", "UINT32", 1), ("num_output_tokens", "UINT32", -1), ("logprobs", "STRING", -1),
     ("cumulative_logprob", "FP32", -1), ("tool_calls", "STRING", -1), ("warnings", "STRING", -1),
+    ("token_ids", "INT32", -1), ("max_context", "UINT32", 1),
 )  # fmt: skip
 
 

@@ -1,5 +1,5 @@
-"""Routes of the text APIs: OpenAI's (/v1/chat/completions and others, and the same under /v3/) and ollama's (/api/chat
-and others), and their forms of errors.
+"""Routes of the text APIs, and their forms of errors: OpenAI's (/v1/chat/completions and others, and the same under
+/v3/), vLLM's (/tokenize) and ollama's (/api/chat and others).
 
 The endpoints of an API are imported for its first request.
 """
@@ -18,8 +18,10 @@ from edge_server.service import InferenceService
 if TYPE_CHECKING:
     from edge_server.plugins.language.ollama.endpoints import OllamaEndpoints
     from edge_server.plugins.language.openai.endpoints import OpenAiEndpoints
+    from edge_server.plugins.language.vllm.endpoints import TokenEndpoints
 
 _SCHEMAS = "edge_server.plugins.language.schemas"
+_JSON_BODY = "edge_server.frontends.http.schemas:JSON_BODY"
 
 _post = partial(Route, "POST", category="inference")
 _get = partial(Route, "GET", category="metadata")
@@ -27,7 +29,11 @@ _get = partial(Route, "GET", category="metadata")
 
 def language_routes(service: InferenceService, may_change_models: Callable[[RequestHead], bool]) -> Sequence[Route]:
     """Return the routes. `may_change_models` returns whether the sender of a request may load and unload models."""
-    return (*_openai_routes(service, may_change_models), *_ollama_routes(service, may_change_models))
+    return (
+        *_openai_routes(service, may_change_models),
+        *_token_routes(service, may_change_models),
+        *_ollama_routes(service, may_change_models),
+    )
 
 
 def _openai_routes(service: InferenceService, may_change_models: Callable[[RequestHead], bool]) -> Sequence[Route]:
@@ -57,7 +63,7 @@ def _openai_routes(service: InferenceService, may_change_models: Callable[[Reque
                 f"{base}/embeddings",
                 summary="Embed texts, as in OpenAI's API",
                 handler=handler(lambda endpoints: endpoints.embed),
-                schema=f"{_SCHEMAS}:EMBEDDING",
+                schema=_JSON_BODY,
             ),
             _get(
                 f"{base}/models",
@@ -73,6 +79,29 @@ def _openai_routes(service: InferenceService, may_change_models: Callable[[Reque
     return lines
 
 
+def _token_routes(service: InferenceService, may_change_models: Callable[[RequestHead], bool]) -> Sequence[Route]:
+    def make() -> TokenEndpoints:
+        from edge_server.plugins.language.vllm.endpoints import TokenEndpoints
+
+        return TokenEndpoints(service, may_change_models)
+
+    handler = DeferredEndpoints(make).handler
+    return (
+        _post(
+            "/tokenize",
+            summary="Tokens of a prompt or a chat, as in vLLM's API",
+            handler=handler(lambda endpoints: endpoints.tokenize),
+            schema=_JSON_BODY,
+        ),
+        _post(
+            "/detokenize",
+            summary="Text of tokens, as in vLLM's API",
+            handler=handler(lambda endpoints: endpoints.detokenize),
+            schema=_JSON_BODY,
+        ),
+    )
+
+
 def _ollama_routes(service: InferenceService, may_change_models: Callable[[RequestHead], bool]) -> Sequence[Route]:
     def make() -> OllamaEndpoints:
         from edge_server.plugins.language.ollama.endpoints import OllamaEndpoints
@@ -80,7 +109,7 @@ def _ollama_routes(service: InferenceService, may_change_models: Callable[[Reque
         return OllamaEndpoints(service, may_change_models)
 
     handler = DeferredEndpoints(make).handler
-    generation, json_body = f"{_SCHEMAS}:LINE_STREAM", f"{_SCHEMAS}:EMBEDDING"
+    generation = f"{_SCHEMAS}:LINE_STREAM"
     return (
         _post(
             "/api/chat",
@@ -98,13 +127,13 @@ def _ollama_routes(service: InferenceService, may_change_models: Callable[[Reque
             "/api/embed",
             summary="Embed texts, as in ollama's API",
             handler=handler(lambda endpoints: endpoints.embed),
-            schema=json_body,
+            schema=_JSON_BODY,
         ),
         _post(
             "/api/embeddings",
             summary="Embed a text, as in ollama's older API",
             handler=handler(lambda endpoints: endpoints.embed_prompt),
-            schema=json_body,
+            schema=_JSON_BODY,
         ),
         _get(
             "/api/tags",
@@ -122,7 +151,7 @@ def _ollama_routes(service: InferenceService, may_change_models: Callable[[Reque
             category="metadata",
             summary="One model, as in ollama's API",
             handler=handler(lambda endpoints: endpoints.show),
-            schema=json_body,
+            schema=_JSON_BODY,
         ),
         _get(
             "/api/version",
@@ -141,7 +170,10 @@ def refusal_body(head: RequestHead, error: EdgeServerError) -> bytes | None:
         from edge_server.plugins.language.ollama.generation_response import unknown_path
 
         return to_json({"error": unknown_path(head.method, head.target)})
-    if not head.target.startswith(("/v1/", "/v3/")) or head.target.startswith("/v1/vision/"):  # DeepStack's
+    path = head.target.partition("?")[0]
+    if path not in ("/tokenize", "/detokenize") and (
+        not path.startswith(("/v1/", "/v3/")) or path.startswith("/v1/vision/")  # DeepStack's
+    ):
         return None
     from edge_server.plugins.language.openai.completion_response import UnknownPath, error_object
 

@@ -10,4 +10,3 @@ LINE_STREAM = OperationSchema(
     request=json_content(ANY_OBJECT),
     response={**json_content(ANY_OBJECT), "application/x-ndjson": {"schema": TEXT}},
 )
-EMBEDDING = OperationSchema(request=json_content(ANY_OBJECT))

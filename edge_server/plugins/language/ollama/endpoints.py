@@ -20,13 +20,14 @@ from edge_server.plugins.language.ollama.generation_request import (
 )
 from edge_server.plugins.language.ollama.generation_response import OllamaEncoder, error_object, line, opening
 from edge_server.plugins.language.ollama.model_reports import list_models, show_model
-from edge_server.plugins.language.openai.call_runner import CallRunner, ErrorFormat
+from edge_server.plugins.language.openai.call_runner import CallRunner
 from edge_server.plugins.language.openai.completion_request import (
     BadMember,
     check_names,
     make_completion_request,
     read_model,
 )
+from edge_server.plugins.language.openai.completion_response import ErrorFormat
 from edge_server.plugins.language.openai.embedding_request import EmbeddingRequest, Embeddings, make_embedding_request
 from edge_server.protocol.raw_tensors import Buffer
 from edge_server.service import InferenceService

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from edge_server.core.request_response import Request, Response, SubmittedRequest
 from edge_server.errors import EdgeServerError, NotReady, ServingFault, UnknownModel
@@ -23,7 +23,7 @@ from edge_server.frontends.http.response import JSON_TYPE, HttpResponse, error_r
 from edge_server.frontends.loop_dispatch import LoopDispatch
 from edge_server.frontends.v2.json_parser import to_json
 from edge_server.plugins.language.openai.completion_request import BadMember, CompletionRequest
-from edge_server.plugins.language.openai.completion_response import CompletionChoice
+from edge_server.plugins.language.openai.completion_response import CompletionChoice, ErrorFormat
 from edge_server.plugins.language.openai.embedding_request import EmbeddingRequest, Embeddings, embedding_tensors
 from edge_server.protocol.raw_tensors import Buffer
 from edge_server.service import Handle, InferenceService
@@ -41,13 +41,6 @@ _KEEP_ALIVE_IGNORED = (
 
 _MAX_EMBEDDING_REQUESTS = 16
 """Most requests of one call for embeddings in the server at the same time, so that it does not fill a model's queue."""
-
-
-class ErrorFormat(NamedTuple):
-    """How an API tells an error: as the JSON body of a response, and as the last piece of a stream."""
-
-    body: Callable[[EdgeServerError], object]
-    event: Callable[[EdgeServerError], bytes]
 
 
 class CompletionEncoder(Protocol):
@@ -148,7 +141,7 @@ class CallRunner:
         call = self._admit(request, call)
         if call.keep_alive_s is not None:
             self.service.set_keep_alive(call.model, call.keep_alive_s)
-        responses = await self._submit_all(handle, request.context.dispatch, requests)
+        responses = await self.submit_all(handle, request.context.dispatch, requests)
 
         def encode_body() -> bytes:
             return to_json(encode(call, call.embeddings(requests, responses)))
@@ -158,7 +151,7 @@ class CallRunner:
         text = await request.run_on_worker(encode_body) if text_bytes > TEXT_ON_LOOP_BYTES else encode_body()
         return HttpResponse(text, headers={"Content-Type": JSON_TYPE})
 
-    async def _submit_all(self, handle: Handle, dispatch: LoopDispatch, requests: list[Request]) -> list[Response]:
+    async def submit_all(self, handle: Handle, dispatch: LoopDispatch, requests: list[Request]) -> list[Response]:
         """Return the final response to each request. Raises the first error, and cancels the other requests."""
         waiting = deque(enumerate(requests))
         running: dict[int, SubmittedRequest] = {}

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from edge_server.core.request_response import Response
 from edge_server.errors import BadSchema, ContextTooLong, EdgeServerError, ErrorCode, NotFound
@@ -29,6 +29,13 @@ _TYPES = {
     ErrorCode.PERMISSION_DENIED: "permission_error",
     ErrorCode.RESOURCE_EXHAUSTED: "rate_limit_error",
 }
+
+
+class ErrorFormat(NamedTuple):
+    """How an API tells an error: as the JSON body of a response, and as the last piece of a stream."""
+
+    body: Callable[[EdgeServerError], object]
+    event: Callable[[EdgeServerError], bytes]
 
 
 class UnknownPath(NotFound):
@@ -188,6 +195,9 @@ def error_object(error: EdgeServerError) -> dict[str, Any]:
             "code": code,
         }
     }
+
+
+OPENAI_ERRORS = ErrorFormat(error_object, lambda error: event(error_object(error)))
 
 
 def _warnings(call: CompletionRequest, choices: Sequence[CompletionChoice]) -> dict[str, Any]:

@@ -10,20 +10,18 @@ from edge_server.errors import UnknownModel
 from edge_server.frontends.http.request import HttpRequest
 from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import HttpResponse, json_response
-from edge_server.plugins.language.openai.call_runner import CallRunner, ErrorFormat
+from edge_server.plugins.language.openai.call_runner import CallRunner
 from edge_server.plugins.language.openai.completion_request import read_completion_request
-from edge_server.plugins.language.openai.completion_response import OpenAiEncoder, error_object, event
+from edge_server.plugins.language.openai.completion_response import OPENAI_ERRORS, OpenAiEncoder
 from edge_server.plugins.language.openai.embedding_request import embedding_response, read_embedding_request
 from edge_server.service import InferenceService
-
-_ERRORS = ErrorFormat(error_object, lambda error: event(error_object(error)))
 
 
 class OpenAiEndpoints:
     """The handlers. `may_change_models` returns whether the sender of a request may load and unload models."""
 
     def __init__(self, service: InferenceService, may_change_models: Callable[[RequestHead], bool]) -> None:
-        self._runner = CallRunner(service, may_change_models, _ERRORS)
+        self._runner = CallRunner(service, may_change_models, OPENAI_ERRORS)
 
     async def chat(self, request: HttpRequest) -> HttpResponse | None:
         return await self._runner.respond(request, partial(self._generate, request, is_chat=True))

@@ -27,7 +27,7 @@ from edge_server.plugins.language.engines.token_engine import FinishReason, Toke
 from edge_server.plugins.language.text.incremental_detokenizer import IncrementalDetokenizer
 from edge_server.plugins.language.text.schema_check import check_schema
 from edge_server.plugins.language.text.special_tokens import ChatEncoder
-from edge_server.plugins.language.text.text_request import TextRequest, read_request
+from edge_server.plugins.language.text.text_request import TextRequest, read_request, read_token_ids
 from edge_server.plugins.language.text.tool_calls import ToolCallDelta, ToolCallParser, guess_format, schema_place
 from edge_server.plugins.language.text.vllm_metrics import LlmMetrics
 
@@ -136,8 +136,14 @@ class LlmSession(RequestSession):
         self._thread.join()
 
     def _accept(self, execution: Execution) -> None:
-        request = read_request(execution.request, self._engine.default_sampling)
         engine = self._engine
+        room = engine.total_blocks * engine.block_tokens
+        most = min(room, engine.max_context or room)
+        token_ids = read_token_ids(execution.request, engine.vocabulary_size, most)
+        if token_ids is not None:
+            execution.send({"text_output": _texts(engine.decode([token_ids])[0])}, is_final=True)
+            return
+        request = read_request(execution.request, engine.default_sampling)
         if (request.has_logprobs or request.has_cumulative_logprob) and not engine.has_logprobs:
             raise InvalidRequest(
                 f"inference request to model '{self._model}': expected none of return_logprobs and "
@@ -164,8 +170,10 @@ class LlmSession(RequestSession):
             tokens = engine.encode(request.prompt)
         if not tokens:
             raise InvalidRequest(f"inference request to model '{self._model}': expected a prompt, got an empty one")
-        room = engine.total_blocks * engine.block_tokens
-        most = min(room, engine.max_context or room)
+        if request.is_tokenization:
+            answer = {"token_ids": np.array(tokens, np.int32), "max_context": np.array([most], np.uint32)}
+            execution.send(answer, is_final=True)
+            return
         if len(tokens) >= most:
             raise ContextTooLong(
                 f"inference request to model '{self._model}': expected a prompt of less than {most} tokens, "
