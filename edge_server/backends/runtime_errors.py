@@ -16,7 +16,7 @@ from edge_server.errors import BackendError, BackendMissing, InvalidRequest, Loa
 _LONGEST_QUOTE = 600
 """Largest length of a quoted message. Some runtimes print the whole file into theirs."""
 
-_MEMORY_WORDS = ("bad_alloc", "bad allocation", "out of memory", "failed to allocate memory")
+_MEMORY_WORDS = ("bad_alloc", "bad allocation", "out of memory", "failed to allocate memory", "available memory of")
 
 
 def import_runtime(module: str, needs: str, extra: str = "") -> ModuleType:

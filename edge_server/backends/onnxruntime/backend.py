@@ -44,7 +44,7 @@ from edge_server.backends.onnxruntime.sized_runs import CONVOLUTIONS, SizedRuns,
 from edge_server.backends.runtime_errors import existing_file, file_title, import_runtime, load_error, message_line
 from edge_server.backends.shared_models import SharedModels, fingerprint
 from edge_server.core.model_spec import InputSpec, OutputSpec
-from edge_server.errors import LoadError
+from edge_server.errors import LoadError, OutOfMemory
 
 log = logging.getLogger(__name__)
 
@@ -104,17 +104,31 @@ class OnnxRuntimeBackend(Backend):
         options = configured_options(job, merged, self._ort)
         path = existing_file(job.file, self.default_filename)
         precision, options = with_precision(job, merged, path, options)
-        is_on_cpu = providers.is_cpu_only(options.providers)
+        sizes = () if providers.is_cpu_only(options.providers) else self._batch_sizes(job, path, options)
+        if sizes:
+            try:
+                return self._open(job, options, precision, sizes)
+            except OutOfMemory as error:
+                log.warning(
+                    "%s; one session runs batches of all sizes now, slowly whenever the size changes: "
+                    "lower max_batch_size, which is %d",
+                    error,
+                    job.spec.max_batch_size,
+                )
+        return self._open(job, options, precision, ())
+
+    def _open(self, job: OpenJob, options: Options, precision: str, sizes: Sequence[int]) -> OnnxSession:
+        """Open an instance, with a session for each of `sizes`, or one for all if there are none."""
         held = contextlib.ExitStack()
         try:
-            sizes = () if is_on_cpu else self._batch_sizes(job, path, options)
             sessions = []
             for size in sizes or (0,):
-                key: Hashable = (fingerprint(path), options, size)
+                key: Hashable = (fingerprint(existing_file(job.file, self.default_filename)), options, size)
                 sessions.append(self._shared.take(key, lambda: self._open_shared(job.file, options)))
                 held.callback(self._shared.give_back, key)
             self._require_bf16(job, sessions[0])
-            run_options = self._run_options(merged)
+            run_options = self._run_options({**job.settings, **job.spec.parameters})
+            is_on_cpu = providers.is_cpu_only(options.providers)
             bound = None if is_on_cpu else self._bound(job, sessions, sizes, run_options)
         except LoadError as error:
             failure = error.detached()
@@ -152,15 +166,19 @@ class OnnxRuntimeBackend(Backend):
     def _bound(
         self, job: OpenJob, sessions: Sequence[Any], sizes: Sequence[int], run_options: Any
     ) -> BoundRun | SizedRuns | None:
-        """Return the binding of a GPU's sessions; None if they have tensors that cannot be bound."""
+        """Return the binding of a GPU's sessions, None if tensors cannot be bound. Raises OutOfMemory."""
         bound = [BoundRun.create(session, run_options, "cuda", job.device_id) for session in sessions]
         runs = [run for run in bound if run is not None]
         if not sizes or len(runs) < len(sizes):
             return bound[0]
         sized = SizedRuns(dict(zip(sizes, runs, strict=True)))
-        # A model may refuse zeros; whether it takes what clients send shows in their requests.
-        with contextlib.suppress(*self._failures):
+        try:
             sized.warm_up(job.spec)
+        except self._failures as error:
+            failure = load_error(job.file, "onnxruntime", error)
+            # A model may refuse zeros; whether it takes what clients send shows in their requests.
+            if isinstance(failure, OutOfMemory):
+                raise failure from None
         return sized
 
     def _require_bf16(self, job: OpenJob, session: Any) -> None:

@@ -133,6 +133,8 @@ class DoubledSession:
     def run_with_iobinding(self, binding: Binding, run_options: Any) -> None:
         if self._double.fails:
             raise RuntimeError(self._double.fails)
+        if binding.shapes and binding.shapes[-1][0] > self._double.most_rows:
+            raise RuntimeError("Failed to allocate memory for requested buffer of size 9")
         self._true.run_with_iobinding(binding.true, run_options)
 
     def __getattr__(self, name: str) -> Any:
@@ -148,6 +150,7 @@ class Double:
         self.log: list[Any] = []
         self.bindings: list[Binding] = []
         self.fails = ""
+        self.most_rows = 1 << 30
 
     def get_available_providers(self) -> list[str]:
         return list(BUILT_WITH)
@@ -536,3 +539,19 @@ def test_libraries_of_cuda_are_loaded_once_and_what_fails_is_logged(
     said = [record.getMessage() for record in caplog.records if "libcudnn" in record.getMessage()]
     assert said == ["onnxruntime: Failed to load libcudnn.so.9: no such file"]
     assert capsys.readouterr().out == ""
+
+
+def test_if_memory_lacks_for_all_sizes_one_session_runs_them(
+    backend: Any, double: Double, write_onnx: Callable[..., Any], job: Callable[..., Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    inputs, outputs = (InputSpec("X", DType.FP32, (1, 4, 4)),), (OutputSpec("Y", DType.FP32, (1, 2, 2)),)
+    double.most_rows = 7
+    session = backend.open(job(convolution(write_onnx), device_id=0, max_batch_size=8, inputs=inputs, outputs=outputs))
+    assert "batch_sizes" not in session.info.options
+    assert "lower max_batch_size, which is 8" in caplog.text
+    for count in (3, 1):
+        assert session.run({"X": rows_of(count)}, ["Y"])["Y"].shape == (count, 1, 2, 2)
+    assert len(backend._shared._entries) == 1, "the sessions of the sizes are closed"
+    session.close()
+    assert not backend._shared._entries
