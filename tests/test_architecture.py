@@ -23,6 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "lazy_import": set(),
     "cgroup_limits": set(),
+    "default_tls": set(),
     "json_child_process": set(),
     "own_plugins": set(),
     "record": set(),
@@ -64,7 +65,7 @@ PLUGINS_BELOW = {
 }
 """(Plugin, another plugin) -> why it imports from there."""
 
-EVERYBODYS = ("version", "lazy_import", "cgroup_limits", "own_plugins", "record")
+EVERYBODYS = ("version", "lazy_import", "cgroup_limits", "default_tls", "own_plugins", "record")
 
 PARTS_OF_BACKENDS = {
     "serving": {"edge_server.backends.load_backend", "edge_server.backends.base"},

@@ -18,6 +18,7 @@ from typing import IO, Any, NoReturn, cast
 
 from edge_server.cli.options import add_header_and_tls_files, float_range
 from edge_server.config.setting import nearest
+from edge_server.default_tls import make_default_tls_context
 from edge_server.errors import SUGGESTION, InvalidRequest
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -109,7 +110,7 @@ def tls_context(options: argparse.Namespace, url: str) -> ssl.SSLContext | None:
     """
     files = (options.tls_root, options.tls_cert, options.tls_key)
     if url.startswith("https:"):
-        return _load_tls_files(*files) if any(files) else ssl.create_default_context()
+        return _load_tls_files(*files) if any(files) else make_default_tls_context()
     if any(files):
         raise InvalidRequest(f"--tls-root, --tls-cert and --tls-key need an address with https://, given {url}")
     return None
@@ -131,7 +132,7 @@ def _load_tls_files(root: Path | None, certificate: Path | None, key: Path | Non
         raise InvalidRequest("--tls-key is given without --tls-cert, the certificate of the key")
     given = f"--tls-root={root}"
     try:
-        context = ssl.create_default_context(cafile=root)
+        context = make_default_tls_context(cafile=root)
         if certificate:
             given = f"--tls-cert={certificate}" + (f" --tls-key={key}" if key else "")
             context.load_cert_chain(certificate, key)

@@ -117,7 +117,9 @@ def server_tls(cert: str, key: str, client_ca: str = "") -> ssl.SSLContext:
 
     With `client_ca`, also a PEM file, each client needs a certificate signed by it.
     """
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    from edge_server.default_tls import make_default_tls_context
+
+    context = make_default_tls_context(ssl.Purpose.CLIENT_AUTH)
     try:
         # With an empty password, OpenSSL does not ask for the password of an encrypted key on the terminal.
         context.load_cert_chain(cert, key, password="")

@@ -49,6 +49,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from edge_server.config.setting import shown_url
+from edge_server.default_tls import make_default_tls_context
 from edge_server.errors import InvalidRequest, Unsupported, install_hint
 from edge_server.plugins.cameras.failure_reason import unknown_host_reason
 from edge_server.plugins.cameras.sinks.result_json import best_class, label_counts
@@ -301,7 +302,7 @@ class MqttBroker:
     def _tls_context(self) -> ssl.SSLContext:
         entry = self._entry
         try:
-            context = ssl.create_default_context(cafile=entry.ca or None)
+            context = make_default_tls_context(cafile=entry.ca or None)
         except OSError as error:
             raise SinkError(f"ca: {entry.ca}: {error.strerror or 'it holds no certificate'}") from None
         if entry.cert:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from edge_server.config.setting import shown_url
+from edge_server.default_tls import make_default_tls_context
 from edge_server.plugins.cameras.failure_reason import unknown_host_reason
 from edge_server.plugins.cameras.sources.source_interface import SourceError
 
@@ -133,7 +134,7 @@ def _find_pinned_certificate(url: str, ca: str) -> PinnedCertificate | None:
 
 def _make_authority_context(ca: str) -> ssl.SSLContext:
     with _naming_the_file(ca):
-        return ssl.create_default_context(cafile=ca or None)
+        return make_default_tls_context(cafile=ca or None)
 
 
 @contextlib.contextmanager
