@@ -85,7 +85,7 @@ class Site:
     def deploys_without_a_failure(self, name: str, mark: int, version: int = 1) -> None:
         assert self.serves(name, mark, version), f"{self.answer(name)}\n{self.server.log()}"
         failed = [line for line in self.server.log().splitlines() if f"'{name}'" in line and "not" in line.split()]
-        assert failed == []
+        assert not failed, "\n".join(failed)
 
     def reasons(self, name: str) -> str:
         status, entries = self.server.ask("/v2/repository/index", {})

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import cv2  # noqa: F401 - many blocks send pictures
 import pytest
 
 from edge_server.config.merge_settings import parse_serve
