@@ -26,6 +26,9 @@ MAX_WINDOW_BYTES = MAX_STREAM_ID = 2**31 - 1
 HEADER = struct.Struct(">HBBBI")
 """Frame header: upper two octets and lower octet of the length, type, flags, stream."""
 
+WINDOW_UPDATE_FRAME = struct.Struct(">IBII")
+"""Whole WINDOW_UPDATE frame: length and type, flags, stream, increment."""
+
 UINT32 = struct.Struct(">I")
 SETTING = struct.Struct(">HI")
 

@@ -93,6 +93,10 @@ WRONG = {
     "6.9.1 window of the connection too large": (raw(8, 0, 0, b"\x7f\xff\xff\xff"), Http2ErrorCode.FLOW_CONTROL_ERROR),
     "6.10 CONTINUATION alone": (raw(9, 4, 1, b"\x82"), Http2ErrorCode.PROTOCOL_ERROR),
     "6.10 PING within a header block": (raw(1, 0, 3, b"\x82") + raw(6, 0, 0, bytes(8)), Http2ErrorCode.PROTOCOL_ERROR),
+    "6.10 WINDOW_UPDATE within a header block": (
+        raw(1, 0, 3, b"\x82") + raw(8, 0, 1, b"\0\0\0\1"),
+        Http2ErrorCode.PROTOCOL_ERROR,
+    ),
     "6.10 DATA within a header block": (raw(1, 0, 3, b"\x82") + raw(0, 0, 1, b"x"), Http2ErrorCode.PROTOCOL_ERROR),
     "6.10 CONTINUATION of another": (raw(1, 0, 3, b"\x82") + raw(9, 4, 1, b""), Http2ErrorCode.PROTOCOL_ERROR),
     "5.1.1 HEADERS on a lower stream than before": (
@@ -113,14 +117,16 @@ WRONG = {
 }
 
 
+@pytest.mark.parametrize("updates", [0, 3])
 @pytest.mark.parametrize("name", WRONG)
-def test_violations_that_end_the_connection(serve: Serve, name: str) -> None:
+def test_violations_that_end_the_connection(serve: Serve, name: str, updates: int) -> None:
+    """Also behind WINDOW_UPDATE frames, of which the connection handles several at once."""
     server = serve()
     client = server.connect()
     client.send(client.headers(1, path="/wait"))
     stream = server.next_stream()
     data, code = WRONG[name]
-    client.send(data)
+    client.send(*[window(1, 1)] * updates, data)
     assert client.goaway_code() == code
     assert stream.is_reset.wait(server.WAIT_S)
     assert [event for event in stream.events if event[0] == "reset"] == [("reset", Http2ErrorCode.CANCEL)]
@@ -134,14 +140,15 @@ STREAM_WRONG = {
 }
 
 
+@pytest.mark.parametrize("updates", [0, 3])
 @pytest.mark.parametrize("name", STREAM_WRONG)
-def test_violations_that_end_the_stream_5_4_2(serve: Serve, name: str) -> None:
+def test_violations_that_end_the_stream_5_4_2(serve: Serve, name: str, updates: int) -> None:
     server = serve()
     client = server.connect()
     client.send(client.headers(1, path="/wait"))
     stream = server.next_stream()
     data, code = STREAM_WRONG[name]
-    client.send(data)
+    client.send(*[window(1, 1)] * updates, data)
     assert client.until(RstStreamFrame, 1).error_code == code
     assert stream.is_reset.wait(server.WAIT_S)
     client.send(client.headers(3), DataFrame(3, b"abc", flags=["END_STREAM"]))
@@ -207,6 +214,25 @@ def test_unknown_frames_settings_and_flags_are_ignored_5_5(serve: Serve) -> None
     client.send(raw(0xEE, 0xFF, 0, b"?"), raw(0xEE, 0, 77, b"?"))
     client.send(client.headers(1).serialize(), raw(0, 1 | 0xF6, 1, b"abc"))
     assert client.response(1) == b"abc"
+
+
+def test_each_window_update_of_a_row_raises_its_window_6_9(serve: Serve) -> None:
+    server = serve()
+    client = server.connect({4: 10})
+    ids = range(1, 41, 2)
+    client.send(*(client.headers(number, path="/wait") for number in ids))
+    streams = [server.next_stream().stream for _ in ids]
+    waiting, others = streams[:10], streams[10:]
+    for stream in waiting:
+        stream.send(server.HEAD, (bytes(5000),))
+    assert sum(len(client.until(DataFrame).data) for _ in waiting) == 10 * len(waiting)
+    row = [window(number, 4990) for number in ids]
+    client.send(*row, window(0, 90_000))
+    assert sum(len(client.until(DataFrame).data) for _ in waiting) == 4990 * len(waiting)
+    client.check_alive()
+    for stream in others:
+        stream.send(server.HEAD, (bytes(5001),))
+    assert sum(len(client.until(DataFrame).data) for _ in others) == 5000 * len(others)
 
 
 def test_the_reserved_bit_is_ignored_4_1_and_6_9(serve: Serve) -> None:
