@@ -248,7 +248,7 @@ class Http2Call:
             return
         if method.is_stream:
             self.is_stream = True
-            # Makes the end of a stream wait for a message that is being sent. Unary calls send once.
+            # Makes the end of a stream wait for the first message that is being sent. Unary calls send once.
             self._lock = threading.Lock()
             self._inbox: deque[Message | bytearray] = deque()
             self._has_sent_headers = self._is_delivering = False
@@ -326,14 +326,16 @@ class Http2Call:
             body: Pieces = _compressed(message, level)
         else:
             body = (_PREFIX.pack(0, sum(map(len, message))), *message)
+        if self._has_sent_headers:
+            # No lock is needed: the connection drops what comes after the end.
+            return not self._is_over and self._stream.send(None, body)
         assert self._lock is not None
         with self._lock:
             if self._is_over:
                 return False
-            if self._has_sent_headers:
-                return self._stream.send(None, body)
+            is_sent = self._stream.send(_GZIP_HEADERS if level else _OK_HEADERS, body)
             self._has_sent_headers = True
-            return self._stream.send(_GZIP_HEADERS if level else _OK_HEADERS, body)
+            return is_sent
 
     def wake(self) -> None:
         self._reader.run_soon(self._wake)
@@ -362,8 +364,11 @@ class Http2Call:
             if not flag and length == size - _PREFIX_BYTES:
                 # Usual case: a small message in one frame.
                 if self.is_stream:
-                    self._inbox.append(bytes(data[_PREFIX_BYTES:]))
-                    self._received(size, is_end)
+                    if self._is_requested and not (is_end or self._inbox or self._is_delivering):
+                        self._deliver_at_once(handler, bytes(data[_PREFIX_BYTES:]), size)
+                    else:
+                        self._inbox.append(bytes(data[_PREFIX_BYTES:]))
+                        self._received(size, is_end)
                     return
                 if is_end and self._message is None:
                     self._is_half_closed = True
@@ -516,6 +521,18 @@ class Http2Call:
         if not self._is_half_closed and not (self.is_stream and self._inbox):
             count, self._ungranted = self._ungranted, 0
             self._stream.consume(count)
+
+    def _deliver_at_once(self, handler: CallHandler, message: bytes, size: int) -> None:
+        """Deliver a requested message that no other one waits before: as `_received` and `_deliver` do, in one step."""
+        self._is_requested = False
+        self._is_delivering = True
+        handler.on_message(message)
+        self._is_delivering = False
+        self._ungranted += size
+        if self._ungranted >= _GRANT_BYTES:
+            self._grant()
+        if self.deadline_ns and self._timer is None and not self._is_over:
+            self._watch_deadline()
 
     def _deliver(self) -> None:
         """Deliver requested messages of a stream, at most _MESSAGES_IN_A_ROW at once."""

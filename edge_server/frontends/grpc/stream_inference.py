@@ -125,6 +125,10 @@ class InferStream:
         self._is_sending = False
         """Whether a thread sends, or the transport has not accepted the last message yet. Stays True after the end."""
         self._reader_waits = False
+        self._lone: StreamedRequest | None = None
+        """The only open request, while `_lone_thread` submits it. If that thread gets the final response too, and no
+        other one waits, it needs no lock: nothing else uses the fields above meanwhile, but for the end of a call."""
+        self._lone_thread = 0
 
         # No lock is needed: these only grow. The reading thread writes the first two, the sending thread the others.
         self._accepted = self._accepted_bytes = 0
@@ -140,11 +144,13 @@ class InferStream:
         if len(message) >= LARGE_BYTES and not is_quick(known):
             run_blocking(self._call, partial(self._start_request, message, known))
         else:
-            self._start_request(message, known)
+            self._start_request(message, known, is_lone=not (self._open_count or self._is_sending))
 
-    def _start_request(self, message: Message, known: KnownMessage | Outline | None) -> None:
+    def _start_request(self, message: Message, known: KnownMessage | Outline | None, *, is_lone: bool = False) -> None:
+        """Submit a request, and receive the next message as soon as the limits allow it. `is_lone`: see `_lone`."""
         try:
-            self._submit(message, known)
+            if self._submit(message, known, is_lone=is_lone):
+                return
         except Exception as error:  # noqa: BLE001 - any error gets a status: `client_error` logs it
             self._end(client_error(error))
             return
@@ -185,8 +191,8 @@ class InferStream:
 
     # -- requests
 
-    def _submit(self, message: Message, known: KnownMessage | Outline | None) -> None:
-        """Submit one request, or send an error as its response."""
+    def _submit(self, message: Message, known: KnownMessage | Outline | None, *, is_lone: bool) -> bool:
+        """Submit one request, or send an error as its response. Return whether the next message was requested."""
         service = self._service
         streamed = StreamedRequest(self, len(message))
         plan = streamed.plan
@@ -203,10 +209,17 @@ class InferStream:
                 streamed.trace = begin_trace(traces, request, self._call.metadata, received_ns)
         except Exception as error:  # noqa: BLE001 - any error gets a status: `client_error` logs it
             failure = client_error(error)
-        with self._lock:
-            self._open_count += 1
-            if streamed.is_ordered:
-                self._order.append(streamed)
+        if is_lone and streamed.is_ordered:
+            self._open_count = 1
+            self._order.append(streamed)
+            self._lone = streamed
+            self._lone_thread = threading.get_ident()
+        else:
+            is_lone = False
+            with self._lock:
+                self._open_count += 1
+                if streamed.is_ordered:
+                    self._order.append(streamed)
         if request is not None and failure is None:
             try:
                 # A decoupled model may wait without limit between its responses: it must not run on this thread.
@@ -218,6 +231,11 @@ class InferStream:
                 failure = client_error(error)
         if failure is not None:
             self.on_response(streamed, Response(plan.model, plan.version or 0, plan.request_id, error=failure))
+        if not is_lone:
+            return False
+        was_answered_here = self._lone is None
+        self._lone = None
+        return was_answered_here
 
     def _watch(self, streamed: StreamedRequest, ticket: SubmittedRequest) -> None:
         """Store the ticket of an unanswered request: the request is cancelled if the call ends."""
@@ -248,6 +266,10 @@ class InferStream:
         is_final = response.is_final
         if is_final and streamed.trace is not None:
             streamed.trace.stamp(COMPLETE)
+        is_lone = streamed is self._lone and is_final and not self._is_sending
+        if is_lone and threading.get_ident() == self._lone_thread:
+            self._answer_lone(streamed, response)
+            return
         item: OutgoingResponse | EndOfStream | None = None
         is_overfull = False
         with self._lock:
@@ -280,6 +302,21 @@ class InferStream:
             self._end(Throttled("the client does not read the responses of its stream, of which too many wait"))
         elif is_dropped and is_final:
             streamed.close()
+
+    def _answer_lone(self, streamed: StreamedRequest, response: Response) -> None:
+        """Send the final response of the lone request, and request the next message: see `_lone`."""
+        self._lone = None
+        self._order.clear()
+        self._open_count = 0
+        streamed.is_done = self._is_sending = self._reader_waits = True
+        if self._is_stopping:
+            self._post_end()
+        if self._send_response(streamed, response):
+            self._is_sending = self._reader_waits = False
+            if self._outbox:
+                # The end, which another thread of grpcio's transport may have posted meanwhile.
+                self._flush()
+            self._call.receive()
 
     def _post_in_order(self, streamed: StreamedRequest, response: Response) -> None:
         """Post the response, or hold it until all previous requests have their responses. *Locked.*"""
@@ -339,29 +376,33 @@ class InferStream:
             streamed, response, size = item
             self._sent += 1
             self._sent_bytes += size
-            is_final, trace = response.is_final, streamed.trace
-            if is_final:
-                self._finished += 1
-                self._finished_bytes += streamed.size
-                if trace is not None:
-                    trace.stamp(SEND_START)
-            try:
-                message = self._message(streamed, response)
-            except EdgeServerError as error:
-                self._call.end(call_status(client_error(error)))
-                return
-            finally:
-                if is_final:
-                    if trace is not None:
-                        trace.stamp(SEND_END)
-                    streamed.close()
-            if message is not None and not self._call.send(message):
+            if not self._send_response(streamed, response):
                 return
             with self._lock:
                 item = self._next_item()
                 may_receive = self._may_receive()
             if may_receive:
                 self._call.receive()
+
+    def _send_response(self, streamed: StreamedRequest, response: Response) -> bool:
+        """Send a response. Return whether the next item may be sent at once."""
+        is_final, trace = response.is_final, streamed.trace
+        if is_final:
+            self._finished += 1
+            self._finished_bytes += streamed.size
+            if trace is not None:
+                trace.stamp(SEND_START)
+        try:
+            message = self._message(streamed, response)
+        except EdgeServerError as error:
+            self._call.end(call_status(client_error(error)))
+            return False
+        finally:
+            if is_final:
+                if trace is not None:
+                    trace.stamp(SEND_END)
+                streamed.close()
+        return message is None or self._call.send(message)
 
     def _message(self, streamed: StreamedRequest, response: Response) -> Pieces | None:
         """Return the encoded response, or None if the client must not get it.

@@ -1069,7 +1069,7 @@ class Http2Connection:
         """See Stream.send."""
         size = sum(map(len, body))
         with self._lock:
-            if stream.is_closed or stream.ends_after_queue:
+            if stream.is_closed:
                 return True
             if head is not None:
                 self._queue_headers(stream, head, 0)
@@ -1088,6 +1088,8 @@ class Http2Connection:
                 self._output.append(b"".join((_pack(size >> 8, size & 255, _DATA, 0, stream.id), *body)))
                 self._output_bytes += size + 9
                 self._flush_if_elsewhere()
+                return True
+            if stream.ends_after_queue:
                 return True
             self._queue_payload(stream, body)
             self._pump()

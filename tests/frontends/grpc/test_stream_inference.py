@@ -118,6 +118,23 @@ def test_a_model_that_owes_one_response_is_heard_even_without_outputs(front_end:
     assert is_final(response)
 
 
+def test_early_responses_leave_before_the_final_one_when_the_client_does_not_read(
+    front_end: Any, make_request: Any
+) -> None:
+    large = Tensor("OUTPUT0", DType.FP32, np.ones(4 << 20, "<f4"))
+
+    def answer_thrice(call: Any) -> None:
+        call.answer(large, is_final=False)
+        call.answer(large, is_final=False)
+        call.answer(output(2.0))
+
+    front_end.service.behaviours["thrice"] = answer_thrice
+    responses = list(front_end.stream([make_request("thrice", id="a"), make_request(id="b")]))
+    assert ids(responses) == ["a", "a", "a", "b"]
+    assert [first_value(response) for response in responses[:3]] == [1.0, 1.0, 2.0]
+    assert [is_final(response) for response in responses] == [False, False, True, True]
+
+
 def test_responses_of_decoupled_requests_interleave(front_end: Any, make_request: Any) -> None:
     call = front_end.stream([make_request("held_stream", id="a"), make_request("held_stream", id="b")])
     first, second = front_end.service.wait_for_calls(2)
@@ -371,7 +388,7 @@ def test_a_stream_goes_back_to_one_thread_when_its_client_slows_down(front_end: 
 def test_an_unexpected_exception_of_the_stream_itself_is_internal(
     front_end: Any, make_request: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(*_: object) -> bool:
+    def broken(*_: object, **__: object) -> bool:
         raise ZeroDivisionError("secret detail")
 
     monkeypatch.setattr(stream_module.InferStream, "_submit", broken)
