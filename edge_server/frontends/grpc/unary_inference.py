@@ -112,7 +112,9 @@ class HeaderInput:
             return tensor_from_raw(self.name, self.dtype, self.shape, memoryview(data)[start:end], model=model)
         if size <= _SMALL_BYTES:
             return Tensor(self.name, self.dtype, np.ndarray(self.shape, self.numpy, bytes(data[start:end])))
-        array: npt.NDArray[np.generic] = np.ndarray(self.shape, self.numpy, data, start)
+        # np.ndarray is faster, but does not export the buffer: a region could be unmapped under it.
+        flat: npt.NDArray[np.generic] = np.frombuffer(data, self.numpy, size // self.numpy.itemsize, start)
+        array = flat.reshape(self.shape)
         return Tensor(self.name, self.dtype, array if array.flags.aligned else array.copy())
 
 

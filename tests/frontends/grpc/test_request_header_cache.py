@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from multiprocessing import shared_memory
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.core.decode_cache import MAX_ENTRIES, MAX_KEY_BYTES
+from edge_server.core.request_response import Request
 from edge_server.errors import EdgeServerError, InvalidRequest, NotFound
 from edge_server.frontends.grpc.infer_message import InferMessage
 from edge_server.frontends.grpc.infer_request import ResponsePlan
@@ -227,27 +228,40 @@ def test_an_outline_ends_where_the_message_ends(tail: bytes) -> None:
     assert (found is not None) == (tail == b"")
 
 
+REGION_BYTES = 1 << 16
+
+
 @pytest.fixture
 def regions() -> Iterator[SharedMemoryRegistry]:
     registry = SharedMemoryRegistry(is_allowed=True)
-    name = f"edge_heads_{secrets.token_hex(4)}"
-    memory = shared_memory.SharedMemory(name, create=True, size=64)
+    segment = Path("/dev/shm") / f"edge_heads_{secrets.token_hex(4)}"
+    segment.write_bytes(bytes(REGION_BYTES))
     try:
-        registry.register("region", f"/{name}", 0, 64)
+        registry.register("region", segment.name, 0, REGION_BYTES)
         yield registry
     finally:
         registry.close()
-        memory.close()
-        memory.unlink()
+        segment.unlink()
+
+
+def in_region(count: int) -> bytes:
+    """Return a message whose input of `count` numbers and whose output are in the region."""
+    message = messages.ModelInferRequest(model_name="m")
+    for owner in (message.inputs.add(name="x", datatype="FP32", shape=[count]), message.outputs.add(name="y")):
+        owner.parameters["shared_memory_region"].string_param = "region"
+        owner.parameters["shared_memory_byte_size"].int64_param = 4 * count
+    data: bytes = message.SerializeToString()
+    return data
+
+
+def request_in_region(reader: RequestReader, data: bytes, plan: ResponsePlan | None = None) -> Request:
+    plan = plan or ResponsePlan()
+    return reader.request(data, reader.find(data, reader.recognise(data), plan), plan, {})
 
 
 def test_a_cached_header_pins_its_regions_for_each_request(regions: SharedMemoryRegistry) -> None:
     reader = RequestReader(regions)
-    message = messages.ModelInferRequest(model_name="m")
-    for owner in (message.inputs.add(name="x", datatype="FP32", shape=[4]), message.outputs.add(name="y")):
-        owner.parameters["shared_memory_region"].string_param = "region"
-        owner.parameters["shared_memory_byte_size"].int64_param = 16
-    data = message.SerializeToString()
+    data = in_region(4)
     for is_second in (False, True):
         plan = ResponsePlan()
         found = reader.find(data, reader.recognise(data), plan)
@@ -260,3 +274,21 @@ def test_a_cached_header_pins_its_regions_for_each_request(regions: SharedMemory
     regions.unregister("region")
     with pytest.raises(NotFound, match="region"):
         reader.request(data, reader.find(data, reader.recognise(data), plan), plan, {})
+
+
+def test_an_array_that_outlives_its_request_keeps_its_region_mapped(regions: SharedMemoryRegistry) -> None:
+    reader = RequestReader(regions)
+    data = in_region(REGION_BYTES // 4)
+    (region,) = regions.status()
+    for _ in range(3):
+        plan = ResponsePlan()
+        request = request_in_region(reader, data, plan)
+        array = request.inputs["x"].array
+        request.release()
+        plan.release()
+    del request
+    regions.unregister()
+    assert region.key in Path("/proc/self/maps").read_text()
+    assert not array.any()
+    del array
+    assert region.key not in Path("/proc/self/maps").read_text()
