@@ -18,11 +18,8 @@ class RegionRef(NamedTuple):
     byte_size: int
 
 
-class RegionView(Protocol):
-    """Piece of a region, kept mapped. `view` is valid until `release`. `device` is set for a piece of GPU memory."""
-
-    @property
-    def view(self) -> memoryview: ...
+class OutputRegion(Protocol):
+    """Piece of a region to which outputs are written. `device` is set for a piece of GPU memory."""
 
     @property
     def device(self) -> DevicePiece | None: ...
@@ -30,6 +27,13 @@ class RegionView(Protocol):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Copy `data` to the start of the piece, which must be pinned for writing. Device memory has no writable
         view."""
+
+
+class RegionView(OutputRegion, Protocol):
+    """Piece of a region, kept mapped. `view` is valid until `release`."""
+
+    @property
+    def view(self) -> memoryview: ...
 
     def release(self) -> None:
         """Release the piece. May be called from any thread. Further calls do nothing."""

@@ -16,6 +16,7 @@ import os
 import resource
 import stat
 import threading
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 from edge_server.core.status_reports import SharedRegion
@@ -42,45 +43,116 @@ _MAX_NAME_LENGTH = 1024
 
 
 class _Region:
-    """A mapped region. `pins` and `is_retired` are guarded by the registry's lock."""
+    """A mapped region. `pins` and `is_retired` are guarded by the registry's `lock`."""
 
-    __slots__ = ("is_retired", "mapping", "pins", "report", "skew")
+    __slots__ = ("is_retired", "lock", "mapping", "memory", "pins", "readable", "report", "skew")
 
-    def __init__(self, report: SharedRegion, mapping: mmap.mmap, skew: int) -> None:
+    def __init__(self, report: SharedRegion, mapping: mmap.mmap, skew: int, lock: threading.Lock) -> None:
         self.report = report
         self.mapping = mapping
+        self.memory = memoryview(mapping)
+        self.readable = self.memory.toreadonly()
         self.skew = skew  # bytes of the mapping before the region: mappings start at page boundaries
+        self.lock = lock
         self.pins = 0
         self.is_retired = False
 
-    def view(self, offset: int, byte_size: int, *, writable: bool) -> memoryview:
-        start = self.skew + offset
-        view = memoryview(self.mapping)[start : start + byte_size]
-        return view if writable else view.toreadonly()
-
     def close(self) -> None:
+        mapping = self.mapping
+        # Pieces in cached request headers may refer to this object for long, but must not keep the memory.
+        del self.mapping, self.memory, self.readable
         # BufferError: an array over a released pin still exists. Unmapping under it would turn the next read into a
         # segmentation fault. The array keeps the mapping alive until the array is freed.
         with contextlib.suppress(BufferError):
-            self.mapping.close()
+            mapping.close()
 
 
-class RegionPin:
-    """Piece of a region, kept mapped. `view` may be read (or written, if pinned for writing) until `release()`."""
+class RegionPiece:
+    """Piece of a region, from `start` to before `stop` of `memory`. It keeps nothing mapped: a pin of the region must
+    be held while it is used."""
 
-    __slots__ = ("_end", "_region", "_registry", "view")
+    __slots__ = ("end", "region", "start", "stop")
     device = None
     """Not on a GPU."""
 
-    def __init__(self, registry: SharedMemoryRegistry, region: _Region, offset: int, view: memoryview) -> None:
-        self._registry = registry
-        self._region: _Region | None = region
-        self._end = region.report.offset + offset + view.nbytes
+    def __init__(self, region: _Region, offset: int, byte_size: int) -> None:
+        self.region = region
+        self.end = region.report.offset + offset + byte_size
+        """End in the client's segment."""
+        self.start = region.skew + offset
+        self.stop = self.start + byte_size
+
+    @property
+    def memory(self) -> memoryview:
+        """The mapping, read-only."""
+        return self.region.readable
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Copy `data`, of one-byte items, to the start of the piece. Raises InvalidRequest if the segment shrank
+        meanwhile."""
+        self.check_present()
+        self.region.memory[self.start : min(self.start + len(data), self.stop)] = data
+
+    def is_present(self) -> bool:
+        """Return False when the client has truncated its segment so that the piece is no longer inside.
+
+        Touching a page past the end of the file would end this process with SIGBUS. A truncation after the check still
+        does. Closing that gap would need a read(2) copy of every tensor, which shared memory is there to avoid.
+        Therefore clients must be trusted (see SharedMemoryRegistry).
+        """
+        return self.region.mapping.size() >= self.end
+
+    def check_present(self) -> None:
+        """Raise InvalidRequest unless `is_present`."""
+        if not self.is_present():
+            report = self.region.report
+            raise InvalidRequest(
+                f"Invalid offset + byte size for shared memory region: '{report.name}': {self.end} bytes of segment "
+                f"'{report.key}' are needed, but it shrank to {self.region.mapping.size()} bytes"
+            )
+
+
+class RegionHold:
+    """Keeps regions mapped until `release`. They must be pinned already, once for each time that they are listed."""
+
+    __slots__ = ("_lock", "_regions")
+
+    def __init__(self, lock: threading.Lock, regions: Sequence[_Region]) -> None:
+        self._lock = lock
+        self._regions = regions
+
+    def release(self) -> None:
+        """Release the regions. May be called from any thread. Further calls do nothing."""
+        idle: list[_Region] = []
+        with self._lock:
+            regions, self._regions = self._regions, ()
+            for region in regions:
+                region.pins -= 1
+                if region.is_retired and not region.pins:
+                    idle.append(region)
+        for region in idle:
+            region.close()
+
+
+class RegionPin(RegionHold):
+    """Piece of a region, kept mapped. `view` may be read (or written, if pinned for writing) until `release()`."""
+
+    __slots__ = ("piece", "view")
+    device = None
+    """Not on a GPU."""
+
+    def __init__(self, piece: RegionPiece, view: memoryview) -> None:
+        super().__init__(piece.region.lock, (piece.region,))
+        self.piece = piece
         self.view = view
 
     def release(self) -> None:
-        """Release the piece. May be called from any thread. Further calls do nothing."""
-        self._registry._release(self)
+        """See RegionHold."""
+        try:  # noqa: SIM105 - contextlib.suppress costs more than the rest of this function
+            self.view.release()
+        except BufferError:  # an array over the view still exists: see _Region.close
+            pass
+        super().release()
 
     def __enter__(self) -> RegionPin:
         return self
@@ -93,23 +165,47 @@ class RegionPin:
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Copy `data` to the start of the piece, which must be pinned for writing. Raises InvalidRequest if the segment
         shrank meanwhile."""
-        self.check_present()
+        self.piece.check_present()
         self.view[: memoryview(data).nbytes] = data
 
-    def check_present(self) -> None:
-        """Raise InvalidRequest when the client has truncated its segment so that the piece is no longer inside.
 
-        Touching a page past the end of the file would end this process with SIGBUS. A truncation after the check still
-        does. Closing that gap would need a read(2) copy of every tensor, which shared memory is there to avoid.
-        Therefore clients must be trusted (see SharedMemoryRegistry).
-        """
-        region = self._region
-        if region is not None and (present := region.mapping.size()) < self._end:
-            report = region.report
-            raise InvalidRequest(
-                f"Invalid offset + byte size for shared memory region: '{report.name}': {self._end} bytes of segment "
-                f"'{report.key}' are needed, but it shrank to {present} bytes"
-            )
+class RequestPieces:
+    """The pieces that a request names, for further requests that name the same: found and checked once, then pinned for
+    each request. They belong to registrations: after the end of one of these they are never pinned again."""
+
+    __slots__ = ("_input_regions", "_last", "_lock", "_output_regions", "_regions", "inputs", "outputs")
+
+    def __init__(self, inputs: Sequence[RegionPiece], outputs: Mapping[str, RegionPiece]) -> None:
+        """The pieces, one at least, are of one registry."""
+        self.inputs = inputs
+        self.outputs = outputs
+        self._input_regions = tuple(piece.region for piece in inputs)
+        self._output_regions = tuple(piece.region for piece in outputs.values())
+        self._regions = self._input_regions + self._output_regions
+        self._lock = self._regions[0].lock
+        last: dict[_Region, RegionPiece] = {}
+        for piece in (*inputs, *outputs.values()):
+            if piece.region not in last or last[piece.region].end < piece.end:
+                last[piece.region] = piece
+        self._last = tuple(last.values())
+        """The last piece of each region: if it is present, so are the others."""
+
+    def pin(self) -> tuple[RegionHold, RegionHold] | None:
+        """Pin the inputs and the outputs. Return None, with nothing pinned, if a region is not registered any more or
+        its segment shrank: `SharedMemoryRegistry.pin` finds the new one, or raises the error."""
+        with self._lock:
+            for region in self._regions:
+                if region.is_retired:
+                    return None
+            for region in self._regions:
+                region.pins += 1
+        inputs, outputs = RegionHold(self._lock, self._input_regions), RegionHold(self._lock, self._output_regions)
+        for piece in self._last:
+            if not piece.is_present():
+                inputs.release()
+                outputs.release()
+                return None
+        return inputs, outputs
 
 
 class SharedMemoryRegistry:
@@ -142,7 +238,7 @@ class SharedMemoryRegistry:
         path = _segment_path(name, key)
         with self._lock:
             self._check_free(name)
-        region = _map(SharedRegion(name, key, offset, byte_size), path)
+        region = _map(SharedRegion(name, key, offset, byte_size), path, self._lock)
         try:
             with self._lock:
                 self._check_free(name)
@@ -195,27 +291,14 @@ class SharedMemoryRegistry:
             if cuda is None:
                 raise NotFound(f"Unable to find shared memory region: '{name}'")
             return cuda
-        pin = RegionPin(self, region, offset, region.view(offset, byte_size, writable=writable))
+        piece = RegionPiece(region, offset, byte_size)
+        pin = RegionPin(piece, (region.memory if writable else region.readable)[piece.start : piece.stop])
         try:
-            pin.check_present()
+            piece.check_present()
         except InvalidRequest:
             pin.release()
             raise
         return pin
-
-    def _release(self, pin: RegionPin) -> None:
-        with self._lock:
-            region, pin._region = pin._region, None
-            if region is None:
-                return
-            region.pins -= 1
-            is_last = region.is_retired and region.pins == 0
-        try:  # noqa: SIM105 - contextlib.suppress costs more than the rest of this function
-            pin.view.release()
-        except BufferError:  # an array over the view still exists: see _Region.close
-            pass
-        if is_last:
-            region.close()
 
     def _has(self, name: str) -> bool:
         with self._lock:
@@ -265,7 +348,7 @@ def _segment_path(name: str, key: str) -> bytes:
     return os.path.join(SHM_FOLDER.encode(), encoded)
 
 
-def _map(report: SharedRegion, path: bytes) -> _Region:
+def _map(report: SharedRegion, path: bytes, lock: threading.Lock) -> _Region:
     try:
         # O_NONBLOCK: opening a FIFO placed there must not hang.
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -274,12 +357,12 @@ def _map(report: SharedRegion, path: bytes) -> _Region:
         kind = InvalidRequest if is_clients else ServingFault
         raise kind(f"Unable to open shared memory region: '{report.key}': {error.strerror}") from error
     try:
-        return _map_descriptor(report, descriptor)
+        return _map_descriptor(report, descriptor, lock)
     finally:
         os.close(descriptor)  # the mapping keeps its own duplicate
 
 
-def _map_descriptor(report: SharedRegion, descriptor: int) -> _Region:
+def _map_descriptor(report: SharedRegion, descriptor: int, lock: threading.Lock) -> _Region:
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         raise InvalidRequest(f"Unable to open shared memory region: '{report.key}': not a shared memory segment")
@@ -294,7 +377,7 @@ def _map_descriptor(report: SharedRegion, descriptor: int) -> _Region:
         mapping = mmap.mmap(descriptor, report.byte_size + skew, mmap.MAP_SHARED, offset=report.offset - skew)
     except (OSError, ValueError) as error:  # ValueError: truncated since fstat
         raise ServingFault(f"failed to register shared memory region '{report.name}': {error}") from error
-    return _Region(report, mapping, skew)
+    return _Region(report, mapping, skew, lock)
 
 
 def _invalid_registration(name: str, given: str) -> InvalidRequest:

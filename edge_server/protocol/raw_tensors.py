@@ -139,7 +139,7 @@ def raw_from_tensor(tensor: Tensor) -> bytes | memoryview:
         return b"".join(parts)
     if tensor.array.size == 0:
         return b""
-    return np.ascontiguousarray(tensor.array).reshape(-1).view(np.uint8).data
+    return np.ascontiguousarray(tensor.array).data.cast("B")
 
 
 def raw_size(tensor: Tensor) -> int:

@@ -15,7 +15,7 @@ import tritonclient.utils.shared_memory as client
 
 from edge_server.core.status_reports import SharedRegion
 from edge_server.errors import AlreadyExists, ErrorCode, InvalidRequest, NotFound, Throttled, Unsupported
-from edge_server.memory.shared_memory import SharedMemoryRegistry
+from edge_server.memory.shared_memory import RequestPieces, SharedMemoryRegistry
 
 PAGE = mmap.ALLOCATIONGRANULARITY
 
@@ -239,6 +239,82 @@ def test_a_segment_that_shrank_is_refused_at_the_pin(registry, segment):
     assert not segment.is_mapped(), "the refused pin holds nothing"
 
 
+def pieces_of(registry, *, name="r", size=8):
+    """Return the pieces of a request that reads the first bytes of a region, and writes those behind them."""
+    with registry.pin(name, 0, size) as given, registry.pin(name, size, size, writable=True) as wanted:
+        return RequestPieces([given.piece], {"y": wanted.piece})
+
+
+def test_pieces_are_pinned_for_each_request_and_hold_the_region_meanwhile(registry, segment):
+    registry.register("r", segment.key, 0, PAGE)
+    pieces = pieces_of(registry)
+    for _ in range(2):
+        inputs, outputs = pieces.pin()
+        (given,), wanted = pieces.inputs, pieces.outputs["y"]
+        assert bytes(given.memory[given.start : given.stop]) == bytes(range(8))
+        assert given.memory.readonly
+        wanted.write(b"\7\7")
+        assert segment.path.read_bytes()[:12] == bytes([*range(8), 7, 7, 10, 11])
+        outputs.release()
+        inputs.release()
+        inputs.release()
+    inputs, outputs = pieces.pin()
+    registry.unregister("r")
+    inputs.release()
+    inputs.release()
+    assert segment.is_mapped()
+    outputs.release()
+    assert not segment.is_mapped()
+    assert not segment.is_open()
+
+
+def test_pieces_are_never_pinned_again_after_their_registration(registry, segment):
+    registry.register("r", segment.key, 0, PAGE)
+    pieces = pieces_of(registry)
+    registry.unregister("r")
+    assert not segment.is_mapped(), "pieces that wait for the next request hold nothing"
+    assert pieces.pin() is None
+    registry.register("r", segment.key, 0, PAGE)
+    assert pieces.pin() is None
+    registry.unregister()
+    assert not segment.is_mapped()
+
+
+@pytest.mark.parametrize(("left", "is_pinned"), [(16, True), (15, False), (7, False), (0, False)])
+def test_pieces_of_a_segment_that_shrank_are_not_pinned(registry, segment, left, is_pinned):
+    registry.register("r", segment.key, 0, PAGE)
+    pieces = pieces_of(registry)
+    os.truncate(segment.path, left)
+    holds = pieces.pin()
+    assert (holds is not None) == is_pinned
+    for hold in holds or ():
+        hold.release()
+    registry.unregister()
+    assert not segment.is_mapped(), "what was not pinned holds nothing"
+
+
+def test_a_piece_of_a_segment_that_shrank_while_it_was_pinned_is_not_written(registry, segment):
+    registry.register("r", segment.key, 0, 2 * PAGE)
+    pieces = pieces_of(registry, size=PAGE)
+    holds = pieces.pin()
+    os.truncate(segment.path, PAGE)
+    with pytest.raises(InvalidRequest, match=f"'r': {2 * PAGE} bytes .* shrank to {PAGE} bytes"):
+        pieces.outputs["y"].write(b"x")
+    for hold in holds:
+        hold.release()
+
+
+def test_no_more_than_its_bytes_are_written_to_a_piece(registry, segment):
+    registry.register("r", segment.key, 0, PAGE)
+    pieces = pieces_of(registry)
+    holds = pieces.pin()
+    with pytest.raises(ValueError):
+        pieces.outputs["y"].write(bytes(9))
+    assert segment.path.read_bytes()[:24] == bytes(range(24))
+    for hold in holds:
+        hold.release()
+
+
 @pytest.mark.sample(5)
 @pytest.mark.parametrize(
     "key",
@@ -336,6 +412,20 @@ def test_threads_that_register_pin_and_unregister_at_once_leave_nothing_behind(r
             del array
             pin.release()
 
+    def use_again():
+        pieces = None
+        for _ in range(600):
+            holds = None if pieces is None else pieces.pin()
+            if holds is None:
+                with contextlib.suppress(NotFound):
+                    pieces = pieces_of(registry, size=64)
+                continue
+            (given,) = pieces.inputs
+            if given.memory[given.start] != 7:
+                failures.append(given.start)
+            for hold in holds:
+                hold.release()
+
     def guarded(work, *args):
         try:
             work(*args)
@@ -343,7 +433,7 @@ def test_threads_that_register_pin_and_unregister_at_once_leave_nothing_behind(r
             failures.append(error)
             raise
 
-    works = [(churn,), (churn,), (use, False), (use, True)]
+    works = [(churn,), (churn,), (use, False), (use, True), (use_again,), (use_again,)]
     threads = [threading.Thread(target=guarded, args=work) for work in works]
     for thread in threads:
         thread.start()

@@ -4,6 +4,7 @@ memory."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeAlias
 
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Response
@@ -12,13 +13,16 @@ from edge_server.frontends.grpc.infer_request import ResponsePlan
 from edge_server.frontends.v2.requested_outputs import RequestedOutput, classify
 from edge_server.memory.region_pins import RegionRef
 
+PlacedOutput: TypeAlias = tuple[RegionRef, int]
+"""The region of an output, as the request named it, and the number of bytes that were written there."""
 
-def apply_plan(response: Response, plan: ResponsePlan, spec: ModelSpec) -> tuple[Response, dict[str, RegionRef]]:
-    """Apply the plan to the response. Return the response, and the regions of outputs written to shared memory.
+
+def apply_plan(response: Response, plan: ResponsePlan, spec: ModelSpec) -> tuple[Response, dict[str, PlacedOutput]]:
+    """Apply the plan to the response. Return the response, and the outputs that were written to shared memory.
 
     `spec` is the model's, for a response without the one that answered.
     """
-    placed: dict[str, RegionRef] = {}
+    placed: dict[str, PlacedOutput] = {}
     outputs: list[Tensor] = []
     has_classes = False
     for tensor in response.outputs:
@@ -31,9 +35,7 @@ def apply_plan(response: Response, plan: ResponsePlan, spec: ModelSpec) -> tuple
         else:
             outputs.append(tensor)
             if wanted.region is not None and plan.places is not None:
-                size = plan.places.write(tensor, wanted.region)
-                region = wanted.region
-                placed[tensor.name] = RegionRef(region.name, region.offset, size)
+                placed[tensor.name] = wanted.region, plan.places.write(tensor, wanted.region)
     return replace(response, outputs=tuple(outputs)) if has_classes else response, placed
 
 

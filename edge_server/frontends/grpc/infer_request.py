@@ -13,7 +13,7 @@ from edge_server.errors import InvalidRequest
 from edge_server.frontends.grpc.infer_message import InferMessage
 from edge_server.frontends.grpc.typed_contents import tensor_from_contents
 from edge_server.frontends.v2.parameters import region_reference, requested_output, split_parameters
-from edge_server.frontends.v2.requested_outputs import OutputPlaces, RequestedOutput
+from edge_server.frontends.v2.requested_outputs import OutputPlaces, RequestedOutput, pin_places
 from edge_server.memory.region_pins import RegionRef, Regions, RequestRegions
 from edge_server.protocol.raw_tensors import element_count, tensor_from_raw
 from edge_server.record import record
@@ -88,11 +88,11 @@ def pin_targets(plan: ResponsePlan, regions: Regions, pins: RequestRegions) -> M
     special = plan.special or {}
     if all(item.region is None for item in special.values()):
         return None
-    plan.places = OutputPlaces(special.values(), regions)
+    plan.places = pin_places(special.values(), regions)
     targets: dict[str, DevicePiece] = {}
-    for name in plan.places.on_gpus():
+    for name, place in plan.places.pieces.items():
         region = special[name].region
-        piece = None if region is None else pins.target(region)
+        piece = None if region is None or place.device is None else pins.target(region)
         if piece is not None:
             targets[name] = piece
     return targets or None

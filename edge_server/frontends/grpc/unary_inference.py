@@ -27,7 +27,7 @@ from edge_server.core.decode_cache import MAX_KEY_BYTES, DecodeCache
 from edge_server.core.request_response import NO_PARAMETERS, Parameter, Request, RequestMemo, Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import ServingFault, Unsupported
-from edge_server.frontends.grpc.apply_requested_outputs import apply_plan
+from edge_server.frontends.grpc.apply_requested_outputs import PlacedOutput, apply_plan
 from edge_server.frontends.grpc.call import (
     MAX_MESSAGE_BYTES,
     Message,
@@ -49,9 +49,17 @@ from edge_server.frontends.grpc.infer_request import (
 from edge_server.frontends.grpc.restricted_protocols import Restriction
 from edge_server.frontends.v2.header_forwarding import header_parameters
 from edge_server.frontends.v2.parameters import region_reference
-from edge_server.frontends.v2.requested_outputs import RequestedOutput
+from edge_server.frontends.v2.requested_outputs import OutputPlaces, RequestedOutput
 from edge_server.frontends.v2.version_text import parse_version
-from edge_server.memory.region_pins import RegionRef, Regions, RequestRegions, tensor_in_region
+from edge_server.memory.region_pins import (
+    OutputRegion,
+    RegionRef,
+    Regions,
+    RegionView,
+    RequestRegions,
+    tensor_in_region,
+)
+from edge_server.memory.shared_memory import RegionPin, RequestPieces
 from edge_server.protocol.protobuf_wire_format import (
     DELIMITED,
     encode_delimited,
@@ -89,6 +97,10 @@ KnownMessage: TypeAlias = "tuple[RequestHeader, str, list[int]]"
 MAX_LAYOUTS = 64
 """Layouts of messages that a reader keeps. Before one more is kept, all are dropped."""
 
+MAX_LAYOUTS_OF_LENGTH = 8
+"""Layouts for one length of messages. A C++ client writes the parameters of a tensor in shared memory in an order that
+differs between its request objects."""
+
 
 @record(slots=True)
 class HeaderInput:
@@ -120,9 +132,10 @@ class HeaderInput:
 
 @record(slots=True)
 class RequestHeader:
-    """Parsed request header. Requests share it, so it never changes.
+    """Parsed request header. Requests share it, so it never changes, but for `pieces` as a whole.
 
     `given` holds all parameters, `custom` those that the model sees. `memo` is the server's cache for this header.
+    `pieces` are the pieces of system shared memory that the last request found, None before.
     """
 
     model: str
@@ -138,6 +151,7 @@ class RequestHeader:
     timeout_us: int
     wants_empty_final: bool
     memo: RequestMemo = field(default_factory=RequestMemo)
+    pieces: RequestPieces | None = None
 
 
 class MessageLayout:
@@ -230,24 +244,28 @@ class RequestReader:
         self._headers: DecodeCache[bytes, RequestHeader] = DecodeCache()
         self._lock = threading.Lock()
         """Held to add a header or a layout."""
-        self._layouts: dict[int, MessageLayout] = {}
-        """By the length of the messages, of which a client sends few: the newest layout of each."""
+        self._layouts: dict[int, tuple[MessageLayout, ...]] = {}
+        """By the length of the messages, of which a client sends few: the newest layouts of each."""
+        self._layout_count = 0
 
     def recognise(self, data: Message) -> KnownMessage | Outline | None:
         """Return a received message if its header is cached, else its outline, or None if it is not cacheable."""
-        layout = self._layouts.get(len(data))
-        known = layout.match(data) if layout is not None else None
-        if known is not None:
-            return known
+        for layout in self._layouts.get(len(data), ()):
+            known = layout.match(data)
+            if known is not None:
+                return known
         outline = split_message(data)
         header = self._headers.get(outline.header) if outline is not None else None
         if outline is None or header is None or 2 * header.raw_count != len(outline.raws):
             return outline
         layout = MessageLayout(data, outline, header)
         with self._lock:
-            if len(self._layouts) >= MAX_LAYOUTS:
+            if self._layout_count >= MAX_LAYOUTS:
                 self._layouts.clear()
-            self._layouts[len(data)] = layout
+                self._layout_count = 0
+            older = self._layouts.get(len(data), ())[: MAX_LAYOUTS_OF_LENGTH - 1]
+            self._layouts[len(data)] = (layout, *older)
+            self._layout_count += 1
         return layout.match(data)
 
     def find(
@@ -282,8 +300,10 @@ class RequestReader:
                 if header is not None:
                     key = found.outline.header
                     items = len(header.inputs) + len(header.outputs) + len(header.given)
+                    # The key, what was parsed from it, and the names of the regions that `pieces` refers to.
+                    octets = (3 if request.release is not None or plan.places is not None else 2) * len(key)
                     with self._lock:
-                        self._headers.add(key, header, octets=2 * len(key), items=items)
+                        self._headers.add(key, header, octets=octets, items=items)
                     request.memo = header.memo
             return request
         header, _, raws = found
@@ -311,8 +331,11 @@ class RequestReader:
         self, request: Request, plan: ResponsePlan, header: RequestHeader, data: Message, raws: list[int]
     ) -> None:
         """Set the inputs and output regions of a request with a cached header that uses shared memory."""
+        if header.pieces is not None and _pin_again(header.pieces, request, plan, header, data, raws):
+            return
         pins = RequestRegions(self._regions)
         tensors: dict[str, Tensor] = {}
+        given: list[RegionView] = []
         position = 0
         try:
             if plan.special:
@@ -324,6 +347,7 @@ class RequestReader:
                     position += 2
                     continue
                 pin = pins.pin_view(region, writable=False)
+                given.append(pin)
                 if pin.device is None:
                     tensors[name] = declared.tensor(pin.view, 0, region.byte_size, header.model)
                 else:
@@ -336,6 +360,48 @@ class RequestReader:
             raise
         request.inputs = tensors
         request.release = pins.release if pins else None
+        header.pieces = _pieces_of(given, {} if plan.places is None else plan.places.pieces)
+
+
+def _pin_again(
+    pieces: RequestPieces, request: Request, plan: ResponsePlan, header: RequestHeader, data: Message, raws: list[int]
+) -> bool:
+    """Set the inputs and output regions of a request from the pieces that an earlier one found. Return False if these
+    must be found anew."""
+    holds = pieces.pin()
+    if holds is None:
+        return False
+    inputs, outputs = holds
+    if pieces.outputs:
+        plan.places = OutputPlaces(pieces.outputs, outputs.release)
+    if pieces.inputs:
+        request.release = inputs.release
+    tensors: dict[str, Tensor] = {}
+    position = index = 0
+    try:
+        for declared in header.inputs:
+            if declared.region is None:
+                tensors[declared.name] = declared.tensor(data, raws[position], raws[position + 1], header.model)
+                position += 2
+            else:
+                piece = pieces.inputs[index]
+                tensors[declared.name] = declared.tensor(piece.memory, piece.start, piece.stop, header.model)
+                index += 1
+    except BaseException:
+        inputs.release()
+        plan.release()
+        raise
+    request.inputs = tensors
+    return True
+
+
+def _pieces_of(inputs: Sequence[RegionView], outputs: Mapping[str, OutputRegion]) -> RequestPieces | None:
+    """Return the pieces of a request's pins, for further requests; None if one is in GPU memory, or there are none."""
+    given = [pin.piece for pin in inputs if isinstance(pin, RegionPin)]
+    wanted = {name: pin.piece for name, pin in outputs.items() if isinstance(pin, RegionPin)}
+    if len(given) < len(inputs) or len(wanted) < len(outputs) or not (given or wanted):
+        return None
+    return RequestPieces(given, wanted)
 
 
 def _request_header(found: InferMessage, plan: ResponsePlan, request: Request) -> RequestHeader | None:
@@ -385,7 +451,7 @@ _DOUBLE_TAG = b"\x21"
 _RAW_TAG = bytes((_RAW << 3 | 2,))
 _ID_TAG = bytes((_ID << 3 | 2,))
 _ID_PREFIXES = tuple(_ID_TAG + bytes((size,)) for size in range(0x80))
-_NOTHING_PLACED: Mapping[str, RegionRef] = {}
+_NOTHING_PLACED: Mapping[str, PlacedOutput] = {}
 
 _MAX_NON_TENSOR_BYTES = 1 << 24
 """Assumed maximum of the bytes of a message that are not tensor data. If tensor data leaves less room than this, the
@@ -393,18 +459,18 @@ message size is computed exactly."""
 
 
 def response_message(
-    response: Response, placed: Mapping[str, RegionRef] = _NOTHING_PLACED, memo: RequestMemo | None = None
+    response: Response, placed: Mapping[str, PlacedOutput] = _NOTHING_PLACED, memo: RequestMemo | None = None
 ) -> list[bytes | memoryview]:
     """Return a ModelInferResponse, in pieces. `memo` is that of the request.
 
-    `placed` gives the regions of outputs in shared memory: the message carries no data for them. Raises ServingFault if
+    `placed` gives the outputs in shared memory: the message carries no data for them. Raises ServingFault if
     the message is longer than gRPC allows.
     """
     return _pieces(response, placed, memo, b"")
 
 
 def stream_message(
-    response: Response, placed: Mapping[str, RegionRef] = _NOTHING_PLACED, memo: RequestMemo | None = None
+    response: Response, placed: Mapping[str, PlacedOutput] = _NOTHING_PLACED, memo: RequestMemo | None = None
 ) -> list[bytes | memoryview]:
     """Return a ModelStreamInferResponse with the response and whether it is final. Raises as `response_message`."""
     pieces = _pieces(response, placed, memo, _FINAL if response.is_final else _NOT_FINAL)
@@ -440,7 +506,7 @@ def empty_final_message(model: str, version_text: str, request_id: str) -> list[
 
 
 OutputKey: TypeAlias = "tuple[str, DType, tuple[int, ...], int, RegionRef | None]"
-"""What the encoded fields of an output depend on: name, type, shape, size of the raw contents, region."""
+"""What the encoded fields of an output depend on: name, type, shape, size of the data, region."""
 
 
 class _ResponseHeader(NamedTuple):
@@ -458,28 +524,29 @@ class _ResponseHeader(NamedTuple):
 
 
 def _pieces(
-    response: Response, placed: Mapping[str, RegionRef], memo: RequestMemo | None, final: bytes
+    response: Response, placed: Mapping[str, PlacedOutput], memo: RequestMemo | None, final: bytes
 ) -> list[bytes | memoryview]:
     """Return a ModelInferResponse, in pieces."""
     outputs: list[OutputKey] = []
     raws: list[bytes | memoryview] = []
     data_bytes = 0
     for tensor in response.outputs:
-        region = placed.get(tensor.name) if placed else None
+        place = placed.get(tensor.name) if placed else None
         raw: bytes | memoryview
-        if region is not None:
-            shape, raw = tuple(tensor.shape), b""
+        if place is not None:
+            region, size = place
+            raws.append(b"")
+            outputs.append((tensor.name, tensor.dtype, tuple(tensor.shape), size, region))
+            continue
+        array = tensor.array
+        if tensor.dtype is not DType.BYTES and array.nbytes <= _SMALL_BYTES:
+            raw = array.tobytes()
         else:
-            array = tensor.array
-            shape = array.shape
-            if tensor.dtype is not DType.BYTES and array.nbytes <= _SMALL_BYTES:
-                raw = array.tobytes()
-            else:
-                raw = raw_from_tensor(tensor)
+            raw = raw_from_tensor(tensor)
         size = len(raw)
         data_bytes += size
         raws.append(raw)
-        outputs.append((tensor.name, tensor.dtype, shape, size, region))
+        outputs.append((tensor.name, tensor.dtype, array.shape, size, None))
     header = memo.front_end if memo is not None else None
     if (
         not isinstance(header, _ResponseHeader)
@@ -521,7 +588,7 @@ def _pieces(
 def _response_header(response: Response, outputs: list[OutputKey]) -> _ResponseHeader:
     names = encode_delimited(_MODEL_NAME, encode_text(response.model))
     names += encode_delimited(_MODEL_VERSION, str(response.version).encode())
-    parts = [_RAW_TAG + encode_varint(size) for _, _, _, size, _ in outputs]
+    parts = [_RAW_TAG + encode_varint(size if region is None else 0) for _, _, _, size, region in outputs]
     if parts:
         parts[0] = b"".join(map(_output_field, outputs)) + parts[0]
     return _ResponseHeader(response.model, response.version, outputs, names, parts)
@@ -529,14 +596,14 @@ def _response_header(response: Response, outputs: list[OutputKey]) -> _ResponseH
 
 def _output_field(key: OutputKey) -> bytes:
     """Return the InferOutputTensor field of an output."""
-    name, dtype, shape, _, region = key
+    name, dtype, shape, size, region = key
     dims = b"".join(map(encode_varint, shape))
     inner = encode_delimited(1, encode_text(name)) + encode_delimited(2, dtype.value.encode())
     if dims:
         inner += encode_delimited(3, dims)
     if region is not None:
         inner += parameter_entry(4, "shared_memory_region", region.name)
-        inner += parameter_entry(4, "shared_memory_byte_size", region.byte_size)
+        inner += parameter_entry(4, "shared_memory_byte_size", size)
         if region.offset:
             inner += parameter_entry(4, "shared_memory_offset", region.offset)
     return encode_delimited(_OUTPUTS, inner)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from edge_server.core.device_tensor import DeviceTensor
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import Cancelled, InvalidRequest
-from edge_server.memory.region_pins import RegionRef, Regions, RegionView
+from edge_server.memory.region_pins import OutputRegion, RegionRef, Regions, RequestRegions
 from edge_server.protocol.raw_tensors import raw_from_tensor, raw_size
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _best_columns(scores: npt.NDArray[np.generic], kept: int) -> npt.NDArray[np.
     return best
 
 
-def write_to_region(tensor: Tensor, region: RegionRef, pin: RegionView) -> int:
+def write_to_region(tensor: Tensor, region: RegionRef, pin: OutputRegion) -> int:
     """Write the raw bytes of a tensor into a pinned region, and return their count.
 
     Raises InvalidRequest if the client's region is too small; nothing is written then.
@@ -97,7 +97,7 @@ def write_to_region(tensor: Tensor, region: RegionRef, pin: RegionView) -> int:
     return size
 
 
-def _is_written(tensor: DeviceTensor, pin: RegionView) -> bool:
+def _is_written(tensor: DeviceTensor, pin: OutputRegion) -> bool:
     """Return whether the backend has already written the tensor to the region."""
     piece = tensor.elements.piece
     return pin.device is not None and piece is not None and pin.device.is_at(piece)
@@ -110,18 +110,14 @@ class OutputPlaces:
     unregistered meanwhile stays mapped until `release`.
     """
 
-    def __init__(self, outputs: Iterable[RequestedOutput], regions: Regions) -> None:
-        """Pin the regions. Raises the errors of the registry; nothing stays pinned then."""
+    __slots__ = ("_is_released", "_lock", "_release", "pieces")
+
+    def __init__(self, pieces: Mapping[str, OutputRegion], release: Callable[[], None]) -> None:
+        """`pieces` are pinned, by name of the output. `release` releases them."""
+        self.pieces = pieces
+        self._release = release
         self._lock = threading.Lock()
         self._is_released = False
-        self._views: dict[str, RegionView] = {}
-        try:
-            for item in outputs:
-                if item.region is not None:
-                    self._views[item.name] = regions.pin(*item.region, writable=True)
-        except BaseException:
-            self.release()
-            raise
 
     def write(self, tensor: Tensor, region: RegionRef) -> int:
         """Write an output to its region, and return the number of bytes.
@@ -131,16 +127,22 @@ class OutputPlaces:
         with self._lock:
             if self._is_released:
                 raise Cancelled(f"output '{tensor.name}' is not written to its region: the request is over")
-            return write_to_region(tensor, region, self._views[tensor.name])
-
-    def on_gpus(self) -> list[str]:
-        """Return the names of the outputs whose region is in the memory of a GPU."""
-        return [name for name, view in self._views.items() if view.device is not None]
+            return write_to_region(tensor, region, self.pieces[tensor.name])
 
     def release(self) -> None:
         """Wait for a running write, then release the regions."""
         with self._lock:
             if not self._is_released:
                 self._is_released = True
-                for view in self._views.values():
-                    view.release()
+                self._release()
+
+
+def pin_places(outputs: Iterable[RequestedOutput], regions: Regions) -> OutputPlaces:
+    """Pin the regions of outputs. Raises the errors of the registry; nothing stays pinned then."""
+    pins = RequestRegions(regions)
+    try:
+        pieces = {item.name: pins.pin_view(item.region) for item in outputs if item.region is not None}
+    except BaseException:
+        pins.release()
+        raise
+    return OutputPlaces(pieces, pins.release)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +16,17 @@ from hypothesis import strategies as st
 
 from edge_server.core.decode_cache import MAX_ENTRIES, MAX_KEY_BYTES
 from edge_server.core.request_response import Request
+from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import EdgeServerError, InvalidRequest, NotFound
+from edge_server.frontends.grpc import unary_inference
 from edge_server.frontends.grpc.infer_message import InferMessage
 from edge_server.frontends.grpc.infer_request import ResponsePlan
-from edge_server.frontends.grpc.unary_inference import MAX_LAYOUTS, RequestReader, split_message
+from edge_server.frontends.grpc.unary_inference import (
+    MAX_LAYOUTS,
+    MAX_LAYOUTS_OF_LENGTH,
+    RequestReader,
+    split_message,
+)
 from edge_server.memory.shared_memory import SharedMemoryRegistry
 from edge_server.protocol import messages
 
@@ -165,6 +174,38 @@ def test_messages_of_equal_length_are_told_apart() -> None:
             assert (request.model, request.id, plan.model, plan.request_id) == (model, request_id, model, request_id)
 
 
+def test_messages_that_differ_only_in_the_order_of_parameters_are_recognised_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """C++ clients write parameters, a map, in an order that differs between request objects: all have one length."""
+    reader = RequestReader(REGIONS)
+    names = [f"own{number}" for number in range(3)]
+    messages_by_order = []
+    for order in itertools.permutations(names):
+        message = messages.ModelInferRequest(model_name="m")
+        parts = [message.SerializeToString()]
+        for name in order:
+            part = messages.ModelInferRequest()
+            part.parameters[name].int64_param = 1
+            parts.append(part.SerializeToString())
+        messages_by_order.append(b"".join(parts))
+    assert len(set(messages_by_order)) == 6 <= MAX_LAYOUTS_OF_LENGTH
+    for data in messages_by_order * 2:
+        read(reader, data)
+    monkeypatch.setattr(unary_inference, "split_message", lambda data: pytest.fail("the layout was not kept"))
+    for data in messages_by_order:
+        assert dict(read(reader, data)[1].parameters) == dict.fromkeys(names, 1)
+
+
+def test_the_layouts_of_one_length_are_bounded() -> None:
+    reader = RequestReader(REGIONS)
+    for number in range(3 * MAX_LAYOUTS_OF_LENGTH):
+        for _ in range(2):
+            read(reader, plain(model=f"m{number:02}").SerializeToString())
+        (layouts,) = reader._layouts.values()
+        assert len(layouts) <= MAX_LAYOUTS_OF_LENGTH
+
+
 def contents(message: Any) -> None:
     del message.raw_input_contents[:]
     message.inputs[0].contents.fp32_contents.extend(range(4))
@@ -206,7 +247,7 @@ def test_a_client_that_varies_its_requests_cannot_fill_the_memory() -> None:
         for _ in range(2):
             read(reader, plain(model=f"m{number}", request_id="7" * number).SerializeToString())
         assert len(reader._headers) <= MAX_ENTRIES
-        assert len(reader._layouts) <= MAX_LAYOUTS
+        assert sum(map(len, reader._layouts.values())) <= MAX_LAYOUTS
     assert is_known(reader, plain(model=f"m{3 * MAX_ENTRIES - 1}"))
 
 
@@ -232,16 +273,19 @@ REGION_BYTES = 1 << 16
 
 
 @pytest.fixture
-def regions() -> Iterator[SharedMemoryRegistry]:
-    registry = SharedMemoryRegistry(is_allowed=True)
+def segment() -> Iterator[Path]:
     segment = Path("/dev/shm") / f"edge_heads_{secrets.token_hex(4)}"
     segment.write_bytes(bytes(REGION_BYTES))
-    try:
-        registry.register("region", segment.name, 0, REGION_BYTES)
-        yield registry
-    finally:
-        registry.close()
-        segment.unlink()
+    yield segment
+    segment.unlink()
+
+
+@pytest.fixture
+def regions(segment: Path) -> Iterator[SharedMemoryRegistry]:
+    registry = SharedMemoryRegistry(is_allowed=True)
+    registry.register("region", segment.name, 0, REGION_BYTES)
+    yield registry
+    registry.close()
 
 
 def in_region(count: int) -> bytes:
@@ -262,24 +306,80 @@ def request_in_region(reader: RequestReader, data: bytes, plan: ResponsePlan | N
 def test_a_cached_header_pins_its_regions_for_each_request(regions: SharedMemoryRegistry) -> None:
     reader = RequestReader(regions)
     data = in_region(4)
-    for is_second in (False, True):
+    for number in range(4):
         plan = ResponsePlan()
         found = reader.find(data, reader.recognise(data), plan)
-        assert isinstance(found, InferMessage) is not is_second
+        assert isinstance(found, InferMessage) is (number == 0)
         request = reader.request(data, found, plan, {})
         assert plan.special["y"].region is not None
         assert request.release is not None
+        output = Tensor("y", DType.FP32, request.inputs["x"].array)
+        assert plan.places.write(output, plan.special["y"].region) == 16
         # A region goes once nobody has it pinned: it is pinned by this request, and by none before.
         request.release()
+        plan.release()
     regions.unregister("region")
     with pytest.raises(NotFound, match="region"):
-        reader.request(data, reader.find(data, reader.recognise(data), plan), plan, {})
+        request_in_region(reader, data)
 
 
-def test_an_array_that_outlives_its_request_keeps_its_region_mapped(regions: SharedMemoryRegistry) -> None:
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_a_region_that_was_registered_anew_is_found(regions: SharedMemoryRegistry, segment: Path, times: int) -> None:
+    reader = RequestReader(regions)
+    data = in_region(4)
+    for _ in range(times):
+        request_in_region(reader, data).release()
+    segment.write_bytes(np.arange(16, dtype="<f4").tobytes())
+    regions.unregister()
+    regions.register("region", segment.name, 32, 32)
+    request = request_in_region(reader, data)
+    assert request.inputs["x"].array.tolist() == [8, 9, 10, 11]
+    request.release()
+    regions.unregister()
+    regions.register("region", segment.name, 0, 8)
+    with pytest.raises(InvalidRequest, match="'region': 0 \\+ 16, the region has 8 bytes"):
+        request_in_region(reader, data)
+
+
+def test_a_segment_that_shrank_is_refused_with_a_cached_header(regions: SharedMemoryRegistry, segment: Path) -> None:
+    reader = RequestReader(regions)
+    data = in_region(4)
+    for size in (16, 15, 0):
+        os.truncate(segment, REGION_BYTES)
+        request_in_region(reader, data).release()
+        os.truncate(segment, size)
+        if size < 16:
+            with pytest.raises(InvalidRequest, match=f"'region': 16 bytes .* shrank to {size} bytes"):
+                request_in_region(reader, data)
+        else:
+            request_in_region(reader, data).release()
+
+
+def test_values_in_a_region_are_checked_for_each_request(regions: SharedMemoryRegistry, segment: Path) -> None:
+    """Strings in a region may become invalid at any time; a request that is refused then holds nothing."""
+    reader = RequestReader(regions)
+    message = messages.ModelInferRequest(model_name="m")
+    given = message.inputs.add(name="x", datatype="BYTES", shape=[1])
+    given.parameters["shared_memory_region"].string_param = "region"
+    given.parameters["shared_memory_byte_size"].int64_param = 8
+    data = message.SerializeToString()
+    for number in range(4):
+        segment.write_bytes(b"\4\0\0\0abc" + bytes([65 + number]))
+        request = request_in_region(reader, data)
+        assert request.inputs["x"].array.tolist() == [b"abc" + bytes([65 + number])]
+        request.release()
+        segment.write_bytes(b"\5\0\0\0abcd")
+        with pytest.raises(InvalidRequest, match="incomplete string"):
+            request_in_region(reader, data)
+    regions.unregister()
+    assert segment.name not in Path("/proc/self/maps").read_text()
+
+
+def test_an_array_that_outlives_its_request_keeps_its_region_mapped(
+    regions: SharedMemoryRegistry, segment: Path
+) -> None:
     reader = RequestReader(regions)
     data = in_region(REGION_BYTES // 4)
-    (region,) = regions.status()
     for _ in range(3):
         plan = ResponsePlan()
         request = request_in_region(reader, data, plan)
@@ -288,7 +388,7 @@ def test_an_array_that_outlives_its_request_keeps_its_region_mapped(regions: Sha
         plan.release()
     del request
     regions.unregister()
-    assert region.key in Path("/proc/self/maps").read_text()
+    assert segment.name in Path("/proc/self/maps").read_text()
     assert not array.any()
     del array
-    assert region.key not in Path("/proc/self/maps").read_text()
+    assert segment.name not in Path("/proc/self/maps").read_text()

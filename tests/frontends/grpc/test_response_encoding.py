@@ -98,7 +98,7 @@ def test_an_output_in_shared_memory_is_named_and_carries_no_bytes() -> None:
         Tensor("a", DType.FP32, np.ones((2, 2), "<f4")),
         Tensor("b", DType.UINT8, np.ones(3, "u1")),
     )
-    data = b"".join(response_message(Response("m", 1, "7", outputs), {"a": RegionRef("shm", 64, 16)}))
+    data = b"".join(response_message(Response("m", 1, "7", outputs), {"a": (RegionRef("shm", 64, 24), 16)}))
     parsed = messages.ModelInferResponse.FromString(data)
     assert [bytes(raw) for raw in parsed.raw_output_contents] == [b"", b"\1\1\1"]
     given = parsed.outputs[0].parameters

@@ -7,7 +7,7 @@ import pytest
 
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import Cancelled, InvalidRequest, NotFound
-from edge_server.frontends.v2.requested_outputs import OutputPlaces, RegionRef, RequestedOutput, classify
+from edge_server.frontends.v2.requested_outputs import RegionRef, RequestedOutput, classify, pin_places
 from edge_server.memory.region_pins import RequestRegions
 
 
@@ -96,7 +96,7 @@ OUT = Tensor("out", DType.INT32, np.array([1, 2], "<i4"))
 
 
 def places(regions, region):
-    return OutputPlaces([RequestedOutput("out", region=region), RequestedOutput("other")], regions)
+    return pin_places([RequestedOutput("out", region=region), RequestedOutput("other")], regions)
 
 
 def test_a_result_is_written_to_its_region_which_is_held_until_the_release():
@@ -123,7 +123,7 @@ def test_of_several_regions_none_stays_pinned_when_one_is_missing():
     regions = StubRegions(16)
     wanted = [RequestedOutput("a", region=RegionRef("r", 0, 4)), RequestedOutput("b", region=RegionRef("gone", 0, 4))]
     with pytest.raises(NotFound):
-        OutputPlaces(wanted, regions)
+        pin_places(wanted, regions)
     assert [pin.releases for pin in regions.pins] == [1]
 
 
