@@ -43,7 +43,9 @@ PLUGIN_OF: Mapping[str, str] = {
 
 PLUGIN_OF_BACKEND: Mapping[str, str] = {
     **dict.fromkeys(("c_abi", "fil", "forest", "jax", "litert", "pytorch", "tensorflow", "tflite"), "runtimes"),
-    **dict.fromkeys(("onnxruntime_genai", "openvino_embeddings", "openvino_genai", "scripted_llm"), "language"),
+    **dict.fromkeys(
+        ("llama_cpp", "onnxruntime_genai", "openvino_embeddings", "openvino_genai", "scripted_llm"), "language"
+    ),
     "python": "python_models",
     **dict.fromkeys(("tensorrt", "tensorrt_rtx"), "tensorrt"),
 }

@@ -29,8 +29,13 @@ _SAVED_MODEL = "tensorflow_savedmodel"
 _SAVED_MODEL_ORDER = ("tensorflow", "openvino")
 """Runtimes to try, in this order, if the configuration names the SavedModel platform and no backend."""
 
+GGUF_ORDER = ("openvino_genai", "llama_cpp")
+"""Runtimes for a GGUF file whose configuration names no backend, in this order. With the parameter `max_num_seqs` 1 the
+order is the other way round: llama.cpp is faster with one sequence at a time, OpenVINO GenAI with several
+(docs/benchmarks.md)."""
+
 _BACKENDS_OF_FILE = {
-    "model.gguf": ("openvino_genai",),
+    "model.gguf": GGUF_ORDER,
     "openvino_tokenizer.xml": ("openvino_genai",),
     "genai_config.json": ("onnxruntime_genai",),
     "model.plan": ("tensorrt",),
@@ -99,7 +104,7 @@ def candidates(
 ) -> tuple[BackendCandidate, ...]:
     """Return the runtimes to try for a model version, in order.
 
-    The result has several entries for an ONNX file without a stated backend, and for a model with an engine:
+    The result has several entries for an ONNX or GGUF file without a stated backend, and for a model with an engine:
     `onnx_order` names the runtimes that serve it until the engine is built. The choice is made by `backend`, else
     `platform`, else the suffix of default_model_filename, else a well-known file in `version_dir`, else the suffix of
     the model's name ("x.<backend>"). Raises BadModelConfig if none of these is given.
@@ -120,6 +125,10 @@ def candidates(
         file_name, backends = _well_known_file(version_dir)
     if backends == ONNX_ORDER:
         backends = onnx_order
+    # `in`, because reading a missing parameter would add it.
+    parameters = config.parameters
+    if backends == GGUF_ORDER and "max_num_seqs" in parameters and parameters["max_num_seqs"].string_value == "1":
+        backends = GGUF_ORDER[::-1]
     if backends:
         return tuple(BackendCandidate(backend, file_name) for backend in backends)
     suffix = model.rpartition(".")[2]

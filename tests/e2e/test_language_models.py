@@ -870,6 +870,73 @@ class TestEmbeddingExport:
 
 
 @pytest.fixture(scope="module")
+def llama_cpp_server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A file of one sequence at a time, and one of several whose configuration names the engine."""
+    models = tmp_path_factory.mktemp("llama_cpp")
+    for name, text in (
+        ("single", 'parameters { key: "max_num_seqs" value { string_value: "1" } }'),
+        ("talker", 'backend: "llama_cpp"'),
+    ):
+        (models / name / "1").mkdir(parents=True)
+        shutil.copy(TINY, models / name / "1/model.gguf")
+        (models / name / "config.pbtxt").write_text(text)
+    with serve(models) as running:
+        yield running
+
+
+@pytest.mark.full
+@pytest.mark.skipif(importlib.util.find_spec("xllamacpp") is None, reason="needs xllamacpp, of the extra test-all")
+class TestLlamaCpp:
+    def test_concurrent_chats_each_get_their_text(self, llama_cpp_server: Any) -> None:
+        found: dict[str, str] = {}
+
+        def one(question: str) -> None:
+            _, answer = llama_cpp_server.ask("/v1/chat/completions", chat(question, temperature=0))
+            found[question] = answer["choices"][0]["message"]["content"]
+
+        threads = [threading.Thread(target=one, args=(question,)) for question in QUESTIONS]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert found == QUESTIONS
+
+    def test_one_sequence_at_a_time_is_served_by_it_and_the_index_says_why(self, llama_cpp_server: Any) -> None:
+        assert "llama_cpp: fixed order for max_num_seqs 1" in llama_cpp_server.notes("single")
+        _, answer = llama_cpp_server.ask(
+            "/v1/chat/completions", {**chat("say hello", temperature=0), "model": "single"}
+        )
+        assert answer["choices"][0]["message"]["content"] == QUESTIONS["say hello"]
+
+    def test_a_stream_sends_the_text_in_pieces_until_a_stop_string(self, llama_cpp_server: Any) -> None:
+        call = chat("count from three", temperature=0, stream=True, stop=[" seven"])
+        *chunks, done = events(llama_cpp_server, "/v1/chat/completions", call)
+        assert done == "[DONE]"
+        texts = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks]
+        assert "".join(texts) == "three four five six"
+        assert len(texts) >= 4
+        assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+
+    def test_the_probabilities_of_tokens_are_given(self, llama_cpp_server: Any) -> None:
+        call = chat("say hello", temperature=0, logprobs=True)
+        _, answer = llama_cpp_server.ask("/v1/chat/completions", call)
+        items = answer["choices"][0]["logprobs"]["content"]
+        assert "".join(item["token"] for item in items) == QUESTIONS["say hello"]
+        assert all(-1 < item["logprob"] <= 0 for item in items)
+
+    def test_a_client_that_leaves_ends_its_sequence(self, llama_cpp_server: Any) -> None:
+        body = json.dumps({**chat("count from zero", stream=True, ignore_eos=True), "model": "single"}).encode()
+        for _ in range(5):
+            with contextlib.closing(llama_cpp_server.connection()) as connection:
+                connection.request("POST", "/v1/chat/completions", body)
+                connection.getresponse().read(1)
+        _, answer = llama_cpp_server.ask(
+            "/v1/chat/completions", {**chat("say hello", temperature=0), "model": "single"}
+        )
+        assert answer["choices"][0]["message"]["content"] == QUESTIONS["say hello"]
+
+
+@pytest.fixture(scope="module")
 def onnx_server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The folder of an ONNX export, without a configuration."""
     models = tmp_path_factory.mktemp("onnx")

@@ -24,6 +24,7 @@ _ALIASES = ("fil", "tflite")
 _DISTRIBUTIONS = {
     "forest": "treelite",
     "litert": "ai-edge-litert",
+    "llama_cpp": "xllamacpp",
     "onnxruntime": "onnxruntime",
     "onnxruntime_genai": "onnxruntime-genai",
     "openvino": "openvino",

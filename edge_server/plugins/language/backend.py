@@ -1,8 +1,10 @@
-"""Loader of the backends of language models: `openvino_genai`, `onnxruntime_genai` and, for tests, `scripted_llm`.
+"""Loader of the backends of language models: `openvino_genai`, `llama_cpp`, `onnxruntime_genai` and, for tests,
+`scripted_llm`.
 
-`openvino_genai` serves a GGUF file (llama, qwen2, qwen3) or the folder of an OpenVINO export, `onnxruntime_genai` the
-folder of an ONNX export with `genai_config.json`. Both run on the CPU, in a child process: the libraries hold the GIL,
-the first in each step and the second while it loads a model, and the end of the process gives the memory back.
+`openvino_genai` serves a GGUF file (llama, qwen2, qwen3) or the folder of an OpenVINO export, `llama_cpp` any GGUF
+file, `onnxruntime_genai` the folder of an ONNX export with `genai_config.json`. All run on the CPU, in a child process:
+OpenVINO GenAI holds the GIL in each step and ONNX Runtime GenAI while it loads a model, a fault of a library ends only
+that process, and its end gives the memory back.
 Parameters: see `settings`, and `niceness` (5) of that process. The inputs and outputs are those of Triton's vLLM
 backend, with the input `messages` beside `text_input`.
 """
@@ -28,6 +30,7 @@ from edge_server.plugins.language.engines.model_size import (
     read_export,
     read_genai_config,
     read_gguf,
+    read_gguf_for_llama_cpp,
 )
 from edge_server.plugins.language.engines.scripted_engine import ScriptedEngine
 from edge_server.plugins.language.engines.settings import LlmSettings, memory_parts, read_settings
@@ -69,18 +72,23 @@ _OUTPUTS = (
 
 
 def make(name: str) -> Backend:
-    backends = {"openvino_genai": OpenVinoLlmBackend, "onnxruntime_genai": OnnxLlmBackend}
+    backends: Mapping[str, Callable[[str], Backend]] = {
+        "openvino_genai": OpenVinoLlmBackend,
+        "llama_cpp": LlamaCppBackend,
+        "onnxruntime_genai": OnnxLlmBackend,
+    }
     return backends.get(name, ScriptedLlmBackend)(name)
 
 
 class _LlmBackend(Backend):
-    """What all have in common: the inputs and outputs. `extra` installs the package `name`; "" if there is none."""
+    """What all have in common: the inputs and outputs. `extra` installs the module `module`; "" if there is none."""
 
+    module = ""
     extra = ""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        if self.extra and importlib.util.find_spec(name) is None:
+        if self.extra and importlib.util.find_spec(self.module) is None:
             raise BackendMissing(f"runtime {name} is not installed; {install_hint(self.extra)}")
 
     def auto_complete(self, file: ModelFile, config_json: str) -> str | None:
@@ -101,6 +109,7 @@ class OpenVinoLlmBackend(_LlmBackend):
     """Opens models with OpenVINO GenAI in child processes."""
 
     default_filename = "model.gguf"
+    module = "openvino_genai"
     extra = "llm"
 
     def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature | None:
@@ -115,10 +124,30 @@ class OpenVinoLlmBackend(_LlmBackend):
         return IsolatedSession(job, open_openvino)
 
 
+class LlamaCppBackend(_LlmBackend):
+    """Opens GGUF files with llama.cpp in child processes."""
+
+    default_filename = "model.gguf"
+    module = "xllamacpp"
+    extra = "llm-gguf"
+
+    def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature | None:
+        _read_llama_cpp_size(file)
+        return None
+
+    def memory_parts(self, file: ModelFile, model: str, parameters: Mapping[str, str]) -> Mapping[str, int]:
+        size = _read_llama_cpp_size(file)
+        return memory_parts(_llama_cpp_settings(model, parameters, size), size, _BLOCK_TOKENS)
+
+    def open(self, job: OpenJob) -> RequestSession:
+        return IsolatedSession(job, open_llama_cpp)
+
+
 class OnnxLlmBackend(_LlmBackend):
     """Opens models with ONNX Runtime GenAI in child processes."""
 
     default_filename = "genai_config.json"
+    module = "onnxruntime_genai"
     extra = "llm-onnx"
 
     def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature | None:
@@ -169,6 +198,16 @@ def open_onnx(job: OpenJob) -> RequestSession:
     settings = _onnx_settings(job.spec.name, job.spec.parameters, size)
     folder = job.file.path.parent
     return _session(job, settings, lambda: OnnxEngine(folder, settings, _BLOCK_TOKENS, size.bytes_per_token))
+
+
+def open_llama_cpp(job: OpenJob) -> RequestSession:
+    """Open a model in this process. Raises LoadError. For the child process."""
+    from edge_server.plugins.language.engines.llama_cpp_engine import LlamaCppEngine
+
+    _set_niceness(job)
+    size = _read_llama_cpp_size(job.file)
+    settings = _llama_cpp_settings(job.spec.name, job.spec.parameters, size)
+    return _session(job, settings, lambda: LlamaCppEngine(job.file.path, settings, _BLOCK_TOKENS, size.bytes_per_token))
 
 
 def open_scripted(job: OpenJob) -> RequestSession:
@@ -223,6 +262,23 @@ def _onnx_settings(model: str, parameters: Mapping[str, str], size: LlmSize) -> 
         max_num_batched_tokens=settings.max_context,
         enable_prefix_caching=False,
     )
+
+
+def _llama_cpp_settings(model: str, parameters: Mapping[str, str], size: LlmSize) -> LlmSettings:
+    if "deterministic" in parameters:
+        raise LoadError(f"model '{model}': parameter deterministic: the backend llama_cpp has no such mode")
+    return read_settings(model, parameters, size, _BLOCK_TOKENS)
+
+
+def _read_llama_cpp_size(file: ModelFile) -> LlmSize:
+    """Return the size of a model from its file. Raises LoadError, also for sampling defaults out of range."""
+    path = existing_file(file, LlamaCppBackend.default_filename)
+    try:
+        read_generation_config(path)
+        return read_gguf_for_llama_cpp(path)
+    except BadModelFile as error:
+        said = str(error)
+    raise LoadError(f"{file_title(file)}: {said}")
 
 
 def _read_genai_size(file: ModelFile) -> LlmSize:

@@ -31,6 +31,7 @@ class LanguagePlugin(Plugin):
     backends = MappingProxyType(
         {
             "openvino_genai": "edge_server.plugins.language.backend",
+            "llama_cpp": "edge_server.plugins.language.backend",
             "onnxruntime_genai": "edge_server.plugins.language.backend",
             "openvino_embeddings": "edge_server.plugins.language.engines.openvino_embeddings",
             "scripted_llm": "edge_server.plugins.language.backend",

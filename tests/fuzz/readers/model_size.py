@@ -14,6 +14,7 @@ from edge_server.plugins.language.engines.model_size import (
     read_export,
     read_genai_config,
     read_gguf,
+    read_gguf_for_llama_cpp,
 )
 
 _FILE = InputFile()
@@ -67,6 +68,9 @@ def check(data: bytes) -> None:
         path.write_bytes(data)
         size = result_of(lambda: read_genai_config(path), BadModelFile)
     else:
-        size = result_of(lambda: read_gguf(_FILE.write(data)), BadModelFile)
+        path = _FILE.write(data)
+        any_size = result_of(lambda: read_gguf_for_llama_cpp(path), BadModelFile)
+        assert any_size is None or min(any_size.weight_bytes, any_size.context, any_size.bytes_per_token) >= 0
+        size = result_of(lambda: read_gguf(path), BadModelFile)
     if size is not None:
         assert min(size.weight_bytes, size.context, size.bytes_per_token, size.width) >= 0, f"a negative size: {size}"

@@ -18,7 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.errors import BackendMissing
+from edge_server import backends as backends_module
+from edge_server.errors import BackendMissing, LoadError
 from edge_server.plugins.language.backend import make
 from edge_server.plugins.language.engines.generation_config import GenerationConfig, read_generation_config
 from edge_server.plugins.language.engines.model_size import (
@@ -31,11 +32,13 @@ from edge_server.plugins.language.engines.model_size import (
     read_export,
     read_genai_config,
     read_gguf,
+    read_gguf_for_llama_cpp,
 )
 from edge_server.plugins.language.engines.settings import memory_parts, read_settings
 from edge_server.plugins.language.engines.token_engine import Sampling
 from edge_server.plugins.language.text.incremental_detokenizer import IncrementalDetokenizer
 from edge_server.plugins.language.text.text_request import DEFAULT_SAMPLING
+from edge_server.repository.auto_complete import inspect_model
 from edge_server.repository.backend_choice import candidates
 from edge_server.repository.load_call_files import delete_abandoned
 from edge_server.repository.pbtxt import new_config
@@ -76,10 +79,7 @@ def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
 )
 def test_an_unsupported_tensor_type_is_named_with_an_alternative(tmp_path: Path, kind: int, name: str) -> None:
     path = tmp_path / "model.gguf"
-    data = TINY.read_bytes()
-    place = data.index(b"blk.1.ffn_down.weight") + len(b"blk.1.ffn_down.weight") + 4 + 2 * 8
-    assert struct.unpack_from("<I", data, place) == (1,), "expected F16 in the file of the tests"
-    path.write_bytes(data[:place] + struct.pack("<I", kind) + data[place + 4 :])
+    path.write_bytes(_with_tensor_type(kind))
     said = f"'blk.1.ffn_down.weight': expected one of the types F16, .*, got {name}: take the model's Q8_0, Q4_0"
     with pytest.raises(BadModelFile, match=said):
         read_gguf(path)
@@ -103,15 +103,82 @@ def test_a_damaged_header_only_fails_the_load(tmp_path_factory: pytest.TempPathF
     path.write_bytes(data)
     with contextlib.suppress(BadModelFile):
         read_gguf(path)
+    with contextlib.suppress(BadModelFile):
+        read_gguf_for_llama_cpp(path)
 
 
-@pytest.mark.parametrize(("backend", "extra"), [("openvino_genai", "llm"), ("onnxruntime_genai", "llm-onnx")])
+@pytest.mark.parametrize(
+    ("backend", "extra"), [("openvino_genai", "llm"), ("llama_cpp", "llm-gguf"), ("onnxruntime_genai", "llm-onnx")]
+)
 def test_without_the_library_the_error_names_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, backend: str, extra: str
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BackendMissing, match=rf"pip install '\.\[{extra}\]'"):
         make(backend)
+
+
+@pytest.mark.parametrize(
+    ("max_num_seqs", "backends", "reason"),
+    [
+        (None, ["openvino_genai", "llama_cpp"], "openvino_genai: fixed order"),
+        ("8", ["openvino_genai", "llama_cpp"], "openvino_genai: fixed order"),
+        ("1", ["llama_cpp", "openvino_genai"], "llama_cpp: fixed order for max_num_seqs 1"),
+    ],
+)
+def test_the_number_of_sequences_decides_which_engine_is_tried_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, max_num_seqs: str | None, backends: list[str], reason: str
+) -> None:
+    model = _gguf_model(monkeypatch, tmp_path, TINY.read_bytes())
+    config = new_config()
+    if max_num_seqs is not None:
+        config.parameters["max_num_seqs"].string_value = max_num_seqs
+    assert [item.backend for item in candidates(config, "talker", model / "1")] == backends
+    inspected = inspect_model(config, "talker", model, 1)
+    assert inspected.backend.name == backends[0]
+    assert inspected.unlogged_notes == (reason,)
+    assert inspected.has_alternatives
+    assert not inspected.skipped
+    config.backend = backends[1]
+    inspected = inspect_model(config, "talker", model, 1)
+    assert inspected.backend.name == backends[1]
+    assert not inspected.unlogged_notes
+
+
+def test_a_type_that_openvino_cannot_read_goes_to_llama_cpp(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    model = _gguf_model(monkeypatch, tmp_path, _with_tensor_type(6))
+    inspected = inspect_model(new_config(), "talker", model, 1)
+    assert inspected.backend.name == "llama_cpp"
+    assert len(inspected.skipped) == 1
+    assert "backend 'openvino_genai' was skipped for 'llama_cpp': tensor 'blk.1.ffn_down" in inspected.skipped[0]
+
+
+def test_without_llama_cpp_the_error_for_such_a_type_names_its_extra(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    model = _gguf_model(monkeypatch, tmp_path, _with_tensor_type(6), "openvino_genai")
+    with pytest.raises(
+        LoadError, match=r"OpenVINO GenAI reads there, got Q5_0.*llama_cpp.*pip install '\.\[llm-gguf\]'"
+    ):
+        inspect_model(new_config(), "talker", model, 1)
+
+
+def _gguf_model(monkeypatch: pytest.MonkeyPatch, folder: Path, content: bytes, *installed: str) -> Path:
+    """Return the folder of a model, with none of the engines imported and those `installed`, by default all, there."""
+    monkeypatch.setattr(backends_module, "_made", {})
+    modules = installed or ("openvino_genai", "xllamacpp")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if name in modules else None)
+    model = folder / "talker"
+    (model / "1").mkdir(parents=True)
+    (model / "1/model.gguf").write_bytes(content)
+    return model
+
+
+def _with_tensor_type(kind: int) -> bytes:
+    data = TINY.read_bytes()
+    place = data.index(b"blk.1.ffn_down.weight") + len(b"blk.1.ffn_down.weight") + 4 + 2 * 8
+    assert struct.unpack_from("<I", data, place) == (1,), "expected F16 in the file of the tests"
+    return data[:place] + struct.pack("<I", kind) + data[place + 4 :]
 
 
 def test_the_memory_of_an_export_is_computed_from_its_config(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import json
 import math
 import platform
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -43,11 +43,17 @@ _TYPE_NAMES = {
     29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
 }  # fmt: skip
 _EXPORT_ADVICE = "serve an OpenVINO export instead (optimum-cli export openvino) or an ONNX export"
+_MAX_SHORT_ARRAY = 4096
+"""Numbers of an array that is read: a number for each layer, not for each token."""
 _ALIGNMENT = 32
 """Of the tensors' data, if the file says nothing."""
 
 KV_BYTES_PER_VALUE = 1.25 if platform.machine() in ("x86_64", "AMD64") else 2
 """Of OpenVINO's KV cache: u8 with its scales on x86, f16 elsewhere."""
+
+LLAMA_CPP_LOAD_FACTOR = 1.5
+"""The same with llama.cpp, which maps the file, and keeps weights of some types in a layout of its own beside it."""
+_LLAMA_CPP_KV_BYTES_PER_VALUE = 2
 
 GGUF_LOAD_FACTOR = 3.0
 """Memory for the weights of a GGUF file, in sizes of the file, after the first step, for which the runtime arranges
@@ -124,10 +130,49 @@ def read_gguf(path: Path) -> LlmSize:
     )
 
 
-def read_gguf_metadata(path: Path) -> Mapping[str, object]:
-    """Return the metadata of a GGUF file; of an array only its length. Raises BadModelFile."""
+def read_gguf_for_llama_cpp(path: Path) -> LlmSize:
+    """Return the size from the header of a GGUF file of any architecture. llama.cpp itself checks the tensors.
+
+    The KV cache is that of an ordinary transformer: more than what layers with a sliding window or without attention
+    take. Raises BadModelFile for a header that is cut short or has impossible numbers.
+    """
+    fields = read_gguf_metadata(path)
+    architecture = str(fields.get("general.architecture", ""))
+
+    def numbers(key: str, default: list[int]) -> list[int]:
+        value = fields.get(f"{architecture}.{key}", default)
+        given = value if isinstance(value, list) else [value]
+        values = [item for item in given if isinstance(item, int) and 0 <= item < 1 << 32]
+        if not values or len(values) < len(given):
+            raise BadModelFile(f"{architecture}.{key}: expected numbers that are not negative, got {str(value)[:80]}")
+        return values
+
+    width, layers = max(numbers("embedding_length", [0])), max(numbers("block_count", [0]))
+    heads = numbers("attention.head_count", [0])
+    head_size = width // max(1, *heads)
+    sizes = [max(numbers(f"attention.{name}_length", [head_size])) for name in ("key", "value")]
+    kv_heads = numbers("attention.head_count_kv", heads)
+    values = sum(sizes) * (sum(kv_heads) if len(kv_heads) > 1 else kv_heads[0] * layers)
+    # A large model may be several files, of which this is the first.
+    begin, has_parts, end = path.name.rpartition("-00001-of-")
+    files = [
+        file
+        for file in path.parent.iterdir()
+        if file == path or (has_parts and file.name.startswith(begin) and file.name.endswith(f"-of-{end}"))
+    ]
+    return LlmSize(
+        int(sum(file.stat().st_size for file in files) * LLAMA_CPP_LOAD_FACTOR),
+        max(numbers("context_length", [0])),
+        values * _LLAMA_CPP_KV_BYTES_PER_VALUE,
+        width,
+    )
+
+
+def read_gguf_metadata(path: Path, arrays: Collection[str] = ()) -> Mapping[str, object]:
+    """Return the metadata of a GGUF file; of an array with more than 4,096 numbers, or of texts, only its length,
+    unless `arrays` names it. Raises BadModelFile."""
     with open(path, "rb") as file:
-        return _gguf_fields(file)[0]
+        return _gguf_fields(file, arrays)[0]
 
 
 def read_export(folder: Path) -> LlmSize:
@@ -179,7 +224,7 @@ def _folder_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
 
 
-def _gguf_fields(file: BinaryIO) -> tuple[dict[str, object], int]:
+def _gguf_fields(file: BinaryIO, arrays: Collection[str] = ()) -> tuple[dict[str, object], int]:
     """Return the metadata and the number of tensors."""
     magic, version, tensor_count, count = struct.unpack("<4sIQQ", _exactly(file, 24))
     if magic != b"GGUF" or version not in (2, 3):
@@ -189,7 +234,7 @@ def _gguf_fields(file: BinaryIO) -> tuple[dict[str, object], int]:
     fields: dict[str, object] = {}
     for _ in range(count):
         key = _text(file)
-        fields[key] = _value(file, *struct.unpack("<I", _exactly(file, 4)))
+        fields[key] = _value(file, *struct.unpack("<I", _exactly(file, 4)), is_wanted=key in arrays)
     return fields, tensor_count
 
 
@@ -219,8 +264,8 @@ def _tensors_end(file: BinaryIO, count: int) -> int:
     return end
 
 
-def _value(file: BinaryIO, kind: int) -> object:
-    """Return a value; of an array only its length, because this module needs none."""
+def _value(file: BinaryIO, kind: int, *, is_wanted: bool) -> object:
+    """Return a value; of a long array or one of texts only its length, unless it is wanted."""
     if kind == _TEXT:
         return _text(file)
     if kind == _ARRAY:
@@ -228,12 +273,15 @@ def _value(file: BinaryIO, kind: int) -> object:
         if length > _MAX_ELEMENTS:
             raise BadModelFile(f"metadata: expected arrays of at most {_MAX_ELEMENTS} elements, got {length}")
         if element in _SCALARS:
-            _exactly(file, length * struct.calcsize(_SCALARS[element]))
-        elif element == _TEXT:
-            for _ in range(length):
-                _text(file)
-        else:
+            code = f"<{length}{_SCALARS[element]}"
+            data = _exactly(file, struct.calcsize(code))
+            return list(struct.unpack(code, data)) if is_wanted or length <= _MAX_SHORT_ARRAY else length
+        if element != _TEXT:
             raise BadModelFile(f"metadata: an array with elements of the unknown type {element}")
+        if is_wanted:
+            return [_text(file) for _ in range(length)]
+        for _ in range(length):
+            _text(file)
         return length
     if kind not in _SCALARS:
         raise BadModelFile(f"metadata: a value of the unknown type {kind}")

@@ -69,6 +69,7 @@ class OnnxEngine:
 
     has_logprobs = False
     default_sampling = DEFAULT_SAMPLING
+    begin_tokens: Sequence[int] = ()
 
     def __init__(self, folder: Path, settings: LlmSettings, block_tokens: int, bytes_per_token: int) -> None:
         library = import_runtime("onnxruntime_genai", "TurnOptions", "llm-onnx")

@@ -44,6 +44,7 @@ class OpenVinoEngine:
     """
 
     has_logprobs = True
+    begin_tokens: Sequence[int] = ()
 
     def __init__(self, path: Path, settings: LlmSettings) -> None:
         openvino = import_openvino()

@@ -7,15 +7,12 @@ raised there, and it is opened from these files. Checked against openvino-genai 
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
 import struct
-import tempfile
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from edge_server.plugins.language.engines.locked_folder import locked_folder
 
 _XML, _BIN = "openvino_tokenizer.xml", "openvino_tokenizer.bin"
 _UNLIMITED = struct.pack("<i", (1 << 31) - 1)
@@ -26,7 +23,7 @@ def open_tokenizer(library: Any, path: Path) -> Any:
 
     Raises whatever the library raises for files that it cannot read.
     """
-    with _locked_folder() as folder:
+    with locked_folder("tokenizer") as folder:
         if path.is_dir():
             for file in path.iterdir():
                 (folder / file.name).symlink_to(file.absolute())
@@ -37,25 +34,6 @@ def open_tokenizer(library: Any, path: Path) -> Any:
             link.unlink()
         _raise_limit(folder)
         return library.Tokenizer(folder)
-
-
-@contextlib.contextmanager
-def _locked_folder() -> Iterator[Path]:
-    """A temporary folder. A process that is killed leaves it without its lock, and the next server that starts deletes
-    it: it does so with all whose names begin so, see `repository/load_call_files.py`."""
-    while True:
-        with tempfile.TemporaryDirectory(prefix="edge_server-model-tokenizer-", ignore_cleanup_errors=True) as name:
-            try:
-                lock = os.open(name, os.O_RDONLY | os.O_DIRECTORY)
-            except FileNotFoundError:  # a starting server has deleted it before the lock
-                continue
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                if os.path.isdir(name):
-                    yield Path(name)
-                    return
-            finally:
-                os.close(lock)
 
 
 def _raise_limit(folder: Path) -> None:

@@ -31,6 +31,7 @@ class ScriptedEngine:
 
     has_logprobs = True
     default_sampling = DEFAULT_SAMPLING
+    begin_tokens: Sequence[int] = ()
     vocabulary_size = 257
 
     def __init__(self, path: Path, settings: LlmSettings) -> None:

@@ -18,7 +18,8 @@ class Sampling:
     """How one sequence is continued. The names are those of vLLM's SamplingParams.
 
     `temperature` 0 takes the most likely token. `seed` None is different each time. `json_schema` "" allows any text;
-    otherwise the text is JSON that fits this schema, itself JSON.
+    otherwise the text is JSON that fits this schema, itself JSON. `has_logprobs`: the events must have the
+    probabilities of tokens.
     """
 
     max_tokens: int
@@ -34,6 +35,7 @@ class Sampling:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     json_schema: str = ""
+    has_logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,8 @@ class TokenEvent:
     `tokens` are the new ones, without the token that ends the text. `logprobs` has the natural logarithm of each new
     token's probability. `finish` ends the sequence. `error` ends it too: the engine could not continue it.
     `cached_tokens`, with `finish`: tokens of the prompt that were not computed, None if the engine does not tell.
+    `text` is that of the new tokens, without incomplete characters, from an engine that decodes them itself. Such an
+    engine may tell only the last token of a character; -1 stands for the others, with the logprob 0.
     """
 
     sequence_id: int
@@ -51,6 +55,7 @@ class TokenEvent:
     finish: FinishReason | None = None
     error: str = ""
     cached_tokens: int | None = None
+    text: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,8 @@ class TokenEngine(Protocol):
     """Whether events carry the probabilities of tokens."""
     default_sampling: Sampling
     """What applies where a request says nothing."""
+    begin_tokens: Sequence[int]
+    """Tokens that the model expects before a prompt that no chat template made."""
 
     def encode(self, text: str) -> Sequence[int]:
         """Return the tokens of a text without added special tokens."""
@@ -103,8 +110,9 @@ class TokenEngine(Protocol):
     def cancel(self, sequence_id: int) -> None:
         """Remove a sequence; its blocks are free after the next step. Does nothing for one that has ended."""
 
-    def step(self) -> list[TokenEvent]:
-        """Continue all sequences by one step: a token each, or a part of a prompt."""
+    def step(self) -> list[TokenEvent] | None:
+        """Continue all sequences by one step: a token each, or a part of a prompt. Return None if the step has not
+        ended: the next call goes on with it."""
 
     def is_idle(self) -> bool:
         """Return whether there is no sequence to continue."""

@@ -51,6 +51,16 @@ class IncrementalDetokenizer:
             if len(self._tokens) >= _SEGMENT_TOKENS:
                 self._tokens = self._tokens[-_OVERLAP_TOKENS:]
                 self._decoded = len(self._decode([self._tokens])[0])
+        return self._release(is_last)
+
+    def add_decoded(self, text: str, *, is_last: bool = False) -> str:
+        """Add new text, of complete characters, instead of tokens. Return the new text that is certain."""
+        if self.is_stopped:
+            return ""
+        self._held += text
+        return self._release(is_last)
+
+    def _release(self, is_last: bool) -> str:
         end = min((place for stop in self._stop if (place := self._held.find(stop)) >= 0), default=-1)
         if end >= 0:
             self.is_stopped = True

@@ -168,6 +168,9 @@ class LlmSession(RequestSession):
             tokens = self._chat_encoder.encode(messages, tools.items if tools is not None else ())
         else:
             tokens = engine.encode(request.prompt)
+            begin = list(engine.begin_tokens)
+            if list(tokens[: len(begin)]) != begin:
+                tokens = [*begin, *tokens]
         if not tokens:
             raise InvalidRequest(f"inference request to model '{self._model}': expected a prompt, got an empty one")
         if request.is_tokenization:
@@ -183,7 +186,11 @@ class LlmSession(RequestSession):
         if tools is not None:
             generation.tool_calls = ToolCallParser(tools, self._tool_format)
         wanted = sampling.max_tokens or most
-        generation.sampling = dataclasses.replace(sampling, max_tokens=min(wanted, most - len(tokens)))
+        generation.sampling = dataclasses.replace(
+            sampling,
+            max_tokens=min(wanted, most - len(tokens)),
+            has_logprobs=request.has_logprobs or request.has_cumulative_logprob,
+        )
         with self._changed:
             if self._is_closed:
                 raise SessionLost(f"model '{self._model}': the session is closed")
@@ -304,20 +311,25 @@ class LlmSession(RequestSession):
         """Take a step, and send the new text. Return the seconds of the step."""
         reads_prompt = any(not item.output_tokens for item in self._running.values())
         begin_s = time.monotonic()
-        self._run_number += 1
+        self._run_number |= 1  # a step that goes on is the same run
         events = self._engine.step()
-        self._run_number += 1
         took_s = time.monotonic() - begin_s
         self._metrics.count_step(took_s, reads_prompt=reads_prompt)
+        if events is None:
+            return took_s
+        self._run_number += 1
         found = [(self._running.get(event.sequence_id), event) for event in events]
         running = [(generation, event) for generation, event in found if generation is not None]
-        texts = self._engine.decode([item.text.add_tokens(event.tokens) for item, event in running]) if running else ()
+        to_decode = [item.text.add_tokens(event.tokens) for item, event in running if event.text is None]
+        texts = self._engine.decode(to_decode) if to_decode else ()
         with one_message():
             self._send_results(running, texts)
         return took_s
 
     def _send_results(self, running: Sequence[tuple[_Generation, TokenEvent]], texts: Sequence[str]) -> None:
-        for (generation, event), text in zip(running, texts, strict=True):
+        decoded = iter(texts)
+        for generation, event in running:
+            text = next(decoded) if event.text is None else event.text
             if event.error:
                 self._end(generation)
                 # A request with a grammar is the usual cause. See OpenVinoEngine.step.
@@ -341,11 +353,13 @@ class LlmSession(RequestSession):
             generation.unsent_logprobs += [
                 {"token": self._engine.decode([[token]])[0], "token_id": token, "logprob": logprob}
                 for token, logprob in zip(event.tokens, event.logprobs, strict=False)
+                if token >= 0
             ]
         self._metrics.count_tokens(len(event.tokens))
         finish = event.finish
         generation.cached_tokens = event.cached_tokens
-        text = generation.text.add_text(decoded, is_last=finish is not None)
+        add_text = generation.text.add_text if event.text is None else generation.text.add_decoded
+        text = add_text(decoded, is_last=finish is not None)
         if generation.text.is_stopped:
             if finish is None:
                 self._engine.cancel(generation.sequence_id)

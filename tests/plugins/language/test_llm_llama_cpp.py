@@ -1,0 +1,351 @@
+"""The engine over llama.cpp, with the tiny model: the library's own answers, batching, cancellation, sampling."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_server.errors import InvalidRequest
+from edge_server.plugins.language.engines.llama_cpp_engine import LlamaCppEngine
+from edge_server.plugins.language.engines.model_size import read_gguf_for_llama_cpp
+from edge_server.plugins.language.engines.settings import read_settings
+from edge_server.plugins.language.engines.token_engine import FinishReason, Sampling
+
+xllamacpp = pytest.importorskip("xllamacpp", reason="needs xllamacpp, of the extra test-all")
+
+TINY = Path(__file__).parents[2] / "data/tiny_llm/tiny.gguf"
+CHATS = {
+    "count from three": 60,
+    "days from Friday": 30,
+    "what is the capital of Japan?": 20,
+    "say hello": 12,
+    "count from nine": 40,
+    "what is the capital of France?": 10,
+    "give me json": 16,
+    "days from Monday": 25,
+}
+"""Question -> most tokens of the answer."""
+
+
+class Driven:
+    """An engine that a test steps by hand."""
+
+    def __init__(self, path: Path = TINY, **parameters: str) -> None:
+        size = read_gguf_for_llama_cpp(path)
+        settings = read_settings("tiny", {"threads": "1", **parameters}, size, 32)
+        self.engine = LlamaCppEngine(path, settings, 32, size.bytes_per_token)
+        self.tokens: dict[int, list[int]] = {}
+        self.texts: dict[int, str] = {}
+        self.logprobs: dict[int, list[float]] = {}
+        self.finished: dict[int, FinishReason] = {}
+        self.errors: dict[int, str] = {}
+        self.cached: dict[int, int | None] = {}
+        self._number = 0
+
+    def add(self, question: str, max_tokens: int, **sampling: Any) -> int:
+        prompt = self.engine.chat_prompt([{"role": "user", "content": question}], ())
+        return self.add_prompt(prompt, max_tokens, **sampling)
+
+    def add_prompt(self, prompt: str, max_tokens: int, **sampling: Any) -> int:
+        self._number += 1
+        stated = Sampling(**{"max_tokens": max_tokens, "temperature": 0.0, **sampling})
+        self.engine.add(self._number, self.engine.encode(prompt), stated)
+        self.tokens[self._number], self.texts[self._number], self.logprobs[self._number] = [], "", []
+        return self._number
+
+    def step(self) -> None:
+        for event in self.engine.step() or ():
+            assert event.sequence_id not in self.finished
+            if event.error:
+                self.errors[event.sequence_id] = event.error
+                continue
+            self.tokens[event.sequence_id] += event.tokens
+            self.logprobs[event.sequence_id] += event.logprobs
+            self.texts[event.sequence_id] += event.text or ""
+            if event.finish is not None:
+                self.finished[event.sequence_id] = event.finish
+                self.cached[event.sequence_id] = event.cached_tokens
+
+    def run(self) -> None:
+        while not self.engine.is_idle():
+            self.step()
+
+    def step_until_text(self, number: int) -> None:
+        while not self.texts[number]:
+            self.step()
+
+    def answer(self, question: str, max_tokens: int = 60, **sampling: Any) -> str:
+        number = self.add(question, max_tokens, **sampling)
+        self.run()
+        assert not self.errors, self.errors
+        return self.texts[number]
+
+
+@pytest.fixture(scope="module")
+def drive() -> Iterator[Callable[..., Driven]]:
+    engines: dict[tuple[tuple[str, str], ...], Driven] = {}
+
+    def make(**parameters: str) -> Driven:
+        key = tuple(sorted(parameters.items()))
+        if key not in engines:
+            engines[key] = Driven(**parameters)
+        return engines[key]
+
+    yield make
+    for driven in engines.values():
+        driven.engine.close()
+
+
+def test_greedy_texts_and_tokens_are_the_librarys_own(drive: Callable[..., Driven]) -> None:
+    driven = drive()
+    parameters = xllamacpp.CommonParams()
+    parameters.model.path = str(TINY)
+    parameters.hostnames = ["127.0.0.1"]
+    parameters.n_parallel, parameters.warmup, parameters.verbosity = 1, False, 1
+    library = xllamacpp.Server(parameters)
+    for question, most in CHATS.items():
+        prompt = driven.engine.chat_prompt([{"role": "user", "content": question}], ())
+        request = {"prompt": prompt, "max_tokens": most, "temperature": 0, "logprobs": 1}
+        [choice] = library.handle_completions(request)["choices"]
+        number = driven.add(question, most, has_logprobs=True)
+        driven.run()
+        assert driven.texts[number] == choice["text"]
+        assert driven.finished[number] == choice["finish_reason"]
+        expected = choice["logprobs"]["content"][: len(driven.tokens[number])]  # it has the end token too
+        assert driven.tokens[number] == [item["id"] for item in expected]
+        assert driven.logprobs[number] == pytest.approx([item["logprob"] for item in expected], abs=1e-4)
+
+
+def test_concurrent_chats_have_the_texts_that_they_have_alone(drive: Callable[..., Driven]) -> None:
+    driven = drive()
+    alone = {question: driven.answer(question, most) for question, most in CHATS.items()}
+    numbers = {question: driven.add(question, most) for question, most in (CHATS | CHATS).items()}
+    more = [driven.add(question, most) for question, most in CHATS.items()]
+    driven.run()
+    assert {question: driven.texts[number] for question, number in numbers.items()} == alone
+    assert [driven.texts[number] for number in more] == list(alone.values())
+    assert {driven.finished[number] for number in more} == {"stop", "length"}
+
+
+def test_a_text_comes_token_by_token(drive: Callable[..., Driven]) -> None:
+    driven = drive()
+    number = driven.add("count from three", 60)
+    driven.step_until_text(number)
+    assert number not in driven.finished
+    assert "three four".startswith(driven.texts[number][:10])
+    driven.run()
+    assert driven.texts[number].startswith("three four five")
+    assert driven.engine.decode([driven.tokens[number]]) == [driven.texts[number]]
+
+
+def test_a_cancelled_sequence_leaves_the_others_and_its_room(drive: Callable[..., Driven]) -> None:
+    driven = drive()
+    expected = driven.answer("count from three")
+    for _ in range(30):
+        kept, gone = driven.add("count from three", 60), driven.add("count from zero", 400, ignore_eos=True)
+        driven.step_until_text(gone)
+        driven.engine.cancel(gone)
+        driven.engine.cancel(gone)
+        before = driven.texts[gone]
+        driven.run()
+        assert driven.texts[kept] == expected
+        assert driven.texts[gone] == before
+        assert driven.engine.stats().used_blocks == 0
+
+
+def test_a_waiting_sequence_can_be_cancelled() -> None:
+    driven = Driven(max_num_seqs="1")
+    first, second = driven.add("count from three", 60), driven.add("say hello", 20)
+    driven.step_until_text(first)
+    driven.engine.cancel(second)
+    driven.run()
+    assert driven.finished == {first: "stop"}
+    driven.engine.close()
+
+
+def test_sequences_that_do_not_fit_together_are_all_completed(drive: Callable[..., Driven]) -> None:
+    wide, narrow = drive(), Driven(max_num_seqs="4", num_kv_blocks="12")
+    questions = ["count from zero", "count from one", "count from two", "count from three"]
+    numbers = [wide.add(question, 100, ignore_eos=True) for question in questions]
+    wide.run()
+    expected = [wide.texts[number] for number in numbers]
+    numbers = [narrow.add(question, 100, ignore_eos=True) for question in questions]
+    was_paused = False
+    while not narrow.engine.is_idle():
+        narrow.step()
+        was_paused |= any(item.answer for item in narrow.engine._waiting)
+        assert narrow.engine.stats().used_blocks <= narrow.engine.total_blocks
+    assert not narrow.errors
+    assert was_paused
+    assert [narrow.texts[number] for number in numbers] == expected
+    assert all(len(narrow.tokens[number]) == 100 for number in numbers)
+    narrow.engine.close()
+
+
+def test_sequences_go_on_after_the_cache_was_full_in_spite_of_the_margin(drive: Callable[..., Driven]) -> None:
+    wide, narrow = drive(), Driven(max_num_seqs="3", num_kv_blocks="16")
+    questions = ["count from zero", "count from one", "count from two"]
+    numbers = [wide.add(question, 200, ignore_eos=True) for question in questions]
+    wide.run()
+    narrow.engine.total_blocks = 18  # more than there are
+    again = [narrow.add(question, 200, ignore_eos=True) for question in questions]
+    narrow.run()
+    assert not narrow.errors
+    assert [narrow.texts[number] for number in again] == [wide.texts[number] for number in numbers]
+    narrow.engine.close()
+
+
+def test_a_text_ends_at_the_context_of_the_model(drive: Callable[..., Driven]) -> None:
+    driven = drive()
+    number = driven.add("count from zero", 2000, ignore_eos=True)
+    driven.run()
+    assert driven.finished[number] == "length"
+    prompt = driven.engine.encode(driven.engine.chat_prompt([{"role": "user", "content": "count from zero"}], ()))
+    assert len(prompt) + len(driven.tokens[number]) in (512, 513)
+
+
+def test_a_prompt_above_the_context_is_an_error_of_its_own_sequence(drive: Callable[..., Driven]) -> None:
+    driven = Driven()
+    kept, gone = driven.add("count from three", 60), driven.add_prompt("count " * 400, 10)
+    driven.run()
+    assert driven.finished == {kept: "stop"}
+    assert "exceeds the available context size" in driven.errors[gone]
+    driven.engine.close()
+
+
+def test_characters_of_several_tokens_come_whole_and_are_counted(drive: Callable[..., Driven]) -> None:
+    driven = drive()
+    text = "é😀ü"
+    number = driven.add("say hello", 60, has_logprobs=True, json_schema=json.dumps({"const": text}))
+    driven.run()
+    assert driven.texts[number] == f'"{text}"'
+    assert len(driven.tokens[number]) == len(driven.engine.encode(f'"{text}"'))
+    assert len(driven.logprobs[number]) == len(driven.tokens[number])
+
+
+def test_equal_seeds_give_equal_texts_and_others_do_not(drive: Callable[..., Driven]) -> None:
+    driven = drive()
+    texts = [driven.answer("give me json", seed=seed, temperature=3.0) for seed in (5, 5, 6, (1 << 63) - 1)]
+    assert texts[0] == texts[1]
+    assert len(set(texts)) == 3
+
+
+@pytest.mark.parametrize(
+    "sampling", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}], ids=["top_k", "top_p", "min_p"]
+)  # fmt: skip
+def test_a_limit_of_the_choice_to_one_token_is_greedy(drive: Callable[..., Driven], sampling: dict[str, float]) -> None:
+    driven = drive()
+    hot = {"temperature": 100.0, "seed": 1}
+    assert driven.answer("count from three", **hot, **sampling) == driven.answer("count from three")
+    assert driven.answer("count from three", **hot) != driven.answer("count from three")
+
+
+@pytest.mark.parametrize("name", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
+def test_penalties_change_a_text_that_repeats(drive: Callable[..., Driven], name: str) -> None:
+    driven = drive()
+    plain = driven.answer("count from zero", 100, ignore_eos=True)
+    assert driven.answer("count from zero", 100, ignore_eos=True, **{name: 2.0}) != plain
+
+
+def test_a_schema_is_obeyed(drive: Callable[..., Driven]) -> None:
+    driven = drive()
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 6}, "sizes": {"type": "array", "items": {"enum": [1, 3]},
+                                                                          "minItems": 2, "maxItems": 2}},
+        "required": ["name", "sizes"],
+        "additionalProperties": False,
+    }  # fmt: skip
+    text = driven.answer("give me json", 100, json_schema=json.dumps(schema))
+    value = json.loads(text)
+    assert value.keys() == {"name", "sizes"}
+    assert len(value["sizes"]) == 2
+    assert text == json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+@pytest.mark.parametrize("schema", [{"type": "string", "pattern": "^a+$"}, {"type": "nosuch"}, {"not": {}}])
+def test_a_schema_that_it_cannot_enforce_is_refused(drive: Callable[..., Driven], schema: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="backend llama_cpp enforces schemas of type, enum"):
+        drive().add("give me json", 20, json_schema=json.dumps(schema))
+
+
+def test_min_tokens_are_refused(drive: Callable[..., Driven]) -> None:
+    with pytest.raises(InvalidRequest, match="min_tokens: the backend llama_cpp has none"):
+        drive().add("say hello", 20, min_tokens=5)
+
+
+def test_a_repeated_prompt_is_not_computed_again(drive: Callable[..., Driven]) -> None:
+    driven = Driven(max_num_seqs="1")
+    first, second = driven.add("count from three", 5), driven.add("count from three", 5)
+    driven.run()
+    assert driven.cached[first] == 0
+    assert driven.cached[second]
+    driven.engine.close()
+    driven = Driven(max_num_seqs="1", enable_prefix_caching="false")
+    numbers = [driven.add("count from three", 5) for _ in range(2)]
+    driven.run()
+    assert [driven.cached[number] for number in numbers] == [0, 0]
+    driven.engine.close()
+
+
+def test_a_template_that_fails_is_the_requests_fault(drive: Callable[..., Driven]) -> None:
+    with pytest.raises(InvalidRequest, match="the model's chat template cannot write these messages: "):
+        drive().engine.chat_prompt([{"role": "user", "content": 5}], ())
+
+
+def test_only_this_user_can_reach_the_librarys_server_and_it_has_no_port(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    inodes = {os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if _is_socket(name)}
+    driven = Driven()
+    [folder] = tmp_path.iterdir()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert [path.name for path in folder.iterdir()] == ["llama.sock"]
+    opened = {os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if _is_socket(name)} - inodes
+    lines = [line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()]
+    assert opened
+    assert not opened & {f"socket:[{line[9]}]" for line in lines}
+    driven.engine.close()
+    assert not list(tmp_path.iterdir())
+
+
+def _is_socket(name: str) -> bool:
+    try:
+        return os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
+    except FileNotFoundError:
+        return False
+
+
+def test_a_file_that_the_library_cannot_load_gives_its_reason(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(TINY.read_bytes().replace(b"\5\0\0\0\0\0\0\0llama", b"\5\0\0\0\0\0\0\0nosuc", 1))
+    with pytest.raises(RuntimeError, match="unknown model architecture: 'nosuc'"):
+        Driven(path, max_context="64")
+
+
+def test_a_truncated_file_is_refused_by_the_library(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(TINY.read_bytes()[:200_000])
+    with pytest.raises(RuntimeError, match="not within the file bounds"):
+        Driven(path)
+
+
+def test_the_size_needs_no_known_architecture_and_counts_heads_of_each_layer(tmp_path: Path) -> None:
+    size = read_gguf_for_llama_cpp(TINY)
+    assert (size.context, size.width, size.bytes_per_token) == (512, 64, 2 * 2 * 2 * 16 * 2)
+    data = TINY.read_bytes()
+    key = b"llama.attention.head_count_kv"
+    place = data.index(key) + len(key)
+    assert struct.unpack_from("<I", data, place) == (4,), "expected a UINT32 in the file of the tests"
+    array = struct.pack("<IIQ2I", 9, 4, 2, 2, 6)
+    path = tmp_path / "model.gguf"
+    path.write_bytes(data[:place] + array + data[place + 8 :])
+    assert read_gguf_for_llama_cpp(path).bytes_per_token == 2 * size.bytes_per_token
