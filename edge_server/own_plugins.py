@@ -55,7 +55,7 @@ PLUGIN_OF_PATH: Mapping[str, str] = {
     **dict.fromkeys(("/", "/docs/api"), "dashboard"),
     **dict.fromkeys(("/edge/v1/cameras", "/edge/v1/streams"), "cameras"),
     **dict.fromkeys(("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models"), "language"),
-    **dict.fromkeys(("/api/chat", "/api/generate", "/api/embed", "/api/tags"), "language"),
+    **dict.fromkeys(("/api/chat", "/api/generate", "/api/tags", "/v1/messages", "/tokenize"), "language"),
     "/edge/v1/governor": "governor",
     "/edge/v1/engines": "tensorrt",
 }

@@ -1,4 +1,5 @@
-"""Language models: backends that generate text, the HTTP APIs of OpenAI and ollama for them, and the command `chat`.
+"""Language models: backends that generate text, the HTTP APIs of OpenAI, Anthropic and ollama for them, and the
+command `chat`.
 
 `backend` opens the models. `text` turns requests into token sequences and tokens into text, over any `TokenEngine` of
 `engines`. `routes` has the paths of the HTTP APIs, for these and other models with text tensors: `openai` makes

@@ -1,5 +1,5 @@
-"""Entry module of the plugin `language`: declares the backends of language models, the HTTP APIs of OpenAI and ollama,
-and the command `chat`."""
+"""Entry module of the plugin `language`: declares the backends of language models, the HTTP APIs of OpenAI, Anthropic
+and ollama, and the command `chat`."""
 
 from __future__ import annotations
 

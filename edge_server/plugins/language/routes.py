@@ -1,5 +1,5 @@
 """Routes of the text APIs, and their forms of errors: OpenAI's (/v1/chat/completions and others, and the same under
-/v3/), vLLM's (/tokenize) and ollama's (/api/chat and others).
+/v3/), vLLM's (/tokenize), Anthropic's (/v1/messages) and ollama's (/api/chat and others).
 
 The endpoints of an API are imported for its first request.
 """
@@ -16,6 +16,7 @@ from edge_server.frontends.http.routes import DeferredEndpoints, NoSuchPath, Rou
 from edge_server.service import InferenceService
 
 if TYPE_CHECKING:
+    from edge_server.plugins.language.anthropic.endpoints import AnthropicEndpoints
     from edge_server.plugins.language.ollama.endpoints import OllamaEndpoints
     from edge_server.plugins.language.openai.endpoints import OpenAiEndpoints
     from edge_server.plugins.language.vllm.endpoints import TokenEndpoints
@@ -32,6 +33,7 @@ def language_routes(service: InferenceService, may_change_models: Callable[[Requ
     return (
         *_openai_routes(service, may_change_models),
         *_token_routes(service, may_change_models),
+        *_anthropic_routes(service, may_change_models),
         *_ollama_routes(service, may_change_models),
     )
 
@@ -97,6 +99,29 @@ def _token_routes(service: InferenceService, may_change_models: Callable[[Reques
             "/detokenize",
             summary="Text of tokens, as in vLLM's API",
             handler=handler(lambda endpoints: endpoints.detokenize),
+            schema=_JSON_BODY,
+        ),
+    )
+
+
+def _anthropic_routes(service: InferenceService, may_change_models: Callable[[RequestHead], bool]) -> Sequence[Route]:
+    def make() -> AnthropicEndpoints:
+        from edge_server.plugins.language.anthropic.endpoints import AnthropicEndpoints
+
+        return AnthropicEndpoints(service, may_change_models)
+
+    handler = DeferredEndpoints(make).handler
+    return (
+        _post(
+            "/v1/messages",
+            summary="Continue a chat, as in Anthropic's API",
+            handler=handler(lambda endpoints: endpoints.create),
+            schema=f"{_SCHEMAS}:COMPLETION",
+        ),
+        _post(
+            "/v1/messages/count_tokens",
+            summary="Count the tokens of a chat, as in Anthropic's API",
+            handler=handler(lambda endpoints: endpoints.count_tokens),
             schema=_JSON_BODY,
         ),
     )
@@ -175,6 +200,10 @@ def refusal_body(head: RequestHead, error: EdgeServerError) -> bytes | None:
         not path.startswith(("/v1/", "/v3/")) or path.startswith("/v1/vision/")  # DeepStack's
     ):
         return None
+    if path in ("/v1/messages", "/v1/messages/count_tokens"):
+        from edge_server.plugins.language.anthropic.message_response import error_object as anthropic_error
+
+        return to_json(anthropic_error(error))
     from edge_server.plugins.language.openai.completion_response import UnknownPath, error_object
 
     if isinstance(error, NoSuchPath):

@@ -1,4 +1,5 @@
-"""ollama's own Python package against this server: it runs unchanged, as do the calls of Home Assistant's integration.
+"""The Python packages of ollama and Anthropic against this server: they run unchanged, as do the calls of Home
+Assistant's integration for ollama.
 
 The models are a scripted one, and tests/data/tiny_llm with OpenVINO GenAI.
 """
@@ -28,8 +29,8 @@ TOKYO = "The capital of Japan is Tokyo."
 pytestmark = [
     pytest.mark.full,
     pytest.mark.skipif(
-        any(importlib.util.find_spec(name) is None for name in ("openvino_genai", "ollama")),
-        reason="needs openvino-genai and ollama, of the extra test-all",
+        any(importlib.util.find_spec(name) is None for name in ("openvino_genai", "ollama", "anthropic")),
+        reason="needs openvino-genai, ollama and anthropic, of the extra test-all",
     ),
 ]
 
@@ -158,26 +159,81 @@ def test_the_calls_of_home_assistants_integration_are_answered(server: Any) -> N
     import ollama
 
     async def converse() -> tuple[set[str], list[dict[str, Any]]]:
-        client = ollama.AsyncClient(host=server.url(""), headers=None)
-        names = {model["model"] for model in (await client.list()).get("models", [])}
-        tool = {"name": "weather", "parameters": {"type": "object", "properties": {}}, "description": "Weather"}
-        stream = await client.chat(
-            model="talker:latest",
-            messages=[
-                ollama.Message(role="system", content="You control a home."),
-                ollama.Message(role="user", content="weather", images=None),
-            ],
-            tools=[{"type": "function", "function": tool}],
-            stream=True,
-            keep_alive=-1,
-            options={"num_ctx": 8192},
-            think=False,
-            format=None,
-        )
-        return names, [response["message"] async for response in stream]
+        async with ollama.AsyncClient(host=server.url(""), headers=None) as client:
+            names = {model["model"] for model in (await client.list()).get("models", [])}
+            tool = {"name": "weather", "parameters": {"type": "object", "properties": {}}, "description": "Weather"}
+            stream = await client.chat(
+                model="talker:latest",
+                messages=[
+                    ollama.Message(role="system", content="You control a home."),
+                    ollama.Message(role="user", content="weather", images=None),
+                ],
+                tools=[{"type": "function", "function": tool}],
+                stream=True,
+                keep_alive=-1,
+                options={"num_ctx": 8192},
+                think=False,
+                format=None,
+            )
+            return names, [response["message"] async for response in stream]
 
     names, messages = asyncio.run(converse())
     assert "talker:latest" in names
     assert "".join(message.get("content") or "" for message in messages) == "I look."
     (call,) = [call for message in messages for call in message.get("tool_calls") or ()]
     assert call["function"]["arguments"] == {"city": "Bern", "days": [1, 2]}
+
+
+@pytest.fixture
+def anthropic_client(server: Any) -> Iterator[Any]:
+    import anthropic
+
+    with anthropic.Anthropic(base_url=server.url(""), api_key="none", max_retries=0) as opened:
+        yield opened
+
+
+def test_anthropics_client_gets_messages_whole_and_streamed(anthropic_client: Any) -> None:
+    call = {"model": "tiny", "max_tokens": 50, "messages": user(JAPAN), "extra_body": {"temperature": 0}}
+    answer = anthropic_client.messages.create(**call)
+    assert [block.text for block in answer.content] == [TOKYO]
+    assert answer.stop_reason == "end_turn"
+    with anthropic_client.messages.stream(**call) as stream:
+        assert len(list(stream.text_stream)) > 5
+        streamed = stream.get_final_message()
+    assert [block.text for block in streamed.content] == [TOKYO]
+    assert streamed.usage.output_tokens == answer.usage.output_tokens
+    assert streamed.usage.input_tokens == answer.usage.input_tokens
+    counted = anthropic_client.messages.count_tokens(model="tiny", messages=user(JAPAN))
+    assert counted.input_tokens == answer.usage.input_tokens
+    cut = anthropic_client.messages.create(**{**call, "max_tokens": 3})
+    assert (cut.stop_reason, cut.usage.output_tokens) == ("max_tokens", 3)
+
+
+def test_anthropics_client_calls_a_tool_and_sends_its_result(anthropic_client: Any) -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    tools = [{"name": "weather", "description": "Weather of a city", "input_schema": schema}]
+    messages: list[Any] = user("weather")
+    call = {"model": "talker", "max_tokens": 200, "tools": tools}
+    with anthropic_client.messages.stream(**call, messages=messages) as stream:
+        answer = stream.get_final_message()
+    text, use = answer.content
+    assert (text.text, use.name, use.input) == ("I look.", "weather", {"city": "Bern", "days": [1, 2]})
+    assert answer.stop_reason == "tool_use"
+    result = {"type": "tool_result", "tool_use_id": use.id, "content": "4"}
+    messages += [{"role": "assistant", "content": answer.content}, {"role": "user", "content": [result]}]
+    assert anthropic_client.messages.create(**call, messages=messages).content[0].text == "Cold."
+
+
+def test_anthropics_client_raises_its_own_errors(anthropic_client: Any) -> None:
+    import anthropic
+
+    call = {"model": "tiny", "max_tokens": 50, "messages": user("hello")}
+    with pytest.raises(anthropic.NotFoundError, match="'nosuch' is not found"):
+        anthropic_client.messages.create(**{**call, "model": "nosuch"})
+    with pytest.raises(anthropic.BadRequestError, match="'thinking': expected type disabled"):
+        anthropic_client.messages.create(**call, thinking={"type": "enabled", "budget_tokens": 1024})
+    with (
+        pytest.raises(anthropic.BadRequestError, match="less than 512 tokens"),
+        anthropic_client.messages.stream(**{**call, "messages": user("x" * 3000)}),
+    ):
+        pass

@@ -1,0 +1,46 @@
+"""HTTP handlers of Anthropic's API: messages, and messages/count_tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from edge_server.frontends.http.request import HttpRequest
+from edge_server.frontends.http.request_head import RequestHead
+from edge_server.frontends.http.response import HttpResponse, json_response
+from edge_server.plugins.language.anthropic.message_request import read_count_request, read_message_request
+from edge_server.plugins.language.anthropic.message_response import ANTHROPIC_ERRORS, MessageEncoder
+from edge_server.plugins.language.openai.call_runner import CallRunner
+from edge_server.plugins.language.vllm.token_requests import tokenize_request, tokenize_response
+from edge_server.service import InferenceService
+
+
+class AnthropicEndpoints:
+    """The handlers. `may_change_models` returns whether the sender of a request may load and unload models."""
+
+    def __init__(self, service: InferenceService, may_change_models: Callable[[RequestHead], bool]) -> None:
+        self._service = service
+        self._runner = CallRunner(service, may_change_models, ANTHROPIC_ERRORS)
+
+    async def create(self, request: HttpRequest) -> HttpResponse | None:
+        return await self._runner.respond(request, partial(self._create, request))
+
+    async def count_tokens(self, request: HttpRequest) -> HttpResponse | None:
+        return await self._runner.respond(request, partial(self._count_tokens, request))
+
+    async def _create(self, request: HttpRequest) -> HttpResponse | None:
+        try:
+            call = read_message_request(await request.read_body())
+        finally:
+            request.release_body()
+        return await self._runner.complete(request, call, MessageEncoder)
+
+    async def _count_tokens(self, request: HttpRequest) -> HttpResponse:
+        try:
+            call = read_count_request(await request.read_body())
+        finally:
+            request.release_body()
+        handle = self._service.find(call.model, None)
+        inference = tokenize_request(call, handle.spec)
+        (response,) = await self._runner.submit_all(handle, request.context.dispatch, [inference])
+        return json_response({"input_tokens": tokenize_response(response)["count"]})

@@ -1,0 +1,177 @@
+"""Parser of the requests `messages` and `messages/count_tokens` of Anthropic's API: translates them to OpenAI's chats.
+
+The format is https://docs.anthropic.com/en/api/messages. As in OpenAI's API, members that are not supported are errors
+if they might constrain the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from edge_server.frontends.v2.json_parser import json_type, parse_object
+from edge_server.plugins.language.openai.completion_request import (
+    BadMember,
+    CompletionRequest,
+    check_names,
+    make_completion_request,
+)
+from edge_server.protocol.raw_tensors import Buffer
+
+_SAME = ("model", "max_tokens", "stream", "temperature", "top_p", "top_k")
+_COUNTED = {"model", "messages", "system", "tools", "tool_choice", "thinking", "output_config", "cache_control"}
+_SUPPORTED = {*_COUNTED, *_SAME, "stop_sequences"}
+
+_OWN_NAMES = {"response_format": "output_config.format", "stop": "stop_sequences"}
+"""Member of OpenAI's API -> the name that the client knows."""
+
+_TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def read_message_request(body: Buffer) -> CompletionRequest:
+    """Return the call of a body of `messages`. Raises InvalidRequest."""
+    members = parse_object(body)
+    check_names(members, _SUPPORTED)
+    if members.get("max_tokens") is None:
+        raise BadMember("max_tokens", "'max_tokens': expected a whole number from 1, got none")
+    return _chat(members)
+
+
+def read_count_request(body: Buffer) -> CompletionRequest:
+    """Return the chat of a body of `messages/count_tokens`. Raises InvalidRequest."""
+    members = parse_object(body)
+    check_names(members, _COUNTED)
+    return _chat(members)
+
+
+def _chat(members: Mapping[str, Any]) -> CompletionRequest:
+    _check_thinking(members.get("thinking"))
+    choice, has_parallel_calls = _tool_choice(members.get("tool_choice"))
+    translated = {
+        **{name: members.get(name) for name in _SAME},
+        "messages": _messages(members),
+        "stop": members.get("stop_sequences"),
+        "tools": _tools(members.get("tools")),
+        "tool_choice": choice,
+        "parallel_tool_calls": has_parallel_calls,
+        "response_format": _response_format(members.get("output_config")),
+    }
+    try:
+        return make_completion_request(translated, is_chat=True)
+    except BadMember as error:
+        own = _OWN_NAMES.get(error.param, error.param)
+        raise BadMember(own, error.message.replace(f"'{error.param}", f"'{own}", 1)) from None
+
+
+def _messages(members: Mapping[str, Any]) -> list[dict[str, Any]]:
+    messages, system = members.get("messages"), members.get("system")
+    if not isinstance(messages, list):
+        raise BadMember("messages", f"'messages': expected a list of messages, got {json_type(messages)}")
+    found = [] if system is None else [{"role": "system", "content": _text(system, "system")}]
+    for index, message in enumerate(messages):
+        place = f"messages[{index}]"
+        role = message.get("role") if isinstance(message, dict) else None
+        if role not in ("user", "assistant"):
+            raise BadMember("messages", f"'{place}.role': expected user or assistant, got {str(role)[:40]}")
+        content = message.get("content")
+        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
+            raise BadMember("messages", f"'{place}.content': expected a text or a list of blocks")
+        found += _user_messages(blocks, place) if role == "user" else [_assistant_message(blocks, place)]
+    if found and found[-1]["role"] == "assistant":
+        raise BadMember("messages", "'messages': expected a user's message at the end: an answer cannot be continued")
+    return found
+
+
+def _user_messages(blocks: Sequence[Mapping[str, Any]], place: str) -> list[dict[str, Any]]:
+    """Return the results of tools, each as a message, and the text."""
+    results = [
+        {
+            "role": "tool",
+            "tool_call_id": block.get("tool_use_id"),
+            "content": _text(block.get("content") or "", f"{place}.content[{index}].content"),
+        }
+        for index, block in enumerate(blocks)
+        if block.get("type") == "tool_result"
+    ]
+    rest = [block for block in blocks if block.get("type") != "tool_result"]
+    return [*results, {"role": "user", "content": _text(rest, f"{place}.content")}] if rest else results
+
+
+def _assistant_message(blocks: Sequence[Mapping[str, Any]], place: str) -> dict[str, Any]:
+    """Return the text and the calls of tools. Its earlier thinking is left out, as chat templates do."""
+    calls = []
+    for index, block in enumerate(blocks):
+        if block.get("type") == "tool_use":
+            name, value = block.get("name"), block.get("input")
+            if not isinstance(name, str) or not isinstance(value, dict):
+                raise BadMember("messages", f"'{place}.content[{index}]': expected a name and an object as input")
+            calls.append({"id": block.get("id"), "type": "function", "function": {"name": name, "arguments": value}})
+    rest = [block for block in blocks if block.get("type") not in ("tool_use", "thinking", "redacted_thinking")]
+    message: dict[str, Any] = {"role": "assistant", "content": _text(rest, f"{place}.content")}
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _text(content: object, place: str) -> str:
+    """Return the text of a text or of blocks of type text."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise BadMember(place.partition("[")[0], f"'{place}': expected a text or a list, got {json_type(content)}")
+    texts = []
+    for block in content:
+        if not isinstance(block, dict) or block.get("type") != "text" or not isinstance(block.get("text"), str):
+            kind = block.get("type") if isinstance(block, dict) else None
+            raise BadMember(place.partition("[")[0], f"'{place}': expected blocks of type text, got {str(kind)[:40]}")
+        texts.append(block["text"])
+    return "".join(texts)
+
+
+def _tools(tools: object) -> object:
+    if not isinstance(tools, list):
+        return tools
+    found = []
+    for index, tool in enumerate(tools):
+        if not isinstance(tool, dict) or tool.get("type") not in (None, "custom"):
+            kind = tool.get("type") if isinstance(tool, dict) else json_type(tool)
+            raise BadMember("tools", f"'tools[{index}].type': expected custom or none, got {str(kind)[:40]}")
+        function = {"name": tool.get("name"), "parameters": tool.get("input_schema")}
+        if tool.get("description") is not None:
+            function["description"] = tool["description"]
+        found.append({"type": "function", "function": function})
+    return found
+
+
+def _tool_choice(choice: object) -> tuple[object, object]:
+    """Return OpenAI's choice, and whether an answer may have several calls; None: as by default."""
+    if choice is None:
+        return None, None
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if not isinstance(choice, dict) or kind not in (*_TOOL_CHOICES, "tool"):
+        raise BadMember("tool_choice", f"'tool_choice.type': expected auto, any, tool or none, got {str(kind)[:40]}")
+    alone = choice.get("disable_parallel_tool_use") or False
+    if not isinstance(alone, bool):
+        raise BadMember("tool_choice", "'tool_choice.disable_parallel_tool_use': expected true or false")
+    if kind == "tool":
+        return {"type": "function", "function": {"name": choice.get("name")}}, not alone
+    return _TOOL_CHOICES[kind], not alone
+
+
+def _response_format(output: object) -> object:
+    if output is None:
+        return None
+    if not isinstance(output, dict) or output.keys() - {"format"}:
+        raise BadMember("output_config", "'output_config': expected an object with 'format' only")
+    form = output.get("format")
+    if form is None:
+        return None
+    if not isinstance(form, dict) or form.get("type") != "json_schema" or not isinstance(form.get("schema"), dict):
+        raise BadMember("output_config", "'output_config.format': expected type json_schema and an object as schema")
+    return {"type": "json_schema", "json_schema": {"schema": form["schema"]}}
+
+
+def _check_thinking(thinking: object) -> None:
+    if thinking is not None and thinking != {"type": "disabled"}:
+        raise BadMember(
+            "thinking", "'thinking': expected type disabled, or none: no model of this server separates its thinking"
+        )

@@ -1,0 +1,163 @@
+"""Encoder of the responses to `messages` of Anthropic's API, whole or as events of a stream, and of errors."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from edge_server.errors import BadSchema, EdgeServerError, ErrorCode
+from edge_server.frontends.v2.json_parser import to_json
+from edge_server.plugins.language.openai.completion_request import CompletionRequest
+from edge_server.plugins.language.openai.completion_response import (
+    EVENT_STREAM_HEADERS,
+    CompletionChoice,
+    ErrorFormat,
+    usage,
+)
+
+_STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
+
+_ERROR_TYPES = {
+    ErrorCode.INVALID_ARG: "invalid_request_error",
+    ErrorCode.UNSUPPORTED: "invalid_request_error",
+    ErrorCode.UNAUTHENTICATED: "authentication_error",
+    ErrorCode.PERMISSION_DENIED: "permission_error",
+    ErrorCode.NOT_FOUND: "not_found_error",
+    ErrorCode.RESOURCE_EXHAUSTED: "rate_limit_error",
+    ErrorCode.UNAVAILABLE: "overloaded_error",
+}
+
+
+class MessageEncoder:
+    """CompletionEncoder of Anthropic's API, of one choice.
+
+    The content of a streamed message comes in blocks, one after the other: a text, or the call of a tool.
+    """
+
+    stream_headers: Mapping[str, str] = EVENT_STREAM_HEADERS
+
+    def __init__(self, call: CompletionRequest) -> None:
+        self._call = call
+        self._has_begun = False
+        self._blocks = 0
+        """Blocks that have begun. The last one is open while `_open` is not None."""
+        self._open: str | int | None = None
+        """"text", or the index of the open call."""
+
+    def idle_piece(self) -> bytes:
+        return _event({"type": "ping"})
+
+    def pieces(self, choice: CompletionChoice) -> list[bytes]:
+        events: list[dict[str, Any]] = []
+        if not self._has_begun:
+            self._has_begun = True
+            events.append({"type": "message_start", "message": self._message([], None, [choice], output_tokens=0)})
+        if choice.delta:
+            events += self._begin("text", {"type": "text", "text": ""})
+            events.append(self._delta({"type": "text_delta", "text": choice.delta}))
+        for part in choice.delta_tool_calls:
+            if part["index"] != self._open:
+                events += self._begin(part["index"], _tool_use(choice.tool_calls[part["index"]], {}))
+            if arguments := part["function"].get("arguments", ""):
+                events.append(self._delta({"type": "input_json_delta", "partial_json": arguments}))
+        if choice.finish_reason is not None:
+            events += self._end_block()
+            end = {"stop_reason": _stop_reason(choice), "stop_sequence": None}
+            counts = {"output_tokens": choice.output_tokens}
+            events.append({"type": "message_delta", "delta": end, "usage": counts, **_warnings(self._call, choice)})
+            events.append({"type": "message_stop"})
+        return [_event(item) for item in events]
+
+    def last_pieces(self, choices: Sequence[CompletionChoice]) -> list[bytes]:
+        return []
+
+    def body(self, choices: Sequence[CompletionChoice]) -> object:
+        (choice,) = choices
+        text, calls = choice.text, []
+        for call in choice.tool_calls:
+            arguments = call["function"].get("arguments", "")
+            try:
+                calls.append(_tool_use(call, json.loads(arguments or "{}")))
+            except (ValueError, RecursionError):  # as in an answer that was cut short
+                text += f'{{"name": "{call["function"]["name"]}", "arguments": {arguments}'
+        content = [{"type": "text", "text": text}, *calls] if text else calls
+        message = self._message(content, _stop_reason(choice), choices, output_tokens=choice.output_tokens)
+        return {**message, **_warnings(self._call, choice)}
+
+    def _message(
+        self,
+        content: Sequence[Mapping[str, Any]],
+        stop_reason: str | None,
+        choices: Sequence[CompletionChoice],
+        *,
+        output_tokens: int,
+    ) -> dict[str, Any]:
+        counts = {"input_tokens": usage(self._call, choices)["prompt_tokens"], "output_tokens": output_tokens}
+        return {
+            "id": f"msg_{self._call.id}",
+            "type": "message",
+            "role": "assistant",
+            "model": self._call.model,
+            "content": content,
+            "stop_reason": stop_reason,
+            "stop_sequence": None,
+            "usage": counts,
+        }
+
+    def _begin(self, kind: str | int, block: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the events that open a block, unless it is open, and close the one before."""
+        if kind == self._open:
+            return []
+        events = self._end_block()
+        self._open = kind
+        self._blocks += 1
+        return [*events, {"type": "content_block_start", "index": self._blocks - 1, "content_block": block}]
+
+    def _end_block(self) -> list[dict[str, Any]]:
+        if self._open is None:
+            return []
+        self._open = None
+        return [{"type": "content_block_stop", "index": self._blocks - 1}]
+
+    def _delta(self, delta: Mapping[str, Any]) -> dict[str, Any]:
+        return {"type": "content_block_delta", "index": self._blocks - 1, "delta": delta}
+
+
+def error_object(error: EdgeServerError) -> dict[str, Any]:
+    """Return an error in Anthropic's form."""
+    message = error.message
+    if isinstance(error, BadSchema):
+        message = f"{_own_place(error.place)}: {error.problem}"
+    return {"type": "error", "error": {"type": _ERROR_TYPES.get(error.code, "api_error"), "message": message}}
+
+
+def _event(value: Mapping[str, Any]) -> bytes:
+    return f"event: {value['type']}\ndata: ".encode() + to_json(value) + b"\n\n"
+
+
+ANTHROPIC_ERRORS = ErrorFormat(error_object, lambda error: _event(error_object(error)))
+
+
+def _stop_reason(choice: CompletionChoice) -> str:
+    return _STOP_REASONS.get(choice.finish_reason or "", "end_turn")
+
+
+def _tool_use(call: Mapping[str, Any], value: object) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": value}
+
+
+def _warnings(call: CompletionRequest, choice: CompletionChoice) -> dict[str, Any]:
+    """Return the member `warnings`; no member without warnings."""
+    found = [*call.warnings, *map(_own_place, choice.warnings)]
+    return {"warnings": found} if found else {}
+
+
+def _own_place(text: str) -> str:
+    """Return a text that begins with a place of a schema as Anthropic's clients know it."""
+    return re.sub(
+        r"^json_schema\b|^(tools\[[0-9]+\])\.function\.parameters\b",
+        lambda found: f"{found[1]}.input_schema" if found[1] else "output_config.format.schema",
+        text,
+    )

@@ -1,0 +1,320 @@
+"""Anthropic's API: its calls are those of OpenAI's API, and its answers, streams and errors have its form."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
+from edge_server.core.request_response import Request, Response
+from edge_server.core.tensor import DType, Tensor
+from edge_server.errors import BadSchema, Throttled
+
+FLAGS = ("stream", "tokenize")
+TALKER = ModelSpec(
+    "talker",
+    "stub",
+    "",
+    max_batch_size=0,
+    inputs=tuple(
+        InputSpec(name, DType.BOOL if name in FLAGS else DType.BYTES, (1,), is_optional=True)
+        for name in ("messages", "sampling_parameters", *FLAGS)
+    ),
+    outputs=(
+        *(OutputSpec(name, DType.BYTES, (-1,)) for name in ("text_output", "finish_reason", "tool_calls")),
+        *(OutputSpec(name, DType.INT32, (-1,)) for name in ("token_ids", "num_input_tokens", "num_output_tokens")),
+    ),
+    instance_groups=(),
+    is_decoupled=True,
+)
+HELLO = [{"role": "user", "content": "hello"}]
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+TOOL = {"name": "f", "description": "does it", "input_schema": SCHEMA}
+OPENAI_TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA, "description": "does it"}}
+
+
+def response(request: Request, *, is_final: bool = False, **outputs: Any) -> Response:
+    tensors = [
+        Tensor(name, DType.INT32, np.array(value, np.int32))
+        if name.startswith(("num_", "token_"))
+        else Tensor(
+            name, DType.BYTES, np.array([(value if isinstance(value, str) else json.dumps(value)).encode()], object)
+        )
+        for name, value in outputs.items()
+    ]
+    return Response(request.model, 1, request.id, outputs=tuple(tensors), is_final=is_final)
+
+
+def two_words(request: Request) -> list[Response]:
+    if "tokenize" in request.inputs:
+        return [response(request, is_final=True, token_ids=[1, 2, 3])]
+    return [
+        response(request, text_output="two", num_input_tokens=[9], num_output_tokens=[1]),
+        response(request, text_output=" words", num_output_tokens=[2]),
+        response(request, is_final=True, text_output="", finish_reason="stop"),
+    ]
+
+
+def look_and_call(*arguments: str) -> Any:
+    """Return the model that says a word, and calls f with each of the arguments, in parts of one character."""
+
+    def answer(request: Request) -> list[Response]:
+        parts: list[dict[str, Any]] = []
+        for index, text in enumerate(arguments):
+            parts.append({"index": index, "id": f"call_{index}", "type": "function", "function": {"name": "f"}})
+            parts += [{"index": index, "function": {"arguments": character}} for character in text]
+        responses = [response(request, text_output="", tool_calls=[part]) for part in parts]
+        end = response(request, is_final=True, text_output="", finish_reason="tool_calls")
+        return [response(request, text_output="Look."), *responses, end]
+
+    return answer
+
+
+@pytest.fixture
+def talker(site: Any) -> Any:
+    site.service.models["talker"] = (TALKER, two_words)
+    return site
+
+
+def ask(site: Any, path: str = "/v1/messages", **members: Any) -> Any:
+    return site.post(path, {"model": "talker", "max_tokens": 5, "messages": HELLO, **members})
+
+
+def events(reply: Any) -> list[dict[str, Any]]:
+    """Return the events of a stream, whose names are their types."""
+    assert reply.headers["Content-Type"].startswith("text/event-stream")
+    found = []
+    for text in reply.body.decode().split("\n\n")[:-1]:
+        name, data = text.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found
+
+
+def sent(site: Any, path: str, members: dict[str, Any]) -> dict[str, Any]:
+    """Return the inputs of the request that a call becomes."""
+    reply = site.post(path, {"model": "talker", "max_tokens": 5, **members})
+    assert reply.status == 200, reply.body
+    request = site.service.requests.pop()
+    values = {name: tensor.array.tolist()[0] for name, tensor in request.inputs.items()}
+    return {name: json.loads(value) if isinstance(value, bytes) else value for name, value in values.items()}
+
+
+@pytest.mark.parametrize(
+    ("members", "own"),
+    [
+        ({"messages": HELLO}, {"messages": HELLO}),
+        (
+            {
+                "system": "be brief", "messages": HELLO, "stream": True, "temperature": 0.5, "top_p": 0.5, "top_k": 3,
+                "stop_sequences": ["x"], "metadata": {"user_id": "me"}, "thinking": {"type": "disabled"},
+            },
+            {
+                "messages": [{"role": "system", "content": "be brief"}, *HELLO], "stream": True, "temperature": 0.5,
+                "top_p": 0.5, "top_k": 3, "stop": ["x"],
+            },
+        ),
+        (
+            {
+                "system": [{"type": "text", "text": "be"}, {"type": "text", "text": " brief"}],
+                "messages": [{"role": "user", "content": [{"type": "text", "text": "hello", "cache_control": {}}]}],
+            },
+            {"messages": [{"role": "system", "content": "be brief"}, *HELLO]},
+        ),
+        (
+            {"messages": HELLO, "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
+            {
+                "messages": HELLO,
+                "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}},
+            },
+        ),
+        *(
+            ({"messages": HELLO, "tools": [TOOL], "tool_choice": choice},
+             {"messages": HELLO, "tools": [OPENAI_TOOL], "tool_choice": own})
+            for choice, own in (
+                (None, None), ({"type": "auto"}, "auto"), ({"type": "any"}, "required"), ({"type": "none"}, "none"),
+                ({"type": "tool", "name": "f"}, {"type": "function", "function": {"name": "f"}}),
+            )
+        ),
+        (
+            {
+                "tools": [TOOL],
+                "messages": [
+                    *HELLO,
+                    {
+                        "role": "assistant",
+                        "content": [
+                            {"type": "thinking", "thinking": "hm", "signature": ""},
+                            {"type": "text", "text": "Look."},
+                            {"type": "tool_use", "id": "c1", "name": "f", "input": {"a": 1}},
+                        ],
+                    },
+                    {
+                        "role": "user",
+                        "content": [
+                            {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "4"}]},
+                            {"type": "text", "text": "and?"},
+                        ],
+                    },
+                ],
+            },
+            {
+                "tools": [OPENAI_TOOL],
+                "messages": [
+                    *HELLO,
+                    {
+                        "role": "assistant", "content": "Look.",
+                        "tool_calls": [
+                            {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+                        ],
+                    },
+                    {"role": "tool", "tool_call_id": "c1", "content": "4"},
+                    {"role": "user", "content": "and?"},
+                ],
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_a_call_becomes_the_request_that_openais_api_makes(
+    talker: Any, members: dict[str, Any], own: dict[str, Any]
+) -> None:
+    assert sent(talker, "/v1/messages", members) == sent(talker, "/v1/chat/completions", own)
+
+
+def test_a_message_has_blocks_and_counts(talker: Any) -> None:
+    answer = ask(talker).json
+    assert answer.pop("id").startswith("msg_")
+    assert answer == {
+        "type": "message",
+        "role": "assistant",
+        "model": "talker",
+        "content": [{"type": "text", "text": "two words"}],
+        "stop_reason": "end_turn",
+        "stop_sequence": None,
+        "usage": {"input_tokens": 9, "output_tokens": 3},
+    }
+
+
+def test_a_stream_has_the_events_of_a_text(talker: Any) -> None:
+    found = events(ask(talker, stream=True))
+    assert found[0]["message"]["usage"] == {"input_tokens": 9, "output_tokens": 0}
+    assert found[0]["message"]["content"] == []
+    assert found[1:] == [
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "two"}},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": " words"}},
+        {"type": "content_block_stop", "index": 0},
+        {
+            "type": "message_delta",
+            "delta": {"stop_reason": "end_turn", "stop_sequence": None},
+            "usage": {"output_tokens": 3},
+        },
+        {"type": "message_stop"},
+    ]
+
+
+def test_each_call_of_a_tool_is_a_block(talker: Any) -> None:
+    talker.service.models["talker"] = (TALKER, look_and_call('{"a": 1}', "{}"))
+    uses = [{"type": "tool_use", "id": f"call_{index}", "name": "f"} for index in range(2)]
+    answer = ask(talker, tools=[TOOL]).json
+    assert answer["stop_reason"] == "tool_use"
+    assert answer["content"] == [
+        {"type": "text", "text": "Look."}, {**uses[0], "input": {"a": 1}}, {**uses[1], "input": {}}
+    ]  # fmt: skip
+    found = events(ask(talker, tools=[TOOL], stream=True))
+    starts = [item for item in found if item["type"] == "content_block_start"]
+    assert [item["content_block"] for item in starts] == [
+        {"type": "text", "text": ""}, *({**use, "input": {}} for use in uses)
+    ]  # fmt: skip
+    texts = ["", "", ""]
+    for item in found:
+        if item["type"] == "content_block_delta":
+            texts[item["index"]] += item["delta"].get("text", "") + item["delta"].get("partial_json", "")
+    assert texts == ["Look.", '{"a": 1}', "{}"]
+    assert [item["index"] for item in found if item["type"] == "content_block_stop"] == [0, 1, 2]
+    one = {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}
+    assert len(ask(talker, tools=[TOOL], **one).json["content"]) == 2
+
+
+def test_a_call_that_was_cut_short_is_text(talker: Any) -> None:
+    talker.service.models["talker"] = (TALKER, look_and_call('{"a": '))
+    assert ask(talker, tools=[TOOL]).json["content"] == [
+        {"type": "text", "text": 'Look.{"name": "f", "arguments": {"a": '}
+    ]
+
+
+def test_the_tokens_of_a_chat_are_counted(talker: Any) -> None:
+    members = {"model": "talker", "messages": HELLO, "system": "be brief", "tools": [TOOL]}
+    assert talker.post("/v1/messages/count_tokens", members).json == {"input_tokens": 3}
+    (request,) = talker.service.requests
+    assert [message["role"] for message in request.inputs["messages"].value["messages"]] == ["system", "user"]
+
+
+USER = {"role": "user", "content": "a"}
+
+
+@pytest.mark.parametrize(
+    ("members", "status", "kind", "said"),
+    [
+        ({"model": "nosuch"}, 404, "not_found_error", "'nosuch' is not found"),
+        ({"max_tokens": None}, 400, "", "'max_tokens': expected a whole number from 1, got none"),
+        ({"max_tokens": 0}, 400, "", "'max_tokens': expected a whole number from 1, got 0"),
+        ({"messages": "a"}, 400, "", "'messages': expected a list of messages, got a string"),
+        ({"messages": []}, 400, "", "'messages': expected at least one message"),
+        ({"messages": [{"role": "system", "content": "a"}]}, 400, "", "'messages[0].role': expected user or assistant"),
+        ({"messages": [USER, {"role": "assistant", "content": "b"}]}, 400, "", "an answer cannot be continued"),
+        ({"messages": [{"role": "user"}]}, 400, "", "'messages[0].content': expected a text or a list of blocks"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, 400, "", "blocks of type text, got image"),
+        (
+            {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "name": "f"}]}, USER]},
+            400, "", "'messages[0].content[0]': expected a name and an object as input",
+        ),
+        ({"system": 3}, 400, "", "'system': expected a text or a list, got an integer"),
+        ({"tools": [{"type": "web_search_20250305"}]}, 400, "", "'tools[0].type': expected custom or none, got web_"),
+        ({"tools": [3]}, 400, "", "'tools[0].type': expected custom or none, got an integer"),
+        ({"tool_choice": "auto"}, 400, "", "'tool_choice.type': expected auto, any, tool or none"),
+        ({"tool_choice": {"type": "any"}}, 400, "", "'tool_choice': expected none or auto without tools"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 9}}, 400, "", "'thinking': expected type disabled"),
+        ({"output_config": {"effort": "low"}}, 400, "", "'output_config': expected an object with 'format' only"),
+        ({"output_config": {"format": {"type": "xml"}}}, 400, "", "'output_config.format': expected type json_schema"),
+        ({"stream": 1}, 400, "", "'stream': expected true or false"),
+        ({"logit_bias": {"1": 2}}, 400, "", "'logit_bias' is not supported"),
+    ],
+)  # fmt: skip
+def test_an_invalid_call_gets_anthropics_error(
+    talker: Any, members: dict[str, Any], status: int, kind: str, said: str
+) -> None:
+    reply = ask(talker, **members)
+    assert (reply.status, reply.json["type"]) == (status, "error")
+    assert reply.json["error"]["type"] == (kind or "invalid_request_error")
+    assert said in reply.json["error"]["message"]
+    assert not talker.service.requests
+
+
+def test_an_error_in_a_stream_is_its_last_event(talker: Any) -> None:
+    def fail(request: Request) -> list[Response]:
+        error = BadSchema("tools[0].function.parameters.x", "too slow")
+        return [response(request, text_output="a"), Response(request.model, 1, request.id, error=error)]
+
+    talker.service.models["talker"] = (TALKER, fail)
+    last = events(ask(talker, stream=True))[-1]
+    assert last == {
+        "type": "error",
+        "error": {"type": "invalid_request_error", "message": "tools[0].input_schema.x: too slow"},
+    }
+
+
+def test_a_refusal_keeps_its_status_and_headers(talker: Any) -> None:
+    error = Throttled("too hot", retry_after_s=2.5)
+    talker.service.models["talker"] = (TALKER, lambda request: [Response("talker", 1, request.id, error=error)])
+    reply = ask(talker)
+    assert (reply.status, reply.headers["Retry-After"]) == (429, "3")
+    assert reply.json["error"]["type"] == "rate_limit_error"
+
+
+def test_a_wrong_method_gets_anthropics_error(talker: Any) -> None:
+    reply = talker.get("/v1/messages")
+    assert (reply.status, reply.json["type"]) == (405, "error")
