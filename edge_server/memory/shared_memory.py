@@ -93,22 +93,19 @@ class RegionPiece:
         self.check_present()
         self.region.memory[self.start : min(self.start + len(data), self.stop)] = data
 
-    def is_present(self) -> bool:
-        """Return False when the client has truncated its segment so that the piece is no longer inside.
+    def check_present(self) -> None:
+        """Raise InvalidRequest when the client has truncated its segment so that the piece is no longer inside.
 
         Touching a page past the end of the file would end this process with SIGBUS. A truncation after the check still
         does. Closing that gap would need a read(2) copy of every tensor, which shared memory is there to avoid.
         Therefore clients must be trusted (see SharedMemoryRegistry).
         """
-        return self.region.mapping.size() >= self.end
-
-    def check_present(self) -> None:
-        """Raise InvalidRequest unless `is_present`."""
-        if not self.is_present():
-            report = self.region.report
+        region = self.region
+        if (present := region.mapping.size()) < self.end:
+            report = region.report
             raise InvalidRequest(
                 f"Invalid offset + byte size for shared memory region: '{report.name}': {self.end} bytes of segment "
-                f"'{report.key}' are needed, but it shrank to {self.region.mapping.size()} bytes"
+                f"'{report.key}' are needed, but it shrank to {present} bytes"
             )
 
 
@@ -201,7 +198,7 @@ class RequestPieces:
                 region.pins += 1
         inputs, outputs = RegionHold(self._lock, self._input_regions), RegionHold(self._lock, self._output_regions)
         for piece in self._last:
-            if not piece.is_present():
+            if piece.region.mapping.size() < piece.end:
                 inputs.release()
                 outputs.release()
                 return None

@@ -115,6 +115,25 @@ def test_an_input_in_shared_memory_and_an_output_in_the_response_can_be_mixed(
     np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), array * 2)
 
 
+def test_an_equal_request_reads_what_its_region_holds_now(client: Any, wire: str, segment: Any) -> None:
+    value = 0.0
+    for _ in range(2):
+        key, handle = segment(64)
+        client.register_system_shared_memory("mine", key, 64)
+        for _ in range(4):
+            value += 1
+            shm.set_shared_memory_region(handle, [np.full((1, 4), value, np.float32)])
+            client.infer(
+                "same", [given(wire, "INPUT0", (1, 4), "mine")], outputs=[wanted(wire, "OUTPUT0", "mine", 16, 32)]
+            )
+            assert shm.get_contents_as_numpy(handle, np.float32, [4], 32).tolist() == [value] * 4
+        client.unregister_system_shared_memory("mine")
+        with pytest.raises(InferenceServerException, match="Unable to find shared memory region: 'mine'"):
+            client.infer(
+                "same", [given(wire, "INPUT0", (1, 4), "mine")], outputs=[wanted(wire, "OUTPUT0", "mine", 16, 32)]
+            )
+
+
 def test_strings_use_shared_memory(client: Any, wire: str, segment: Any) -> None:
     from tritonclient.utils import serialize_byte_tensor
 
