@@ -128,3 +128,22 @@ def test_the_last_chunk_of_a_stream_has_the_warning(open_talker: Callable[..., A
     # Programs read the first choice of each chunk.
     assert all(chunk["choices"] for chunk in chunks)
     assert site.service.keep_alives == []
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [(90, 90.0), ("90", 90.0), ("1.5m", 90.0), ("5m0s", 300.0), ("1h30m0s", 5400.0), ("500ms", 0.5), (0, 0.0)]
+    + [(value, float("inf")) for value in (-1, "-1", "-1m")],
+)
+def test_a_duration_may_have_several_units(open_talker: Callable[..., Any], given: Any, seconds: float) -> None:
+    site = open_talker()
+    assert site.post("/api/chat", {**CALLS["/api/chat"], "keep_alive": given}).status == 200
+    assert site.service.keep_alives == [("talker", seconds)]
+
+
+@pytest.mark.parametrize("given", ["", "m", "1.m", "1d", "1h 2m", "1m" * 9, "1" * 10, True, [1], 1e300])
+def test_a_text_that_is_no_duration_is_refused(open_talker: Callable[..., Any], given: Any) -> None:
+    site = open_talker()
+    reply = site.post("/api/chat", {**CALLS["/api/chat"], "keep_alive": given})
+    assert (reply.status, "'keep_alive': expected seconds or a text such as 5m" in reply.error) == (400, True)
+    assert site.service.keep_alives == []

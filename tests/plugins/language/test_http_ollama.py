@@ -6,6 +6,7 @@ import http.client
 import json
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -322,3 +323,32 @@ def test_a_model_is_shown_with_what_it_can_do(talker: Any) -> None:
     for members in ({"model": "talker:latest"}, {"name": "talker", "verbose": True}):
         assert talker.post("/api/show", members).json["capabilities"] == ["completion", "tools"]
     assert talker.get("/api/version").json["version"].count(".") == 2
+
+
+@pytest.mark.parametrize(
+    ("is_loaded", "keep_alive", "reason", "set_to"),
+    [
+        (True, None, "load", []),
+        (True, "5m", "load", [300.0]),
+        (True, 0, "unload", [0.0]),
+        # Else the next request would load it, and it would be unloaded behind it.
+        (False, 0, "unload", []),
+    ],
+)
+def test_a_call_without_content_loads_or_unloads_a_model(
+    talker: Any, is_loaded: bool, keep_alive: Any, reason: str, set_to: list[float]
+) -> None:
+    talker.service.instance_reports = lambda: [SimpleNamespace(name="talker")] if is_loaded else []
+    for path, content in (("chat", {"messages": []}), ("generate", {})):
+        talker.service.orders.clear()
+        reply = talker.post(f"/api/{path}", {"model": "talker", "keep_alive": keep_alive, **content})
+        assert (reply.json["done"], reply.json["done_reason"]) == (True, reason)
+        assert [seconds for _, seconds in talker.service.keep_alives] == set_to
+    assert not talker.service.requests
+
+
+def test_a_model_that_is_not_loaded_is_loaded_by_a_request_for_one_token(talker: Any) -> None:
+    talker.service.instance_reports = list
+    assert talker.post("/api/chat", {"model": "talker", "messages": []}).json["done_reason"] == "load"
+    (request,) = talker.service.requests
+    assert json.loads(request.inputs["sampling_parameters"].array[0])["max_tokens"] == 1

@@ -29,17 +29,11 @@ class AnthropicEndpoints:
         return await self._runner.respond(request, partial(self._count_tokens, request))
 
     async def _create(self, request: HttpRequest) -> HttpResponse | None:
-        try:
-            call = read_message_request(await request.read_body())
-        finally:
-            request.release_body()
+        call = await self._runner.read(request, read_message_request)
         return await self._runner.complete(request, call, MessageEncoder)
 
     async def _count_tokens(self, request: HttpRequest) -> HttpResponse:
-        try:
-            call = read_count_request(await request.read_body())
-        finally:
-            request.release_body()
+        call = await self._runner.read(request, read_count_request)
         handle = self._service.find(call.model, None)
         inference = tokenize_request(call, handle.spec)
         (response,) = await self._runner.submit_all(handle, request.context.dispatch, [inference])

@@ -87,11 +87,10 @@ class OllamaEndpoints:
         request.release_body()
         return json_response({"version": _API_VERSION})
 
-    async def _generate(self, request: HttpRequest, read: Callable[[Buffer], GenerationRequest]) -> HttpResponse | None:
-        try:
-            call = read(await request.read_body())
-        finally:
-            request.release_body()
+    async def _generate(
+        self, request: HttpRequest, parse: Callable[[Buffer], GenerationRequest]
+    ) -> HttpResponse | None:
+        call = await self._runner.read(request, parse)
         if call.completion is None:
             return await self._load(request, call)
         return await self._runner.complete(request, call.completion, partial(OllamaEncoder, call))
@@ -100,7 +99,8 @@ class OllamaEndpoints:
         """Load a model, or unload it if `keep_alive` is 0."""
         name, seconds = model_name(call.model), call.keep_alive_s
         self._service.find(name, None)
-        if seconds != 0 and all(report.name != name for report in self._service.instance_reports()):
+        is_loaded = any(report.name == name for report in self._service.instance_reports())
+        if seconds != 0 and not is_loaded:
             # A request loads the model, and waits for it.
             members = {"model": name, "messages": [{"role": "user", "content": "-"}], "max_tokens": 1}
             if not self._takes_chats(name):
@@ -108,7 +108,8 @@ class OllamaEndpoints:
             first = make_completion_request(members, is_chat="messages" in members)
             await self._runner.complete(request, first, partial(OllamaEncoder, call))
         warnings = self._runner.keep_alive_warnings(request, seconds)
-        if seconds is not None and not warnings:
+        # The 0 for a model that is not loaded would unload it after its next request.
+        if seconds is not None and not warnings and (seconds or is_loaded):
             self._service.set_keep_alive(name, seconds)
         reason = "unload" if seconds == 0 else "load"
         answer = {**opening(call, ""), "done": True, "done_reason": reason}

@@ -8,6 +8,7 @@ from pathlib import PurePath
 from typing import Any
 
 from edge_server.core.model_spec import ModelSpec
+from edge_server.errors import NotReady, UnknownModel
 from edge_server.service import InferenceService
 
 _NO_DIGEST = "0" * 64
@@ -26,13 +27,17 @@ def list_models(service: InferenceService, names: Sequence[str], *, only_loaded:
         report = reports.get(name)
         if report is None and only_loaded:
             continue
+        try:
+            spec = service.find(name, None).spec
+        except (UnknownModel, NotReady):  # removed since
+            continue
         tagged = name if ":" in name else f"{name}:latest"
         entry: dict[str, Any] = {
             "name": tagged,
             "model": tagged,
             "size": report.load_rss_bytes if report else 0,
             "digest": (report.digest.removeprefix("sha256:") if report else "") or _NO_DIGEST,
-            "details": model_details(service.find(name, None).spec),
+            "details": model_details(spec),
         }
         if only_loaded and report is not None:
             entry["size_vram"] = sum(report.gpu_bytes.values())
@@ -51,8 +56,8 @@ def show_model(spec: ModelSpec) -> dict[str, Any]:
         "embedding": not is_for_text,
     }
     information: dict[str, Any] = {"general.architecture": spec.backend, "general.basename": spec.name}
-    if "max_context" in spec.parameters:
-        information[f"{spec.backend}.context_length"] = int(spec.parameters["max_context"])
+    if (context := spec.parameters.get("max_context", "")).isdecimal():
+        information[f"{spec.backend}.context_length"] = int(context)
     return {
         "modelfile": "",
         "parameters": "",

@@ -30,6 +30,7 @@ from edge_server.service import Handle, InferenceService
 
 _LOG = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Call = TypeVar("Call", CompletionRequest, EmbeddingRequest)
 
 _KEEP_ALIVE_S = 15.0
@@ -91,6 +92,19 @@ class CallRunner:
         response.body = to_json(self._errors.body(failure))
         return response
 
+    async def read(self, request: HttpRequest, parse: Callable[[Buffer], T]) -> T:
+        """Return what `parse` makes of the body, and release the body. Raises the errors of both.
+
+        `parse` runs on a worker thread if the body is large.
+        """
+        try:
+            body = await request.read_body()
+            if len(body) > TEXT_ON_LOOP_BYTES:
+                return await request.run_on_worker(partial(parse, body))
+            return parse(body)
+        finally:
+            request.release_body()
+
     def model_names(self) -> list[str]:
         """Return the models that give text or embeddings."""
         names = sorted({entry.name for entry in self.service.repository_index()})
@@ -125,17 +139,11 @@ class CallRunner:
     async def embed(
         self,
         request: HttpRequest,
-        read: Callable[[Buffer], EmbeddingRequest],
+        parse: Callable[[Buffer], EmbeddingRequest],
         encode: Callable[[EmbeddingRequest, Embeddings], object],
     ) -> HttpResponse:
-        """Answer a call whose parser is `read` with the JSON that `encode` returns. Raises EdgeServerError."""
-        try:
-            body = await request.read_body()
-            read_body = partial(read, body)
-            call = await request.run_on_worker(read_body) if len(body) > TEXT_ON_LOOP_BYTES else read_body()
-            del body, read_body  # the memory budget counts the body no longer
-        finally:
-            request.release_body()
+        """Answer a call whose parser is `parse` with the JSON that `encode` returns. Raises EdgeServerError."""
+        call = await self.read(request, parse)
         handle = self.service.find(call.model, None)
         requests = call.inference_requests(handle.spec)
         call = self._admit(request, call)

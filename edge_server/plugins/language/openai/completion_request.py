@@ -48,6 +48,11 @@ _NO_EFFECT = {
 }  # fmt: skip
 """Members that are ignored, because the answer does not depend on them."""
 
+_NUMBER = r"[0-9]{1,9}(?:\.[0-9]{1,9})?"
+_DURATION = re.compile(rf"-?(?:{_NUMBER}|(?:{_NUMBER}(?:h|ms|m|s)){{1,4}})")
+_UNIT_S = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001, "": 1.0}
+"""`keep_alive` as a text: a number, or Go's durations, which ollama's own clients send."""
+
 _JSON = "'response_format' with a JSON schema"
 _INSTEAD = {
     **{name: f"use {_JSON if same == 'json_schema' else repr(same)}" for name, same in SAME_AS.items()},
@@ -209,7 +214,8 @@ def read_model(members: Mapping[str, Any]) -> str:
 
 
 def read_keep_alive(members: Mapping[str, Any]) -> float | None:
-    """Return the seconds of `keep_alive`: a number, or a text such as "90s", "5m" or "1h"; a negative one is for ever.
+    """Return the seconds of `keep_alive`: a number, or a text such as "90", "5m" or "1h30m0s"; a negative one is for
+    ever.
 
     Raises BadMember.
     """
@@ -217,8 +223,9 @@ def read_keep_alive(members: Mapping[str, Any]) -> float | None:
     if value is None:
         return None
     seconds: object = value
-    if isinstance(value, str) and (found := re.fullmatch(r"(-?[0-9]{1,9}(?:\.[0-9]{1,9})?)(s|m|h|)", value)):
-        seconds = float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
+    if isinstance(value, str) and _DURATION.fullmatch(value):
+        parts = re.findall(r"([0-9.]+)(h|ms|m|s|)", value)
+        seconds = sum(float(number) * _UNIT_S[unit] for number, unit in parts) * (-1 if value[0] == "-" else 1)
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not abs(seconds) < 1e12:
         raise BadMember("keep_alive", f"'keep_alive': expected seconds or a text such as 5m, got {str(value)[:40]!r}")
     return float(seconds) if seconds >= 0 else math.inf

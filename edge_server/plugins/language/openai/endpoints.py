@@ -47,10 +47,7 @@ class OpenAiEndpoints:
         return json_response(_model(name))
 
     async def _generate(self, request: HttpRequest, *, is_chat: bool) -> HttpResponse | None:
-        try:
-            call = read_completion_request(await request.read_body(), is_chat=is_chat)
-        finally:
-            request.release_body()
+        call = await self._runner.read(request, partial(read_completion_request, is_chat=is_chat))
         return await self._runner.complete(request, call, OpenAiEncoder)
 
 

@@ -36,18 +36,12 @@ class TokenEndpoints:
         return await self._runner.respond(request, partial(self._detokenize, request))
 
     async def _tokenize(self, request: HttpRequest) -> HttpResponse:
-        try:
-            call = read_tokenize_request(await request.read_body())
-        finally:
-            request.release_body()
+        call = await self._runner.read(request, read_tokenize_request)
         handle = self._service.find(call.model, None)
         return json_response(tokenize_response(await self._infer(request, handle, tokenize_request(call, handle.spec))))
 
     async def _detokenize(self, request: HttpRequest) -> HttpResponse:
-        try:
-            model, tokens = read_detokenize_request(await request.read_body())
-        finally:
-            request.release_body()
+        model, tokens = await self._runner.read(request, read_detokenize_request)
         handle = self._service.find(model, None)
         response = await self._infer(request, handle, detokenize_request(tokens, handle.spec))
         return json_response(detokenize_response(response))
