@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from types import SimpleNamespace
 
@@ -148,6 +149,7 @@ def test_a_client_that_reads_no_results_stops_only_its_own_stream(served, tools)
         sent += 1
         assert sent < 10_000, "frames go on being answered that nobody takes"
         slow.send(tools.frame(sent % 200))
+        time.sleep(0.0001)  # a loop without a pause would leave workers no chance of a lock that is unfair
     before = counts()[0].dropped[DropReason.SLOW_READER]
     for value in range(1, 200):
         slow.send(tools.frame(value))
