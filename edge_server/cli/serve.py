@@ -51,8 +51,10 @@ def _run(arguments: Sequence[str]) -> int:
         log.warning("%s", warning)
     manager = ServiceManager.from_environment(process_environment(), os.getpid())
     if manager.is_present:
-        # When systemd's watchdog sends SIGABRT, write the stacks of all threads to the journal.
-        faulthandler.enable()
+        # When systemd's watchdog sends SIGABRT, write the stacks of all threads to the journal. Without an interpreter
+        # lock only that of the main thread: the others run on, and to read their stacks ends in a segmentation fault.
+        has_lock = getattr(sys, "_is_gil_enabled", lambda: True)()
+        faulthandler.enable(all_threads=has_lock)
 
     def read_again() -> ServerConfig:
         return parse_serve(arguments, process_environment(), plugins).config

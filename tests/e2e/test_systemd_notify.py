@@ -11,6 +11,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ import pytest
 COMMAND = Path(sys.executable).parent / "edge-server"
 
 WATCHDOG_S = 2.0
+HAS_INTERPRETER_LOCK = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 HOLDS_EVERYTHING = """
 import ctypes
@@ -122,6 +124,7 @@ def test_the_watchdog_is_notified_in_time_under_load(
         assert eventually(has_enough)
 
 
+@pytest.mark.skipif(not HAS_INTERPRETER_LOCK, reason="the model holds the lock, which this Python does not have")
 def test_a_blocked_event_loop_stops_watchdog_notifications_until_it_runs_again(
     serve: Any, repository: Any, identity: Any, manager: Manager, eventually: Any
 ) -> None:
@@ -170,7 +173,8 @@ def test_the_watchdogs_signal_dumps_the_stacks_of_all_threads(
     with serve(repository.path, environment=manager.environment) as server:
         assert server.stop(signal.SIGABRT) == -signal.SIGABRT
         assert "Fatal Python error: Aborted" in server.log()
-        assert server.log().count("Thread 0x") > 3
+        assert server.log().count("Thread 0x") > 3 or not HAS_INTERPRETER_LOCK
+        assert "edge_server/process/server.py" in server.log()
 
 
 def test_sighup_applies_log_settings_and_names_settings_that_need_a_restart(

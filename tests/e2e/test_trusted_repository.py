@@ -12,7 +12,8 @@ COMMAND = Path(sys.executable).parent / "edge-server"
 
 
 def sign(*arguments: str | Path) -> None:
-    subprocess.run([str(COMMAND), "sign", *map(str, arguments)], check=True, capture_output=True, timeout=60)
+    done = subprocess.run([str(COMMAND), "sign", *map(str, arguments)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 def stage(repository: Any, tmp_path: Path, config: str, version: int) -> Path:
