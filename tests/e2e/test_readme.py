@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import cv2  # noqa: F401 - the commands send pictures
 import pytest
 
 ROOT = Path(__file__).parents[2]
