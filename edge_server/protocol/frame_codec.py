@@ -60,6 +60,9 @@ _ATTRIBUTES = {
 }
 """(Message, field) -> the name in Python, where it differs."""
 
+_SMALL_BYTES = 1024
+"""Up to this size a message is parsed as a whole: to cut payloads out would cost more than to copy them."""
+
 _FLOAT_LIMIT = 3.4028235677973366e38
 """Numbers from here on round to infinity in 32 bits."""
 
@@ -92,8 +95,11 @@ def encode_frame_pieces(frame: Frame) -> list[bytes | memoryview]:
 
 
 def decode_client_message(data: Buffer) -> ClientMessage:
-    """Return the decoded client message; `Frame.data` is a view of `data`. Raises InvalidRequest if it is malformed."""
-    cut = split(data, 2)
+    """Return the decoded client message. Raises InvalidRequest if it is malformed.
+
+    `Frame.data` is a view of `data` if that has more than _SMALL_BYTES.
+    """
+    cut = split(data, 2) if len(data) > _SMALL_BYTES else None
     if cut is not None and len(cut.payloads) == 1 and (
         not cut.rest or _parsed("ClientMessage", cut.rest).WhichOneof("kind") is None
     ):  # fmt: skip
@@ -128,11 +134,12 @@ def encode_server_message(message: ServerMessage, frames_allowed: int = 0) -> by
 
 
 def decode_server_message(data: Buffer) -> tuple[ServerMessage, int]:
-    """Return the decoded server message, and `frames_allowed`; the arrays of tensors are views of `data`.
+    """Return the decoded server message, and `frames_allowed`.
 
-    A kind of message that this version does not know counts as Credit. Raises InvalidRequest if it is malformed.
+    The arrays of tensors are views of `data` if that has more than _SMALL_BYTES. A kind of message that this version
+    does not know counts as Credit. Raises InvalidRequest if it is malformed.
     """
-    cut = split(data, 2)
+    cut = split(data, 2) if len(data) > _SMALL_BYTES else None
     if cut is not None and len(cut.payloads) == 1:
         rest = _parsed("ServerMessage", cut.rest)
         inner = split(cut.payloads[0], 14)

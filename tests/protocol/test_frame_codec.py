@@ -6,7 +6,7 @@ import math
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
+from edge_server.protocol import frame_codec
 from edge_server.protocol.frame_codec import (
     MAX_NAMES,
     STREAM_PATH,
@@ -52,6 +53,16 @@ from edge_server.protocol.raw_tensors import raw_from_tensor, tensor_from_raw
 
 ClientWire = message_class("edge.frames.v1.ClientMessage")
 ServerWire = message_class("edge.frames.v1.ServerMessage")
+
+
+@pytest.fixture(scope="module", autouse=True, params=["parsed whole", "payloads cut out"])
+def both_ways(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run each test with small messages parsed whole, as they are, and as if they were large."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "payloads cut out":
+            patch.setattr(frame_codec, "_SMALL_BYTES", -1)
+        yield
+
 
 texts = st.text(max_size=6)
 u32 = st.one_of(st.sampled_from([0, 1, 2**32 - 1]), st.integers(0, 2**32 - 1))
@@ -461,14 +472,14 @@ def test_an_out_of_range_value_is_refused_by_field_name(message: str) -> None:
 
 
 def test_pixels_are_a_view_of_the_message() -> None:
-    octets = encode_client_message(Frame(FrameHeader(), 10, 10, "mono8", data=memoryview(bytearray(100))))
+    octets = encode_client_message(Frame(FrameHeader(), 40, 40, "mono8", data=memoryview(bytearray(1600))))
     found = decode_client_message(octets)
     assert isinstance(found, Frame)
     assert found.data.obj is octets
 
 
 def test_arrays_of_a_result_are_views_of_the_message() -> None:
-    tensor = Tensor("x", DType.UINT8, np.arange(6, dtype=np.uint8).reshape(2, 3))
+    tensor = Tensor("x", DType.UINT8, np.zeros((40, 40), np.uint8))
     octets = encode_server_message(FrameResult(FrameHeader(), tensors=(tensor,)))
     found, _ = decode_server_message(octets)
     begin = np.frombuffer(octets, np.uint8).__array_interface__["data"][0]
