@@ -145,7 +145,7 @@ def add_grpc_tls(group: argparse._ActionsContainer) -> None:
 def read_grpc_tls(options: argparse.Namespace) -> Tls | None:
     """Return the TLS settings from the options of `add_grpc_tls`; None means no TLS.
 
-    Raises InvalidRequest if a file cannot be read.
+    Raises InvalidRequest if a file cannot be read or is none of certificates or of a key.
     """
     if not (options.tls or options.tls_root or options.tls_cert):
         return None
@@ -154,7 +154,7 @@ def read_grpc_tls(options: argparse.Namespace) -> Tls | None:
 
     tls = Tls(options.tls_root or "", options.tls_cert or "", options.tls_key or "")
     try:
-        tls.credentials()
+        tls.context()
     except OSError as error:
         raise InvalidRequest(f"{error.filename}: cannot be read: {error.strerror}") from None
     return tls
@@ -168,9 +168,11 @@ _GRPC_FAILURES = {
     "Connection reset by peer": _CLOSED,
     "Socket closed": _CLOSED,
     "the connection was closed": _CLOSED,
+    "ALERT_CERTIFICATE_REQUIRED": _CLOSED,
     "http1.x server": "the server at this address speaks HTTP/1.1: give the address of its gRPC",
     "Expected SETTINGS frame": _NOT_GRPC,
     "no HTTP/2 server without TLS": _NOT_GRPC,
+    "no HTTP/2 over TLS": _NOT_GRPC,
     "WRONG_VERSION_NUMBER": "the server at this address does not use TLS: leave out --tls, --tls-root and --tls-cert",
     "Hostname Verification Check failed": "the server's certificate is refused: it is for another name; use a name or "
     "IP address of the certificate as the address",
@@ -184,7 +186,11 @@ def describe_grpc_failure(details: str) -> str:
     if refused := re.search(r"CERTIFICATE_VERIFY_FAILED(?:: ([^:]+))?", details):
         text = "the server's certificate is refused (CERTIFICATE_VERIFY_FAILED)"
         reason = refused[1] or ""
-        hint = "" if "expired" in reason else "; name the file of its certificate authority with --tls-root=FILE"
+        hint = "; name the file of its certificate authority with --tls-root=FILE"
+        if "expired" in reason:
+            hint = ""
+        elif "not valid for" in reason:
+            hint = "; use a name or IP address of the certificate as the address"
         return f"{text}{f': {reason}' if reason else ''}{hint}"
     return next((text for part, text in _GRPC_FAILURES.items() if part in details), details)
 

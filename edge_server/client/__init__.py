@@ -3,7 +3,8 @@ grpcio, hpack and numpy, and no part of the server.
 
 Programs import everything from here: `FrameStream` is for threads, `AioFrameStream` for asyncio. Both use
 `stream_protocol` (messages), `flow_control` (credit and counts), `pictures` (images to frames), `endpoint` (address and
-TLS) and `stream_errors`. `FrameStream` without TLS connects by `http2_call`, all else by grpcio. May import core,
+TLS) and `stream_errors`. `FrameStream` connects by `http2_call` (with `tls_session`) where it can, see
+`ServerEndpoint.needs_grpcio`, all else by grpcio. May import core,
 errors and protocol. Used by the command line and `ros`.
 """
 

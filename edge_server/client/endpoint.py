@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import ssl
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,13 +13,18 @@ from typing import Any
 
 import grpc
 
+from edge_server.client.tls_session import TlsSession
+from edge_server.errors import InvalidRequest
+
 KEEPALIVE_S = 10.0
 """A keepalive ping is sent if a frame is in flight and the server has sent nothing for this time."""
 
 KEEPALIVE_TIMEOUT_S = 5.0
 """Longest time to wait for the answer to a keepalive ping."""
 
-_CONNECT_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = 5.0
+"""Longest time to connect, and then again to agree on TLS."""
+
 _PROXIES = {"grpc", "http", "https"}
 """Schemes of the proxies that grpcio uses: those of the variables `grpc_proxy`, `http_proxy` and `https_proxy`."""
 
@@ -34,7 +40,7 @@ _CHANNEL_OPTIONS = [
     # Each attempt has its own channel and connection: gRPC would delay attempts on a shared one by its own back-off.
     ("grpc.use_local_subchannel_pool", 1),
     # gRPC's limit for one attempt to connect.
-    ("grpc.min_reconnect_backoff_ms", int(_CONNECT_TIMEOUT_S * 1000)),
+    ("grpc.min_reconnect_backoff_ms", int(CONNECT_TIMEOUT_S * 1000)),
 ]
 
 
@@ -64,11 +70,38 @@ class Tls:
 
     def credentials(self) -> Any:
         """Return grpcio's channel credentials. Raises OSError when a file cannot be read."""
+        root, key, chain = self._read_files()
+        return grpc.ssl_channel_credentials(root, key, chain)
+
+    def context(self) -> ssl.SSLContext:
+        """Return the settings of TLS sessions. Raises OSError when a file cannot be read, InvalidRequest for a wrong
+        one."""
+        root, key, chain = self._read_files()
+        if key is not None and chain is None:
+            raise InvalidRequest(f"{self.client_key}: expected a client certificate beside its key, given none")
+        try:
+            context = ssl.create_default_context(cadata=None if root is None else root.decode("ascii", "replace"))
+        except ssl.SSLError:
+            raise InvalidRequest(f"{self.root_certificates}: expected certificates in a PEM file") from None
+        context.set_alpn_protocols(["h2"])
+        if chain is not None:
+            try:
+                # Without the password OpenSSL would ask for one at the terminal.
+                context.load_cert_chain(self.client_certificate, self.client_key or None, password="")
+            except ssl.SSLError as error:
+                raise InvalidRequest(
+                    f"{self.client_certificate}: expected a client certificate in a PEM file and its key without a "
+                    f"password in {self.client_key or 'the same file'}: {error.reason or error}"
+                ) from None
+        return context
+
+    def _read_files(self) -> tuple[bytes | None, bytes | None, bytes | None]:
+        """Return root certificates, client key and client certificate; None for a file that is not stated."""
         root, key, chain = (
             Path(path).read_bytes() if path else None
             for path in (self.root_certificates, self.client_key, self.client_certificate)
         )
-        return grpc.ssl_channel_credentials(root, key, chain)
+        return root, key, chain
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +128,10 @@ class ServerEndpoint:
 
     @property
     def needs_grpcio(self) -> bool:
-        """Whether only grpcio can connect: with TLS, credentials, channel options, a proxy or binary metadata, to an
-        address of another kind than "host:port" and "unix:/path", and on Windows."""
+        """Whether only grpcio can connect: with credentials, channel options, a proxy or binary metadata, to an address
+        of another kind than "host:port" and "unix:/path", and on Windows."""
         return bool(
             not hasattr(socket, "MSG_DONTWAIT")
-            or self.tls is not None
             or self.credentials is not None
             or self.options
             or _PROXIES & urllib.request.getproxies().keys()
@@ -110,10 +142,19 @@ class ServerEndpoint:
     @property
     def authority(self) -> str:
         """The value of the header `:authority`."""
+        if self.tls is not None and self.tls.server_name:
+            return self.tls.server_name
         return "localhost" if self._unix_path else self.address
 
+    def tls_session(self) -> TlsSession | None:
+        """Return a new TLS session, or None without TLS. Raises the errors of `Tls.context`."""
+        if self.tls is None:
+            return None
+        host = "localhost" if self._host_and_port is None else self._host_and_port[0]
+        return TlsSession(self.tls.context(), self.tls.server_name or host)
+
     def connect(self) -> socket.socket:
-        """Return a new connection without TLS. *Blocking.* Raises OSError."""
+        """Return a new connection, before TLS. *Blocking.* Raises OSError."""
         if self._unix_path:
             sock = socket.socket(socket.AF_UNIX)
             try:
@@ -123,7 +164,7 @@ class ServerEndpoint:
                 raise
             return sock
         assert self._host_and_port is not None
-        sock = socket.create_connection(self._host_and_port, _CONNECT_TIMEOUT_S)
+        sock = socket.create_connection(self._host_and_port, CONNECT_TIMEOUT_S)
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return sock

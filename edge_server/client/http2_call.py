@@ -1,5 +1,5 @@
-"""gRPC call over an HTTP/2 connection without TLS, for a stream of camera frames: no copies, and no thread but one that
-waits while the socket is full.
+"""gRPC call over an HTTP/2 connection, for a stream of camera frames: no copies but those of TLS, and no thread but one
+that waits while the socket is full.
 
 The threads that offer frames write to the socket, and the thread that takes results reads from it. grpcio copies each
 frame twice and passes it through several threads, which costs more than the frame itself; it stays for what this module
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
+import ssl
 import struct
 import threading
 import urllib.parse
@@ -21,7 +22,7 @@ from itertools import islice
 import grpc
 from hpack import Decoder, Encoder, HPACKError
 
-from edge_server.client.endpoint import KEEPALIVE_S, KEEPALIVE_TIMEOUT_S, ServerEndpoint
+from edge_server.client.endpoint import CONNECT_TIMEOUT_S, KEEPALIVE_S, KEEPALIVE_TIMEOUT_S, ServerEndpoint
 from edge_server.client.stream_errors import StreamError, status_error
 from edge_server.version import __version__
 
@@ -48,6 +49,8 @@ _MAX_FRAME_BYTES = 1 << 20
 _RECEIVE_BYTES = 64 << 10
 _MAX_PIECES = 64
 """Buffers given to one system call."""
+_ENCRYPTED_BYTES = 256 << 10
+"""Bytes that are encrypted at once. They wait for the socket before more are."""
 _MAX_UNSENT = 1000
 """Buffers that may wait for the socket: some of a message, and answers to the server's PINGs."""
 _MAX_READY = 2
@@ -95,12 +98,16 @@ class Http2ClientCall:
         self._is_finished = is_finished
         self._is_awaited = is_awaited
         self._socket: socket.socket | None = None
+        self._tls = endpoint.tls_session()
+        """Used with the lock held."""
         self._is_closed = self._is_broken = False
 
         # Sending, with the lock held.
         self._lock = threading.Lock()
         self._output: deque[bytes | memoryview] = deque()
         """Complete frames that the socket has not taken yet."""
+        self._records: deque[bytes | memoryview] = deque()
+        """With TLS: those of them that are encrypted."""
         self._payload: deque[memoryview] = deque()
         """Rest of a message, for which the windows have no room yet."""
         self._stream_window = self._connection_window = self._initial_window = 65_535
@@ -165,7 +172,7 @@ class Http2ClientCall:
                 return
             while True:
                 self._frame_payload()
-                if self._output:
+                if self._output or self._records:
                     if not self._write_output(self._socket):
                         break
                 elif self._payload or self._has_ended_output or self._is_receiving_unread:
@@ -180,7 +187,7 @@ class Http2ClientCall:
                     self._output.append(_frame(_DATA, _END_STREAM, _STREAM))
                 else:
                     break
-            if self._output:
+            if self._output or self._records:
                 if self._writer is None:
                     self._writer = threading.Thread(target=self._write, name="frame-writer", daemon=True)
                     self._writer.start()
@@ -208,9 +215,16 @@ class Http2ClientCall:
             sock = self._endpoint.connect()
         except OSError as error:
             raise self._broken(f"failed to connect: {error.strerror or error}") from None
+        if self._tls is not None:
+            try:
+                self._tls.connect(sock, CONNECT_TIMEOUT_S)
+            except OSError as error:
+                sock.close()
+                raise self._broken(f"failed to begin TLS: {_tls_reason(error)}") from None
         _set_timeout(sock, KEEPALIVE_S)
         fields = [
-            (":method", "POST"), (":scheme", "http"), (":path", self._path), (":authority", self._endpoint.authority),
+            (":method", "POST"), (":scheme", "https" if self._tls else "http"), (":path", self._path),
+            (":authority", self._endpoint.authority),
             ("te", "trailers"), ("content-type", "application/grpc"), ("grpc-accept-encoding", "identity"),
             ("user-agent", f"edge-server-client/{__version__}"), *self._endpoint.metadata,
         ]  # fmt: skip
@@ -254,15 +268,18 @@ class Http2ClientCall:
 
     def _write_output(self, sock: socket.socket) -> bool:
         """Return whether the socket took all."""
-        output = self._output
-        while output:
+        output = self._output if self._tls is None else self._records
+        while True:
             try:
+                if not (output or self._encrypt()):
+                    return True
                 sent = sock.sendmsg(islice(output, _MAX_PIECES), (), socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return False
             except OSError:
                 # The iterating thread reports the end, after what the server sent before it.
                 output.clear()
+                self._output.clear()
                 self._is_broken = True
                 return False
             while sent:
@@ -271,7 +288,22 @@ class Http2ClientCall:
                     output.appendleft(memoryview(piece)[sent:])
                     break
                 sent -= len(piece)
-        return True
+
+    def _encrypt(self) -> bool:
+        """With TLS, encrypt the next part of the output. Return whether there is something to send."""
+        if self._tls is None:
+            return False
+        pieces, left, output = [], _ENCRYPTED_BYTES, self._output
+        while output and left:
+            piece = memoryview(output.popleft())
+            if len(piece) > left:
+                output.appendleft(piece[left:])
+                piece = piece[:left]
+            pieces.append(piece)
+            left -= len(piece)
+        if records := self._tls.encrypt(b"".join(pieces)):
+            self._records.append(records)
+        return bool(records)
 
     def _write(self) -> None:
         """Wait for the socket whenever it takes no more."""
@@ -333,11 +365,19 @@ class Http2ClientCall:
 
     def _handle_input(self, count: int) -> None:
         """Handle received bytes. An error is raised after the messages that came before it."""
-        self._input += self._buffer[:count]
+        received: bytes | memoryview = self._buffer[:count]
         try:
+            if (tls := self._tls) is not None:
+                with self._lock:
+                    received = tls.decrypt(self._buffer[:count])
+            self._input += received
             self._handle_frames()
+            if tls is not None and tls.is_ended and not self._is_ended:
+                raise self._broken("the connection was closed")
         except StreamError as error:
             self._failure = error
+        except ssl.SSLError as error:
+            self._failure = self._broken(f"TLS failed: {_tls_reason(error)}")
 
     def _receive(self, sock: socket.socket) -> int:
         has_timeout_pending = False
@@ -367,7 +407,8 @@ class Http2ClientCall:
             high, low, kind, flags, stream = _HEADER.unpack_from(data)
             size = high << 8 | low
             if not self._is_greeted and kind != _SETTINGS:
-                raise self._broken("no HTTP/2 server without TLS answers there; is it the gRPC port?")
+                tls = "without" if self._tls is None else "with"
+                raise self._broken(f"no HTTP/2 server {tls} TLS answers there; is it the gRPC port?")
             self._is_greeted = True
             if size > _MAX_FRAME_BYTES:
                 raise self._fault("a frame is too large")
@@ -504,3 +545,10 @@ def _without_padding(flags: int, payload: bytes) -> bytes:
 def _set_timeout(sock: socket.socket, seconds: float) -> None:
     """Have `recv` raise BlockingIOError after that time. A timeout of Python's would concern the senders too."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6)))
+
+
+def _tls_reason(error: OSError) -> str:
+    """Return a text with OpenSSL's name of the failure, as grpcio gives it."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"CERTIFICATE_VERIFY_FAILED: {error.verify_message.rstrip('.')}"
+    return str(getattr(error, "reason", None) or error.strerror or error)

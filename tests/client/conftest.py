@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -127,6 +129,21 @@ def scripted() -> Iterator[Callable[..., ScriptedServer]]:
     yield start
     for server in servers:
         server.stop()
+
+
+@pytest.fixture(scope="session")
+def pem(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Return key and self-signed certificate of a machine called camera.local."""
+    folder = tmp_path_factory.mktemp("tls")
+    key, cert = folder / "key.pem", folder / "cert.pem"
+    subprocess.run(
+        [
+            "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=camera.local",
+            "-addext", "subjectAltName=DNS:camera.local", "-keyout", str(key), "-out", str(cert),
+        ],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return key, cert
 
 
 @pytest.fixture(scope="session")

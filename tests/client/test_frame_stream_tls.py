@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import ssl
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,22 +14,8 @@ from typing import Any
 import grpc
 import pytest
 
-from edge_server.client import StreamError, Tls
-
-
-@pytest.fixture(scope="module")
-def pem(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Return key and self-signed certificate of a machine called camera.local."""
-    folder = tmp_path_factory.mktemp("tls")
-    key, cert = folder / "key.pem", folder / "cert.pem"
-    subprocess.run(
-        [
-            "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=camera.local",
-            "-addext", "subjectAltName=DNS:camera.local", "-keyout", str(key), "-out", str(cert),
-        ],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    return key, cert
+from edge_server.client import FrameStream, StreamError, Tls, endpoint, http2_call
+from edge_server.errors import InvalidRequest
 
 
 @pytest.mark.parametrize("is_mutual", [False, True])
@@ -60,3 +50,106 @@ def test_a_missing_file_is_reported(connect: Callable[..., Any]) -> None:
         stream.send(b"picture", format="jpeg")
         with pytest.raises(FileNotFoundError, match=r"/no/such/file\.pem"):
             next(stream.results())
+
+
+def refusal(address: str, tls: Tls) -> str:
+    with FrameStream(address, "m", tls=tls, reconnects=False) as stream:
+        stream.send(b"picture", format="jpeg")
+        with pytest.raises(StreamError) as caught:
+            next(stream.results())
+    assert (caught.value.status, caught.value.heals) == ("UNAVAILABLE", True)
+    return str(caught.value)
+
+
+def serve_once(answer: Callable[[socket.socket], None]) -> tuple[str, threading.Thread]:
+    """Return the address of a listener that answers one connection, and its thread."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def run() -> None:
+        with listener, listener.accept()[0] as sock:
+            answer(sock)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return f"127.0.0.1:{listener.getsockname()[1]}", thread
+
+
+def test_the_reason_is_named_when_tls_does_not_begin(
+    scripted: Callable[..., Any], pem: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, cert = pem
+    server = scripted(credentials=grpc.ssl_server_credentials([(key.read_bytes(), cert.read_bytes())]))
+    assert "CERTIFICATE_VERIFY_FAILED: self-signed certificate" in refusal(
+        server.address, Tls(server_name="camera.local")
+    )
+    assert "certificate is not valid for '127.0.0.1'" in refusal(server.address, Tls(cert))
+    assert "WRONG_VERSION_NUMBER" in refusal(scripted().address, Tls(cert))
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+
+    def shake_hands(sock: socket.socket) -> None:
+        with context.wrap_socket(sock, server_side=True) as tls:
+            tls.recv(1)
+
+    address, thread = serve_once(shake_hands)
+    assert "no HTTP/2 over TLS" in refusal(address, Tls(cert, server_name="camera.local"))
+    thread.join()
+    address, thread = serve_once(lambda sock: None)
+    assert "failed to begin TLS" in refusal(address, Tls(cert))
+    thread.join()
+
+    monkeypatch.setattr(http2_call, "CONNECT_TIMEOUT_S", 0.1)
+    is_over = threading.Event()
+    address, thread = serve_once(lambda sock: is_over.wait(20) and None)
+    assert "timed out" in refusal(address, Tls(cert))
+    is_over.set()
+    thread.join()
+
+
+def test_a_server_that_refuses_the_client_ends_the_stream_with_the_reason(
+    scripted: Callable[..., Any], pem: tuple[Path, Path]
+) -> None:
+    key, cert = pem
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    context.load_verify_locations(cert)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.set_alpn_protocols(["h2"])
+
+    def shake_hands(sock: socket.socket) -> None:
+        with context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False) as tls:
+            with contextlib.suppress(ssl.SSLError):
+                tls.do_handshake()
+            # Closed with unread data, the kernel would reset the connection, and the client lose the alert.
+            tls.shutdown(socket.SHUT_WR)
+            while tls.recv(65536):
+                pass
+
+    address, thread = serve_once(shake_hands)
+    assert "TLSV13_ALERT_CERTIFICATE_REQUIRED" in refusal(address, Tls(cert, server_name="camera.local"))
+    thread.join()
+
+
+def test_a_wrong_file_is_named_before_the_connection_opens(pem: tuple[Path, Path], tmp_path: Path) -> None:
+    key, cert = pem
+    wrong, locked = tmp_path / "wrong.pem", tmp_path / "locked.pem"
+    wrong.write_text("no certificate")
+    subprocess.run(
+        [
+            "openssl", "genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-aes-128-cbc",
+            "-pass", "pass:secret", "-out", str(locked),
+        ],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    for tls, text in (
+        (Tls(wrong), "wrong.pem: expected certificates in a PEM file"),
+        (Tls(key), "key.pem: expected certificates in a PEM file"),
+        (Tls(cert, wrong, key), "wrong.pem: expected a client certificate in a PEM file and its key"),
+        (Tls(cert, cert), "cert.pem: expected a client certificate in a PEM file and its key .* in the same file"),
+        (Tls(cert, cert, locked), "cert.pem: expected .* and its key without a password in .*locked.pem"),
+        (Tls(cert, "", key), "key.pem: expected a client certificate beside its key, given none"),
+    ):
+        with pytest.raises(InvalidRequest, match=text):
+            tls.context()
+    assert endpoint.ServerEndpoint("localhost:1", Tls(cert)).tls_session() is not None
