@@ -31,8 +31,8 @@ _SAVED_MODEL_ORDER = ("tensorflow", "openvino")
 
 GGUF_ORDER = ("openvino_genai", "llama_cpp")
 """Runtimes for a GGUF file whose configuration names no backend, in this order. With the parameter `max_num_seqs` 1 the
-order is the other way round: llama.cpp is faster with one sequence at a time, OpenVINO GenAI with several
-(docs/benchmarks.md)."""
+order is the other way round: llama.cpp generates faster with one sequence at a time and takes half the memory, OpenVINO
+GenAI is faster with several (docs/language-models.md)."""
 
 _BACKENDS_OF_FILE = {
     "model.gguf": GGUF_ORDER,

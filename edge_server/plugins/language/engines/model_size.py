@@ -51,8 +51,9 @@ _ALIGNMENT = 32
 KV_BYTES_PER_VALUE = 1.25 if platform.machine() in ("x86_64", "AMD64") else 2
 """Of OpenVINO's KV cache: u8 with its scales on x86, f16 elsewhere."""
 
-LLAMA_CPP_LOAD_FACTOR = 1.5
-"""The same with llama.cpp, which maps the file, and keeps weights of some types in a layout of its own beside it."""
+LLAMA_CPP_LOAD_FACTOR = 2.0
+"""The same with llama.cpp, which maps the file, and while it loads keeps weights of some types (Q4_0) in a layout of
+its own beside it."""
 _LLAMA_CPP_KV_BYTES_PER_VALUE = 2
 
 GGUF_LOAD_FACTOR = 3.0
