@@ -99,10 +99,16 @@ class DepthValues:
         """Write `numbers` into `window`, both `(height, width)`."""
         numbers = zero_not_finite(numbers)
         factor = self.scale * self._unit_factor(numbers.dtype) / self.stddev
+        is_in_place = self.dtype is DType.FP32
+        values = window.view(np.float32) if is_in_place else np.empty(window.shape, np.float32)
         with np.errstate(over="ignore"):
-            values = np.multiply(numbers, np.float32(factor), dtype=np.float32, casting="same_kind")
+            np.multiply(numbers, np.float32(factor), out=values, dtype=np.float32, casting="same_kind")
             values -= np.float32(self.mean / self.stddev)
-        np.copyto(window, cast_saturated(values, self.dtype))
+        if is_in_place:
+            limit = np.finfo(np.float32).max
+            np.clip(values, -limit, limit, out=values)
+        else:
+            np.copyto(window, cast_saturated(values, self.dtype))
 
     def _unit_factor(self, dtype: np.dtype[np.generic]) -> float:
         given = DepthUnit.METRES if dtype.kind == "f" else DepthUnit.MILLIMETRES

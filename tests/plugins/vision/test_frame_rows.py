@@ -14,6 +14,7 @@ from edge_server.core.tensor import DType
 from edge_server.errors import BadModelConfig, ErrorCode, InvalidRequest, Unsupported
 from edge_server.plugins.vision.image_plan import IMAGE_TYPES, ImagePlan, make_image_plan
 from edge_server.plugins.vision.picture import Picture
+from edge_server.plugins.vision.pixel_values import DepthValues
 from edge_server.plugins.vision.resize import Color
 from edge_server.protocol.frame_messages import Frame, FrameHeader, RegionSlice
 
@@ -159,6 +160,22 @@ def test_every_input_type_takes_depth_within_its_range(make_plan, dtype, scale, 
         expected = np.array(expected, np.float32).astype(ml_dtypes.bfloat16)
         found = found.view(ml_dtypes.bfloat16)
     np.testing.assert_array_equal(found, np.array(expected, found.dtype))
+
+
+@pytest.mark.parametrize("given", ["<u2", "<i2", "<f4", "<f8"])
+def test_depth_is_the_same_to_the_bit_in_a_part_of_a_tensor_and_in_a_new_one(given) -> None:
+    numbers = np.random.default_rng(1).normal(0, 1e4, (7, 9)).astype(given)
+    if numbers.dtype.kind == "f":
+        numbers[0, :3] = np.nan, np.inf, 1e38
+    values = DepthValues(DType.FP32, scale=1e3, mean=0.3, stddev=0.7)
+    tensor = np.full((9, 12), 5, np.float32)
+    values.write(numbers, tensor[1:8, 2:11])
+    with np.errstate(over="ignore"):
+        expected = np.where(np.isfinite(numbers), numbers, 0).astype(np.float32) * np.float32(1e3 / 0.7)
+    expected = np.clip(expected - np.float32(0.3 / 0.7), -np.finfo(np.float32).max, np.finfo(np.float32).max)
+    assert (tensor[1:8, 2:11].view(np.uint32) == expected.view(np.uint32)).all()
+    tensor[1:8, 2:11] = 5
+    assert (tensor == 5).all()
 
 
 @pytest.mark.parametrize("interpolation", ["auto", "nearest", "linear", "area", "cubic"])
