@@ -44,7 +44,15 @@ PLUGIN_OF: Mapping[str, str] = {
 PLUGIN_OF_BACKEND: Mapping[str, str] = {
     **dict.fromkeys(("c_abi", "fil", "forest", "jax", "litert", "pytorch", "tensorflow", "tflite"), "runtimes"),
     **dict.fromkeys(
-        ("llama_cpp", "onnxruntime_genai", "openvino_embeddings", "openvino_genai", "scripted_llm"), "language"
+        (
+            "llama_cpp",
+            "onnxruntime_genai",
+            "openvino_embeddings",
+            "openvino_genai",
+            "openvino_rerank",
+            "scripted_llm",
+        ),
+        "language",
     ),
     "python": "python_models",
     **dict.fromkeys(("tensorrt", "tensorrt_rtx"), "tensorrt"),
@@ -55,6 +63,7 @@ PLUGIN_OF_PATH: Mapping[str, str] = {
     **dict.fromkeys(("/", "/docs/api"), "dashboard"),
     **dict.fromkeys(("/edge/v1/cameras", "/edge/v1/streams"), "cameras"),
     **dict.fromkeys(("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models"), "language"),
+    **dict.fromkeys(("/v1/rerank", "/v1/score"), "language"),
     **dict.fromkeys(("/api/chat", "/api/generate", "/api/tags", "/v1/messages", "/tokenize"), "language"),
     "/edge/v1/governor": "governor",
     "/edge/v1/engines": "tensorrt",

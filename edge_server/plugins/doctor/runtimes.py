@@ -29,6 +29,7 @@ _DISTRIBUTIONS = {
     "onnxruntime_genai": "onnxruntime-genai",
     "openvino": "openvino",
     "openvino_embeddings": "openvino-genai",
+    "openvino_rerank": "openvino-genai",
     "openvino_genai": "openvino-genai",
     "pytorch": "torch",
     "tensorrt": "tensorrt",

@@ -34,6 +34,7 @@ class LanguagePlugin(Plugin):
             "llama_cpp": "edge_server.plugins.language.backend",
             "onnxruntime_genai": "edge_server.plugins.language.backend",
             "openvino_embeddings": "edge_server.plugins.language.engines.openvino_embeddings",
+            "openvino_rerank": "edge_server.plugins.language.engines.openvino_rerank",
             "scripted_llm": "edge_server.plugins.language.backend",
         }
     )

@@ -67,6 +67,18 @@ def _openai_routes(service: InferenceService, may_change_models: Callable[[Reque
                 handler=handler(lambda endpoints: endpoints.embed),
                 schema=_JSON_BODY,
             ),
+            _post(
+                f"{base}/rerank",
+                summary="Sort documents by their relevance to a query, as in Jina's and Cohere's APIs",
+                handler=handler(lambda endpoints: endpoints.rerank),
+                schema=_JSON_BODY,
+            ),
+            _post(
+                f"{base}/score",
+                summary="Score pairs of texts, as in vLLM's API",
+                handler=handler(lambda endpoints: endpoints.score),
+                schema=_JSON_BODY,
+            ),
             _get(
                 f"{base}/models",
                 summary="List the models for text, as in OpenAI's API",
@@ -78,6 +90,15 @@ def _openai_routes(service: InferenceService, may_change_models: Callable[[Reque
                 handler=handler(lambda endpoints: endpoints.model),
             ),
         )
+    # Cohere's newer clients
+    lines.append(
+        _post(
+            "/v2/rerank",
+            summary="Sort documents by their relevance to a query, as in Cohere's API",
+            handler=handler(lambda endpoints: endpoints.rerank),
+            schema=_JSON_BODY,
+        )
+    )
     return lines
 
 

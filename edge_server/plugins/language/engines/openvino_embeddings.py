@@ -49,12 +49,6 @@ from edge_server.plugins.language.engines.settings import PROCESS_BYTES
 _POOLING = {"cls": "CLS", "mean": "MEAN", "last_token": "LAST_TOKEN"}
 """Value of the parameter `pooling` -> the library's name."""
 
-_SIGNATURE = ModelSignature(
-    inputs=(InputSpec("text_input", DType.BYTES, (-1, 1)),),
-    outputs=(OutputSpec("embedding", DType.FP32, (-1, -1)), OutputSpec("num_input_tokens", DType.UINT32, (-1, 1))),
-    is_batchable=True,
-)
-
 
 def make(name: str) -> Backend:
     return OpenVinoEmbeddingsBackend(name)
@@ -65,6 +59,11 @@ class OpenVinoEmbeddingsBackend(Backend):
 
     default_filename = "openvino_model.xml"
     default_max_batch_size = 8
+    signature = ModelSignature(
+        inputs=(InputSpec("text_input", DType.BYTES, (-1, 1)),),
+        outputs=(OutputSpec("embedding", DType.FP32, (-1, -1)), OutputSpec("num_input_tokens", DType.UINT32, (-1, 1))),
+        is_batchable=True,
+    )
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -72,11 +71,11 @@ class OpenVinoEmbeddingsBackend(Backend):
             raise BackendMissing(f"runtime openvino_genai is not installed; {install_hint('llm')}")
 
     def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature | None:
-        _export_folder(file)
-        return _SIGNATURE
+        export_folder(file)
+        return self.signature
 
     def memory_parts(self, file: ModelFile, model: str, parameters: Mapping[str, str]) -> Mapping[str, int]:
-        return {"process": PROCESS_BYTES, "weights": read_export(_export_folder(file)).weight_bytes}
+        return {"process": PROCESS_BYTES, "weights": read_export(export_folder(file)).weight_bytes}
 
     def open(self, job: OpenJob) -> RequestSession:
         return IsolatedSession(job, open_embeddings)
@@ -104,7 +103,7 @@ class EmbeddingSession(RequestSession):
             raise LoadError(
                 f"model '{self._model}': parameter pooling: expected {', '.join(_POOLING)}, got '{pooling[:80]}'"
             )
-        folder = _export_folder(job.file)
+        folder = export_folder(job.file)
         self._most_tokens = read_export(folder).context
         import_openvino()
         library = import_runtime("openvino_genai", "TextEmbeddingPipeline", "llm")
@@ -125,7 +124,7 @@ class EmbeddingSession(RequestSession):
         accepted: list[tuple[Execution, list[str], list[int]]] = []
         for execution in executions:
             try:
-                texts = self._texts(execution)
+                texts = decode_texts(execution, self._model, "text_input")
                 accepted.append((execution, texts, self._token_counts(texts)))
             except EdgeServerError as error:
                 execution.fail(error.detached())
@@ -142,15 +141,6 @@ class EmbeddingSession(RequestSession):
 
     def close(self) -> None:
         self._pipeline = self._tokenizer = None
-
-    def _texts(self, execution: Execution) -> list[str]:
-        items: list[bytes] = execution.request.inputs["text_input"].array.ravel().tolist()
-        try:
-            return [item.decode("utf-8") for item in items]
-        except UnicodeDecodeError:
-            raise InvalidRequest(
-                f"inference request to model '{self._model}': input 'text_input': expected UTF-8"
-            ) from None
 
     def _token_counts(self, texts: list[str]) -> list[int]:
         """Return the tokens of each text. Raises ContextTooLong: beyond its context the model computes nonsense."""
@@ -177,7 +167,16 @@ class EmbeddingSession(RequestSession):
         raise BackendError(f"model '{self._model}': OpenVINO GenAI cannot embed the texts: {said}")
 
 
-def _export_folder(file: ModelFile) -> Path:
+def decode_texts(execution: Execution, model: str, name: str) -> list[str]:
+    """Return the texts of an input. Raises InvalidRequest."""
+    items: list[bytes] = execution.request.inputs[name].array.ravel().tolist()
+    try:
+        return [item.decode("utf-8") for item in items]
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"inference request to model '{model}': input '{name}': expected UTF-8") from None
+
+
+def export_folder(file: ModelFile) -> Path:
     """Return the folder of the export. Raises LoadError for a file that is missing."""
     folder = existing_file(file, OpenVinoEmbeddingsBackend.default_filename).parent
     if not (folder / "openvino_tokenizer.xml").is_file():

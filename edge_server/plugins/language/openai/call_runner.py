@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol, TypeVar
 
+from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Request, Response, SubmittedRequest
 from edge_server.errors import EdgeServerError, NotReady, ServingFault, UnknownModel
 from edge_server.frontends.http.generate_endpoints import MAX_BACKLOG
@@ -25,13 +26,15 @@ from edge_server.frontends.v2.json_parser import to_json
 from edge_server.plugins.language.openai.completion_request import BadMember, CompletionRequest
 from edge_server.plugins.language.openai.completion_response import CompletionChoice, ErrorFormat
 from edge_server.plugins.language.openai.embedding_request import EmbeddingRequest, Embeddings, embedding_tensors
+from edge_server.plugins.language.openai.score_request import ScoreRequest, Scores, is_cross_encoder
 from edge_server.protocol.raw_tensors import Buffer
 from edge_server.service import Handle, InferenceService
 
 _LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Call = TypeVar("Call", CompletionRequest, EmbeddingRequest)
+Call = TypeVar("Call", CompletionRequest, EmbeddingRequest, ScoreRequest)
+TextsCall = TypeVar("TextsCall", EmbeddingRequest, ScoreRequest)
 
 _KEEP_ALIVE_S = 15.0
 """Time without an event after which something without effect is sent, so that proxies keep the stream open."""
@@ -63,12 +66,20 @@ class CompletionEncoder(Protocol):
 
 
 class CallRunner:
-    """Runs calls of one API. `may_change_models` returns whether the sender of a request may load and unload models."""
+    """Runs calls of one API. `may_change_models` returns whether the sender of a request may load and unload models,
+    `has_scores` says whether the API has models that only score texts.
+    """
 
     def __init__(
-        self, service: InferenceService, may_change_models: Callable[[RequestHead], bool], errors: ErrorFormat
+        self,
+        service: InferenceService,
+        may_change_models: Callable[[RequestHead], bool],
+        errors: ErrorFormat,
+        *,
+        has_scores: bool = False,
     ) -> None:
         self.service = service
+        self._has_scores = has_scores
         self._may_change_models = may_change_models
         self._errors = errors
 
@@ -106,15 +117,15 @@ class CallRunner:
             request.release_body()
 
     def model_names(self) -> list[str]:
-        """Return the models that give text or embeddings."""
+        """Return the models for which the API has calls."""
         names = sorted({entry.name for entry in self.service.repository_index()})
         return [name for name in names if self.is_for_calls(name)]
 
     def is_for_calls(self, name: str) -> bool:
-        """Return whether a model gives text or embeddings."""
+        """Return whether a model gives text, embeddings, or scores if the API has them."""
         try:
             spec = self.service.find(name, None).spec
-            if spec.output("text_output") is None:
+            if spec.output("text_output") is None and not (self._has_scores and is_cross_encoder(spec)):
                 embedding_tensors(spec)
         except (UnknownModel, NotReady, BadMember):
             return False
@@ -143,6 +154,23 @@ class CallRunner:
         encode: Callable[[EmbeddingRequest, Embeddings], object],
     ) -> HttpResponse:
         """Answer a call whose parser is `parse` with the JSON that `encode` returns. Raises EdgeServerError."""
+        return await self._answer(request, parse, lambda call, *found: encode(call, call.embeddings(*found)))
+
+    async def score(
+        self,
+        request: HttpRequest,
+        parse: Callable[[Buffer], ScoreRequest],
+        encode: Callable[[ScoreRequest, Scores], object],
+    ) -> HttpResponse:
+        """Answer a call whose parser is `parse` with the JSON that `encode` returns. Raises EdgeServerError."""
+        return await self._answer(request, parse, lambda call, *found: encode(call, call.scores(*found)))
+
+    async def _answer(
+        self,
+        request: HttpRequest,
+        parse: Callable[[Buffer], TextsCall],
+        encode: Callable[[TextsCall, ModelSpec, list[Request], list[Response]], object],
+    ) -> HttpResponse:
         call = await self.read(request, parse)
         handle = self.service.find(call.model, None)
         requests = call.inference_requests(handle.spec)
@@ -152,7 +180,7 @@ class CallRunner:
         responses = await self.submit_all(handle, request.context.dispatch, requests)
 
         def encode_body() -> bytes:
-            return to_json(encode(call, call.embeddings(requests, responses)))
+            return to_json(encode(call, handle.spec, requests, responses))
 
         # A number of 4 bytes becomes about 20 characters.
         text_bytes = 5 * sum(tensor.nbytes for response in responses for tensor in response.outputs)

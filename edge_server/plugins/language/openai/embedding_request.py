@@ -57,7 +57,7 @@ class EmbeddingRequest:
         """
         source, output = embedding_tensors(spec)
         if output.dims[0] != -1:
-            self._check_length(output.dims[0])
+            self._check_length(output.dims[0], spec)
         rows = max(spec.max_batch_size, 1)
         count = spec.output(_TOKEN_COUNT)
         outputs = (output.name,) if count is None or count.dtype is not DType.UINT32 else (output.name, count.name)
@@ -69,7 +69,7 @@ class EmbeddingRequest:
             requests.append(Request(model=spec.name, id=self.id, inputs={source.name: tensor}, outputs=outputs))
         return requests
 
-    def embeddings(self, requests: Sequence[Request], responses: Sequence[Response]) -> Embeddings:
+    def embeddings(self, spec: ModelSpec, requests: Sequence[Request], responses: Sequence[Response]) -> Embeddings:
         """Return the embeddings of all texts. `responses` belong to `requests`, and have no error.
 
         Raises BadMember for embeddings of another length than the client expects, ServingFault for none.
@@ -83,19 +83,41 @@ class EmbeddingRequest:
             if name not in outputs or outputs[name].size == 0:
                 raise ServingFault(f"model '{self.model}' gave no output '{name}'")
             embeddings = outputs[name].reshape(rows, -1).astype("<f4", copy=False)
-            self._check_length(embeddings.shape[1])
+            self._check_length(embeddings.shape[1], spec)
             if not np.isfinite(embeddings).all():
                 raise ServingFault(f"model '{self.model}' gave NaN or infinity in output '{name}'")
+            if self.dimensions not in (None, embeddings.shape[1]):
+                embeddings = embeddings[:, : self.dimensions]
+                lengths = np.linalg.norm(embeddings, axis=1, keepdims=True)
+                embeddings = embeddings / np.maximum(lengths, np.finfo(np.float32).tiny)
             if _TOKEN_COUNT in outputs:
                 tokens += int(outputs[_TOKEN_COUNT].sum())
             found.extend(embeddings)
         return Embeddings(found, tokens)
 
-    def _check_length(self, length: int) -> None:
-        if self.dimensions not in (None, length):
+    def _check_length(self, length: int, spec: ModelSpec) -> None:
+        known = [length, *(size for size in _shorter_lengths(spec) if size < length)]
+        if self.dimensions is not None and self.dimensions not in known:
+            expected = ", ".join(map(str, known))
             raise BadMember(
-                "dimensions", f"'dimensions': expected {length}, as model '{self.model}' gives, got {self.dimensions}"
+                "dimensions", f"'dimensions': expected {expected}, as model '{self.model}' gives, got {self.dimensions}"
             )
+
+
+def _shorter_lengths(spec: ModelSpec) -> list[int]:
+    """Return the lengths to which the model's embeddings may be cut, because it was trained so (Matryoshka).
+
+    Raises BadMember if its parameter is no list of lengths.
+    """
+    stated = spec.parameters.get("matryoshka_dimensions", "")
+    lengths = [item.strip() for item in stated.split(",") if item.strip()]
+    if not all(item.isdecimal() and 0 < len(item) < 10 for item in lengths):
+        raise BadMember(
+            "model",
+            f"model '{spec.name}': parameter matryoshka_dimensions: expected lengths such as 128,256, got "
+            f"{stated[:80]!r}",
+        )
+    return [int(item) for item in lengths]
 
 
 def embedding_response(call: EmbeddingRequest, embeddings: Embeddings) -> dict[str, object]:

@@ -14,6 +14,12 @@ from edge_server.plugins.language.openai.call_runner import CallRunner
 from edge_server.plugins.language.openai.completion_request import read_completion_request
 from edge_server.plugins.language.openai.completion_response import OPENAI_ERRORS, OpenAiEncoder
 from edge_server.plugins.language.openai.embedding_request import embedding_response, read_embedding_request
+from edge_server.plugins.language.openai.score_request import (
+    read_rerank_request,
+    read_score_request,
+    rerank_response,
+    score_response,
+)
 from edge_server.service import InferenceService
 
 
@@ -21,7 +27,7 @@ class OpenAiEndpoints:
     """The handlers. `may_change_models` returns whether the sender of a request may load and unload models."""
 
     def __init__(self, service: InferenceService, may_change_models: Callable[[RequestHead], bool]) -> None:
-        self._runner = CallRunner(service, may_change_models, OPENAI_ERRORS)
+        self._runner = CallRunner(service, may_change_models, OPENAI_ERRORS, has_scores=True)
 
     async def chat(self, request: HttpRequest) -> HttpResponse | None:
         return await self._runner.respond(request, partial(self._generate, request, is_chat=True))
@@ -33,6 +39,14 @@ class OpenAiEndpoints:
         embed = partial(self._runner.embed, request, read_embedding_request, embedding_response)
         return await self._runner.respond(request, embed)
 
+    async def rerank(self, request: HttpRequest) -> HttpResponse | None:
+        score = partial(self._runner.score, request, read_rerank_request, rerank_response)
+        return await self._runner.respond(request, score)
+
+    async def score(self, request: HttpRequest) -> HttpResponse | None:
+        score = partial(self._runner.score, request, read_score_request, score_response)
+        return await self._runner.respond(request, score)
+
     async def models(self, request: HttpRequest) -> HttpResponse:
         request.release_body()
         return json_response({"object": "list", "data": [_model(name) for name in self._runner.model_names()]})
@@ -43,7 +57,7 @@ class OpenAiEndpoints:
 
     async def _show(self, name: str) -> HttpResponse:
         if not self._runner.is_for_calls(name):
-            raise UnknownModel(f"no model '{name}' gives text or embeddings")
+            raise UnknownModel(f"no model '{name}' gives text, embeddings or scores")
         return json_response(_model(name))
 
     async def _generate(self, request: HttpRequest, *, is_chat: bool) -> HttpResponse | None:
