@@ -75,7 +75,7 @@ class ContextTooLong(InvalidRequest):
 
 
 class BadSchema(InvalidRequest):
-    """A JSON schema that a language model cannot follow, or not within its limits.
+    """A JSON schema, or another sampling parameter, that a language model cannot follow, or not within its limits.
 
     `place` names a part of the request, such as `json_schema.properties.x.pattern`, and `problem` says what is wrong.
     """

@@ -18,6 +18,7 @@ import signal
 import threading
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ ANSWERS = {
     "count": COUNT,
     "weather": f"I look.\n<tool_call>\n{CALL}\n</tool_call>",
 }
+THOUGHT = "<think>\n4 > 3\n</think>\n\nBecause."
 TOOL = {
     "type": "function",
     "function": {
@@ -97,6 +99,11 @@ def server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any
     (models / "talker/1").mkdir(parents=True)
     (models / "talker/config.pbtxt").write_text('backend: "scripted_llm"')
     (models / "talker/1/script.json").write_text(json.dumps({"answers": ANSWERS, "chat_template": "<tool_call>"}))
+    (models / "thinker/1").mkdir(parents=True)
+    (models / "thinker/config.pbtxt").write_text('backend: "scripted_llm"')
+    (models / "thinker/1/script.json").write_text(
+        json.dumps({"answers": {"why": THOUGHT}, "chat_template": "{{ enable_thinking }}</think>"})
+    )
     (models / "plain/1").mkdir(parents=True)
     (models / "plain/config.pbtxt").write_text(
         'backend: "identity" input { name: "INPUT0" data_type: TYPE_FP32 dims: [1] } '
@@ -428,7 +435,7 @@ def test_optional_tools_are_not_compiled(server: Any) -> None:
         ({"tool_choice": "required"}, 400, "tool_choice", None),
         ({"tools": [TOOL], "tool_choice": "always"}, 400, None, None),
         ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, 400, None, None),
-        ({"guided_choice": ["a"]}, 400, "guided_choice", None),
+        ({"guided_grammar": "a"}, 400, "guided_grammar", None),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "nosuch"}}}, 400, None, None),
         ({"logprobs": True, "top_logprobs": 5}, 400, "top_logprobs", None),
         ({"n": 0}, 400, "n", None),
@@ -501,15 +508,37 @@ def test_openais_client_reports_unsupported_options_and_sends_supported_ones(ser
             client.responses.create(model="talker", input="hello")
         assert unknown.value.code == "unknown_url"
         messages = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": "hello"}]
-        with pytest.raises(openai.BadRequestError, match="'reasoning_effort' is not supported; supported are") as bad:
-            client.chat.completions.create(model="talker", messages=messages, reasoning_effort="low")
-        assert bad.value.param == "reasoning_effort"
+        with pytest.raises(openai.BadRequestError, match="'verbosity' is not supported; supported are") as bad:
+            client.chat.completions.create(model="talker", messages=messages, verbosity="low")
+        assert bad.value.param == "verbosity"
         answer = client.chat.completions.create(
             model="talker", messages=messages, logprobs=True, top_logprobs=1, user="me", store=False, max_tokens=2
         )
         (choice,) = answer.choices
         assert choice.message.content == "He"
         assert [item.top_logprobs[0].token for item in choice.logprobs.content] == ["H", "e"]
+
+
+def test_openais_client_gets_reasoning_apart_and_switches_it(server: Any) -> None:
+    import openai
+
+    with openai.OpenAI(base_url=server.url("/v1"), api_key="none", max_retries=0) as client:
+        ask = partial(client.chat.completions.create, model="thinker")
+        question = [{"role": "user", "content": "why"}]
+        message = ask(messages=question).choices[0].message
+        assert (message.reasoning_content, message.content) == ("4 > 3", "Because.")
+        deltas = [chunk.choices[0].delta for chunk in ask(messages=question, stream=True)]
+        assert "".join(getattr(delta, "reasoning_content", "") for delta in deltas) == "4 > 3"
+        assert "".join(delta.content or "" for delta in deltas) == "Because."
+        # The script repeats what it does not know: the prompt, of which the template's variables are a part.
+        unknown: list[Any] = [{"role": "user", "content": "x"}]
+        for more in (
+            {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}},
+            {"reasoning_effort": "none"},
+        ):
+            assert ask(messages=unknown, **more).choices[0].message.content == "enable_thinking=false"
+        with pytest.raises(openai.BadRequestError, match="no variable 'reasoning_effort'; it has 'enable_thinking'"):
+            ask(messages=question, reasoning_effort="high")
 
 
 def test_tokens_are_told_and_decoded_as_in_vllms_api(server: Any) -> None:
@@ -555,7 +584,7 @@ def test_a_body_that_is_not_json_gets_openais_error(server: Any) -> None:
 def test_the_model_list_contains_text_and_embedding_models(server: Any) -> None:
     _, answer = server.ask("/v1/models")
     listed = [model["id"] for model in answer["data"] if model["id"] not in TEMPLATES]  # loaded where jinja2 is
-    assert listed == ["batched_embedder", "caller", "embedder", "talker"]
+    assert listed == ["batched_embedder", "caller", "embedder", "talker", "thinker"]
     assert server.ask("/v1/models/talker")[1]["object"] == "model"
     assert server.ask("/v1/models/plain")[0] == 404
 
@@ -716,6 +745,25 @@ class TestRealEngine:
             (call,) = answer.choices[0].message.tool_calls
             assert call.function.name == "go"
             assert "".join(call.function.arguments.split()) in ("{}", "{")
+
+    def test_several_calls_are_made_under_required_if_the_client_asks_for_them(self, client: Any) -> None:
+        tool = {"type": "function", "function": {"name": "go"}}
+        counts = set()
+        for seed in range(12):
+            answer = ask(
+                client,
+                "hello",
+                tools=[tool],
+                tool_choice="required",
+                parallel_tool_calls=True,
+                temperature=5,
+                seed=seed,
+            )
+            calls = answer.choices[0].message.tool_calls
+            assert {(call.function.name, call.function.arguments) for call in calls} == {("go", "{}")}
+            assert len({call.id for call in calls}) == len(calls) <= 16
+            counts.add(len(calls))
+        assert len(counts) > 1
 
     def test_tokens_of_a_chat_are_those_of_its_usage(self, client: Any, tiny_server: Any) -> None:
         question = "what is the capital of Japan?"

@@ -133,18 +133,27 @@ class Chat:
         What was printed by then stays in the conversation.
         """
         messages = [*self._messages, {"role": "user", "content": question}]
-        answer = ""
+        answer, is_reasoning = "", False
         try:
             with contextlib.closing(self._stream(messages)) as pieces:
-                for text in pieces:
+                for reasoning, text in pieces:
+                    if reasoning:
+                        # Not part of the answer, which may be written to a file.
+                        words = f"{_DIM}{_safe(reasoning)}{_PLAIN}" if sys.stderr.isatty() else reasoning
+                        print(words, end="", file=sys.stderr, flush=True)
+                        is_reasoning = True
+                        continue
+                    if is_reasoning:
+                        print("\n", file=sys.stderr, flush=True)
+                        is_reasoning = False
                     print(_safe(text) if sys.stdout.isatty() else text, end="", flush=True)
                     answer += text
         finally:
             if answer:
                 self._messages = [*messages, {"role": "assistant", "content": answer}]
 
-    def _stream(self, messages: Sequence[dict[str, str]]) -> Generator[str]:
-        """Yield the pieces of an answer, then a line end and the statistics."""
+    def _stream(self, messages: Sequence[dict[str, str]]) -> Generator[tuple[str, str]]:
+        """Yield the pieces of reasoning and answer, of which one is empty, then print a line end and the statistics."""
         options = self._options
         body: dict[str, Any] = {
             "model": options.model,
@@ -166,10 +175,12 @@ class Chat:
                     raise BadAnswer(event["error"]["message"])
                 usage = event.get("usage") or usage
                 for choice in event["choices"]:
-                    text = choice["delta"].get("content")
-                    if text:
+                    delta = choice["delta"]
+                    reasoning, text = delta.get("reasoning_content") or "", delta.get("content") or ""
+                    if reasoning or text:
                         first_s = first_s or time.monotonic()
-                        yield text
+                    yield from [(reasoning, "")] if reasoning else []
+                    yield from [("", text)] if text else []
         print(flush=True)
         # Servers of others may count one of the two only.
         if usage is not None and {"prompt_tokens", "completion_tokens"} <= usage.keys():

@@ -62,10 +62,12 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
 
 SAME_AS: Mapping[str, str] = {
     **dict.fromkeys(
-        ("guided_json", "guided_choice", "guided_grammar", "guided_decoding", "structured_outputs", "grammar", "format",
+        ("guided_json", "guided_grammar", "guided_decoding", "structured_outputs", "grammar", "format",
          "response_format"),
         "json_schema",
     ),
+    "guided_choice": "choice",
+    "guided_regex": "regex",
     **dict.fromkeys(("n_predict", "num_predict", "max_new_tokens", "max_completion_tokens"), "max_tokens"),
     "repeat_penalty": "repetition_penalty",
     "stop_words": "stop",

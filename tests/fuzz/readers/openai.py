@@ -84,7 +84,8 @@ WORDS = (
     "response_format", "json_schema", "json_object", "schema", "logprobs", "top_logprobs", "prompt", "echo", "stop",
     "keep_alive", "5m", "-1", "temperature", "input", "encoding_format", "base64", "float", "dimensions", "logit_bias",
     "modalities", "tool_calls", "arguments", "id", "m", "options", "num_predict", "raw", "system", "format", "think",
-    "tool_name", "images", "repeat_penalty", "m:latest", "tokens",
+    "tool_name", "images", "repeat_penalty", "m:latest", "tokens", "chat_template_kwargs", "enable_thinking",
+    "reasoning_effort", "low",
 )  # fmt: skip
 
 

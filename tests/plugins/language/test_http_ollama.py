@@ -86,7 +86,13 @@ def sent(site: Any, path: str, members: dict[str, Any]) -> tuple[dict[str, Any],
     ("path", "members", "own"),
     [
         ("chat", {"messages": HELLO}, {"messages": HELLO, "stream": True}),
-        ("chat", {"messages": HELLO, "stream": False, "think": False, "keep_alive": "5m"}, {"messages": HELLO}),
+        ("chat", {"messages": HELLO, "stream": False, "keep_alive": "5m"}, {"messages": HELLO}),
+        (
+            "chat",
+            {"messages": HELLO, "stream": False, "think": False},
+            {"messages": HELLO, "chat_template_kwargs": {"enable_thinking": False}},
+        ),
+        ("chat", {"messages": HELLO, "think": "low"}, {"messages": HELLO, "stream": True, "reasoning_effort": "low"}),
         (
             "chat",
             {
@@ -200,6 +206,18 @@ def test_a_call_without_a_stream_gets_one_object(talker: Any) -> None:
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
+def test_reasoning_is_the_member_thinking(talker: Any, is_stream: bool) -> None:
+    talker.service.models["talker"] = (TALKER, lambda request: [
+        response(request, text_output="", reasoning_content="I see"),
+        response(request, is_final=True, text_output="two", reasoning_content="", finish_reason="stop"),
+    ])  # fmt: skip
+    reply = talker.post("/api/chat", {"model": "talker", "messages": HELLO, "stream": is_stream})
+    messages = [json.loads(text)["message"] for text in reply.body.splitlines()]
+    assert [message["thinking"] for message in messages if "thinking" in message] == ["I see"]
+    assert "".join(message["content"] for message in messages) == "two"
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
 def test_calls_of_tools_come_whole_with_their_arguments_as_objects(talker: Any, is_stream: bool) -> None:
     talker.service.models["talker"] = (TALKER, calls('{"a": 1}', "", '{"b": '))
     reply = talker.post("/api/chat", {"model": "talker", "messages": HELLO, "tools": [TOOL], "stream": is_stream})
@@ -261,7 +279,9 @@ def test_a_client_that_disconnects_cancels_its_request(talker: Any) -> None:
         ("chat", {"options": {"repeat_last_n": 64}}, 400, "'repeat_last_n' is not supported"),
         ("chat", {"stream": "yes"}, 400, "'stream': expected true or false"),
         ("chat", {"keep_alive": "soon"}, 400, "'keep_alive': expected seconds"),
-        ("chat", {"think": "high"}, 400, "'think': expected false or none"),
+        ("chat", {"think": "much"}, 400, "'think': expected none, minimal, low"),
+        ("chat", {"think": 3}, 400, "'think': expected true or false, got an integer"),
+        ("generate", {"prompt": "a", "raw": True, "think": True}, 400, "'think': expected false or none with 'raw'"),
         ("chat", {"prompt": "a"}, 400, "'prompt' is not supported"),
         ("generate", {"prompt": 3}, 400, "'prompt': expected a text, got an integer"),
         ("generate", {"prompt": "a", "raw": 1}, 400, "'raw': expected true or false"),

@@ -18,7 +18,7 @@ from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.plugins.language.openai import call_runner
 
-NAMES = ("text_output", "finish_reason", "logprobs", "tool_calls")
+NAMES = ("text_output", "finish_reason", "logprobs", "tool_calls", "reasoning_content")
 TALKER = ModelSpec(
     "talker",
     "stub",
@@ -91,14 +91,10 @@ def events(reply: Any) -> list[Any]:
 @pytest.mark.parametrize(
     ("name", "value", "instead"),
     [
-        ("guided_choice", ["a", "b"], "'response_format'"),
         ("guided_grammar", "root ::= 'a'", "'response_format'"),
         ("grammar", "root ::= 'a'", "'response_format'"),
         ("truncate_prompt_tokens", 9, ""),
-        ("chat_template_kwargs", {"enable_thinking": False}, ""),
-        ("reasoning_effort", "low", ""),
         ("verbosity", "low", ""),
-        ("logit_bias", {"1": 2}, ""),
         ("bad_words", ["a"], ""),
         ("mirostat", 2, ""),
         ("repeat_penalty", 1.1, "'repetition_penalty'"),
@@ -123,6 +119,132 @@ def test_an_unsupported_constraint_is_refused_with_the_supported_ones(
     assert not talker.service.requests
 
 
+CONSTRAINED: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"guided_choice": ["a", "b"]}, {"choice": ["a", "b"]}),
+    ({"guided_regex": "a+"}, {"regex": "a+"}),
+    ({"guided_json": {"type": "null"}}, {"json_schema": {"type": "null"}}),
+    ({"structured_outputs": {"choice": ["a"], "regex": None, "json_object": False}}, {"choice": ["a"]}),
+    ({"structured_outputs": {"regex": "a+"}, "response_format": {"type": "text"}}, {"regex": "a+"}),
+    ({"structured_outputs": {"json": '{"type": "null"}'}}, {"json_schema": '{"type": "null"}'}),
+    ({"structured_outputs": {"json_object": True}}, {"json_schema": {"type": "object"}}),
+]
+
+
+@pytest.mark.parametrize(("members", "parameters"), CONSTRAINED)
+def test_vllms_constraints_become_sampling_parameters(
+    talker: Any, members: dict[str, Any], parameters: dict[str, Any]
+) -> None:
+    for path, body in (("/v1/chat/completions", chat()), ("/v1/completions", completion())):
+        assert talker.post(path, {**body, **members}).status == 200
+        sampling = talker.service.requests.pop().inputs["sampling_parameters"].value
+        assert {name: sampling.get(name) for name in parameters} == parameters
+        assert len({"choice", "regex", "json_schema"} & sampling.keys()) == 1
+
+
+@pytest.mark.parametrize(
+    ("members", "param", "message"),
+    [
+        ({"structured_outputs": []}, "structured_outputs", "expected an object, got an array"),
+        ({"structured_outputs": {"grammar": "x"}}, "structured_outputs", "'structured_outputs.grammar' is not suppo"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs", "expected a list of texts, got an array"),
+        ({"guided_choice": ["a", ""]}, "guided_choice", "'guided_choice': expected a list of texts"),
+        ({"guided_regex": 3}, "guided_regex", "expected a regular expression, got an integer"),
+        ({"guided_json": []}, "guided_json", "expected a JSON schema, got an array"),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_regex", "expected none beside 'guided_choice'"),
+        (
+            {"guided_regex": "a", "response_format": {"type": "json_object"}},
+            "response_format",
+            "expected none beside 'guided_regex'",
+        ),
+    ],
+)
+def test_an_invalid_constraint_is_named(talker: Any, members: dict[str, Any], param: str, message: str) -> None:
+    reply = talker.post("/v1/chat/completions", chat(**members))
+    assert (reply.status, reply.json["error"]["param"]) == (400, param)
+    assert message in reply.json["error"]["message"]
+
+
+def test_a_chat_sets_variables_of_its_template(talker: Any) -> None:
+    for members, variables in (
+        ({"chat_template_kwargs": {"enable_thinking": False, "style": "brief"}}, {"enable_thinking": False,
+                                                                                 "style": "brief"}),
+        ({"enable_thinking": True, "reasoning_effort": "low"}, {"enable_thinking": True, "reasoning_effort": "low"}),
+        ({"chat_template_kwargs": {"enable_thinking": True}, "enable_thinking": True}, {"enable_thinking": True}),
+    ):  # fmt: skip
+        assert talker.post("/v1/chat/completions", chat(**members)).status == 200
+        assert talker.service.requests.pop().inputs["messages"].value == {
+            "messages": chat()["messages"],
+            "chat_template_kwargs": variables,
+        }
+
+
+@pytest.mark.parametrize(
+    ("members", "param", "message"),
+    [
+        ({"chat_template_kwargs": [1]}, "chat_template_kwargs", "expected an object, got an array"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "but none of add_generation_prompt"),
+        ({"chat_template_kwargs": {"a b": 1}}, "chat_template_kwargs", "got 'a b'"),
+        ({"chat_template_kwargs": {f"v{n}": 1 for n in range(17)}}, "chat_template_kwargs", "at most 16 variables"),
+        ({"reasoning_effort": "much"}, "reasoning_effort", "expected none, minimal, low, medium, high, xhigh"),
+        ({"reasoning_effort": []}, "reasoning_effort", "got '[]'"),
+        ({"enable_thinking": "no"}, "enable_thinking", "expected true or false, got a string"),
+        (
+            {"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}},
+            "enable_thinking",
+            "'chat_template_kwargs' has another value",
+        ),
+    ],
+)
+def test_an_invalid_variable_of_a_template_is_named(
+    talker: Any, members: dict[str, Any], param: str, message: str
+) -> None:
+    reply = talker.post("/v1/chat/completions", chat(**members))
+    assert (reply.status, reply.json["error"]["param"]) == (400, param)
+    assert message in reply.json["error"]["message"]
+
+
+def test_a_completion_has_no_template_and_no_variables(talker: Any) -> None:
+    for name, value in (("chat_template_kwargs", {"a": 1}), ("reasoning_effort", "low"), ("enable_thinking", False)):
+        reply = talker.post("/v1/completions", completion(**{name: value}))
+        assert (reply.status, reply.json["error"]["param"]) == (400, name)
+
+
+def think_first(request: Request) -> list[Response]:
+    return [
+        response(request, text_output="", reasoning_content="I", logprobs=[{"token": "I", "logprob": -1.0}]),
+        response(
+            request,
+            text_output="two",
+            reasoning_content=" see",
+            logprobs=[{"token": " see", "logprob": -2.0}, {"token": "two", "logprob": -3.0}],
+        ),
+        response(request, is_final=True, text_output="", reasoning_content="", finish_reason="stop", logprobs=[]),
+    ]
+
+
+def test_reasoning_is_a_member_of_its_own_and_each_probability_is_given_once(talker: Any) -> None:
+    talker.service.models["talker"] = (TALKER, think_first)
+    members = chat(logprobs=True)
+    (choice,) = talker.post("/v1/chat/completions", members).json["choices"]
+    assert (choice["message"]["reasoning_content"], choice["message"]["content"]) == ("I see", "two")
+    choices = [
+        event["choices"][0] for event in events(talker.post("/v1/chat/completions", {**members, "stream": True}))
+    ]
+    deltas = [choice["delta"] for choice in choices]
+    assert deltas == [
+        {"role": "assistant", "content": ""},
+        {"reasoning_content": "I"},
+        {"reasoning_content": " see"},
+        {"content": "two"},
+        {},
+    ]
+    tokens = [item["token"] for choice in choices if choice["logprobs"] for item in choice["logprobs"]["content"]]
+    assert tokens == ["I", " see", "two"]
+    talker.service.models["talker"] = (TALKER, two_words)
+    (choice,) = talker.post("/v1/chat/completions", chat()).json["choices"]
+    assert "reasoning_content" not in choice["message"]
+
+
 def test_members_without_effect_are_ignored(talker: Any) -> None:
     nothing = {"logit_bias": {}, "reasoning_effort": None, "guided_json": None, "best_of": 1, "grammar": "",
                "chat_template_kwargs": {}, "skip_special_tokens": True, "use_beam_search": False}  # fmt: skip
@@ -143,6 +265,7 @@ def test_embeddings_refuse_members_that_might_change_the_vector(talker: Any) -> 
         ({"messages": "hello"}, "messages", "'messages': expected a list of messages, got a string"),
         ({"seed": -1}, "seed", "from 0 to 9223372036854775807, or none for another answer each time, got -1"),
         ({"seed": 1 << 63}, "seed", "or none for another answer each time, got 9223372036854775808"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "expected a whole number from 0 to 20, got 21"),
         ({"top_logprobs": 1}, "top_logprobs", "'top_logprobs': only with 'logprobs' true"),
         ({"parallel_tool_calls": 1}, "parallel_tool_calls", "expected true or false"),
     ],
@@ -177,6 +300,23 @@ def test_logprobs_of_a_chat_contain_the_chosen_token(talker: Any) -> None:
         streamed = events(talker.post("/v1/chat/completions", {**members, "stream": True}))
         logprobs = [event["choices"][0]["logprobs"] for event in streamed]
         assert [item for part in logprobs if part for item in part["content"]] == content
+
+
+def test_the_most_likely_tokens_are_those_that_the_model_tells(talker: Any) -> None:
+    def with_tops(request: Request) -> list[Response]:
+        item = {"token": "b", "logprob": -2.0, "top_logprobs": [["a", -0.5], ["b", -2.0], ["c", -3.0]]}
+        return [response(request, is_final=True, text_output="b", finish_reason="stop", logprobs=[item])]
+
+    talker.service.models["talker"] = (TALKER, with_tops)
+    for top in (0, 2, 20):
+        reply = talker.post("/v1/chat/completions", chat(logprobs=True, top_logprobs=top)).json
+        ((token,),) = [choice["logprobs"]["content"] for choice in reply["choices"]]
+        assert (token["token"], token["logprob"]) == ("b", -2.0)
+        assert [item["token"] for item in token["top_logprobs"]] == ["a", "b", "c"][:top]
+        sampling = talker.service.requests.pop().inputs["sampling_parameters"].value
+        assert sampling.get("logprobs", 0) == top
+    (choice,) = talker.post("/v1/completions", completion(logprobs=3)).json["choices"]
+    assert choice["logprobs"]["top_logprobs"] == [{"a": -0.5, "b": -2.0, "c": -3.0}]
 
 
 def test_logprobs_of_a_completion_contain_offsets_and_top_tokens(talker: Any) -> None:

@@ -202,6 +202,65 @@ def test_sequences_go_on_after_the_cache_was_full_in_spite_of_the_margin(drive: 
     narrow.engine.close()
 
 
+def test_the_most_likely_tokens_are_the_librarys_own(drive: Callable[..., Driven]) -> None:
+    driven = drive()
+    parameters = xllamacpp.CommonParams()
+    parameters.model.path = str(TINY)
+    parameters.hostnames = ["127.0.0.1"]
+    parameters.n_parallel, parameters.warmup, parameters.verbosity = 1, False, 1
+    library = xllamacpp.Server(parameters)
+    prompt = driven.engine.chat_prompt([{"role": "user", "content": "say hello"}], ())
+    request = {"prompt": prompt, "max_tokens": 6, "temperature": 0, "logprobs": 20}
+    [choice] = library.handle_completions(request)["choices"]
+    driven.engine.add(
+        9000, driven.engine.encode(prompt), Sampling(6, temperature=0.0, has_logprobs=True, top_logprobs=20)
+    )
+    found: list[Any] = []
+    while not driven.engine.is_idle():
+        for event in driven.engine.step() or ():
+            found += event.top_logprobs
+    expected = [item["top_logprobs"] for item in choice["logprobs"]["content"]]
+    assert len(expected) == 6
+    for place, other in zip(found, expected, strict=True):
+        assert len(place) == 20
+        # Which of two that are nearly as likely comes first depends on the batch.
+        assert [token for token, _ in place[:3]] == [item["token"] for item in other[:3]]
+        assert [logprob for _, logprob in place] == pytest.approx([item["logprob"] for item in other], abs=0.05)
+
+
+def test_a_bias_excludes_a_token_or_chooses_it(drive: Callable[..., Driven]) -> None:
+    driven = drive()
+    (first,), (other,) = driven.engine.encode("H"), driven.engine.encode("P")
+    assert driven.answer("say hello", 3).startswith("H")
+    assert "H" not in driven.answer("say hello", 30, logit_bias=((first, -100.0),))
+    assert driven.answer("say hello", 3, logit_bias=((other, 100.0),)) == "PPP"
+
+
+def test_the_text_is_one_of_the_choices(drive: Callable[..., Driven]) -> None:
+    choices = ["1", "1a", "_b", "a_1_", "aa", 'quote "a" \\', "two\nlines", "Grüße", "room_1_on", "room_10_on"]
+    driven = drive()
+    numbers = [driven.add("say hello", 40, choice=tuple(choices), temperature=50.0, seed=seed) for seed in range(40)]
+    driven.run()
+    texts = {driven.texts[number] for number in numbers}
+    assert texts <= set(choices)
+    assert len(texts) > 3
+    assert {driven.finished[number] for number in numbers} == {"stop"}
+
+
+def test_variables_reach_the_chat_template(tmp_path: Path) -> None:
+    path, said, asked = tmp_path / "model.gguf", b"{% if add_generation_prompt %}", b"{% if not enable_thinking %}  "
+    data = TINY.read_bytes()
+    assert data.count(said) == 1
+    path.write_bytes(data.replace(said, asked))
+    driven = Driven(path)
+    prompts = [
+        driven.engine.chat_prompt([{"role": "user", "content": "x"}], (), {"enable_thinking": value})
+        for value in (False, True)
+    ]
+    assert [prompt.endswith("assistant\n") for prompt in prompts] == [True, False]
+    driven.engine.close()
+
+
 def test_a_text_ends_at_the_context_of_the_model(drive: Callable[..., Driven]) -> None:
     driven = drive()
     number = driven.add("count from zero", 2000, ignore_eos=True)

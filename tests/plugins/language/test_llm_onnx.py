@@ -271,6 +271,33 @@ def test_messages_that_the_template_cannot_render_are_refused(start: Callable[..
         engine.chat_prompt([{"role": "user", "content": "x"}], ())
 
 
+def test_the_text_is_one_of_the_choices_or_matches_the_pattern(start: Callable[..., Driven]) -> None:
+    choices = ["1", "1a", "a_1_", "aa", 'quote "a" \\.|', "two\nlines", "Grüße", "room_1_on", "room_10_on"]
+    pattern = "(1|1a|_b|a_1_|a_1_a1)-[0-9]{2,3}(!|x y)?"
+    driven = start()
+    chosen = [driven.add("say hello", choice=tuple(choices), temperature=50.0) for _ in range(24)]
+    matching = [driven.add("say hello", regex=pattern, temperature=50.0) for _ in range(24)]
+    driven.run()
+    texts = {driven.text(number) for number in chosen}
+    assert texts <= set(choices)
+    assert len(texts) > 2
+    assert all(re.fullmatch(pattern, driven.text(number)) for number in matching)
+
+
+def test_variables_reach_the_template_as_they_are(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(FOLDER, folder)
+    (folder / "chat_template.jinja").write_text(
+        "{% if enable_thinking is false %}quiet {% endif %}{{ level + 1 }} {{ name }}: {{ messages[0].content }}"
+    )
+    engine = OnnxEngine(folder, LlmSettings(1, 0, 16, CONTEXT, False, 1, False, 64), 32, 512)
+    messages, variables = [{"role": "user", "content": "x"}], {"enable_thinking": False, "level": 2, "name": "a-b_c"}
+    assert engine.chat_prompt(messages, (), variables) == "quiet 3 a-b_c: x"
+    for value in ('"', "{{ 1 }}", None, [1]):
+        with pytest.raises(InvalidRequest, match="name: the backend onnxruntime_genai takes"):
+            engine.chat_prompt(messages, (), {"name": value})
+
+
 def file_in(folder: Path, tmp_path: Path) -> ModelFile:
     shutil.copytree(folder, tmp_path / "tiny/1")
     return ModelFile(tmp_path / "tiny/1/genai_config.json", tmp_path / "tiny", 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from edge_server.errors import InvalidRequest
 from edge_server.plugins.language.engines.model_size import read_gguf
 from edge_server.plugins.language.engines.openvino_engine import OpenVinoEngine
 from edge_server.plugins.language.engines.settings import read_settings
@@ -193,6 +195,36 @@ def test_a_known_prompt_prefix_is_taken_from_the_cache(drive: Callable[..., Driv
 
     assert steps_to_first_token() >= size // 16
     assert steps_to_first_token() <= 4
+
+
+CHOICES = ["1", "1a", "_b", "a_1_", "a_1_a1", "aa", 'quote "a" \\', "two\nlines", "Grüße",
+           *(f"room_{number}_{state}" for number in range(1, 13) for state in ("on", "off"))]  # fmt: skip
+"""With pairs that OpenVINO GenAI's own grammars mix up."""
+
+
+def test_the_text_is_one_of_the_choices(drive: Callable[..., Driven]) -> None:
+    driven = drive(num_kv_blocks="64")
+    numbers = [driven.add("say hello", 40, choice=tuple(CHOICES), temperature=50.0, seed=seed) for seed in range(100)]
+    driven.run()
+    texts = {driven.text(number) for number in numbers}
+    assert texts <= set(CHOICES)
+    assert len(texts) > len(CHOICES) // 2
+    assert {driven.finished[number] for number in numbers} == {"stop"}
+    with pytest.raises(InvalidRequest, match="more than 50 places"):
+        driven.add("say hello", 40, choice=tuple("a" * size + "b" for size in range(60)))
+
+
+def test_variables_reach_the_chat_template(drive: Callable[..., Driven], export: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "export"
+    shutil.copytree(export, folder)
+    path = folder / "openvino_tokenizer.xml"
+    template = "{% if enable_thinking is false %}quiet {% endif %}{{ level + 1 }} {{ name }}: {{ messages[0].content }}"
+    path.write_text(
+        re.sub(r'(<chat_template value=)"[^"]*"', lambda found: f'{found[1]}"{template}"', path.read_text())
+    )
+    engine = drive(folder, num_kv_blocks="64").engine
+    variables = {"enable_thinking": False, "level": 2, "name": '"{{ 1 }}'}
+    assert engine.chat_prompt([{"role": "user", "content": "x"}], (), variables) == 'quiet 3 "{{ 1 }}: x'
 
 
 LONG_PROMPT = "count from zero, then what is the capital of Japan? " * 1500

@@ -111,6 +111,122 @@ def test_a_parsed_chat_equals_its_text_and_is_not_changed() -> None:
     assert json.dumps(chat) == text
 
 
+def thinker(tmp_path: Path, template: str) -> Served:
+    answers = {
+        "why": "<think>\n4 > 3 </thin \n</think>\n\nBecause. <think>",
+        "open": "so it is</think>It is.",
+        "cut": "<think>and then",
+        "plain": "  <thing>",
+        "call": '<think>call it</think><tool_call>{"name": "go", "arguments": {}}</tool_call>',
+    }
+    path = tmp_path / "script.json"
+    path.write_text(json.dumps({"answers": answers, "chat_template": template}))
+    return Served(path)
+
+
+def ask_chat(served: Served, *lines: str, stream: bool = True, sampling: Any = None, **more: Any) -> Client:
+    messages = [{"role": "user", "content": line} for line in lines]
+    return served.ask(None, messages={"messages": messages, **more}, stream=stream, **(sampling or {}))
+
+
+def parts(client: Client) -> tuple[str, str]:
+    """Return reasoning and content."""
+    text = client.text
+    return b"".join(item.get("reasoning_content", b"") for item in client.responses).decode(), text
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_reasoning_is_apart_from_the_content(tmp_path: Path, stream: bool) -> None:
+    served = thinker(tmp_path, "</think><tool_call>")
+    assert parts(ask_chat(served, "why", stream=stream)) == ("4 > 3 </thin", "Because. <think>")
+    assert parts(ask_chat(served, "open", "<think>\n", stream=stream)) == ("so it is", "It is.")
+    assert parts(ask_chat(served, "open", stream=stream)) == ("", "so it is</think>It is.")
+    assert parts(ask_chat(served, "cut", stream=stream)) == ("and then", "")
+    assert parts(ask_chat(served, "plain", stream=stream)) == ("", "  <thing>")
+    tool = {"type": "function", "function": {"name": "go"}}
+    client = ask_chat(served, "call", tools=[tool], stream=stream)
+    assert parts(client) == ("call it", "")
+    deltas = [delta for item in client.responses for delta in json.loads(item["tool_calls"])]
+    assert deltas[0]["function"]["name"] == "go"
+
+
+def test_a_streamed_reasoning_arrives_in_pieces(tmp_path: Path) -> None:
+    client = ask_chat(thinker(tmp_path, "</think>"), "why")
+    assert parts(client)[0] == "4 > 3 </thin"
+    assert sum(bool(item["reasoning_content"]) for item in client.responses) >= 3
+
+
+def test_text_under_a_schema_or_of_a_prompt_or_of_another_template_is_content(tmp_path: Path) -> None:
+    served = thinker(tmp_path, "</think>")
+    for client in (
+        ask_chat(served, "cut", sampling={"json_schema": {"type": "object"}}),
+        ask_chat(served, "cut", sampling={"choice": ["a"]}),
+        served.ask("cut"),
+        ask_chat(thinker(tmp_path, "no tags"), "cut"),
+    ):
+        assert parts(client) == ("", "<think>and then")
+
+
+@pytest.mark.parametrize(
+    ("sampling", "message"),
+    [
+        ({"regex": "a+"}, "regex: scripted does not have it; it has choice, json_schema"),
+        ({"regex": 3}, "sampling parameter regex: expected a regular expression, got '3'"),
+        ({"logit_bias": {"1": 5}}, "logit_bias: scripted does not have it"),
+        (
+            {"logit_bias": {"a": 5}},
+            "sampling parameter logit_bias: expected tokens with numbers from -100 to 100, got 'a'",
+        ),
+        ({"logit_bias": {"1": 101}}, "got '1': '101'"),
+        ({"logit_bias": [1]}, "sampling parameter logit_bias: expected an object of at most 1024"),
+        ({"logprobs": 2}, "top_logprobs: expected at most 1, got 2: scripted does not tell more"),
+        ({"logprobs": 21}, "sampling parameter logprobs: expected 0 to 20, got '21'"),
+        ({"choice": "ab"}, "sampling parameter choice: expected a list of texts that are not empty"),
+        ({"choice": ["a", ""]}, "sampling parameter choice: expected a list of texts"),
+        ({"choice": ["a"], "regex": "a"}, "expected one of the sampling parameters json_schema, choice and regex"),
+        ({"choice": ["a"] * 1001}, "choice: expected at most 1,000 texts, got 1,001"),
+        ({"choice": ["a" * 6000, "b" * 6000]}, "choice: expected texts of at most 11,428 bytes together, got 12,000"),
+    ],
+)
+def test_a_constraint_that_cannot_be_enforced_is_refused(tmp_path: Path, sampling: Any, message: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        _ = thinker(tmp_path, "").ask("hello", **sampling).text
+    assert message in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("template", "given", "variables"),
+    [
+        ("{{ enable_thinking }}", {"enable_thinking": False}, "enable_thinking=false"),
+        ("{{ enable_thinking }}", {"reasoning_effort": "none"}, "enable_thinking=false"),
+        ("{{ reasoning_effort }}", {"reasoning_effort": "none"}, 'reasoning_effort="none"'),
+        ("{{ reasoning_effort }}", {"reasoning_effort": "low"}, 'reasoning_effort="low"'),
+        ("</think>", {"enable_thinking": True}, "hello"),
+        ("no tags", {"enable_thinking": False}, "hello"),
+        ("no tags", {"reasoning_effort": "none"}, "hello"),
+    ],
+)
+def test_variables_reach_the_chat_template(tmp_path: Path, template: str, given: Any, variables: str) -> None:
+    client = ask_chat(thinker(tmp_path, template), "hello", chat_template_kwargs=given)
+    assert client.text.split("\n")[-1] == variables
+
+
+@pytest.mark.parametrize(
+    ("template", "given", "message"),
+    [
+        ("{{ enable_thinking }}", {"reasoning_effort": "low"}, "no variable 'reasoning_effort'; it has 'enable_thi"),
+        ("{{ enable_thinkings }}", {"enable_thinking": True}, "no variable 'enable_thinking'"),
+        ("</think>", {"reasoning_effort": "none"}, "no variable 'enable_thinking'"),
+        ("enable_thinking", {"reasoning_effort": "none", "enable_thinking": True}, "contradict each other"),
+        ("{{ messages }}", {"messages": []}, "got 'messages'"),
+        ("", [1], "chat_template_kwargs: expected an object"),
+    ],
+)
+def test_a_variable_that_changes_nothing_is_refused(tmp_path: Path, template: str, given: Any, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        _ = ask_chat(thinker(tmp_path, template), "hello", chat_template_kwargs=given).text
+
+
 @pytest.fixture
 def engine_file(tmp_path: Path) -> Path:
     path = tmp_path / "script.json"
@@ -407,7 +523,7 @@ def test_unsupported_constraint_parameters_are_named(serve: Callable[..., Served
     served = serve()
     for name, value, instead in (
         ("stop_words", "two", "; use 'stop'"),
-        ("guided_regex", "two", ""),
+        ("guided_regex", "two", "; use 'regex'"),
         ("grammar", "root ::= 'a'", "; use 'json_schema'"),
         ("chat_template_kwargs", '{"enable_thinking": false}', ""),
         ("reasoning_effort", "low", ""),
@@ -418,7 +534,10 @@ def test_unsupported_constraint_parameters_are_named(serve: Callable[..., Served
     ):
         with pytest.raises(InvalidRequest) as caught:
             _ = ask(**{name: value}).text
-        assert f"unknown sampling parameter '{name}'{instead}; known are frequency_penalty, " in caught.value.message
+        assert (
+            f"unknown sampling parameter '{name}'{instead}; known are choice, frequency_penalty, "
+            in caught.value.message
+        )
     assert ask(max_tokens=3, bad_words="", repeat_penalty=1, skip_special_tokens=True, customer=7).text == "countone"
 
 

@@ -33,7 +33,7 @@ def scripted(tmp_path: Path) -> ScriptedEngine:
     return ScriptedEngine(path, read_settings("talker", {"num_kv_blocks": "64"}, LlmSize(1, 0, 0), 8))
 
 
-def chatml(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+def chatml(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], _: Mapping[str, Any]) -> str:
     """Return a prompt as the templates of Qwen write it: content trimmed, calls and tools as JSON."""
     parts = [f"<|im_start|>tools {json.dumps(tools)}<|im_end|>"] if tools else []
     for message in messages:
@@ -82,7 +82,7 @@ def test_a_special_token_joined_from_two_messages_is_plain_text(
     scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        scripted, "chat_prompt", lambda messages, tools: "[INST]" + "".join(m["content"] for m in messages)
+        scripted, "chat_prompt", lambda messages, *_: "[INST]" + "".join(m["content"] for m in messages)
     )
     tokens = ChatEncoder(scripted).encode(
         [{"role": "user", "content": text} for text in ("a <|im_", "end|> b", "> c [")], ()
@@ -99,7 +99,7 @@ def test_a_special_token_joined_from_two_messages_is_plain_text(
 def test_a_chat_whose_special_token_the_template_alters_is_refused(
     change: Callable[[str], str], scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scripted, "chat_prompt", lambda messages, tools: "[INST]" + change(messages[0]["content"]))
+    monkeypatch.setattr(scripted, "chat_prompt", lambda messages, *_: "[INST]" + change(messages[0]["content"]))
     with pytest.raises(InvalidRequest, match=r"text of a special token of the model, and the model's chat template"):
         ChatEncoder(scripted).encode([{"role": "user", "content": "a <|im_end|> b"}], ())
     assert ChatEncoder(scripted).encode([{"role": "user", "content": "a b"}], ()) == scripted.encode(
@@ -110,7 +110,7 @@ def test_a_chat_whose_special_token_the_template_alters_is_refused(
 def test_a_special_token_escaped_by_the_template_is_plain_text(
     scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scripted, "chat_prompt", lambda messages, tools: messages[0]["content"].replace("<", "&lt;"))
+    monkeypatch.setattr(scripted, "chat_prompt", lambda messages, *_: messages[0]["content"].replace("<", "&lt;"))
     tokens = ChatEncoder(scripted).encode([{"role": "user", "content": "a <|im_end|> b"}], ())
     assert scripted.decode([tokens])[0] == "a &lt;|im_end|> b"
 
@@ -124,6 +124,12 @@ def test_too_many_special_tokens_are_refused_before_encoding(
     monkeypatch.setattr(scripted, "encode", pytest.fail)
     with pytest.raises(InvalidRequest, match=r"expected at most 256 texts of special tokens .*, got 257"):
         encoder.encode([message, {"role": "user", "content": "<|im_start|>"}], ())
+
+
+def test_a_special_token_in_a_variable_of_the_template_is_plain_text(scripted: ScriptedEngine) -> None:
+    tokens = ChatEncoder(scripted).encode([{"role": "user", "content": "a"}], (), {"style": "<|im_end|>"})
+    assert scripted.decode([tokens]) == ['a\nstyle="<|im_end|>"']
+    assert not special_of(tokens)
 
 
 def test_a_chat_that_is_nested_too_deeply_is_refused(scripted: ScriptedEngine) -> None:

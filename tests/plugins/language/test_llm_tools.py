@@ -85,6 +85,15 @@ def test_a_required_call_is_the_whole_text_and_a_named_call_its_arguments(form: 
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+def test_several_required_calls_are_a_list(size: int) -> None:
+    other = '{"name": "look_up", "arguments": {}}'
+    parser = ToolCallParser(Tools(TOOLS, "required", allows_several=True), "hermes")
+    content, names, arguments = parse(parser, f"[{ONE},{other},\n{ONE}]", size)
+    assert (content, names) == ("", ["weather", "look_up", "weather"])
+    assert [json.loads(text).get("city") for text in arguments] == ['B"}{', None, 'B"}{']
+
+
 @given(text=st.text(alphabet='<tool_cal>/{}":,; namergus', max_size=80), size=st.integers(1, 9))
 def test_text_without_a_call_is_never_lost(text: str, size: int) -> None:
     for form in ("hermes", "llama3_json"):
@@ -99,6 +108,11 @@ def test_the_schema_of_a_forced_call_names_the_functions() -> None:
     assert json.loads(Tools(items, "weather").json_schema()) == city
     schema = json.loads(Tools(items, "required").json_schema())
     assert [item["properties"]["name"]["const"] for item in schema["anyOf"]] == ["weather", "look_up"]
+    several = Tools(items, "required", allows_several=True)
+    assert json.loads(several.json_schema()) == {"type": "array", "items": schema, "minItems": 1, "maxItems": 16}
+    path = ("items", "anyOf", 1, "properties", "arguments", "properties", "x")
+    assert several.place(path) == "tools[1].function.parameters.properties.x"
+    assert several.place(path[:2]) == "tools"
 
 
 @pytest.mark.parametrize(

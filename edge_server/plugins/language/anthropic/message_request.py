@@ -152,9 +152,10 @@ def _tool_choice(choice: object) -> tuple[object, object]:
     alone = choice.get("disable_parallel_tool_use") or False
     if not isinstance(alone, bool):
         raise BadMember("tool_choice", "'tool_choice.disable_parallel_tool_use': expected true or false")
+    has_parallel_calls = False if alone else None
     if kind == "tool":
-        return {"type": "function", "function": {"name": choice.get("name")}}, not alone
-    return _TOOL_CHOICES[kind], not alone
+        return {"type": "function", "function": {"name": choice.get("name")}}, has_parallel_calls
+    return _TOOL_CHOICES[kind], has_parallel_calls
 
 
 def _response_format(output: object) -> object:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from edge_server.errors import InvalidRequest
 
 _ANNOTATIONS = frozenset(("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$id",
                           "$schema", "$comment", "$defs", "definitions", "discriminator"))  # fmt: skip
@@ -63,6 +66,16 @@ def compact_grammar(schema: str) -> str:
     except _Unknown:
         return ""
     return "".join(f"{name} ::= {text}\n" for name, text in {"root": rule, **writer.rules}.items()) + _BASE
+
+
+def choice_grammar(texts: Sequence[str]) -> str:
+    """Return the grammar for one of these texts. Raises InvalidRequest if too many begin like others."""
+    try:
+        return f"root ::= {_one_of(set(texts))}\n"
+    except _Unknown:
+        raise InvalidRequest(
+            f"choice: a text has more than {_MAX_BRANCHES} places where others that begin like it go on differently"
+        ) from None
 
 
 class _Writer:
@@ -190,8 +203,12 @@ def _json(value: object) -> str:
 
 
 def _literal(text: str) -> str:
-    """Return a terminal; its escapes are those of JSON."""
-    return json.dumps(text, ensure_ascii=False)
+    """Return terminals for a text; their escapes are those of JSON.
+
+    A character beyond ASCII is a class of its own: xgrammar (of OpenVINO GenAI 2026.4) takes "ße" for U+0DFE.
+    """
+    parts = re.findall(r"[\x00-\x7f]+|.", text, re.DOTALL) or [""]
+    return " ".join(json.dumps(part) if part.isascii() else f"[{part}]" for part in parts)
 
 
 def _one_of(texts: set[str], depth: int = 0) -> str:

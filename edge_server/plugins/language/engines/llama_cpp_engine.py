@@ -20,22 +20,24 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from edge_server.backends.runtime_errors import import_runtime, message_line
 from edge_server.cgroup_limits import limited_cores
 from edge_server.errors import InvalidRequest
-from edge_server.plugins.language.engines.compact_grammar import compact_grammar
+from edge_server.plugins.language.engines.compact_grammar import choice_grammar, compact_grammar
 from edge_server.plugins.language.engines.generation_config import read_generation_config
 from edge_server.plugins.language.engines.locked_folder import locked_folder
 from edge_server.plugins.language.engines.model_size import read_gguf_metadata
 from edge_server.plugins.language.engines.settings import LlmSettings
 from edge_server.plugins.language.engines.token_engine import (
+    NO_VARIABLES,
     ChatMessage,
     EngineStats,
     FinishReason,
     Sampling,
     TokenEvent,
+    TopLogprobs,
 )
 
 _WAIT_S = 0.005
@@ -63,13 +65,15 @@ class LlamaCppEngine:
 
     The sequences share the KV cache. A sequence starts when the cache has room for its prompt and a few tokens. If the
     cache is nearly full, the newest one is stopped, and computed again when there is room: after the prompt and the
-    tokens that it has. A sequence with a JSON schema would lose its place in the grammar. So it starts when there is
+    tokens that it has. A sequence with a grammar would lose its place in the grammar. So it starts when there is
     room for all its tokens, and is never stopped.
 
     The constructor raises RuntimeError for a file that the library cannot load, BadModelFile, and BackendMissing.
     """
 
     has_logprobs = True
+    constraints = frozenset(("json_schema", "choice", "logit_bias"))
+    max_top_logprobs = 20
 
     def __init__(self, path: Path, settings: LlmSettings, block_tokens: int, bytes_per_token: int) -> None:
         library = import_runtime("xllamacpp", "Server", "llm-gguf")
@@ -124,10 +128,17 @@ class LlamaCppEngine:
             texts.append(str(self._call("POST", "/detokenize", {"tokens": tokens})["content"]) if tokens else "")
         return texts
 
-    def chat_prompt(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> str:
+    def chat_prompt(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any] = NO_VARIABLES,
+    ) -> str:
         chat: dict[str, Any] = {"messages": [dict(message) for message in messages]}
         if tools:
             chat["tools"] = [dict(tool) for tool in tools]
+        if variables:
+            chat["chat_template_kwargs"] = dict(variables)
         try:
             prompt = str(self._call("POST", "/apply-template", chat)["prompt"])
         except RuntimeError as error:
@@ -199,7 +210,7 @@ class LlamaCppEngine:
             "response_fields": _FINAL_FIELDS,
             "cache_prompt": self._caches_prompts,
             "ignore_eos": sampling.ignore_eos,
-            "n_probs": int(sampling.has_logprobs),
+            "n_probs": max(int(sampling.has_logprobs), sampling.top_logprobs),
             "temperature": sampling.temperature,
             "repeat_last_n": self.total_blocks * self.block_tokens,
             "repeat_penalty": sampling.repetition_penalty,
@@ -211,6 +222,8 @@ class LlamaCppEngine:
             "top_p": sampling.top_p,
             "min_p": sampling.min_p,
         }
+        if sampling.logit_bias:
+            options["logit_bias"] = [(token, bias if bias > -100 else False) for token, bias in sampling.logit_bias]
         if sampling.seed is not None:
             options["seed"] = sampling.seed % 0xFFFFFFFF  # this number asks for a random one
         if sampling.json_schema:
@@ -222,6 +235,8 @@ class LlamaCppEngine:
                     "properties, required, additionalProperties, items, minItems, maxItems, minLength, maxLength and "
                     "limits of integers; got others, or values of them that it cannot enforce"
                 )
+        elif sampling.choice:
+            options["grammar"] = choice_grammar(sampling.choice)
         return options
 
     def _start_waiting(self) -> None:
@@ -247,7 +262,7 @@ class LlamaCppEngine:
     def _make_room(self) -> None:
         """Stop the newest sequences until the KV cache has room for the others."""
         while sum(item.needed_tokens for item in self._running.values()) > self.total_blocks * self.block_tokens:
-            stoppable = [item for item in list(self._running.values())[1:] if not item.sampling.json_schema]
+            stoppable = [item for item in list(self._running.values())[1:] if not item.sampling.constraint]
             if not stoppable:
                 return
             self._pause(stoppable[-1])
@@ -267,13 +282,13 @@ class LlamaCppEngine:
     def _read(self, sequence: _Sequence) -> TokenEvent | None:
         """Return what a sequence has got, all of it as one event, or None if it has got no text."""
         assert sequence.stream is not None
-        tokens: list[tuple[int, float]] = []
+        tokens: list[_Token] = []
         text = ""
         finish: FinishReason | None = None
         cached_tokens = None
         for message in sequence.stream.read():
             if (error := message.get("error")) is not None:
-                if error["message"] == _CACHE_FULL and len(self._running) > 1 and not sequence.sampling.json_schema:
+                if error["message"] == _CACHE_FULL and len(self._running) > 1 and not sequence.sampling.constraint:
                     self._pause(sequence)
                     return None
                 self.cancel(sequence.sequence_id)
@@ -298,16 +313,17 @@ class LlamaCppEngine:
                 break
         if not tokens and finish is None:
             return None
-        known = [token for token, _ in tokens]
+        known = [item.token for item in tokens]
         sequence.answer_tokens += len(known)
         sequence.answer += known if _UNTOLD not in known else self.encode(text)
         return TokenEvent(
             sequence.sequence_id,
             tuple(known),
-            tuple(logprob for _, logprob in tokens) if sequence.sampling.has_logprobs else (),
+            tuple(item.logprob for item in tokens) if sequence.sampling.has_logprobs else (),
             finish,
             cached_tokens=cached_tokens,
             text=text,
+            top_logprobs=tuple(item.top for item in tokens) if sequence.sampling.top_logprobs else (),
         )
 
     def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -324,6 +340,14 @@ class LlamaCppEngine:
         return dict(answer)
 
 
+class _Token(NamedTuple):
+    """A token of an answer, the logarithm of its probability, and the most likely ones at its place."""
+
+    token: int
+    logprob: float = 0.0
+    top: TopLogprobs = ()
+
+
 class _Sequence:
     """A sequence that has not ended. `stream` is None while it waits."""
 
@@ -336,8 +360,8 @@ class _Sequence:
         self.stream: _EventStream | None = None
         self.streamed_tokens = 0
         """Tokens since the stream began."""
-        self.textless: list[tuple[int, float]] = []
-        """The last tokens and their logprobs, while they have no text. The last one may be that which ends the text."""
+        self.textless: list[_Token] = []
+        """The last tokens, while they have no text. The last one may be that which ends the text."""
         self.answer: list[int] = []
         """Tokens of the text so far."""
         self.answer_tokens = 0
@@ -350,7 +374,7 @@ class _Sequence:
     @property
     def needed_tokens(self) -> int:
         """Room that it needs in the KV cache."""
-        if self.sampling.json_schema:
+        if self.sampling.constraint:
             return len(self.prompt) + self.sampling.max_tokens
         return self.total_tokens + _MARGIN_TOKENS
 
@@ -359,9 +383,13 @@ class _Sequence:
         count = message["tokens_predicted"] - self.streamed_tokens
         self.streamed_tokens += count
         probabilities = message.get("completion_probabilities")
-        logprob = probabilities[-1]["logprob"] if probabilities else 0.0
-        self.textless += [(_UNTOLD, 0.0)] * (count - 1)
-        self.textless.append((message["tokens"][-1], logprob))
+        self.textless += [_Token(_UNTOLD)] * (count - 1)
+        token = _Token(message["tokens"][-1])
+        if probabilities:
+            told = probabilities[-1]
+            most = told["top_logprobs"][: self.sampling.top_logprobs]
+            token = _Token(token.token, told["logprob"], tuple((item["token"], item["logprob"]) for item in most))
+        self.textless.append(token)
 
 
 class _EventStream:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from edge_server.backends.runtime_errors import import_runtime, message_line
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.language.engines.settings import LlmSettings
 from edge_server.plugins.language.engines.token_engine import (
+    NO_VARIABLES,
     ChatMessage,
     EngineStats,
     FinishReason,
@@ -33,6 +35,8 @@ _MAX_BATCH_ROWS = 4
 
 _COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 """Options of llguidance for JSON without white space: github.com/guidance-ai/llguidance, docs/json_schema.md."""
+
+_PLAIN_TEXT = re.compile(r"[A-Za-z0-9_-]*")
 
 
 class _Batch:
@@ -68,6 +72,8 @@ class OnnxEngine:
     """
 
     has_logprobs = False
+    constraints = frozenset(("json_schema", "choice", "regex"))
+    max_top_logprobs = 0
     default_sampling = DEFAULT_SAMPLING
     begin_tokens: Sequence[int] = ()
 
@@ -102,11 +108,21 @@ class OnnxEngine:
     def decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
         return [str(self._tokenizer.decode(np.array(tokens, np.int32))) for tokens in sequences]
 
-    def chat_prompt(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> str:
+    def chat_prompt(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any] = NO_VARIABLES,
+    ) -> str:
+        text = json.dumps([dict(message) for message in messages], ensure_ascii=False)
+        options: dict[str, str] = {}
+        if tools:
+            options["tools"] = json.dumps([dict(tool) for tool in tools], ensure_ascii=False)
+        if variables:
+            # The library has no argument for them.
+            options["template_str"] = "".join(map(_set_statement, variables.items())) + self.chat_template
         try:
-            text = json.dumps([dict(message) for message in messages], ensure_ascii=False)
-            described = json.dumps([dict(tool) for tool in tools], ensure_ascii=False) if tools else None
-            return str(self._tokenizer.apply_chat_template(text, tools=described, add_generation_prompt=True))
+            return str(self._tokenizer.apply_chat_template(text, add_generation_prompt=True, **options))
         except (RuntimeError, TypeError, ValueError) as error:
             said = message_line(error)
         raise InvalidRequest(f"the model's chat template cannot write these messages: {said}")
@@ -172,6 +188,8 @@ class OnnxEngine:
             if sampling.json_schema:
                 schema = {**json.loads(sampling.json_schema), "x-guidance": _COMPACT}
                 options.set_guidance("json_schema", json.dumps(schema))
+            elif sampling.constraint:
+                options.set_guidance("regex", sampling.regex or "|".join(map(_escape_pattern, sampling.choice)))
             request.begin_turn(np.array(prompt, np.int32), options)
         except (RuntimeError, TypeError, ValueError) as error:
             said = message_line(error)
@@ -229,6 +247,22 @@ def _chat_template(folder: Path) -> str:
         return str(json.loads((folder / "tokenizer_config.json").read_bytes()).get("chat_template", ""))
     except (OSError, ValueError, AttributeError):
         return ""
+
+
+def _set_statement(variable: tuple[str, Any]) -> str:
+    """Return Jinja that sets a variable of the template. Raises InvalidRequest for a value that is no plain one."""
+    name, value = variable
+    if not isinstance(value, bool | int | float) and not (isinstance(value, str) and _PLAIN_TEXT.fullmatch(value)):
+        raise InvalidRequest(
+            f"chat_template_kwargs.{name}: the backend onnxruntime_genai takes true, false, numbers and texts of "
+            "letters, digits, '-' and '_'"
+        )
+    return f"{{%- set {name} = {json.dumps(value)} -%}}"
+
+
+def _escape_pattern(text: str) -> str:
+    """Return a regular expression for one text, in the syntax of Rust's crate regex."""
+    return re.sub(r"([\\.+*?()|\[\]{}^$])", r"\\\1", text)
 
 
 def _is_random(sampling: Sampling) -> bool:

@@ -19,11 +19,17 @@ from edge_server.backends.openvino.lean_import import import_openvino
 from edge_server.backends.runtime_errors import import_runtime, message_line
 from edge_server.cgroup_limits import limited_cores
 from edge_server.errors import InvalidRequest
-from edge_server.plugins.language.engines.compact_grammar import compact_grammar
+from edge_server.plugins.language.engines.compact_grammar import choice_grammar, compact_grammar
 from edge_server.plugins.language.engines.generation_config import read_generation_config
 from edge_server.plugins.language.engines.openvino_tokenizer import open_tokenizer
 from edge_server.plugins.language.engines.settings import LlmSettings
-from edge_server.plugins.language.engines.token_engine import ChatMessage, EngineStats, Sampling, TokenEvent
+from edge_server.plugins.language.engines.token_engine import (
+    NO_VARIABLES,
+    ChatMessage,
+    EngineStats,
+    Sampling,
+    TokenEvent,
+)
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +51,9 @@ class OpenVinoEngine:
 
     has_logprobs = True
     begin_tokens: Sequence[int] = ()
+    # Not `regex`: xgrammar, of OpenVINO GenAI 2026.4, takes other texts too for a pattern with `|`.
+    constraints = frozenset(("json_schema", "choice"))
+    max_top_logprobs = 0
 
     def __init__(self, path: Path, settings: LlmSettings) -> None:
         openvino = import_openvino()
@@ -91,10 +100,17 @@ class OpenVinoEngine:
         texts = iter(self._tokenizer.decode(some, skip_special_tokens=True) if some else ())
         return [str(next(texts)) if tokens else "" for tokens in sequences]
 
-    def chat_prompt(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> str:
+    def chat_prompt(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any] = NO_VARIABLES,
+    ) -> str:
         chat = [dict(message) for message in messages]
+        described = [dict(tool) for tool in tools] or None
+        context = dict(variables) or None
         try:
-            return str(self._tokenizer.apply_chat_template(chat, True, tools=[dict(tool) for tool in tools] or None))
+            return str(self._tokenizer.apply_chat_template(chat, True, tools=described, extra_context=context))
         except (RuntimeError, TypeError, ValueError) as error:
             said = _without_source_path(error)
         raise InvalidRequest(f"the model's chat template cannot write these messages: {said}")
@@ -108,7 +124,7 @@ class OpenVinoEngine:
         except (RuntimeError, TypeError, ValueError) as error:
             said = _without_source_path(error)
         else:
-            if sampling.json_schema:
+            if sampling.constraint:
                 self._structured.add(sequence_id)
             return
         raise InvalidRequest(f"OpenVINO GenAI cannot sample like this: {said}")
@@ -171,6 +187,9 @@ class OpenVinoEngine:
             grammar = compact_grammar(sampling.json_schema)
             kind = {"grammar": grammar} if grammar else {"json_schema": sampling.json_schema}
             config.structured_output_config = self._library.StructuredOutputConfig(**kind)
+        elif sampling.choice:
+            grammar = choice_grammar(sampling.choice)
+            config.structured_output_config = self._library.StructuredOutputConfig(grammar=grammar)
         return config
 
     def _read(self, sequence_id: int, handle: Any) -> TokenEvent | None:

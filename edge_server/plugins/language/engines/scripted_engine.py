@@ -19,7 +19,13 @@ from typing import Any
 
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.language.engines.settings import LlmSettings
-from edge_server.plugins.language.engines.token_engine import ChatMessage, EngineStats, Sampling, TokenEvent
+from edge_server.plugins.language.engines.token_engine import (
+    NO_VARIABLES,
+    ChatMessage,
+    EngineStats,
+    Sampling,
+    TokenEvent,
+)
 from edge_server.plugins.language.text.text_request import DEFAULT_SAMPLING
 
 _FIRST_SPECIAL = 257
@@ -30,6 +36,8 @@ class ScriptedEngine:
     """See TokenEngine. `steps` counts the steps, `added` the sequences that it was given."""
 
     has_logprobs = True
+    constraints = frozenset(("json_schema", "choice"))
+    max_top_logprobs = 0
     default_sampling = DEFAULT_SAMPLING
     begin_tokens: Sequence[int] = ()
     vocabulary_size = 257
@@ -66,11 +74,17 @@ class ScriptedEngine:
     def decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
         return [bytes(token for token in tokens if token < 256).decode("utf-8", "replace") for tokens in sequences]
 
-    def chat_prompt(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> str:
+    def chat_prompt(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any] = NO_VARIABLES,
+    ) -> str:
         for message in messages:
             if message["role"] not in ("system", "user", "assistant", "tool"):
                 raise InvalidRequest(f"the model's chat template knows no role '{message['role']}'")
-        return "\n".join(str(message["content"]) for message in messages)
+        lines = [str(message["content"]) for message in messages]
+        return "\n".join([*lines, *(f"{name}={json.dumps(value)}" for name, value in variables.items())])
 
     def add(self, sequence_id: int, prompt: Sequence[int], sampling: Sampling) -> None:
         assert sequence_id not in self.added

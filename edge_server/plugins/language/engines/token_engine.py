@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypeAlias
 
 FinishReason: TypeAlias = Literal["stop", "length"]
@@ -12,14 +13,17 @@ FinishReason: TypeAlias = Literal["stop", "length"]
 ChatMessage: TypeAlias = Mapping[str, Any]
 """One message of a chat in OpenAI's form: `role` and `content`, and more for some templates."""
 
+NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
+"""Of a chat template."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How one sequence is continued. The names are those of vLLM's SamplingParams.
 
-    `temperature` 0 takes the most likely token. `seed` None is different each time. `json_schema` "" allows any text;
-    otherwise the text is JSON that fits this schema, itself JSON. `has_logprobs`: the events must have the
-    probabilities of tokens.
+    `temperature` 0 takes the most likely token. `seed` None is different each time. At most one of these constrains the
+    text: it is JSON that fits `json_schema`, itself JSON; it is one of the texts of `choice`; or all of it matches
+    `regex`. `has_logprobs`: the events must have the probabilities of tokens.
     """
 
     max_tokens: int
@@ -36,6 +40,21 @@ class Sampling:
     ignore_eos: bool = False
     json_schema: str = ""
     has_logprobs: bool = False
+    top_logprobs: int = 0
+    """How many of the most likely tokens at each place the events must have, beside the chosen one."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Tokens, and what is added to their logits. -100 excludes a token."""
+    choice: tuple[str, ...] = ()
+    regex: str = ""
+
+    @property
+    def constraint(self) -> str:
+        """Name of the parameter that constrains the text, "" if none does."""
+        return next((name for name in ("json_schema", "choice", "regex") if getattr(self, name)), "")
+
+
+TopLogprobs: TypeAlias = Sequence[tuple[str, float]]
+"""Texts of tokens with the logarithms of their probabilities, the most likely first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +62,9 @@ class TokenEvent:
     """Result of one step for one sequence.
 
     `tokens` are the new ones, without the token that ends the text. `logprobs` has the natural logarithm of each new
-    token's probability. `finish` ends the sequence. `error` ends it too: the engine could not continue it.
-    `cached_tokens`, with `finish`: tokens of the prompt that were not computed, None if the engine does not tell.
+    token's probability, `top_logprobs` the most likely tokens at its place with theirs. `finish` ends the sequence.
+    `error` ends it too: the engine could not continue it. `cached_tokens`, with `finish`: tokens of the prompt that
+    were not computed, None if the engine does not tell.
     `text` is that of the new tokens, without incomplete characters, from an engine that decodes them itself. Such an
     engine may tell only the last token of a character; -1 stands for the others, with the logprob 0.
     """
@@ -56,6 +76,7 @@ class TokenEvent:
     error: str = ""
     cached_tokens: int | None = None
     text: str | None = None
+    top_logprobs: tuple[TopLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +102,10 @@ class TokenEngine(Protocol):
     """Number of different tokens."""
     has_logprobs: bool
     """Whether events carry the probabilities of tokens."""
+    constraints: frozenset[str]
+    """Names of the parameters by which it can constrain a text: see Sampling."""
+    max_top_logprobs: int
+    """Largest `top_logprobs`."""
     default_sampling: Sampling
     """What applies where a request says nothing."""
     begin_tokens: Sequence[int]
@@ -98,8 +123,14 @@ class TokenEngine(Protocol):
     chat_template: str
     """Of the model, in Jinja; "" if it has none."""
 
-    def chat_prompt(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> str:
-        """Return the prompt that the model's chat template makes. Raises InvalidRequest with the template's message."""
+    def chat_prompt(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any] = NO_VARIABLES,
+    ) -> str:
+        """Return the prompt that the model's chat template makes with `variables`, such as `enable_thinking`. Raises
+        InvalidRequest with the template's message."""
 
     def add(self, sequence_id: int, prompt: Sequence[int], sampling: Sampling) -> None:
         """Add a sequence; the next step takes it into the batch. `sequence_id` was never used before.

@@ -19,6 +19,7 @@ from edge_server.plugins.language.openai.completion_request import (
     read_keep_alive,
     read_model,
 )
+from edge_server.plugins.language.template_variables import EFFORT, THINKING
 from edge_server.protocol.raw_tensors import Buffer
 
 _COMMON = {"model", "stream", "format", "options", "keep_alive", "think", "logprobs", "top_logprobs"}
@@ -43,6 +44,8 @@ _OWN_NAMES = {
     "response_format": "format",
     "seed": "options.seed",
     "stop": "options.stop",
+    EFFORT: "think",
+    THINKING: "think",
 }
 """Member of OpenAI's API -> the name that the client knows."""
 
@@ -101,12 +104,13 @@ def _request(
     members: Mapping[str, Any], content: Mapping[str, Any], *, is_empty: bool, is_chat: bool
 ) -> GenerationRequest:
     """Return the call with the members `content` of OpenAI's API."""
-    if members.get("think"):
-        raise BadMember("think", "'think': expected false or none: no model of this server separates its thinking")
     model, keep_alive_s = read_model(members), read_keep_alive(members)
     if is_empty:
         return GenerationRequest(model, is_chat, keep_alive_s, None)
     is_prompt = "prompt" in content
+    think = members.get("think")
+    if think and is_prompt:
+        raise BadMember("think", "'think': expected false or none with 'raw', or for a model without a chat template")
     stream, logprobs = members.get("stream"), members.get("logprobs")
     translated = {
         **content,
@@ -116,6 +120,7 @@ def _request(
         "response_format": _response_format(members.get("format")),
         "logprobs": (members.get("top_logprobs") or 0 if logprobs else None) if is_prompt else logprobs,
         "top_logprobs": None if is_prompt else members.get("top_logprobs"),
+        **({} if is_prompt else {EFFORT if isinstance(think, str) else THINKING: think}),
         **_sampling(members.get("options")),
     }
     try:

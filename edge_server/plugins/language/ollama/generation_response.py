@@ -13,7 +13,7 @@ from edge_server.errors import BadSchema, EdgeServerError
 from edge_server.frontends.v2.json_parser import to_json
 from edge_server.plugins.language.ollama.generation_request import GenerationRequest
 from edge_server.plugins.language.openai.completion_request import CompletionRequest
-from edge_server.plugins.language.openai.completion_response import CompletionChoice
+from edge_server.plugins.language.openai.completion_response import CompletionChoice, logprob_object
 
 _STREAM_HEADERS = {
     "Content-Type": "application/x-ndjson",
@@ -48,8 +48,9 @@ class OllamaEncoder:
         self._sent_calls = len(complete)
         content = choice.delta + text
         found = []
-        if content or calls or choice.delta_logprobs:
-            found.append(self._part(content, calls, choice.delta_logprobs, is_done=False))
+        if content or calls or choice.delta_reasoning or choice.delta_logprobs:
+            part = self._part(content, calls, choice.delta_logprobs, choice.delta_reasoning, is_done=False)
+            found.append(part)
         if is_done:
             found.append(self._end(choice, self._part("", is_done=True)))
         return [line(item) for item in found]
@@ -60,17 +61,21 @@ class OllamaEncoder:
     def body(self, choices: Sequence[CompletionChoice]) -> object:
         (choice,) = choices
         calls, text = _tool_calls(choice.tool_calls)
-        return self._end(choice, self._part(choice.text + text, calls, choice.logprobs, is_done=True))
+        part = self._part(choice.text + text, calls, choice.logprobs, choice.reasoning, is_done=True)
+        return self._end(choice, part)
 
     def _part(
         self,
         content: str,
         calls: Sequence[Mapping[str, Any]] = (),
         logprobs: Sequence[Mapping[str, Any]] = (),
+        thinking: str = "",
         *,
         is_done: bool,
     ) -> dict[str, Any]:
         part = {**opening(self._request, content), "done": is_done}
+        if thinking:
+            part.get("message", part)["thinking"] = thinking
         if calls:
             part["message"]["tool_calls"] = calls
         if logprobs:
@@ -78,8 +83,8 @@ class OllamaEncoder:
         return part
 
     def _logprob(self, item: Mapping[str, Any]) -> dict[str, Any]:
-        token = {"token": item["token"], "logprob": item["logprob"], "bytes": list(item["token"].encode())}
-        return {**token, "top_logprobs": [token]} if self._call.has_top_logprobs else token
+        found = logprob_object(item, self._call.top_logprobs)
+        return found if found["top_logprobs"] else {name: found[name] for name in ("token", "logprob", "bytes")}
 
     def _end(self, choice: CompletionChoice, part: dict[str, Any]) -> dict[str, Any]:
         """Return the last object: `part` with counts and durations in nanoseconds.

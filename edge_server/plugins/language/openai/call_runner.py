@@ -266,7 +266,7 @@ class _CompletionRun:
         if not response.is_empty:
             choice.add(response)
         elif choice.finish_reason is None:
-            choice.delta, choice.finish_reason = "", "stop"
+            choice.delta, choice.delta_reasoning, choice.finish_reason = "", "", "stop"
 
     async def _stream(self) -> None:
         encoder, request = self._encoder, self._request

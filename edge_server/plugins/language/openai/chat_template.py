@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from edge_server.core.model_spec import ModelSpec
 from edge_server.errors import BackendMissing, BadModelConfig, InvalidRequest, install_hint
 from edge_server.plugins.language.chat_roles import replace_developer
+from edge_server.plugins.language.template_variables import template_variables
 
 try:
     import jinja2
@@ -41,7 +42,7 @@ def check_chat_template(spec: ModelSpec) -> None:
 
 
 def chat_prompt(spec: ModelSpec, chat: Any) -> str:
-    """Return the prompt for a chat: the messages, or an object with `messages` and `tools`.
+    """Return the prompt for a chat: the messages, or an object with `messages`, `tools` and `chat_template_kwargs`.
 
     Raises InvalidRequest if the template refuses the messages or fails, and for the text of a special token: the model
     gets a prompt as text, in which it would take effect.
@@ -55,8 +56,14 @@ def chat_prompt(spec: ModelSpec, chat: Any) -> str:
                 f"model '{spec.name}': a message or a tool has the text of the special token '{typed}', which would "
                 "take effect in its prompt: leave it out"
             )
+    variables = template_variables(
+        members.get("chat_template_kwargs") or {},
+        spec.chat_template.text,
+        f"model '{spec.name}': chat_template_kwargs",
+    )
     try:
         return _compile(spec.chat_template.text).render(
+            **variables,
             **spec.chat_template.tokens,
             messages=replace_developer(members["messages"], spec.chat_template.text),
             tools=members.get("tools"),

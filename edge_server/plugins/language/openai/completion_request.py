@@ -12,7 +12,7 @@ import math
 import re
 import time
 import uuid
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -24,6 +24,7 @@ from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
 from edge_server.frontends.v2.json_parser import json_type, parse_object
+from edge_server.plugins.language.template_variables import EFFORT, THINKING, check_variables
 from edge_server.plugins.language.text_parameters import SAME_AS, UNSUPPORTED
 from edge_server.protocol.raw_tensors import Buffer
 
@@ -32,13 +33,19 @@ _DEFAULT_COMPLETION_TOKENS = 16
 
 _LARGEST_SEED = (1 << 63) - 1
 
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+
 _COMMON = ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty",
-           "repetition_penalty", "min_tokens", "ignore_eos", "stop")  # fmt: skip
+           "repetition_penalty", "min_tokens", "ignore_eos", "stop", "logit_bias")  # fmt: skip
 """Members that are sampling parameters under the same name. Those that OpenAI does not have are vLLM's."""
 
+_GUIDED = {"guided_json": "json", "guided_choice": "choice", "guided_regex": "regex"}
+"""Older member of vLLM's API -> the same in `structured_outputs`."""
+
 _SUPPORTED = {"model", "stream", "stream_options", "n", "max_tokens", "max_completion_tokens", "logprobs",
-              "response_format", "keep_alive", *_COMMON}  # fmt: skip
-_OF_CHATS = {"messages", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls"}
+              "response_format", "structured_outputs", *_GUIDED, "keep_alive", *_COMMON}  # fmt: skip
+_OF_CHATS = {"messages", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs",
+             EFFORT, THINKING}  # fmt: skip
 _OF_COMPLETIONS = {"prompt", "echo"}
 
 _NO_EFFECT = {
@@ -65,7 +72,8 @@ _INSTEAD = {
 
 
 Chat: TypeAlias = "list[dict[str, Any]] | dict[str, Any]"
-"""The messages, each with its content as one text, or an object with `messages`, `tools` and `tool_choice`."""
+"""The messages, each with its content as one text, or an object with `messages`, `tools`, `tool_choice`,
+`parallel_tool_calls` and `chat_template_kwargs`."""
 
 
 class BadMember(InvalidRequest):
@@ -89,7 +97,8 @@ class CompletionRequest:
     is_stream: bool
     includes_usage: bool
     has_logprobs: bool
-    has_top_logprobs: bool
+    top_logprobs: int
+    """How many of the most likely tokens are told at the place of each."""
     has_tools: bool
     has_parallel_calls: bool
     """Whether an answer may have several calls of tools; otherwise those after the first are dropped, as in vLLM."""
@@ -129,6 +138,8 @@ class CompletionRequest:
 
     def _request(self, spec: ModelSpec, inputs: set[str], source: str, prompt: str | Chat, choice: int) -> Request:
         sampling = dict(self.sampling)
+        if self.top_logprobs:
+            sampling["logprobs"] = self.top_logprobs
         if "seed" in sampling and choice:
             sampling["seed"] = (sampling["seed"] + choice) & _LARGEST_SEED  # answers to one prompt differ
         values: dict[str, str | bool | Chat] = {
@@ -172,7 +183,7 @@ def make_completion_request(members: Mapping[str, Any], *, is_chat: bool) -> Com
     echoes = not is_chat and _boolean(members, "echo")
     if echoes and is_stream:
         raise BadMember("echo", "'echo' is not supported for a stream")
-    has_logprobs, has_top_logprobs = _read_logprobs(members, is_chat=is_chat)
+    has_logprobs, top_logprobs = _read_logprobs(members, is_chat=is_chat)
     if echoes and has_logprobs:
         raise BadMember(
             "logprobs", "'logprobs' is not supported with 'echo': the probabilities of a prompt's tokens are not known"
@@ -186,7 +197,7 @@ def make_completion_request(members: Mapping[str, Any], *, is_chat: bool) -> Com
         is_stream=is_stream,
         includes_usage=bool(options.get("include_usage", False)),
         has_logprobs=has_logprobs,
-        has_top_logprobs=has_top_logprobs,
+        top_logprobs=top_logprobs,
         has_tools=has_tools,
         has_parallel_calls=members.get("parallel_tool_calls") is None or _boolean(members, "parallel_tool_calls"),
         echoes=echoes,
@@ -249,9 +260,41 @@ def _sampling(members: Mapping[str, Any], *, is_chat: bool) -> dict[str, Any]:
         raise BadMember(name, f"'{name}': expected a whole number from 1, got {str(most)[:40]}")
     sampling["max_tokens"] = most
     form = members.get("response_format")
-    if form is not None:
-        sampling.update(_response_format(form))
+    constraints = [*_structured_outputs(members)]
+    if form is not None and (schema := _response_format(form)):
+        constraints.append(("response_format", schema))
+    if len(constraints) > 1:
+        (first, _), (name, _) = constraints[:2]
+        raise BadMember(name, f"'{name}': expected none beside '{first}', which constrains the answer too")
+    for _, constraint in constraints:
+        sampling.update(constraint)
     return sampling
+
+
+def _structured_outputs(members: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each of vLLM's constraints with its name, as a sampling parameter. Raises BadMember."""
+    given = members.get("structured_outputs")
+    if not isinstance(given, dict | None):
+        raise BadMember("structured_outputs", f"'structured_outputs': expected an object, got {json_type(given)}")
+    stated = [("structured_outputs", kind, value) for kind, value in (given or {}).items()]
+    stated += [(name, kind, members.get(name)) for name, kind in _GUIDED.items()]
+    for name, kind, value in stated:
+        if value is None or value is False:
+            continue
+        place = f"'{name}.{kind[:40]}'" if name == "structured_outputs" else f"'{name}'"
+        if kind == "json" and isinstance(value, dict | str):
+            yield name, {"json_schema": value}
+        elif kind == "json_object":
+            yield name, {"json_schema": {"type": "object"}}
+        elif kind == "choice" and isinstance(value, list) and value and all(isinstance(x, str) and x for x in value):
+            yield name, {"choice": value}
+        elif kind == "regex" and isinstance(value, str) and value:
+            yield name, {"regex": value}
+        elif kind in ("json", "choice", "regex"):
+            expected = {"json": "a JSON schema", "choice": "a list of texts", "regex": "a regular expression"}[kind]
+            raise BadMember(name, f"{place}: expected {expected}, got {json_type(value)}")
+        else:
+            raise BadMember(name, f"{place} is not supported; supported are json, json_object, choice and regex")
 
 
 def _response_format(form: object) -> dict[str, Any]:
@@ -272,18 +315,18 @@ def _response_format(form: object) -> dict[str, Any]:
     )
 
 
-def _read_logprobs(members: Mapping[str, Any], *, is_chat: bool) -> tuple[bool, bool]:
-    """Return whether the call wants the probability of each token, and of the most likely one at its place."""
+def _read_logprobs(members: Mapping[str, Any], *, is_chat: bool) -> tuple[bool, int]:
+    """Return whether the call wants the probability of each token, and of how many of the most likely at its place."""
     param = "top_logprobs" if is_chat else "logprobs"
     top = members.get(param)
-    if top is not None and (isinstance(top, bool) or not isinstance(top, int) or not 0 <= top <= 1):
-        raise BadMember(param, f"'{param}': expected 0 or 1, got {str(top)[:40]}: only the chosen token's is known")
+    if top is not None and (isinstance(top, bool) or not isinstance(top, int) or not 0 <= top <= 20):
+        raise BadMember(param, f"'{param}': expected a whole number from 0 to 20, got {str(top)[:40]}")
     if not is_chat:
-        return top is not None, top == 1
+        return top is not None, top or 0
     has_logprobs = _boolean(members, "logprobs")
     if top and not has_logprobs:
         raise BadMember("top_logprobs", "'top_logprobs': only with 'logprobs' true")
-    return has_logprobs, top == 1
+    return has_logprobs, top or 0
 
 
 def _chat(members: Mapping[str, Any], *, has_tools: bool) -> Chat:
@@ -299,11 +342,37 @@ def _chat(members: Mapping[str, Any], *, has_tools: bool) -> Chat:
             raise BadMember("messages", f"'messages[{place}].role': expected a text")
         plain.append({**message, "content": _content(message.get("content"), place)})
     choice = members.get("tool_choice")
-    if not has_tools:
-        if choice not in (None, "none", "auto"):
-            raise BadMember("tool_choice", "'tool_choice': expected none or auto without tools")
-        return plain
-    return {"messages": plain, "tools": members["tools"], "tool_choice": choice}
+    if not has_tools and choice not in (None, "none", "auto"):
+        raise BadMember("tool_choice", "'tool_choice': expected none or auto without tools")
+    chat: dict[str, Any] = {"messages": plain}
+    if has_tools:
+        chat.update(tools=members["tools"], tool_choice=choice)
+        if choice == "required" and members.get("parallel_tool_calls"):
+            chat["parallel_tool_calls"] = True
+    if variables := _template_variables(members):
+        chat["chat_template_kwargs"] = variables
+    return chat if len(chat) > 1 else plain
+
+
+def _template_variables(members: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the variables of the chat template: `chat_template_kwargs`, and two that are members of their own, too."""
+    given = members.get("chat_template_kwargs") or {}
+    if not isinstance(given, dict):
+        raise BadMember("chat_template_kwargs", f"'chat_template_kwargs': expected an object, got {json_type(given)}")
+    effort, thinking = members.get(EFFORT), members.get(THINKING)
+    if effort is not None and effort not in _EFFORTS:
+        raise BadMember(EFFORT, f"'{EFFORT}': expected {', '.join(_EFFORTS)}, got {str(effort)[:40]!r}")
+    if thinking is not None and not isinstance(thinking, bool):
+        raise BadMember(THINKING, f"'{THINKING}': expected true or false, got {json_type(thinking)}")
+    variables = dict(given)
+    for name, value in ((EFFORT, effort), (THINKING, thinking)):
+        if value is not None and variables.setdefault(name, value) != value:
+            raise BadMember(name, f"'{name}': 'chat_template_kwargs' has another value")
+    try:
+        check_variables(variables, "'chat_template_kwargs'")
+    except InvalidRequest as error:
+        raise BadMember("chat_template_kwargs", error.message) from None
+    return variables
 
 
 def _content(content: object, place: int) -> str:

@@ -50,15 +50,16 @@ class UnknownPath(NotFound):
 
 @dataclass(slots=True)
 class CompletionChoice:
-    """One answer as its responses arrive. `delta`, `delta_logprobs` and `delta_tool_calls` are those of the last
-    response."""
+    """One answer as its responses arrive. `delta` and all with such a name are of the last response."""
 
     index: int
     has_parallel_calls: bool = True
     delta: str = ""
+    delta_reasoning: str = ""
     delta_logprobs: list[dict[str, Any]] = field(default_factory=list)
     delta_tool_calls: list[dict[str, Any]] = field(default_factory=list)
     text: str = ""
+    reasoning: str = ""
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
     finish_reason: str | None = None
@@ -75,6 +76,9 @@ class CompletionChoice:
         texts = [item.decode("utf-8", "replace") for item in outputs.get("text_output", ())]
         self.delta = "".join(texts)
         self.text += self.delta
+        parts_of_reasoning = outputs.get("reasoning_content", ())
+        self.delta_reasoning = "".join(item.decode("utf-8", "replace") for item in parts_of_reasoning)
+        self.reasoning += self.delta_reasoning
         if len(found := outputs.get("num_input_tokens", ())):
             self.input_tokens = int(found[0])
         if len(found := outputs.get("num_cached_tokens", ())):
@@ -146,9 +150,11 @@ def _chunks(call: CompletionRequest, choice: CompletionChoice) -> list[dict[str,
     found = []
     logprobs = _logprobs(call, choice.delta_logprobs, len(choice.text) - len(choice.delta))
     if call.is_chat:
-        if choice.delta:
-            delta: dict[str, Any] = {"content": choice.delta}
-            found.append({"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": None})
+        for name, text in (("reasoning_content", choice.delta_reasoning), ("content", choice.delta)):
+            if text:
+                delta: dict[str, Any] = {name: text}
+                found.append({"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": None})
+                logprobs = None  # of all tokens of this response
         for part in choice.delta_tool_calls:
             delta = {"tool_calls": [part]}
             found.append({"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None})
@@ -226,6 +232,8 @@ def _whole(call: CompletionRequest, choice: CompletionChoice) -> dict[str, Any]:
     end = {"logprobs": _logprobs(call, choice.logprobs, 0), "finish_reason": choice.finish_reason}
     if call.is_chat:
         message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+        if choice.reasoning:
+            message["reasoning_content"] = choice.reasoning
         if choice.tool_calls:
             message.update(content=choice.text or None, tool_calls=choice.tool_calls)
         return {"index": choice.index, "message": message, **end}
@@ -235,7 +243,7 @@ def _whole(call: CompletionRequest, choice: CompletionChoice) -> dict[str, Any]:
 def _logprobs(call: CompletionRequest, items: Sequence[dict[str, Any]], offset: int) -> dict[str, Any] | None:
     """Return the tokens with their logarithms. `offset` is the place of the first one in the choice's text.
 
-    Only the chosen token is known, so it is the one among the most likely, as the first one in vLLM.
+    If only the chosen token is known, it is the one among the most likely, as the first one in vLLM.
     """
     if not call.has_logprobs:
         return None
@@ -244,13 +252,19 @@ def _logprobs(call: CompletionRequest, items: Sequence[dict[str, Any]], offset: 
         return {
             "tokens": [item["token"] for item in items],
             "token_logprobs": [item["logprob"] for item in items],
-            "top_logprobs": [{item["token"]: item["logprob"]} for item in items] if call.has_top_logprobs else None,
+            "top_logprobs": [{**dict(item.get("top_logprobs", ())), item["token"]: item["logprob"]} for item in items]
+            if call.top_logprobs
+            else None,
             "text_offset": list(accumulate(sizes[:-1], initial=offset)) if items else [],
         }
-    tokens = [
-        {"token": item["token"], "logprob": item["logprob"], "bytes": list(item["token"].encode())} for item in items
+    return {"content": [logprob_object(item, call.top_logprobs) for item in items], "refusal": None}
+
+
+def logprob_object(item: Mapping[str, Any], top_logprobs: int) -> dict[str, Any]:
+    """Return a token of a model's output `logprobs` in the form of a chat."""
+    chosen = item["token"], item["logprob"]
+    found = [
+        {"token": token, "logprob": logprob, "bytes": list(token.encode())}
+        for token, logprob in (chosen, *item.get("top_logprobs", [chosen]))
     ]
-    return {
-        "content": [{**token, "top_logprobs": [token] if call.has_top_logprobs else []} for token in tokens],
-        "refusal": None,
-    }
+    return {**found[0], "top_logprobs": found[1 : 1 + top_logprobs]}

@@ -8,7 +8,7 @@ The limits and the costs were measured with OpenVINO GenAI 2026.4, whose grammar
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -118,6 +118,22 @@ def check_schema(text: str, vocabulary_size: int, place: Callable[[Path], str]) 
         )
     left_out = [place(path) for path in _leave_out(schemas, MAX_COST - costs.total, factor)]
     return json.dumps(root) if left_out else text, left_out
+
+
+def check_choice(texts: Sequence[str], name: str) -> None:
+    """Raise BadSchema for texts whose grammar would take too long to compile. `name` is that of their parameter."""
+    if len(texts) > MAX_ALTERNATIVES:
+        raise BadSchema(name, f"expected at most {MAX_ALTERNATIVES:,} texts, got {len(texts):,}")
+    most = int(MAX_COST / _LITERAL_BYTE_COST)
+    if (size := sum(len(text.encode("utf-8", "replace")) for text in texts)) > most:
+        raise BadSchema(name, f"expected texts of at most {most:,} bytes together, got {size:,}")
+
+
+def check_regex(pattern: str, vocabulary_size: int, name: str) -> None:
+    """Raise BadSchema for a pattern that would take too long to compile. `name` is that of its parameter."""
+    cost = _pattern_cost(pattern, name) * max(1.0, vocabulary_size / _REFERENCE_VOCABULARY)
+    if cost > MAX_COST:
+        raise BadSchema(name, f"too expensive: it costs {cost:.0f}; at most {MAX_COST:.0f} (docs/limits.md)")
 
 
 def _leave_out(schemas: list[_Subschema], room: float, factor: float) -> list[Path]:

@@ -20,12 +20,22 @@ import numpy as np
 
 from edge_server.backends.base import Array, Execution, RequestSession, SessionInfo
 from edge_server.backends.isolation.process_channel import one_message
-from edge_server.errors import BackendError, ContextTooLong, EdgeServerError, InvalidRequest, QueueFull, SessionLost
+from edge_server.errors import (
+    BackendError,
+    BadSchema,
+    ContextTooLong,
+    EdgeServerError,
+    InvalidRequest,
+    QueueFull,
+    SessionLost,
+)
 from edge_server.plugins.language.chat_roles import replace_developer
 from edge_server.plugins.language.engines.settings import LlmSettings
 from edge_server.plugins.language.engines.token_engine import FinishReason, TokenEngine, TokenEvent
+from edge_server.plugins.language.template_variables import template_variables
 from edge_server.plugins.language.text.incremental_detokenizer import IncrementalDetokenizer
-from edge_server.plugins.language.text.schema_check import check_schema
+from edge_server.plugins.language.text.reasoning import OPEN, ReasoningParser, has_reasoning
+from edge_server.plugins.language.text.schema_check import check_choice, check_regex, check_schema
 from edge_server.plugins.language.text.special_tokens import ChatEncoder
 from edge_server.plugins.language.text.text_request import TextRequest, read_request, read_token_ids
 from edge_server.plugins.language.text.tool_calls import ToolCallDelta, ToolCallParser, guess_format, schema_place
@@ -40,6 +50,8 @@ _GUESS_TOKENS = 256
 _MAX_KNOWN = 128
 """Answers whose lengths are remembered."""
 _NOT_ENFORCED = "not enforced, because the grammar would take too long to compile (docs/limits.md)"
+_TAG_TOKENS = 16
+"""At the end of a prompt, in which its last tag is looked for."""
 _MAX_NAMED = 8
 """Keywords of a schema that warnings name."""
 
@@ -73,6 +85,8 @@ class _Generation:
         self.unsent_logprobs: list[dict[str, object]] = []
         self.unsent_tool_calls: list[ToolCallDelta] = []
         self.tool_calls: ToolCallParser | None = None
+        self.unsent_reasoning = ""
+        self.reasoning: ReasoningParser | None = None
 
 
 class LlmSession(RequestSession):
@@ -96,6 +110,7 @@ class LlmSession(RequestSession):
         self._metrics = LlmMetrics(labels)
         self._work_share = work_share
         self._tool_format = settings.tool_call_parser or guess_format(engine.chat_template)
+        self._has_reasoning = has_reasoning(engine.chat_template)
         self._changed = threading.Condition()
         self._waiting: deque[_Generation] = deque()
         self._answer_tokens = _GUESS_TOKENS
@@ -156,7 +171,20 @@ class LlmSession(RequestSession):
                 "the parameter tool_call_parser"
             )
         sampling, warnings = request.sampling, []
-        if sampling.json_schema:
+        if sampling.constraint and sampling.constraint not in engine.constraints:
+            known = ", ".join(sorted(engine.constraints))
+            raise BadSchema(sampling.constraint, f"{engine.name} does not have it; it has {known}")
+        if sampling.logit_bias:
+            self._check_bias(sampling.logit_bias)
+        if sampling.top_logprobs > max(engine.max_top_logprobs, 1):
+            most_told = max(engine.max_top_logprobs, 1)
+            problem = f"expected at most {most_told}, got {sampling.top_logprobs}: {engine.name} does not tell more"
+            raise BadSchema("top_logprobs", problem)
+        if sampling.choice:
+            check_choice(sampling.choice, "choice")
+        elif sampling.regex:
+            check_regex(sampling.regex, engine.vocabulary_size, "regex")
+        elif sampling.json_schema:
             place = partial(schema_place, "json_schema") if tools is None or tools.choice == "auto" else tools.place
             schema, left_out = check_schema(sampling.json_schema, engine.vocabulary_size, place)
             sampling = dataclasses.replace(sampling, json_schema=schema)
@@ -165,7 +193,9 @@ class LlmSession(RequestSession):
                 warnings.append(f"{len(left_out) - _MAX_NAMED} more length limits and formats: {_NOT_ENFORCED}")
         if request.prompt is None:
             messages = replace_developer(request.messages, engine.chat_template)
-            tokens = self._chat_encoder.encode(messages, tools.items if tools is not None else ())
+            title = f"inference request to model '{self._model}': chat_template_kwargs"
+            variables = template_variables(request.variables, engine.chat_template, title)
+            tokens = self._chat_encoder.encode(messages, tools.items if tools is not None else (), variables)
         else:
             tokens = engine.encode(request.prompt)
             begin = list(engine.begin_tokens)
@@ -185,11 +215,17 @@ class LlmSession(RequestSession):
         generation = _Generation(execution, request, tokens, engine, warnings)
         if tools is not None:
             generation.tool_calls = ToolCallParser(tools, self._tool_format)
+        # A grammar leaves no room for reasoning.
+        if self._has_reasoning and request.prompt is None and not sampling.constraint:
+            end = engine.decode([tokens[-_TAG_TOKENS:]])[0]
+            generation.reasoning = ReasoningParser(is_open=end.rstrip().endswith(OPEN))
         wanted = sampling.max_tokens or most
         generation.sampling = dataclasses.replace(
             sampling,
             max_tokens=min(wanted, most - len(tokens)),
             has_logprobs=request.has_logprobs or request.has_cumulative_logprob,
+            # One is the chosen token with an engine that tells no other, as the first in vLLM.
+            top_logprobs=min(sampling.top_logprobs, engine.max_top_logprobs) if request.has_logprobs else 0,
         )
         with self._changed:
             if self._is_closed:
@@ -202,6 +238,15 @@ class LlmSession(RequestSession):
                 )
             self._waiting.append(generation)
             self._changed.notify_all()
+
+    def _check_bias(self, bias: Sequence[tuple[int, float]]) -> None:
+        """Raise BadSchema if the engine has no biases, or no such token."""
+        if "logit_bias" not in self._engine.constraints:
+            raise BadSchema("logit_bias", f"{self._engine.name} does not have it")
+        most = self._engine.vocabulary_size - 1
+        unknown = next((token for token, _ in bias if token > most), None)
+        if unknown is not None:
+            raise BadSchema("logit_bias", f"expected tokens from 0 to {most}, got {unknown}")
 
     def _count_waiting_before(self, generation: _Generation) -> int | None:
         """Return how many requests wait for room before a new one, None if there is room for it.
@@ -271,8 +316,8 @@ class LlmSession(RequestSession):
     def _admit(self) -> None:
         """Add waiting requests, in order, while the KV cache has room for what all are expected to need.
 
-        Those with a schema, which the next step compiles, are added one at a time and not before two steps in a row: so
-        a request beside them waits for one such step at most.
+        Those with a constraint, which the next step compiles, are added one at a time and not before two steps in a
+        row: so a request beside them waits for one such step at most.
         """
         may_compile, self._compiles = not self._compiles, False
         engine = self._engine
@@ -283,7 +328,7 @@ class LlmSession(RequestSession):
             blocks = self._expected_blocks(generation)
             if self._running and used + blocks > engine.total_blocks:
                 break
-            if generation.sampling.json_schema:
+            if generation.sampling.constraint:
                 if not may_compile:
                     continue
                 may_compile, self._compiles = False, True
@@ -333,7 +378,7 @@ class LlmSession(RequestSession):
             if event.error:
                 self._end(generation)
                 # A request with a grammar is the usual cause. See OpenVinoEngine.step.
-                kind = InvalidRequest if generation.sampling.json_schema else BackendError
+                kind = InvalidRequest if generation.sampling.constraint else BackendError
                 generation.execution.fail(
                     kind(f"inference request to model '{self._model}': the token engine failed on it: {event.error}")
                 )
@@ -350,9 +395,15 @@ class LlmSession(RequestSession):
         generation.unsent_tokens += len(event.tokens)
         generation.cumulative_logprob += sum(event.logprobs)
         if generation.request.has_logprobs:
+            tops = event.top_logprobs or [()] * len(event.tokens)
             generation.unsent_logprobs += [
-                {"token": self._engine.decode([[token]])[0], "token_id": token, "logprob": logprob}
-                for token, logprob in zip(event.tokens, event.logprobs, strict=False)
+                {
+                    "token": self._engine.decode([[token]])[0],
+                    "token_id": token,
+                    "logprob": logprob,
+                    **({"top_logprobs": top} if top else {}),
+                }
+                for token, logprob, top in zip(event.tokens, event.logprobs, tops, strict=False)
                 if token >= 0
             ]
         self._metrics.count_tokens(len(event.tokens))
@@ -364,12 +415,16 @@ class LlmSession(RequestSession):
             if finish is None:
                 self._engine.cancel(generation.sequence_id)
             finish = "stop"
+        if generation.reasoning is not None:
+            reasoning, text = generation.reasoning.add(text, is_last=finish is not None)
+            generation.unsent_reasoning += reasoning
         if generation.tool_calls is not None:
             text, calls = generation.tool_calls.add(text, is_last=finish is not None)
             generation.unsent_tool_calls += calls
         generation.unsent += text
         if finish is None:
-            if generation.request.is_stream and (generation.unsent or generation.unsent_tool_calls):
+            has_news = generation.unsent or generation.unsent_tool_calls or generation.unsent_reasoning
+            if generation.request.is_stream and has_news:
                 self._send(generation, None)
             return
         self._end(generation)
@@ -401,9 +456,11 @@ class LlmSession(RequestSession):
             outputs["cumulative_logprob"] = np.array([generation.cumulative_logprob], np.float32)
         if request.tools is not None:
             outputs["tool_calls"] = _texts(json.dumps(generation.unsent_tool_calls))
+        if generation.reasoning is not None:
+            outputs["reasoning_content"] = _texts(generation.unsent_reasoning)
         if finish is not None and generation.warnings:
             outputs["warnings"] = _texts(*generation.warnings)
-        generation.unsent, generation.unsent_tokens = "", 0
+        generation.unsent, generation.unsent_reasoning, generation.unsent_tokens = "", "", 0
         generation.unsent_logprobs, generation.unsent_tool_calls = [], []
         generation.execution.send(outputs, is_final=finish is not None)
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from edge_server.errors import InvalidRequest
-from edge_server.plugins.language.engines.token_engine import ChatMessage, TokenEngine
+from edge_server.plugins.language.engines.token_engine import NO_VARIABLES, ChatMessage, TokenEngine
 
 MAX_TYPED = 256
 """Of texts of special tokens in one chat: each takes up to two calls of the tokenizer, of about 0.5 ms."""
@@ -62,21 +62,29 @@ class ChatEncoder:
         self._special_texts = SpecialTexts(engine.special_texts)
         self._contexts = [(text, list(engine.encode(text))) for text in _CONTEXTS]
 
-    def encode(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> Sequence[int]:
+    def encode(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any] = NO_VARIABLES,
+    ) -> Sequence[int]:
         """Return the tokens of the prompt that the model's chat template makes.
 
         Raises InvalidRequest with the template's message, or if the template changes a special token's text that stands
         in a message or a tool, or what is around it, so that it cannot be told from the template's own.
         """
-        prompt = self._engine.chat_prompt(messages, tools)
+        prompt = self._engine.chat_prompt(messages, tools, variables)
         mark = uuid.uuid4().hex  # letters and digits, which no template escapes
         try:
-            marked_messages, marked_tools = self._special_texts.mark([messages, tools], mark)
+            marked_messages, marked_tools, values = self._special_texts.mark(
+                [messages, tools, list(variables.values())], mark
+            )
         except RecursionError:
             raise InvalidRequest("messages and tools are nested too deep") from None
-        if marked_messages == list(messages) and marked_tools == list(tools):
+        if marked_messages == list(messages) and marked_tools == list(tools) and values == list(variables.values()):
             return self._engine.encode(prompt)
-        marked = self._engine.chat_prompt(marked_messages, marked_tools)
+        marked_variables = dict(zip(variables, values, strict=True))
+        marked = self._engine.chat_prompt(marked_messages, marked_tools, marked_variables)
         if marked.replace(mark, "") != prompt:
             raise InvalidRequest(
                 "a message or a tool has the text of a special token of the model, and the model's chat template "

@@ -15,7 +15,7 @@ from typing import Any
 from edge_server.core.json_tensor import JsonTensor
 from edge_server.core.request_response import Request
 from edge_server.errors import InvalidRequest
-from edge_server.plugins.language.engines.token_engine import ChatMessage, Sampling
+from edge_server.plugins.language.engines.token_engine import NO_VARIABLES, ChatMessage, Sampling
 from edge_server.plugins.language.text.tool_calls import Tools, read_tools
 from edge_server.plugins.language.text_parameters import SAME_AS, UNSUPPORTED
 
@@ -32,6 +32,10 @@ _ELSEWHERE = {"max_completion_tokens", "response_format", "tool_choice", "tools"
 """What constrains a text in OpenAI's API only. As a request parameter it is an error, as all that is unsupported is;
 other unknown request parameters are not for the model."""
 
+MAX_TOP_LOGPROBS = 20
+"""Of OpenAI."""
+
+_MAX_BIASES = 1024
 _MAX_STOPS, _MAX_STOP_CHARACTERS = 16, 1024
 
 
@@ -43,6 +47,8 @@ class TextRequest:
     prompt: str | None
     messages: Sequence[ChatMessage]
     tools: Tools | None
+    variables: Mapping[str, Any]
+    """Of the chat template."""
     sampling: Sampling
     is_stream: bool
     has_prompt_in_output: bool
@@ -86,16 +92,17 @@ def read_request(request: Request, defaults: Sampling = DEFAULT_SAMPLING) -> Tex
     excludes = _flag(request, "exclude_input_in_output", is_stream or prompt is None)
     if is_stream and not excludes:
         raise InvalidRequest(f"{title}: a stream cannot have exclude_input_in_output false")
-    messages, tools = _chat(chat, title) if chat is not None else ((), None)
+    messages, tools, variables = _chat(chat, title) if chat is not None else ((), None, NO_VARIABLES)
     sampling = read_sampling(values, title, is_strict=stated is not None, defaults=defaults)
     if tools is not None and (schema := tools.json_schema()):
-        if sampling.json_schema:
-            raise InvalidRequest(f"{title}: expected a tool choice or json_schema, got both")
+        if sampling.constraint:
+            raise InvalidRequest(f"{title}: expected a tool choice or {sampling.constraint}, got both")
         sampling = replace(sampling, json_schema=schema)
     return TextRequest(
         prompt,
         messages,
         tools,
+        variables,
         sampling,
         is_stream,
         not excludes,
@@ -145,7 +152,8 @@ def read_sampling(
 
     known = {
         "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty",
-        "presence_penalty", "frequency_penalty", "stop", "ignore_eos", "json_schema", "stream", "logprobs", "n",
+        "presence_penalty", "frequency_penalty", "stop", "ignore_eos", "json_schema", "choice", "regex", "stream",
+        "logprobs", "logit_bias", "n",
     }  # fmt: skip
     unknown = sorted(set(values) - known if is_strict else filter(partial(_constrains, values), values))
     if unknown:
@@ -166,6 +174,14 @@ def read_sampling(
         schema = json.dumps(schema)
     elif schema and (not isinstance(schema, str) or not isinstance(_json(schema, title), dict)):
         raise bad("json_schema", "a JSON schema, as an object or its text")
+    choice = values.get("choice") or ()
+    if not isinstance(choice, list | tuple) or not all(isinstance(item, str) and item for item in choice):
+        raise bad("choice", "a list of texts that are not empty")
+    regex = values.get("regex") or ""
+    if not isinstance(regex, str):
+        raise bad("regex", "a regular expression")
+    if sum(map(bool, (schema, choice, regex))) > 1:
+        raise InvalidRequest(f"{title}: expected one of the sampling parameters json_schema, choice and regex")
     for key in ("ignore_eos",):
         if not isinstance(values.get(key, False), bool):
             raise bad(key, "true or false")
@@ -183,7 +199,26 @@ def read_sampling(
         stop=tuple(stops),
         ignore_eos=bool(values.get("ignore_eos", False)),
         json_schema=schema,
+        top_logprobs=whole("logprobs", 0, 0, MAX_TOP_LOGPROBS),
+        logit_bias=_read_bias(values, title),
+        choice=tuple(choice),
+        regex=regex,
     )
+
+
+def _read_bias(values: Mapping[str, Any], title: str) -> tuple[tuple[int, float], ...]:
+    """Return `logit_bias`: an object whose names are tokens. Raises InvalidRequest."""
+    bias = values.get("logit_bias") or {}
+    if not isinstance(bias, dict) or len(bias) > _MAX_BIASES:
+        raise InvalidRequest(f"{title}: sampling parameter logit_bias: expected an object of at most {_MAX_BIASES}")
+    for token, value in bias.items():
+        is_token = isinstance(token, str) and token.isascii() and token.isdecimal() and len(token) < 10
+        if not is_token or isinstance(value, bool) or not isinstance(value, int | float) or not -100 <= value <= 100:
+            raise InvalidRequest(
+                f"{title}: sampling parameter logit_bias: expected tokens with numbers from -100 to 100, got "
+                f"{str(token)[:20]!r}: {str(value)[:20]!r}"
+            )
+    return tuple((int(token), float(value)) for token, value in bias.items())
 
 
 def _constrains(values: Mapping[str, Any], name: str) -> bool:
@@ -192,17 +227,22 @@ def _constrains(values: Mapping[str, Any], name: str) -> bool:
     return value not in (None, "") and (name in _ELSEWHERE or (name in UNSUPPORTED and value not in UNSUPPORTED[name]))
 
 
-def _chat(given: str | JsonTensor, title: str) -> tuple[Sequence[ChatMessage], Tools | None]:
-    """Return messages and tools of the input `messages`: a list of messages, or an object with `messages`, `tools` and
-    `tool_choice`."""
+def _chat(given: str | JsonTensor, title: str) -> tuple[Sequence[ChatMessage], Tools | None, Mapping[str, Any]]:
+    """Return messages, tools and variables of the template of the input `messages`: a list of messages, or an object
+    with `messages`, `tools`, `tool_choice`, `parallel_tool_calls` and `chat_template_kwargs`."""
     try:
         messages = given.value if isinstance(given, JsonTensor) else json.loads(given)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{title}: input 'messages': expected JSON, got an error: {error}") from None
     tools = None
+    variables: object = None
     if isinstance(messages, dict):
-        tools = read_tools(messages.get("tools"), messages.get("tool_choice"), title)
+        variables = messages.get("chat_template_kwargs")
+        several = messages.get("parallel_tool_calls") is True
+        tools = read_tools(messages.get("tools"), messages.get("tool_choice"), title, allows_several=several)
         messages = messages.get("messages")
+    if not isinstance(variables, dict | None):
+        raise InvalidRequest(f"{title}: input 'messages': chat_template_kwargs: expected an object")
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest(f"{title}: input 'messages': expected a list of at least one message")
     read: list[ChatMessage] = []
@@ -215,7 +255,7 @@ def _chat(given: str | JsonTensor, title: str) -> tuple[Sequence[ChatMessage], T
         if message.get("tool_calls"):
             message = _parse_arguments(message, f"{title}: input 'messages': message {place}")
         read.append(message)
-    return read, tools
+    return read, tools, variables or NO_VARIABLES
 
 
 def _parse_arguments(message: dict[str, Any], title: str) -> dict[str, Any]:

@@ -26,6 +26,8 @@ ToolCallDelta: TypeAlias = dict[str, Any]
 _START, _END = "<tool_call>", "</tool_call>"
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _MAX_TOOLS = 128
+MAX_CALLS = 16
+"""Of one answer under "required"."""
 _HEAD = re.compile(
     r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
@@ -37,11 +39,12 @@ class Tools:
     """Tools of a request, in OpenAI's form.
 
     `choice`: "auto" lets the model choose between text and calls, "required" makes it call, any other value is the name
-    of the function that it must call.
+    of the function that it must call. `allows_several` lets it call several times under "required".
     """
 
     items: Sequence[Mapping[str, Any]]
     choice: str
+    allows_several: bool = False
 
     @property
     def names(self) -> frozenset[str]:
@@ -64,12 +67,17 @@ class Tools:
             }
             for item in functions
         ]
-        return json.dumps(calls[0] if len(calls) == 1 else {"anyOf": calls})
+        schema: dict[str, Any] = calls[0] if len(calls) == 1 else {"anyOf": calls}
+        if self.allows_several:
+            schema = {"type": "array", "items": schema, "minItems": 1, "maxItems": MAX_CALLS}
+        return json.dumps(schema)
 
     def place(self, path: Sequence[str | int]) -> str:
         """Return the name of a part of `json_schema`, in the tools as the client sent them."""
         index = next((index for index, item in enumerate(self.items) if item["function"]["name"] == self.choice), 0)
         if self.choice == "required":
+            if self.allows_several:
+                path = path[1:]  # items
             if path[:1] == ("anyOf",):
                 if len(path) == 1:
                     return "tools"
@@ -87,7 +95,7 @@ def _parameters(function: Mapping[str, Any]) -> Any:
     return function.get("parameters") or {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-def read_tools(tools: object, choice: object, title: str) -> Tools | None:
+def read_tools(tools: object, choice: object, title: str, *, allows_several: bool = False) -> Tools | None:
     """Return the checked tools; None if there are none or the choice is "none". Raises InvalidRequest."""
     if not isinstance(tools, list | None) or len(tools or ()) > _MAX_TOOLS:
         raise InvalidRequest(f"{title}: tools: expected a list of at most {_MAX_TOOLS}")
@@ -123,7 +131,7 @@ def read_tools(tools: object, choice: object, title: str) -> Tools | None:
         if choice == "required":
             raise InvalidRequest(f"{title}: tool_choice: 'required' without tools")
         return None
-    return Tools(tools, choice or "auto")
+    return Tools(tools, choice or "auto", allows_several)
 
 
 def guess_format(chat_template: str) -> ToolFormat | None:
@@ -136,13 +144,14 @@ def guess_format(chat_template: str) -> ToolFormat | None:
 class ToolCallParser:
     """Splits the text of one answer into content and calls. Only calls of the given tools count.
 
-    With `choice` "required" the whole text is a call, with the name of a function its arguments: the schema of `Tools`
-    made it so.
+    With `choice` "required" the whole text is a call or a list of calls, with the name of a function its arguments: the
+    schema of `Tools` made it so.
     """
 
     def __init__(self, tools: Tools, form: ToolFormat | None) -> None:
         self.call_count = 0
         self._names = tools.names
+        self._is_list = tools.choice == "required" and tools.allows_several
         self._has_tags = tools.choice == "auto" and form == "hermes"
         self._buffer = ""
         self._space = ""
@@ -189,7 +198,7 @@ class ToolCallParser:
                 self._buffer = self._buffer[place + len(_END) :]
                 self._state = "content"
         else:
-            self._buffer = self._buffer.lstrip("}; \t\r\n")
+            self._buffer = self._buffer.lstrip("},] \t\r\n" if self._is_list else "}; \t\r\n")
             if self._buffer:
                 self._state = "call" if self._buffer.startswith("{") else "content"
         return ""
@@ -202,7 +211,9 @@ class ToolCallParser:
                 return content.rstrip()
             keep = 0 if is_last else overlap(self._buffer, _START)
         else:
-            stripped = self._buffer.lstrip()
+            stripped = self._buffer.lstrip("[ \t\r\n" if self._is_list else None)
+            if self._is_list:
+                self._buffer = stripped
             if self._state == "start" and stripped.startswith("{"):
                 self._state = "call"
                 return ""

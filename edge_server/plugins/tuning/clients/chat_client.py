@@ -90,7 +90,8 @@ class ChatConnection(HttpLoadConnection):
         if "error" in event:
             self._error = str(event["error"].get("message"))
             return
-        if any(choice["delta"].get("content") for choice in event["choices"]):
+        deltas = [choice["delta"] for choice in event["choices"]]
+        if any(delta.get("content") or delta.get("reasoning_content") for delta in deltas):
             self._last_s = now
             self._first_s = self._first_s or now
             self._pieces += 1

@@ -1,0 +1,67 @@
+"""Parser of reasoning: splits the text of an answer into what stands between `<think>` and `</think>` at its beginning,
+and the content, while the text arrives.
+
+The tags are those of DeepSeek R1, Qwen3 and the models trained like them. Some chat templates end with `<think>`: then
+the answer begins with reasoning, and without the tag.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from edge_server.plugins.language.text.incremental_detokenizer import overlap
+
+OPEN, _CLOSE = "<think>", "</think>"
+
+
+def has_reasoning(chat_template: str) -> bool:
+    """Return whether the chat template shows that the model writes its reasoning between the tags."""
+    return _CLOSE in chat_template
+
+
+class ReasoningParser:
+    """Splits the text of one answer. White space around both parts is left out.
+
+    `is_open`: the prompt ends with `<think>`.
+    """
+
+    def __init__(self, *, is_open: bool) -> None:
+        self._state: Literal["start", "reasoning", "end", "content"] = "reasoning" if is_open else "start"
+        self._buffer = ""
+        self._has_text = False
+        """Whether some reasoning was returned."""
+
+    def add(self, text: str, *, is_last: bool = False) -> tuple[str, str]:
+        """Add text. Return the reasoning and the content that are certain. `is_last`: nothing is held back."""
+        self._buffer += text
+        reasoning = ""
+        if self._state == "start":
+            begin = self._buffer.lstrip()
+            if begin.startswith(OPEN):
+                self._buffer, self._state = begin[len(OPEN) :], "reasoning"
+            elif is_last or not OPEN.startswith(begin):
+                self._state = "content"
+        if self._state == "reasoning":
+            reasoning = self._take_reasoning(is_last)
+        if self._state == "end":
+            self._buffer = self._buffer.lstrip()
+            if self._buffer:
+                self._state = "content"
+        content = ""
+        if self._state == "content":
+            content, self._buffer = self._buffer, ""
+        return reasoning, content
+
+    def _take_reasoning(self, is_last: bool) -> str:
+        """Return the reasoning at the beginning of the buffer without the white space that may be its end."""
+        if not self._has_text:
+            self._buffer = self._buffer.lstrip()
+        before, tag, after = self._buffer.partition(_CLOSE)
+        if tag:
+            self._buffer, self._state = after, "end"
+            return before.rstrip()
+        keep = 0 if is_last else overlap(before, _CLOSE)
+        found = before[: len(before) - keep].rstrip()
+        self._buffer = "" if is_last else before[len(found) :]
+        self._has_text = self._has_text or bool(found)
+        return found
