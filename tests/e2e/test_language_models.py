@@ -1196,6 +1196,8 @@ class TestFilesThatCannotBeServed:
     ) -> None:
         (tmp_path / "broken/1").mkdir(parents=True)
         (tmp_path / "broken/1/model.gguf").write_bytes(change(TINY.read_bytes()))
+        # Else llama.cpp, where it is installed, has the last word.
+        (tmp_path / "broken/config.pbtxt").write_text('backend: "openvino_genai"')
         (tmp_path / "good/1").mkdir(parents=True)
         (tmp_path / "good/config.pbtxt").write_text('backend: "scripted_llm"')
         (tmp_path / "good/1/script.json").write_text(json.dumps({"answers": ANSWERS}))
