@@ -61,6 +61,8 @@ PLUGINS_BELOW = {
     ("tuning", "tensorrt"): "optimize builds engines, measures them and puts the best into the cache",
     ("add", "tuning"): "a new model runs in the processes in which optimize compares runtimes",
     ("add", "vision"): "the command says what a new model sees in a picture",
+    ("speech", "language"): "OpenAI's API has one form of errors and of event streams",
+    ("speech", "vision"): "files come in forms: the parser of multipart bodies",
     ("doctor", "governor"): "the machine check reads the machine with the governor's sensors",
 }
 """(Plugin, another plugin) -> why it imports from there."""
@@ -92,7 +94,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "pynvml": ("plugins/governor/sensors/nvml_sensor.py", "plugins/governor/sensors/nvml_clock_cap.py"),
     "prometheus_client": ("telemetry/",),
     "cv2": ("plugins/vision/",),
-    "av": ("plugins/cameras/sources/rtsp.py",),
+    "av": ("plugins/cameras/sources/rtsp.py", "plugins/speech/audio_file.py"),
     "paho": ("plugins/cameras/sinks/mqtt.py",),
     "cryptography": ("repository/trust/ed25519_keys.py",),
     "foxglove": ("plugins/cameras/commands/foxglove_output.py",),

@@ -36,6 +36,7 @@ GenAI is faster with several (docs/language-models.md)."""
 
 _BACKENDS_OF_FILE = {
     "model.gguf": GGUF_ORDER,
+    "openvino_encoder_model.xml": ("openvino_whisper",),
     "openvino_tokenizer.xml": ("openvino_genai",),
     "genai_config.json": ("onnxruntime_genai",),
     "model.plan": ("tensorrt",),
@@ -72,7 +73,7 @@ _PICKLES = (".pkl", ".pickle", ".joblib", ".sav")
 _MAX_NAMES = 8
 """Maximum number of files that a message names."""
 
-_MARKS_OF_FOLDERS = ("genai_config.json", "openvino_tokenizer.xml")
+_MARKS_OF_FOLDERS = ("genai_config.json", "openvino_encoder_model.xml", "openvino_tokenizer.xml")
 """Well-known files that lie beside the model's, and are not the model."""
 
 _NAME_OF_SUFFIX = {

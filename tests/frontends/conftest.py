@@ -46,6 +46,7 @@ from edge_server.frontends.http.inference_route import BodyDecoder
 from edge_server.frontends.http.routes import Route
 from edge_server.memory.shared_memory import SharedMemoryRegistry
 from edge_server.plugins.language.routes import language_routes, refusal_body
+from edge_server.plugins.speech.routes import speech_routes
 from edge_server.plugins.tensorrt.builds.http_routes import engine_routes
 from edge_server.process.http_routes import http_routes
 from edge_server.telemetry.event_bus import EventBus
@@ -323,7 +324,7 @@ class Site:
         thread_count: int = 1,
         **parts: Any,
     ) -> None:
-        """`more` are routes besides those of the server's parts and the text APIs."""
+        """`more` are routes besides those of the server's parts and of OpenAI's and ollama's APIs."""
         self.service = service
         self.config = config
         self.loop = asyncio.new_event_loop()
@@ -339,7 +340,8 @@ class Site:
         self.events = EventEndpoints(service.events)
         parts_routes = http_routes(self.frontend, service, config, self.events, **parts)  # type: ignore[arg-type]
         texts = language_routes(service, self.frontend.access_check.may_change_models)  # type: ignore[arg-type]
-        self.routes = [*parts_routes, *texts, *engine_routes(None, self.frontend.access_check), *more]
+        speech = speech_routes(service, self.frontend.access_check.may_change_models)  # type: ignore[arg-type]
+        self.routes = [*parts_routes, *texts, *speech, *engine_routes(None, self.frontend.access_check), *more]
         self.port = self.run(self._start())
 
     async def _start(self) -> int:

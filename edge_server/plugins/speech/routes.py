@@ -1,0 +1,48 @@
+"""Routes of OpenAI's API for audio: /v1/audio/transcriptions, /v1/audio/translations, and the same under /v3/.
+
+The endpoints are imported for the first request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from edge_server.frontends.http.request_head import RequestHead
+from edge_server.frontends.http.routes import DeferredEndpoints, Route
+from edge_server.service import InferenceService
+
+if TYPE_CHECKING:
+    from edge_server.plugins.speech.endpoints import AudioEndpoints
+
+
+def speech_routes(service: InferenceService, may_change_models: Callable[[RequestHead], bool]) -> Sequence[Route]:
+    """Return the routes. `may_change_models` returns whether the sender of a request may load and unload models."""
+
+    def make() -> AudioEndpoints:
+        from edge_server.plugins.speech.endpoints import AudioEndpoints
+
+        return AudioEndpoints(service, may_change_models)
+
+    handler = DeferredEndpoints(make).handler
+    lines: list[Route] = []
+    for base in ("/v1", "/v3"):  # OpenVINO Model Server has this API under /v3
+        lines += (
+            Route(
+                "POST",
+                f"{base}/audio/transcriptions",
+                category="inference",
+                summary="Text of speech, as in OpenAI's API",
+                handler=handler(lambda endpoints: endpoints.transcribe),
+                schema="edge_server.plugins.speech.schemas:AUDIO",
+            ),
+            Route(
+                "POST",
+                f"{base}/audio/translations",
+                category="inference",
+                summary="English text of speech, as in OpenAI's API",
+                handler=handler(lambda endpoints: endpoints.translate),
+                schema="edge_server.plugins.speech.schemas:AUDIO",
+            ),
+        )
+    return lines

