@@ -519,6 +519,7 @@ def test_openais_client_reports_unsupported_options_and_sends_supported_ones(ser
         assert [item.top_logprobs[0].token for item in choice.logprobs.content] == ["H", "e"]
 
 
+@pytest.mark.full
 def test_openais_client_gets_reasoning_apart_and_switches_it(server: Any) -> None:
     import openai
 
