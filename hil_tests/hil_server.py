@@ -36,11 +36,16 @@ class ServerProcess:
     def ask(self, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
         request = urllib.request.Request(f"http://{self.http}{path}", data=body, headers=headers or {})
         try:
-            with urllib.request.urlopen(request, timeout=60) as reply:
+            with urllib.request.urlopen(request, timeout=120) as reply:
                 return reply.status, reply.read()
         except urllib.error.HTTPError as error:
             with error:
                 return error.code, error.read()
+
+    def ask_json(self, path: str, body: object = None) -> tuple[int, Any]:
+        """Send `body` as JSON, or nothing. Return the status and the parsed answer, None for an empty one."""
+        status, text = self.ask(path, None if body is None else json.dumps(body).encode())
+        return status, json.loads(text) if text else None
 
     def get(self, path: str) -> Any:
         status, text = self.ask(path)

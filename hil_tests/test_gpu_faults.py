@@ -85,18 +85,6 @@ def repository(tmp_path: Path, bundled: Path, hardware: Any) -> Path:
     return tmp_path / "models"
 
 
-def ask(server: Any, path: str, body: object = None) -> tuple[int, Any]:
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(f"http://{server.http}{path}", data)
-    try:
-        with urllib.request.urlopen(request, timeout=120) as reply:
-            text = reply.read()
-            return reply.status, json.loads(text) if text else None
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.loads(error.read() or b"null")
-
-
 def eventually(is_so: Callable[[], bool], timeout_s: float = 120) -> bool:
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:
@@ -107,7 +95,7 @@ def eventually(is_so: Callable[[], bool], timeout_s: float = 120) -> bool:
 
 
 def devices(server: Any) -> dict[str, str]:
-    return {item["name"]: item["device"] for item in ask(server, "/edge/v1/models")[1]["models"]}
+    return {item["name"]: item["device"] for item in server.ask_json("/edge/v1/models")[1]["models"]}
 
 
 def picture(server: Any, model: str) -> dict[str, np.ndarray]:
@@ -122,7 +110,7 @@ def test_after_a_broken_context_models_move_to_the_processor_or_fail_with_the_re
         assert devices(server) == {"gpu_only": "GPU:0", "anywhere": "GPU:0", "breaker": "CPU"}
         given = picture(server, "anywhere")
         (before,) = server.infer("anywhere", given).values()
-        status, answer = ask(server, "/v2/models/breaker/infer", GO)
+        status, answer = server.ask_json("/v2/models/breaker/infer", GO)
         assert (status, answer["outputs"][0]["data"]) == (200, [700]), "CUDA_ERROR_ILLEGAL_ADDRESS"
         began_s = time.monotonic()
         with pytest.raises(urllib.error.HTTPError) as caught:
@@ -134,9 +122,9 @@ def test_after_a_broken_context_models_move_to_the_processor_or_fail_with_the_re
         measure.value("until the model answers on the processor", time.monotonic() - began_s, "s")
         (after,) = server.infer("anywhere", given).values()
         assert np.abs(before - after).max() < 5e-3
-        reasons = {item["name"]: item.get("reason", "") for item in ask(server, "/v2/repository/index", {})[1]}
+        reasons = {item["name"]: item.get("reason", "") for item in server.ask_json("/v2/repository/index", {})[1]}
         assert "GPU 0 is lost to this process" in reasons["gpu_only"]
-        assert ask(server, "/v2/models/gpu_only/ready")[0] == 400
+        assert server.ask_json("/v2/models/gpu_only/ready")[0] == 400
         assert server.process.poll() is None
 
 
@@ -144,7 +132,7 @@ def test_with_exit_on_gpu_loss_a_broken_context_ends_the_process_with_79(serve: 
     with serve(repository, "--exit-on-gpu-loss=true") as server:
         given = picture(server, "gpu_only")
         server.infer("gpu_only", given)
-        assert ask(server, "/v2/models/breaker/infer", GO)[0] == 200
+        assert server.ask_json("/v2/models/breaker/infer", GO)[0] == 200
         with pytest.raises(OSError, match=r"500|closed|reset"):
             server.infer("gpu_only", given)
         assert server.process.wait(60) == 79, server.log()[-3000:]

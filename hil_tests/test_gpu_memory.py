@@ -5,11 +5,8 @@ ONNX Runtime with CUDA runs the bundled classifier, whose answers are compared w
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -35,30 +32,18 @@ def repository(tmp_path: Path, bundled: Path, hardware: Any) -> Path:
     return tmp_path / "models"
 
 
-def ask(server: Any, path: str, body: object = None) -> tuple[int, Any]:
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(f"http://{server.http}{path}", data)
-    try:
-        with urllib.request.urlopen(request, timeout=120) as reply:
-            text = reply.read()
-            return reply.status, json.loads(text) if text else None
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.loads(error.read())
-
-
 def test_gpu_memory_of_a_model_is_measured_and_its_outputs_equal_the_cpus(
     serve: Any, measure: Any, repository: Path
 ) -> None:
     client = pytest.importorskip("tritonclient.grpc", reason="needs tritonclient: pip install tritonclient[grpc]")
     with serve(repository) as server:
-        reports = {item["name"]: item for item in ask(server, "/edge/v1/models")[1]["models"]}
+        reports = {item["name"]: item for item in server.ask_json("/edge/v1/models")[1]["models"]}
         assert reports["on_gpu"]["device"] == "GPU:0"
         assert reports["on_cpu"]["device"] == "CPU"
         assert reports["on_cpu"]["gpu_bytes"] == {}
         taken = reports["on_gpu"]["gpu_bytes"]["0"]
         assert taken > 10e6, "the weights alone are 18 MB"
-        (statistics,) = ask(server, "/v2/models/on_gpu/stats")[1]["model_stats"]
+        (statistics,) = server.ask_json("/v2/models/on_gpu/stats")[1]["model_stats"]
         assert statistics["memory_usage"] == [{"type": "GPU", "id": 0, "byte_size": taken}]
         measure.value("GPU memory of efficientnet_lite0, onnxruntime with CUDA", taken / 1e6, "MB")
         with client.InferenceServerClient(server.grpc) as asked:
@@ -74,7 +59,7 @@ def test_gpu_memory_of_a_model_is_measured_and_its_outputs_equal_the_cpus(
 
 def test_the_gpu_memory_limit_refuses_gpu_loads_but_not_cpu_loads(serve: Any, repository: Path) -> None:
     with serve(repository, "--model-load-gpu-limit=0:0") as server:
-        index = {item["name"]: item for item in ask(server, "/v2/repository/index", {})[1]}
+        index = {item["name"]: item for item in server.ask_json("/v2/repository/index", {})[1]}
         assert index["on_cpu"]["state"] == "READY"
         assert "memory limit set for GPU 0 has exceeded, model loading is rejected" in index["on_gpu"]["reason"]
 
@@ -84,17 +69,17 @@ def test_gpu_memory_is_freed_when_the_model_is_unloaded(serve: Any, measure: Any
     with serve(repository, *explicit) as server:
         used = []
         for _ in range(6):
-            assert ask(server, "/v2/repository/models/on_gpu/unload", {})[0] == 200
-            assert ask(server, "/v2/repository/models/on_gpu/load", {})[0] == 200
+            assert server.ask_json("/v2/repository/models/on_gpu/unload", {})[0] == 200
+            assert server.ask_json("/v2/repository/models/on_gpu/load", {})[0] == 200
             time.sleep(2.0)  # the governor reads the GPU twice a second
-            gpus = ask(server, "/edge/v1/governor")[1]["box"]["gpus"]
+            gpus = server.ask_json("/edge/v1/governor")[1]["box"]["gpus"]
             used.append(next((gpu["memory_used_bytes"] for gpu in gpus if gpu["memory_used_bytes"]), 0))
         measure.series(
             "GPU memory in use after each reload", [(float(at), it / 1e6) for at, it in enumerate(used)], "MB"
         )
         if not used[0]:
             pytest.skip("this GPU does not tell how much of its memory is in use")
-        (taken,) = ask(server, "/edge/v1/models")[1]["models"][0]["gpu_bytes"].values()
+        (taken,) = server.ask_json("/edge/v1/models")[1]["models"][0]["gpu_bytes"].values()
         assert used[-1] - used[1] < max(taken, 50e6), "each reload leaves something behind"
 
 
