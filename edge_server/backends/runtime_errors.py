@@ -6,12 +6,23 @@ from __future__ import annotations
 import importlib
 import logging
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import TypeVar
 
 from edge_server.backends.base import Array, ModelFile
-from edge_server.errors import BackendError, BackendMissing, InvalidRequest, LoadError, OutOfMemory, install_hint
+from edge_server.errors import (
+    BackendError,
+    BackendMissing,
+    EdgeServerError,
+    InvalidRequest,
+    LoadError,
+    OutOfMemory,
+    install_hint,
+)
+
+T = TypeVar("T")
 
 _LONGEST_QUOTE = 600
 """Largest length of a quoted message. Some runtimes print the whole file into theirs."""
@@ -64,6 +75,19 @@ def load_error(file: ModelFile, runtime: str, error: BaseException) -> LoadError
     if isinstance(error, MemoryError) or any(sign in said.lower() for sign in _MEMORY_WORDS):
         kind = OutOfMemory
     return kind(f"{file_title(file)}: {runtime} cannot load it: {said or type(error).__name__}")
+
+
+def open_with_library(file: ModelFile, runtime: str, open_it: Callable[[], T]) -> T:
+    """Return the session or engine that `open_it` opens. Errors of the server pass. Raises LoadError for all others,
+    because a library may raise any exception for a file."""
+    try:
+        return open_it()
+    except EdgeServerError:
+        raise
+    except Exception as error:  # noqa: BLE001 - as above
+        failure = load_error(file, runtime, error)
+    # Raised outside the handler: a chained traceback would keep the library's objects in memory.
+    raise failure
 
 
 def run_error(

@@ -92,6 +92,12 @@ def test_openais_client_gets_the_text_of_the_bare_library(client: Any, library: 
     assert client.audio.translations.create(file=("a.wav", sound()), model="ear").text == english
 
 
+def test_only_the_api_that_has_calls_for_speech_lists_its_models(server: Any, client: Any) -> None:
+    assert {model.id for model in client.models.list().data} == {"ear", "short"}
+    assert server.ask("/api/tags")[1] == {"models": []}
+    assert server.ask("/api/show", {"model": "ear"})[0] == 404
+
+
 def test_segments_are_those_of_the_bare_library(client: Any, library: Any) -> None:
     answer = client.audio.transcriptions.create(
         file=("a.wav", sound()), model="ear", response_format="verbose_json", timestamp_granularities=["segment"]

@@ -21,8 +21,8 @@ from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJo
 from edge_server.backends.custom_metrics import REGISTRY
 from edge_server.backends.isolation.isolated_session import IsolatedSession
 from edge_server.backends.option_parsers import whole_number
-from edge_server.backends.runtime_errors import existing_file, file_title, load_error
-from edge_server.errors import BackendMissing, EdgeServerError, LoadError, install_hint
+from edge_server.backends.runtime_errors import existing_file, file_title, open_with_library
+from edge_server.errors import BackendMissing, LoadError, install_hint
 from edge_server.plugins.language.engines.generation_config import read_generation_config
 from edge_server.plugins.language.engines.model_size import (
     BadModelFile,
@@ -227,17 +227,10 @@ def _set_niceness(job: OpenJob) -> None:
 
 
 def _session(job: OpenJob, settings: LlmSettings, open_engine: Callable[[], TokenEngine]) -> LlmSession:
-    try:
-        engine = open_engine()
-    except EdgeServerError:
-        raise
-    except Exception as error:  # noqa: BLE001 - foreign code may raise any exception for a file
-        failure = load_error(job.file, job.spec.backend, error)
-    else:
-        labels = {"model": job.spec.name, "version": str(job.file.version), "model_name": job.spec.name}
-        share = (lambda: 1.0) if job.server is None else job.server.work_share
-        return LlmSession(job.spec.name, engine, settings, labels, share)
-    raise failure
+    engine = open_with_library(job.file, job.spec.backend, open_engine)
+    labels = {"model": job.spec.name, "version": str(job.file.version), "model_name": job.spec.name}
+    share = (lambda: 1.0) if job.server is None else job.server.work_share
+    return LlmSession(job.spec.name, engine, settings, labels, share)
 
 
 def _settings(job: OpenJob) -> LlmSettings:

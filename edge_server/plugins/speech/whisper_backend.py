@@ -36,7 +36,13 @@ from edge_server.backends.base import (
 from edge_server.backends.isolation.isolated_session import IsolatedSession
 from edge_server.backends.openvino.lean_import import import_openvino
 from edge_server.backends.option_parsers import whole_number
-from edge_server.backends.runtime_errors import existing_file, file_title, import_runtime, load_error, message_line
+from edge_server.backends.runtime_errors import (
+    existing_file,
+    file_title,
+    import_runtime,
+    message_line,
+    open_with_library,
+)
 from edge_server.errors import BackendError, BackendMissing, EdgeServerError, InvalidRequest, LoadError, install_hint
 from edge_server.plugins.speech.audio_file import SAMPLE_RATE, decode_audio
 
@@ -114,13 +120,7 @@ def open_whisper(job: OpenJob) -> RequestSession:
     if niceness > 19:
         raise LoadError(f"model '{job.spec.name}': parameter niceness: expected 0 to 19, got {niceness}")
     os.nice(niceness)
-    try:
-        return WhisperSession(job)
-    except EdgeServerError:
-        raise
-    except Exception as error:  # noqa: BLE001 - foreign code may raise any exception for a file
-        failure = load_error(job.file, job.spec.backend, error)
-    raise failure
+    return open_with_library(job.file, job.spec.backend, lambda: WhisperSession(job))
 
 
 class WhisperSession(RequestSession):

@@ -472,7 +472,7 @@ def test_a_session_of_a_convolution_sees_one_batch_size(
     session.close()
 
 
-def test_a_filled_up_batch_leaves_a_clients_gpu_memory_to_the_caller(
+def test_a_padded_batch_leaves_a_clients_gpu_memory_to_the_caller(
     backend: Any, double: Double, write_onnx: Callable[..., Any], job: Callable[..., Any]
 ) -> None:
     inputs, outputs = (InputSpec("X", DType.FP32, (1, 4, 4)),), (OutputSpec("Y", DType.FP32, (1, 2, 2)),)
@@ -541,7 +541,7 @@ def test_libraries_of_cuda_are_loaded_once_and_what_fails_is_logged(
     assert capsys.readouterr().out == ""
 
 
-def test_if_memory_lacks_for_all_sizes_one_session_runs_them(
+def test_one_session_runs_all_sizes_if_there_is_too_little_memory(
     backend: Any, double: Double, write_onnx: Callable[..., Any], job: Callable[..., Any],
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip

@@ -280,7 +280,7 @@ class LlamaCppEngine:
         sequence.stream = None
 
     def _read(self, sequence: _Sequence) -> TokenEvent | None:
-        """Return what a sequence has got, all of it as one event, or None if it has got no text."""
+        """Return the new tokens and text of a sequence as one event, or None if there is no new text."""
         assert sequence.stream is not None
         tokens: list[_Token] = []
         text = ""

@@ -31,7 +31,13 @@ from edge_server.backends.base import (
 from edge_server.backends.isolation.isolated_session import IsolatedSession
 from edge_server.backends.openvino.lean_import import import_openvino
 from edge_server.backends.option_parsers import yes_or_no
-from edge_server.backends.runtime_errors import existing_file, file_title, import_runtime, load_error, message_line
+from edge_server.backends.runtime_errors import (
+    existing_file,
+    file_title,
+    import_runtime,
+    message_line,
+    open_with_library,
+)
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import (
@@ -83,13 +89,7 @@ class OpenVinoEmbeddingsBackend(Backend):
 
 def open_embeddings(job: OpenJob) -> RequestSession:
     """Open a model in this process. Raises LoadError. For the child process."""
-    try:
-        return EmbeddingSession(job)
-    except EdgeServerError:
-        raise
-    except Exception as error:  # noqa: BLE001 - foreign code may raise any exception for a file
-        failure = load_error(job.file, job.spec.backend, error)
-    raise failure
+    return open_with_library(job.file, job.spec.backend, lambda: EmbeddingSession(job))
 
 
 class EmbeddingSession(RequestSession):

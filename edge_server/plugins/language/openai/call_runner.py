@@ -67,7 +67,7 @@ class CompletionEncoder(Protocol):
 
 class CallRunner:
     """Runs calls of one API. `may_change_models` returns whether the sender of a request may load and unload models,
-    `has_scores` says whether the API has models that only score texts.
+    `is_openai` says whether the API is OpenAI's, which also has calls for scores and for speech.
     """
 
     def __init__(
@@ -76,10 +76,10 @@ class CallRunner:
         may_change_models: Callable[[RequestHead], bool],
         errors: ErrorFormat,
         *,
-        has_scores: bool = False,
+        is_openai: bool = False,
     ) -> None:
         self.service = service
-        self._has_scores = has_scores
+        self._is_openai = is_openai
         self._may_change_models = may_change_models
         self._errors = errors
 
@@ -104,7 +104,7 @@ class CallRunner:
         return response
 
     async def read(self, request: HttpRequest, parse: Callable[[Buffer], T]) -> T:
-        """Return what `parse` makes of the body, and release the body. Raises the errors of both.
+        """Return the call that `parse` reads from the body, and release the body. Raises the errors of both.
 
         `parse` runs on a worker thread if the body is large.
         """
@@ -122,10 +122,13 @@ class CallRunner:
         return [name for name in names if self.is_for_calls(name)]
 
     def is_for_calls(self, name: str) -> bool:
-        """Return whether a model gives text, embeddings, or scores if the API has them."""
+        """Return whether a model gives text or embeddings, or in OpenAI's API scores or the text of speech."""
         try:
             spec = self.service.find(name, None).spec
-            if spec.output("text_output") is None and not (self._has_scores and is_cross_encoder(spec)):
+            audio = spec.input("audio")
+            if (audio is not None and not audio.is_optional) or is_cross_encoder(spec):
+                return self._is_openai
+            if spec.output("text_output") is None:
                 embedding_tensors(spec)
         except (UnknownModel, NotReady, BadMember):
             return False

@@ -27,7 +27,7 @@ class OpenAiEndpoints:
     """The handlers. `may_change_models` returns whether the sender of a request may load and unload models."""
 
     def __init__(self, service: InferenceService, may_change_models: Callable[[RequestHead], bool]) -> None:
-        self._runner = CallRunner(service, may_change_models, OPENAI_ERRORS, has_scores=True)
+        self._runner = CallRunner(service, may_change_models, OPENAI_ERRORS, is_openai=True)
 
     async def chat(self, request: HttpRequest) -> HttpResponse | None:
         return await self._runner.respond(request, partial(self._generate, request, is_chat=True))
