@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge_server.backends.custom_metrics import REGISTRY
 from edge_server.core.json_tensor import JsonTensor
 from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
@@ -111,7 +112,9 @@ def test_a_parsed_chat_equals_its_text_and_is_not_changed() -> None:
     assert json.dumps(chat) == text
 
 
-def thinker(tmp_path: Path, template: str) -> Served:
+@pytest.fixture
+def thinker(tmp_path: Path) -> Iterator[Callable[[str], Served]]:
+    """Return a function that serves a model with this chat template, whose answers have reasoning."""
     answers = {
         "why": "<think>\n4 > 3 </thin \n</think>\n\nBecause. <think>",
         "open": "so it is</think>It is.",
@@ -119,9 +122,17 @@ def thinker(tmp_path: Path, template: str) -> Served:
         "plain": "  <thing>",
         "call": '<think>call it</think><tool_call>{"name": "go", "arguments": {}}</tool_call>',
     }
-    path = tmp_path / "script.json"
-    path.write_text(json.dumps({"answers": answers, "chat_template": template}))
-    return Served(path)
+    opened: list[Served] = []
+
+    def start(template: str) -> Served:
+        path = tmp_path / "script.json"
+        path.write_text(json.dumps({"answers": answers, "chat_template": template}))
+        opened.append(Served(path))
+        return opened[-1]
+
+    yield start
+    for served in opened:
+        served.session.close()
 
 
 def ask_chat(served: Served, *lines: str, stream: bool = True, sampling: Any = None, **more: Any) -> Client:
@@ -136,8 +147,8 @@ def parts(client: Client) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_reasoning_is_apart_from_the_content(tmp_path: Path, stream: bool) -> None:
-    served = thinker(tmp_path, "</think><tool_call>")
+def test_reasoning_is_apart_from_the_content(thinker: Callable[[str], Served], stream: bool) -> None:
+    served = thinker("</think><tool_call>")
     assert parts(ask_chat(served, "why", stream=stream)) == ("4 > 3 </thin", "Because. <think>")
     assert parts(ask_chat(served, "open", "<think>\n", stream=stream)) == ("so it is", "It is.")
     assert parts(ask_chat(served, "open", stream=stream)) == ("", "so it is</think>It is.")
@@ -150,19 +161,19 @@ def test_reasoning_is_apart_from_the_content(tmp_path: Path, stream: bool) -> No
     assert deltas[0]["function"]["name"] == "go"
 
 
-def test_a_streamed_reasoning_arrives_in_pieces(tmp_path: Path) -> None:
-    client = ask_chat(thinker(tmp_path, "</think>"), "why")
+def test_a_streamed_reasoning_arrives_in_pieces(thinker: Callable[[str], Served]) -> None:
+    client = ask_chat(thinker("</think>"), "why")
     assert parts(client)[0] == "4 > 3 </thin"
     assert sum(bool(item["reasoning_content"]) for item in client.responses) >= 3
 
 
-def test_text_under_a_schema_or_of_a_prompt_or_of_another_template_is_content(tmp_path: Path) -> None:
-    served = thinker(tmp_path, "</think>")
+def test_text_under_a_schema_or_of_a_prompt_or_of_another_template_is_content(thinker: Callable[[str], Served]) -> None:
+    served = thinker("</think>")
     for client in (
         ask_chat(served, "cut", sampling={"json_schema": {"type": "object"}}),
         ask_chat(served, "cut", sampling={"choice": ["a"]}),
         served.ask("cut"),
-        ask_chat(thinker(tmp_path, "no tags"), "cut"),
+        ask_chat(thinker("no tags"), "cut"),
     ):
         assert parts(client) == ("", "<think>and then")
 
@@ -188,9 +199,11 @@ def test_text_under_a_schema_or_of_a_prompt_or_of_another_template_is_content(tm
         ({"choice": ["a" * 6000, "b" * 6000]}, "choice: expected texts of at most 11,428 bytes together, got 12,000"),
     ],
 )
-def test_a_constraint_that_cannot_be_enforced_is_refused(tmp_path: Path, sampling: Any, message: str) -> None:
+def test_a_constraint_that_cannot_be_enforced_is_refused(
+    thinker: Callable[[str], Served], sampling: Any, message: str
+) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        _ = thinker(tmp_path, "").ask("hello", **sampling).text
+        _ = thinker("").ask("hello", **sampling).text
     assert message in caught.value.message
 
 
@@ -206,8 +219,10 @@ def test_a_constraint_that_cannot_be_enforced_is_refused(tmp_path: Path, samplin
         ("no tags", {"reasoning_effort": "none"}, "hello"),
     ],
 )
-def test_variables_reach_the_chat_template(tmp_path: Path, template: str, given: Any, variables: str) -> None:
-    client = ask_chat(thinker(tmp_path, template), "hello", chat_template_kwargs=given)
+def test_variables_reach_the_chat_template(
+    thinker: Callable[[str], Served], template: str, given: Any, variables: str
+) -> None:
+    client = ask_chat(thinker(template), "hello", chat_template_kwargs=given)
     assert client.text.split("\n")[-1] == variables
 
 
@@ -222,9 +237,11 @@ def test_variables_reach_the_chat_template(tmp_path: Path, template: str, given:
         ("", [1], "chat_template_kwargs: expected an object"),
     ],
 )
-def test_a_variable_that_changes_nothing_is_refused(tmp_path: Path, template: str, given: Any, message: str) -> None:
+def test_a_variable_that_changes_nothing_is_refused(
+    thinker: Callable[[str], Served], template: str, given: Any, message: str
+) -> None:
     with pytest.raises(InvalidRequest, match=message):
-        _ = ask_chat(thinker(tmp_path, template), "hello", chat_template_kwargs=given).text
+        _ = ask_chat(thinker(template), "hello", chat_template_kwargs=given).text
 
 
 @pytest.fixture
@@ -608,6 +625,20 @@ def test_closing_fails_open_requests(serve: Callable[..., Served]) -> None:
     closing.join(20)
     assert client.ended.wait(20)
     assert isinstance(client.error, SessionLost)
+
+
+def test_a_closed_model_has_no_metrics_even_while_a_caller_keeps_its_error(engine_file: Path) -> None:
+    def families() -> list[str]:
+        labels = {"model": "talker"}
+        return [view.name for view in REGISTRY.views() if any(sample.labels == labels for sample in view.samples)]
+
+    served = Served(engine_file)
+    with pytest.raises(InvalidRequest) as kept:
+        _ = served.ask("hello", max_tokens=-1).text
+    assert "vllm:prompt_tokens_total" in families()
+    served.session.close()
+    assert families() == []
+    assert kept.value.message
 
 
 @pytest.mark.parametrize(

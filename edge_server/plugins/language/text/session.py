@@ -290,6 +290,8 @@ class LlmSession(RequestSession):
             generation.execution.fail(error)
         self._engine.close()
         self._metrics.close()
+        # An error that a caller keeps holds this session by its traceback; the series must still disappear.
+        del self._metrics
 
     def _wait_for_work(self) -> bool:
         """Wait until there is something to do. Return False once the session is closed."""
