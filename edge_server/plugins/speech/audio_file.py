@@ -29,8 +29,8 @@ SAMPLE_RATE = 16_000
 MIN_SECONDS = 0.1
 """Shortest audio. OpenAI's API has the same bound."""
 
-_RATES = range(1_000, 384_001)
-_MAX_CHANNELS = 32
+SAMPLE_RATES = range(1_000, 384_001)
+MAX_CHANNELS = 32
 _BLOCK = 1 << 20
 """Samples of all channels that are joined to one at a time."""
 
@@ -102,10 +102,10 @@ def _read_wav(data: bytes, max_seconds: float) -> Iterator[npt.NDArray[np.float3
 
 
 def _check_header(channels: int, rate: int) -> None:
-    if rate not in _RATES or not 1 <= channels <= _MAX_CHANNELS:
+    if rate not in SAMPLE_RATES or not 1 <= channels <= MAX_CHANNELS:
         raise InvalidRequest(
-            f"the audio file has {channels} channels of {rate} samples a second, expected 1 to {_MAX_CHANNELS} of "
-            f"{_RATES[0]} to {_RATES[-1]}"
+            f"the audio file has {channels} channels of {rate} samples a second, expected 1 to {MAX_CHANNELS} of "
+            f"{SAMPLE_RATES[0]} to {SAMPLE_RATES[-1]}"
         )
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from edge_server.core.request_response import Response
 from edge_server.frontends.http.request import HttpRequest
 from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import HttpResponse
 from edge_server.plugins.language.openai.call_runner import CallRunner
 from edge_server.plugins.language.openai.completion_response import EVENT_STREAM_HEADERS, OPENAI_ERRORS
+from edge_server.plugins.speech.transcription_call import run_transcription
 from edge_server.plugins.speech.transcription_request import Task, TranscriptionRequest, read_transcription_request
 from edge_server.plugins.speech.transcription_response import Transcript, delta_event, done_event, encode_transcript
 from edge_server.service import InferenceService
@@ -43,26 +42,16 @@ class AudioEndpoints:
 
     async def _answer(self, request: HttpRequest, call: TranscriptionRequest) -> HttpResponse | None:
         """Raises EdgeServerError: a refusal, or the error of the model."""
-        handle = self._service.find(call.model, None)
-        arrived: asyncio.Queue[Response] = asyncio.Queue()
-        dispatch = request.context.dispatch
-        ticket = handle.submit(call.inference_request(handle.spec), partial(dispatch.deliver, arrived.put_nowait))
-        heard = Transcript()
-        try:
-            is_final = False
-            while not is_final:
-                response = await arrived.get()
-                if response.error is not None:
-                    raise response.error
-                heard.add(response)
-                is_final = response.is_final
-                if call.is_stream:
-                    if not request.is_streaming:
-                        await request.begin_stream(200, EVENT_STREAM_HEADERS)
-                    if delta := delta_event(heard):
-                        await request.write(delta)
-        finally:
-            ticket.cancel()
+
+        async def send_delta(heard: Transcript) -> None:
+            if not request.is_streaming:
+                await request.begin_stream(200, EVENT_STREAM_HEADERS)
+            if delta := delta_event(heard):
+                await request.write(delta)
+
+        heard = await run_transcription(
+            self._service, call, request.context.dispatch, send_delta if call.is_stream else None
+        )
         if call.is_stream:
             await request.write(done_event(heard))
             return None

@@ -1,4 +1,5 @@
-"""Entry module of the plugin `speech`: declares the backend of Whisper models and OpenAI's API for audio."""
+"""Entry module of the plugin `speech`: declares the backend of Whisper models, OpenAI's API for audio and the port of
+the Wyoming protocol."""
 
 from __future__ import annotations
 
@@ -6,23 +7,36 @@ from collections.abc import Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from edge_server.config.setting import SettingTable
 from edge_server.plugin import Plugin, RunningPlugin
+from edge_server.plugins.speech.settings import SpeechConfig
 
 if TYPE_CHECKING:
+    import asyncio
+
     from edge_server.config import ServerConfig
     from edge_server.frontends.http.routes import Route
     from edge_server.plugin import ServingCore
+    from edge_server.plugins.speech.wyoming.port import WyomingPort
+
+_PORT_STOP_S = 2.0
 
 
 class SpeechPlugin(Plugin):
     name = "speech"
+    tables = (SettingTable("speech", "Speech", SpeechConfig),)
     backends = MappingProxyType({"openvino_whisper": "edge_server.plugins.speech.whisper_backend"})
 
     def prepare(self, config: ServerConfig) -> RunningPlugin:
-        return _Speech()
+        return _Speech(config.table(SpeechConfig))
 
 
 class _Speech(RunningPlugin):
+    def __init__(self, settings: SpeechConfig) -> None:
+        self._settings = settings
+        self._port: WyomingPort | None = None
+        self._starting: asyncio.Task[None] | None = None
+
     def build(self, core: ServingCore) -> None:
         self._core = core
 
@@ -30,6 +44,40 @@ class _Speech(RunningPlugin):
         from edge_server.plugins.speech.routes import speech_routes
 
         return speech_routes(self._core.service, self._core.access.may_change_models)
+
+    def start(self) -> None:
+        """Raises InvalidRequest if clients of Wyoming would need a key, ServingFault for an address in use."""
+        if not self._settings.wyoming:
+            return
+        import asyncio
+
+        from edge_server.errors import InvalidRequest
+        from edge_server.plugins.speech.wyoming.port import WyomingPort
+        from edge_server.plugins.speech.wyoming.speech_to_text import SpeechToText
+
+        if self._core.access.is_guarded("inference"):
+            raise InvalidRequest("--wyoming: inference needs a key here, and clients of Wyoming send none")
+        self._loop = asyncio.get_running_loop()
+        host, _, port = self._settings.wyoming.rpartition(":")
+        self._port = WyomingPort(host.strip("[]"), int(port), [SpeechToText(self._core.service)])
+
+    def addresses(self) -> Sequence[str]:
+        return () if self._port is None else (f"Wyoming {self._port.address}",)
+
+    def models_settled(self) -> None:
+        # Not earlier: Home Assistant asks once which models there are.
+        if self._port is not None:
+            self._starting = self._loop.create_task(self._port.start())
+
+    def begin_stop(self) -> None:
+        if self._port is not None:
+            self._loop.call_soon_threadsafe(self._port.stop_listening)
+
+    def stop(self, timeout_s: float) -> None:
+        if self._port is not None:
+            import asyncio
+
+            asyncio.run_coroutine_threadsafe(self._port.stop(), self._loop).result(_PORT_STOP_S)
 
 
 PLUGIN = SpeechPlugin()

@@ -37,26 +37,26 @@ _MAX_FIELD_BYTES = 8192
 
 @dataclass(frozen=True, slots=True)
 class TranscriptionRequest:
-    """One call. `audio` is the file. Texts that the form does not state are ""."""
+    """One call. `audio` is the file. Texts that the client does not state are ""."""
 
     model: str
     task: Task
     audio: bytes
-    language: str
-    prompt: str
-    response_format: ResponseFormat
-    temperature: float
-    is_stream: bool
+    language: str = ""
+    prompt: str = ""
+    response_format: ResponseFormat = "json"
+    temperature: float = 0.0
+    is_stream: bool = False
 
     def inference_request(self, spec: ModelSpec) -> Request:
         """Return the request to the model. Raises BadMember if the model cannot take it."""
-        inputs = {item.name for item in spec.inputs}
-        if not {"audio", "task"} <= inputs or spec.output("text_output") is None:
+        if not takes_speech(spec):
             raise BadMember(
                 "model",
                 f"model '{spec.name}' takes no speech: it needs the inputs 'audio' and 'task', and an output "
                 "'text_output'",
             )
+        inputs = {item.name for item in spec.inputs}
         values: dict[str, tuple[DType, Any]] = {
             "audio": (DType.BYTES, np.array([self.audio], object)),
             "task": (DType.BYTES, np.array([self.task.encode()], object)),
@@ -68,6 +68,11 @@ class TranscriptionRequest:
         }
         tensors = {name: Tensor(name, kind, array) for name, (kind, array) in values.items() if name in inputs}
         return Request(model=spec.name, id=f"audio-{uuid.uuid4().hex}", inputs=tensors)
+
+
+def takes_speech(spec: ModelSpec) -> bool:
+    """Return whether a model turns speech into text."""
+    return {"audio", "task"} <= {item.name for item in spec.inputs} and spec.output("text_output") is not None
 
 
 def read_transcription_request(body: Body, content_type: str, task: Task) -> TranscriptionRequest:

@@ -7,6 +7,7 @@ Parameters:
 
 - `max_audio_s` (600): longest audio in seconds. Longer files are refused.
 - `niceness` (5) of the process.
+- `languages`: codes such as "en,de" that clients are told; those of the model unless the configuration states others.
 
 Checked against openvino-genai 2026.4.
 """
@@ -47,8 +48,11 @@ from edge_server.errors import BackendError, BackendMissing, EdgeServerError, In
 from edge_server.plugins.speech.audio_file import SAMPLE_RATE, decode_audio
 
 _ENCODER = "openvino_encoder_model.xml"
-_FILES = ("openvino_decoder_model.xml", "openvino_tokenizer.xml", "openvino_detokenizer.xml", "generation_config.json")
+_GENERATION = "generation_config.json"
+_FILES = ("openvino_decoder_model.xml", "openvino_tokenizer.xml", "openvino_detokenizer.xml", _GENERATION)
 """Beside the encoder."""
+_MAX_GENERATION_BYTES = 1 << 20
+_MAX_LANGUAGES = 1000
 
 _MAX_AUDIO_S = 600
 _NICENESS = 5
@@ -94,6 +98,8 @@ class WhisperBackend(Backend):
             for name, kind, size in _INPUTS
         ]
         config["output"] = [{"name": name, "data_type": f"TYPE_{kind}", "dims": dims} for name, kind, dims in _OUTPUTS]
+        languages = {"string_value": ",".join(_languages(_export_folder(file) / _GENERATION))}
+        config.setdefault("parameters", {}).setdefault("languages", languages)
         return json.dumps(config)
 
     def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature | None:
@@ -250,3 +256,19 @@ def _export_folder(file: ModelFile) -> Path:
         if not (folder / name).is_file():
             raise LoadError(f"{file_title(file)}: expected '{name}' beside it, there is no such file")
     return folder
+
+
+def _languages(path: Path) -> list[str]:
+    """Return the codes of the languages that a generation_config.json lists. Raises LoadError."""
+    try:
+        with path.open("rb") as file:
+            config = json.loads(file.read(_MAX_GENERATION_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
+        raise LoadError(f"{path}: expected JSON of at most {_MAX_GENERATION_BYTES} bytes: {error}") from None
+    if not isinstance(config, dict):
+        raise LoadError(f"{path}: expected a JSON object")
+    tokens = config.get("lang_to_id") if config.get("is_multilingual", True) else None
+    if not isinstance(tokens, dict):
+        return ["en"]
+    codes = (token.strip("<|>").lower() for token in tokens)
+    return sorted(code for code in codes if code.isalpha())[:_MAX_LANGUAGES]

@@ -1,0 +1,184 @@
+"""TCP port of the Wyoming protocol: accepts connections, and passes events to the services.
+
+The protocol has no key and no encryption. A client may hold a connection open between two requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from edge_server.errors import EdgeServerError, QueueFull, ServingFault
+from edge_server.plugins.speech.wyoming.event_stream import MAX_JSON_BYTES, EventStream, WyomingEvent
+
+log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 32
+_BACKLOG = 32
+_WARNING_EVERY_S = 5.0
+_SILENCE_S = 60.0
+"""Longest wait for an event, which must be complete by then."""
+
+
+class ServiceConnection(ABC):
+    """State of one connection in one service. The port calls it for one event at a time."""
+
+    @abstractmethod
+    async def take(self, event: WyomingEvent, stream: EventStream) -> None:
+        """Handle an event, and write the answers. Raises EdgeServerError, which is sent to the client before the
+        connection is closed. Cancelled when the client leaves."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free what the connection holds."""
+
+
+class WyomingService(ABC):
+    """A service on the port. Lives on the server's event loop."""
+
+    event_types: frozenset[str]
+    """Types of the events that it takes. No other service takes them."""
+
+    @abstractmethod
+    def programs(self) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+        """Return the service's lists in the event `info`, such as {"asr": [...]}. Called for each client that asks."""
+
+    @abstractmethod
+    def connect(self) -> ServiceConnection:
+        """Return the state of a new connection. Called at its first event for this service."""
+
+
+class WyomingPort:
+    """Listens on one address, and answers from `start` to `stop`. Lives on one event loop."""
+
+    def __init__(self, host: str, port: int, services: Sequence[WyomingService]) -> None:
+        """Listen, to know that no other server does; clients wait until `start`. Raises ServingFault."""
+        self._services = services
+        self.service_of = {kind: service for service in services for kind in service.event_types}
+        self._server: asyncio.Server | None = None
+        self._connections: dict[_Connection, asyncio.Task[None]] = {}
+        self._next_warning_s = 0.0
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            family, _, _, _, address = found[0]
+            self._socket = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+        except (OSError, UnicodeError) as error:
+            raise ServingFault(f"--wyoming={host}:{port}: cannot listen: {error}") from None
+        self.address = f"{f'[{host}]' if ':' in host else host}:{self._socket.getsockname()[1]}"
+
+    async def start(self) -> None:
+        """Answer the clients that wait, and all later ones."""
+        self._server = await asyncio.start_server(self._serve, sock=self._socket, limit=MAX_JSON_BYTES)
+
+    def stop_listening(self) -> None:
+        """Accept no more connections. May be called again."""
+        if self._server is None:
+            self._socket.close()
+        else:
+            self._server.close()
+
+    async def stop(self) -> None:
+        """Close all connections. Requests that run get no answer."""
+        self.stop_listening()
+        tasks = list(self._connections.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def info(self) -> dict[str, list[Mapping[str, Any]]]:
+        """Return the data of the event `info`: the programs of all services, by kind."""
+        found: dict[str, list[Mapping[str, Any]]] = {
+            kind: [] for kind in ("asr", "tts", "handle", "intent", "wake", "mic", "snd")
+        }
+        for service in self._services:
+            for kind, programs in service.programs().items():
+                found[kind] += programs
+        return found
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = _Connection(self, EventStream(reader, writer))
+        task = asyncio.current_task()
+        assert task is not None
+        is_full = len(self._connections) >= MAX_CONNECTIONS and not self._close_silent()
+        self._connections[connection] = task
+        try:
+            if is_full:
+                raise QueueFull(f"{MAX_CONNECTIONS} Wyoming connections are open, which is the maximum")
+            await connection.run()
+        except EdgeServerError as error:
+            now_s = asyncio.get_running_loop().time()
+            if now_s >= self._next_warning_s:
+                self._next_warning_s = now_s + _WARNING_EVERY_S
+                log.warning("a client of --wyoming was refused: %s", error.message)
+            with contextlib.suppress(OSError):
+                await connection.stream.write_error(error)
+        except (OSError, asyncio.TimeoutError):
+            pass  # the client has left, or is silent
+        finally:
+            del self._connections[connection]
+            connection.close()
+
+    def _close_silent(self) -> bool:
+        """Close the connection that has waited longest for an event. Return whether there is one."""
+        waiting = [item for item in self._connections if item.silent_since_s is not None]
+        if not waiting:
+            return False
+        self._connections[min(waiting, key=lambda item: item.silent_since_s or 0)].cancel()
+        return True
+
+
+class _Connection:
+    """Reads and handles the events of one client."""
+
+    def __init__(self, port: WyomingPort, stream: EventStream) -> None:
+        self.stream = stream
+        self.silent_since_s: float | None = None
+        """Time of the loop since which the client's next event is awaited; None while one is handled."""
+        self._port = port
+        self._states: dict[WyomingService, ServiceConnection] = {}
+
+    async def run(self) -> None:
+        """Return when the client leaves. Raises EdgeServerError, OSError and asyncio.TimeoutError."""
+        event = await self._await_event(asyncio.ensure_future(self.stream.read()))
+        while event is not None:
+            # The next event is read while this one is handled, to see when the client leaves.
+            handling = asyncio.ensure_future(self._handle(event))
+            reading = asyncio.ensure_future(self.stream.read())
+            try:
+                await asyncio.wait((handling, reading), return_when=asyncio.FIRST_COMPLETED)
+                if reading.done() and reading.result() is None:
+                    return
+                await handling
+                event = await self._await_event(reading)
+            finally:
+                handling.cancel()
+                reading.cancel()
+                await asyncio.gather(handling, reading, return_exceptions=True)
+
+    def close(self) -> None:
+        self.stream.close()
+        for state in self._states.values():
+            state.close()
+
+    async def _await_event(self, reading: asyncio.Future[WyomingEvent | None]) -> WyomingEvent | None:
+        self.silent_since_s = asyncio.get_running_loop().time()
+        try:
+            return await asyncio.wait_for(reading, _SILENCE_S)
+        finally:
+            self.silent_since_s = None
+
+    async def _handle(self, event: WyomingEvent) -> None:
+        if event.type == "describe":
+            await self.stream.write("info", self._port.info())
+        elif event.type == "ping":
+            await self.stream.write("pong", {"text": event.data.get("text")})
+        elif (service := self._port.service_of.get(event.type)) is not None:
+            if service not in self._states:
+                self._states[service] = service.connect()
+            await self._states[service].take(event, self.stream)
+        # Others are ignored, as the protocol asks: a client may be newer than this server.
