@@ -263,7 +263,10 @@ class ModelProcess:
             for item in rest[0]:
                 self._handle_message(item, is_lent=is_lent)
         elif kind == "send":
-            number, outputs, is_final, parameters = rest
+            number, light, is_final, parameters = rest
+            outputs = {
+                name: np.array([value], object) if type(value) is bytes else value for name, value in light.items()
+            }
             if is_lent:
                 # Before `find`: if there is no memory for the copy, the request must still be open, to be failed.
                 outputs = {name: np.array(array) for name, array in outputs.items()}

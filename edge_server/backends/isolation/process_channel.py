@@ -1,8 +1,9 @@
 """Connection between the server and a model's child process: pickled messages, with large arrays in shared memory.
 
 A message is any picklable tuple. On the socket: a header, the sizes of the arrays, the pickle, then the arrays
-themselves if they are small. Each direction has one shared memory: its owner writes arrays, the other process reads
-them. The memory has no name in any file system (memfd), so nothing is left behind however the processes end.
+themselves if they are small. Tiny ones are in the pickle. Each direction has one shared memory: its owner writes
+arrays, the other process reads them. The memory has no name in any file system (memfd), so nothing is left behind
+however the processes end.
 
 Both ends are of the same version of this package. Isolation protects against models that crash, not against hostile
 ones.
@@ -38,6 +39,8 @@ _MAGIC = b"EDGE"
 _ON_SOCKET = -1
 _SMALL_BYTES = 64 << 10
 """Arrays of at most this size together go through the socket: a copy costs less than freeing shared memory."""
+_IN_PICKLE_BYTES = 1 << 10
+"""An array of at most this size stays in the pickle: to receive it apart costs a system call."""
 
 
 def aligned(size: int) -> int:
@@ -205,7 +208,15 @@ class Channel:
         """As `send`. *Locked.*"""
         buffers: list[memoryview] = []
         freed = tuple(self._freed)
-        data = pickle.dumps((freed, message), protocol=5, buffer_callback=lambda item: buffers.append(item.raw()))
+
+        def stays_in_pickle(item: pickle.PickleBuffer) -> bool:
+            buffer = item.raw()
+            if buffer.nbytes <= _IN_PICKLE_BYTES:
+                return True
+            buffers.append(buffer)
+            return False
+
+        data = pickle.dumps((freed, message), protocol=5, buffer_callback=stays_in_pickle)
         # After the pickling, which may fail: the offsets then go with the next message.
         del self._freed[: len(freed)]
         sizes = [len(buffer) for buffer in buffers]

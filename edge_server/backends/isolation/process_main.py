@@ -64,9 +64,12 @@ class RemoteExecution:
         is_final: bool = False,
         parameters: Mapping[str, Parameter] = NO_PARAMETERS,
     ) -> None:
-        self._model.send_response(
-            self._number, is_final, ("send", self._number, dict(outputs), is_final, dict(parameters))
-        )
+        light = {
+            # Its bytes alone are pickled in a third of the time.
+            name: array[0] if array.dtype.hasobject and array.shape == (1,) and type(array[0]) is bytes else array
+            for name, array in outputs.items()
+        }
+        self._model.send_response(self._number, is_final, ("send", self._number, light, is_final, dict(parameters)))
 
     def fail(self, error: EdgeServerError, *, is_final: bool = True) -> None:
         self._model.send_response(self._number, is_final, ("fail", self._number, error, is_final))

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from edge_server.errors import InvalidRequest
+from edge_server.plugins.language.engines import llama_cpp_engine
 from edge_server.plugins.language.engines.llama_cpp_engine import LlamaCppEngine
 from edge_server.plugins.language.engines.model_size import read_gguf_for_llama_cpp
 from edge_server.plugins.language.engines.settings import read_settings
@@ -158,6 +159,15 @@ def test_a_cancelled_sequence_leaves_the_others_and_its_room(drive: Callable[...
         assert driven.texts[kept] == expected
         assert driven.texts[gone] == before
         assert driven.engine.stats().used_blocks == 0
+
+
+def test_a_step_that_waits_ends_when_it_is_woken(drive: Callable[..., Driven], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama_cpp_engine, "_WAIT_S", None)  # for ever
+    driven = drive()
+    driven.engine.wake()
+    assert driven.engine.step() is None
+    driven.engine.wake()
+    assert driven.answer("count from three") == driven.answer("count from three")
 
 
 def test_a_waiting_sequence_can_be_cancelled() -> None:

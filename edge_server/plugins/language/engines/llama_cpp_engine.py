@@ -40,8 +40,8 @@ from edge_server.plugins.language.engines.token_engine import (
     TopLogprobs,
 )
 
-_WAIT_S = 0.005
-"""Time after which a step that has read nothing returns, so that new sequences need not wait for the others' tokens."""
+_WAIT_S = 0.05
+"""Time after which a step that has read nothing returns, so that the session notices clients that have left."""
 _MARGIN_TOKENS = 32
 """Room in the KV cache for the tokens of a sequence that are computed before a step has read them."""
 _CACHE_FULL = "Context size has been exceeded."
@@ -103,7 +103,10 @@ class LlamaCppEngine:
         self._running: dict[int, _Sequence] = {}
         """By sequence id, in the order of their start."""
         self._selector = selectors.DefaultSelector()
+        self._woken = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._selector.register(self._woken, selectors.EVENT_READ)
         with contextlib.ExitStack() as resources:
+            resources.callback(os.close, self._woken)
             folder = resources.enter_context(locked_folder("socket"))
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             resources.callback(os.close, descriptor)
@@ -159,12 +162,18 @@ class LlamaCppEngine:
 
     def step(self) -> list[TokenEvent] | None:
         self._start_waiting()
-        ready = self._selector.select(_WAIT_S)
+        ready = [key.data for key, _ in self._selector.select(_WAIT_S)]
+        if None in ready:
+            os.eventfd_read(self._woken)
+            ready.remove(None)
         if not ready:
             return None
-        events = [event for key, _ in ready if (event := self._read(key.data)) is not None]
+        events = [event for sequence in ready if (event := self._read(sequence)) is not None]
         self._make_room()
         return events
+
+    def wake(self) -> None:
+        os.eventfd_write(self._woken, 1)
 
     def is_idle(self) -> bool:
         return not self._running and not self._waiting

@@ -156,6 +156,9 @@ class OnnxEngine:
         self._remove_ended()
         return events
 
+    def wake(self) -> None:
+        """Do nothing: a step computes, and never waits."""
+
     def is_idle(self) -> bool:
         return not self._batches
 

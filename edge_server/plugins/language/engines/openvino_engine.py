@@ -143,6 +143,9 @@ class OpenVinoEngine:
                 events.append(event)
         return events
 
+    def wake(self) -> None:
+        """Do nothing: a step computes, and never waits."""
+
     def is_idle(self) -> bool:
         return not self._pipeline.has_non_finished_requests()
 

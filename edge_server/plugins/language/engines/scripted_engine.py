@@ -120,6 +120,9 @@ class ScriptedEngine:
                 self.cancel(sequence_id)
         return events
 
+    def wake(self) -> None:
+        """Do nothing: a step computes, and never waits."""
+
     def is_idle(self) -> bool:
         return not self._left
 

@@ -89,7 +89,8 @@ class EngineStats:
 
 
 class TokenEngine(Protocol):
-    """One loaded model. `encode`, `decode` and `chat_prompt` may be called from any thread, the others from one."""
+    """One loaded model. `encode`, `decode`, `chat_prompt` and `wake` may be called from any thread, the others from
+    one."""
 
     name: str
     """Library and version, for people."""
@@ -144,6 +145,9 @@ class TokenEngine(Protocol):
     def step(self) -> list[TokenEvent] | None:
         """Continue all sequences by one step: a token each, or a part of a prompt. Return None if the step has not
         ended: the next call goes on with it."""
+
+    def wake(self) -> None:
+        """End a step that waits for an engine with threads of its own: there is a sequence to add."""
 
     def is_idle(self) -> bool:
         """Return whether there is no sequence to continue."""

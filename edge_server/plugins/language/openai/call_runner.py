@@ -231,7 +231,9 @@ class _CompletionRun:
         self._handle = handle = service.find(call.model, None)
         self._requests = call.inference_requests(handle.spec)
         self._choices = [CompletionChoice(index, call.has_parallel_calls) for index in range(len(self._requests))]
-        self._responses: asyncio.Queue[tuple[CompletionChoice, Response]] = asyncio.Queue()
+        self._responses: deque[tuple[CompletionChoice, Response]] = deque()
+        self._arrival: asyncio.Future[None] | None = None
+        """Of a response, while the task waits for one."""
 
     async def run(self) -> HttpResponse | None:
         """Raises EdgeServerError: a refusal, or the first error of a choice."""
@@ -248,7 +250,10 @@ class _CompletionRun:
                 return None
             left = len(tickets)
             while left:
-                choice, response = await self._responses.get()
+                if not self._responses:
+                    await self._wait(None)
+                    continue
+                choice, response = self._responses.popleft()
                 self._add(choice, response)
                 left -= response.is_final
             return json_response(self._encoder.body(self._choices))
@@ -257,10 +262,26 @@ class _CompletionRun:
                 ticket.cancel()
 
     def _receive(self, choice: CompletionChoice, response: Response) -> None:
-        self._responses.put_nowait((choice, response))
+        self._responses.append((choice, response))
+        self._end_wait()
         # The task may be waiting until this client reads; aborting the connection ends the wait.
-        if self._responses.qsize() > MAX_BACKLOG:
+        if len(self._responses) > MAX_BACKLOG:
             self._request.connection.abort()
+
+    def _end_wait(self) -> None:
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
+
+    async def _wait(self, limit_s: float | None) -> None:
+        """Wait for a response, at most `limit_s`. A task for each token, as `asyncio.wait_for` makes, costs more."""
+        loop = asyncio.get_running_loop()
+        self._arrival = loop.create_future()
+        limit = None if limit_s is None else loop.call_later(limit_s, self._end_wait)
+        try:
+            await self._arrival
+        finally:
+            if limit is not None:
+                limit.cancel()
 
     @staticmethod
     def _add(choice: CompletionChoice, response: Response) -> None:
@@ -275,12 +296,13 @@ class _CompletionRun:
         encoder, request = self._encoder, self._request
         left = len(self._choices)
         while left:
-            try:
-                choice, response = await asyncio.wait_for(self._responses.get(), _KEEP_ALIVE_S)
-            except asyncio.TimeoutError:
-                await self._begin()
-                await request.write(encoder.idle_piece())
-                continue
+            if not self._responses:
+                await self._wait(_KEEP_ALIVE_S)
+                if not self._responses:
+                    await self._begin()
+                    await request.write(encoder.idle_piece())
+                    continue
+            choice, response = self._responses.popleft()
             self._add(choice, response)
             await self._begin()
             for piece in encoder.pieces(choice):

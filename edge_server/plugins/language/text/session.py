@@ -238,6 +238,8 @@ class LlmSession(RequestSession):
                 )
             self._waiting.append(generation)
             self._changed.notify_all()
+            # The engine is closed after the session.
+            engine.wake()
 
     def _check_bias(self, bias: Sequence[tuple[int, float]]) -> None:
         """Raise BadSchema if the engine has no biases, or no such token."""
