@@ -55,7 +55,7 @@ PLUGIN_OF_BACKEND: Mapping[str, str] = {
         ),
         "language",
     ),
-    "openvino_whisper": "speech",
+    **dict.fromkeys(("kokoro", "openvino_whisper", "piper"), "speech"),
     "python": "python_models",
     **dict.fromkeys(("tensorrt", "tensorrt_rtx"), "tensorrt"),
 }
@@ -67,7 +67,7 @@ PLUGIN_OF_PATH: Mapping[str, str] = {
     **dict.fromkeys(("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models"), "language"),
     **dict.fromkeys(("/v1/rerank", "/v1/score"), "language"),
     **dict.fromkeys(("/api/chat", "/api/generate", "/api/tags", "/v1/messages", "/tokenize"), "language"),
-    **dict.fromkeys(("/v1/audio/transcriptions", "/v1/audio/translations"), "speech"),
+    **dict.fromkeys(("/v1/audio/speech", "/v1/audio/transcriptions", "/v1/audio/translations"), "speech"),
     "/edge/v1/governor": "governor",
     "/edge/v1/engines": "tensorrt",
 }

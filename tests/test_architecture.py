@@ -94,7 +94,11 @@ FENCES: dict[str, tuple[str, ...]] = {
     "pynvml": ("plugins/governor/sensors/nvml_sensor.py", "plugins/governor/sensors/nvml_clock_cap.py"),
     "prometheus_client": ("telemetry/",),
     "cv2": ("plugins/vision/",),
-    "av": ("plugins/cameras/sources/rtsp.py", "plugins/speech/audio_file.py"),
+    "av": (
+        "plugins/cameras/sources/rtsp.py",
+        "plugins/speech/audio_file.py",
+        "plugins/speech/synthesis/audio_encoder.py",
+    ),
     "paho": ("plugins/cameras/sinks/mqtt.py",),
     "cryptography": ("repository/trust/ed25519_keys.py",),
     "foxglove": ("plugins/cameras/commands/foxglove_output.py",),

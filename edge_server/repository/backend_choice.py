@@ -34,11 +34,16 @@ GGUF_ORDER = ("openvino_genai", "llama_cpp")
 order is the other way round: llama.cpp generates faster with one sequence at a time and takes half the memory, OpenVINO
 GenAI is faster with several (docs/language-models.md)."""
 
+VOICES_OF_KOKORO = ("voices.npz", "voices.bin", "voices-v1.0.bin")
+"""Files with the voices of Kokoro, beside its ONNX file."""
+
 _BACKENDS_OF_FILE = {
     "model.gguf": GGUF_ORDER,
     "openvino_encoder_model.xml": ("openvino_whisper",),
     "openvino_tokenizer.xml": ("openvino_genai",),
     "genai_config.json": ("onnxruntime_genai",),
+    "model.onnx.json": ("piper",),
+    **dict.fromkeys(VOICES_OF_KOKORO, ("kokoro",)),
     "model.plan": ("tensorrt",),
     "model.onnx": ONNX_ORDER,
     "model.xml": ("openvino",),
@@ -60,10 +65,19 @@ _BACKENDS_OF_FILE = {
 _OTHER_SUFFIXES = {".engine": "model.plan"}
 """Suffixes that exporters write -> the file name that the format has here. Ultralytics names a plan .engine."""
 
+_MARKS_OF_FOLDERS = (
+    "genai_config.json", "model.onnx.json", "openvino_encoder_model.xml", "openvino_tokenizer.xml", *VOICES_OF_KOKORO,
+)  # fmt: skip
+"""Well-known files that lie beside the model's, and are not the model."""
+
+_END_OF_PIPER_VOICE = ".onnx.json"
+"""Of the file beside a voice of Piper, whose names are those of the voices."""
+
 _BACKENDS_OF_SUFFIX = {
     Path(name).suffix: backends
     for name, backends in _BACKENDS_OF_FILE.items()
-    if Path(name).suffix not in (".json", ".model", ".txt")  # these suffixes do not name a format
+    # These suffixes do not name a format.
+    if name not in _MARKS_OF_FOLDERS and Path(name).suffix not in (".json", ".model", ".txt")
 } | {suffix: _BACKENDS_OF_FILE[name] for suffix, name in _OTHER_SUFFIXES.items()}
 
 _WRITER_OF_SUFFIX = {".json": "XGBoost", ".model": "XGBoost", ".txt": "LightGBM"}
@@ -72,9 +86,6 @@ _WRITER_OF_SUFFIX = {".json": "XGBoost", ".model": "XGBoost", ".txt": "LightGBM"
 _PICKLES = (".pkl", ".pickle", ".joblib", ".sav")
 _MAX_NAMES = 8
 """Maximum number of files that a message names."""
-
-_MARKS_OF_FOLDERS = ("genai_config.json", "openvino_encoder_model.xml", "openvino_tokenizer.xml")
-"""Well-known files that lie beside the model's, and are not the model."""
 
 _NAME_OF_SUFFIX = {
     **{Path(name).suffix: name for name in _BACKENDS_OF_FILE if name not in _MARKS_OF_FOLDERS}, **_OTHER_SUFFIXES
@@ -195,7 +206,8 @@ def _well_known_file(version_dir: Path) -> tuple[str, tuple[str, ...]]:
     for file_name, backends in _BACKENDS_OF_FILE.items():
         if (version_dir / file_name).exists():
             return file_name, backends
-    return "", ()
+    voices = [path.name for path in version_dir.glob(f"*{_END_OF_PIPER_VOICE}")]
+    return (voices[0], ("piper",)) if len(voices) == 1 else ("", ())
 
 
 def _only_file_of(backend: str, version_dir: Path) -> str:

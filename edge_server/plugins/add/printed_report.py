@@ -48,7 +48,7 @@ def print_report(tried: TriedModel, shown: Sequence[Reading], chosen: Reading | 
     verb = "for" if spec.is_decoupled and not any(item.load_ms for item in tried.trials) else "opened by"
     say(f"{tried.files.shown_name}: {_format_size(tried.files.size_bytes)}, {verb} {spec.backend}")
     if spec.is_decoupled:
-        say("a language model", "kind")
+        say(_stream_model_kind(spec), "kind")
     else:
         for title, tensors in (("input", spec.inputs), ("output", spec.outputs)):
             for tensor in tensors:
@@ -201,9 +201,27 @@ def print_next_steps(added: Sequence[AddedModel]) -> None:
             print(f"To have {reader} read the lines, add to {folder / 'config.pbtxt'}:")
             print(f"  {parameter_line('detection_text_model', recogniser)}")
     elif spec.is_decoupled:
-        print(f"Talk to it:\n  edge-server chat {name}")
+        print(_stream_model_command(spec, name))
     else:
         print(f"Ask it:\n  {_curl(spec, f'{_URL}/v2/models/{name}/infer')}")
+
+
+def _stream_model_kind(spec: ModelSpec) -> str:
+    if spec.output("audio") is not None:
+        voices = spec.parameters.get("voices", "").split(", ")
+        more = f" and {len(voices) - MAX_SEEN} more" if len(voices) > MAX_SEEN else ""
+        return f"text to speech, with the voices {', '.join(voices[:MAX_SEEN])}{more}"
+    return "a language model" if spec.input("audio") is None else "speech to text"
+
+
+def _stream_model_command(spec: ModelSpec, name: str) -> str:
+    """Return the line that says how to ask a model that answers with a stream."""
+    if spec.output("audio") is not None:
+        body = json.dumps({"model": spec.name, "input": "Hello.", "response_format": "wav"})
+        return f"Hear it:\n  curl {_URL}/v1/audio/speech --data {shlex.quote(body)} -o hello.wav"
+    if spec.input("audio") is not None:
+        return f"Ask it:\n  curl {_URL}/v1/audio/transcriptions -F file=@spoken.wav -F model={name}"
+    return f"Talk to it:\n  edge-server chat {name}"
 
 
 def _curl(spec: ModelSpec, url: str) -> str:

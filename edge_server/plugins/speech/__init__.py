@@ -1,4 +1,5 @@
-"""Speech to text: Whisper models on the CPU, OpenAI's API for audio, and the Wyoming protocol of Home Assistant.
+"""Speech to text with Whisper models, text to speech in the folder `synthesis`, OpenAI's API for audio, and the Wyoming
+protocol of Home Assistant.
 
 A request enters in `endpoints` as a form with a file, which `transcription_request` parses, or on the port of the
 folder `wyoming`. `transcription_call` asks the model, and `transcription_response` encodes the answer.

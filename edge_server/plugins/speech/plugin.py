@@ -1,4 +1,4 @@
-"""Entry module of the plugin `speech`: declares the backend of Whisper models, OpenAI's API for audio and the port of
+"""Entry module of the plugin `speech`: declares the backends of speech models, OpenAI's API for audio and the port of
 the Wyoming protocol."""
 
 from __future__ import annotations
@@ -25,7 +25,13 @@ _PORT_STOP_S = 2.0
 class SpeechPlugin(Plugin):
     name = "speech"
     tables = (SettingTable("speech", "Speech", SpeechConfig),)
-    backends = MappingProxyType({"openvino_whisper": "edge_server.plugins.speech.whisper_backend"})
+    backends = MappingProxyType(
+        {
+            "kokoro": "edge_server.plugins.speech.synthesis.kokoro",
+            "openvino_whisper": "edge_server.plugins.speech.whisper_backend",
+            "piper": "edge_server.plugins.speech.synthesis.piper",
+        }
+    )
 
     def prepare(self, config: ServerConfig) -> RunningPlugin:
         return _Speech(config.table(SpeechConfig))

@@ -15,6 +15,21 @@ from edge_server.frontends.http.schemas import (
     object_of,
 )
 
+SPEECH = OperationSchema(
+    request=json_content(
+        object_of(
+            ("model", "input"),
+            model=TEXT,
+            input=TEXT,
+            voice={"type": ["string", "object"]},
+            response_format={**TEXT, "enum": ["wav", "pcm", "mp3", "opus", "aac", "flac"]},
+            speed=NUMBER,
+            stream_format={**TEXT, "enum": ["audio", "sse"]},
+        )
+    ),
+    response={"audio/*": {"schema": BYTES}, **EVENT_STREAM},
+)
+
 AUDIO = OperationSchema(
     request={
         "multipart/form-data": {

@@ -122,11 +122,13 @@ class CallRunner:
         return [name for name in names if self.is_for_calls(name)]
 
     def is_for_calls(self, name: str) -> bool:
-        """Return whether a model gives text or embeddings, or in OpenAI's API scores or the text of speech."""
+        """Return whether a model gives text or embeddings, or in OpenAI's API scores, speech or its text."""
         try:
             spec = self.service.find(name, None).spec
             audio = spec.input("audio")
-            if (audio is not None and not audio.is_optional) or is_cross_encoder(spec):
+            takes_speech = audio is not None and not audio.is_optional
+            gives_speech = spec.input("text") is not None and spec.output("audio") is not None
+            if takes_speech or gives_speech or is_cross_encoder(spec):
                 return self._is_openai
             if spec.output("text_output") is None:
                 embedding_tensors(spec)

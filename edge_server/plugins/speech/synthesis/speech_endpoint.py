@@ -1,0 +1,78 @@
+"""HTTP handler of OpenAI's API for text to speech: sends the audio of each sentence as the model makes it."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from edge_server.errors import BackendError, EdgeServerError
+from edge_server.frontends.http.request import HttpRequest
+from edge_server.frontends.http.request_head import RequestHead
+from edge_server.frontends.http.response import HttpResponse
+from edge_server.plugins.language.openai.call_runner import CallRunner
+from edge_server.plugins.language.openai.completion_response import EVENT_STREAM_HEADERS, OPENAI_ERRORS, event
+from edge_server.plugins.speech.synthesis.audio_encoder import AudioEncoder, check_encodable, make_encoder
+from edge_server.plugins.speech.synthesis.speech_call import spoken_parts
+from edge_server.plugins.speech.synthesis.speech_request import SpeechRequest, read_speech_request
+from edge_server.service import InferenceService
+
+log = logging.getLogger(__name__)
+
+_DONE = {"type": "speech.audio.done", "usage": {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}}
+"""Last event of a stream. Clients expect the numbers; voices here have no tokens that are paid for."""
+
+
+class SpeechEndpoint:
+    """The handler. `may_change_models` returns whether the sender of a request may load and unload models."""
+
+    def __init__(self, service: InferenceService, may_change_models: Callable[[RequestHead], bool]) -> None:
+        self._service = service
+        self._runner = CallRunner(service, may_change_models, OPENAI_ERRORS)
+
+    async def speak(self, request: HttpRequest) -> HttpResponse | None:
+        return await self._runner.respond(request, partial(self._run, request))
+
+    async def _run(self, request: HttpRequest) -> HttpResponse | None:
+        call = await self._runner.read(request, read_speech_request)
+        check_encodable(call.response_format)
+        try:
+            return await self._answer(request, call)
+        except EdgeServerError as error:
+            if not request.is_streaming or call.is_event_stream:
+                raise
+            failure = error
+        # Audio has no place for a message: a client must see that the end is missing.
+        log.warning("request %s %s was cut: %s", request.head.method, request.head.target, failure.message)
+        request.connection.abort()
+        raise ConnectionAbortedError(failure.message)
+
+    async def _answer(self, request: HttpRequest, call: SpeechRequest) -> HttpResponse | None:
+        """Answer whole if all audio comes at once, else as a stream. Raises EdgeServerError."""
+        encoder: AudioEncoder | None = None
+        async with contextlib.aclosing(spoken_parts(self._service, request.context.dispatch, call)) as parts:
+            async for part in parts:
+                if encoder is None:
+                    if not part.rate:
+                        raise BackendError(f"model '{call.model}' ended without audio")
+                    encoder = make_encoder(call.response_format, part.rate)
+                data = await request.run_on_worker(partial(encoder.encode, part.samples, is_last=part.is_last))
+                if part.is_last and not request.is_streaming and not call.is_event_stream:
+                    return HttpResponse(data, headers={"Content-Type": encoder.content_type})
+                if not request.is_streaming:
+                    is_audio = not call.is_event_stream
+                    headers = {"Content-Type": encoder.content_type} if is_audio else EVENT_STREAM_HEADERS
+                    await request.begin_stream(200, headers)
+                await self._write(request, call, data)
+        if call.is_event_stream:
+            await request.write(event(_DONE))
+        return None
+
+    @staticmethod
+    async def _write(request: HttpRequest, call: SpeechRequest, data: bytes) -> None:
+        if data and call.is_event_stream:
+            data = event({"type": "speech.audio.delta", "audio": base64.b64encode(data).decode()})
+        if data:
+            await request.write(data)

@@ -1,0 +1,258 @@
+"""Common part of the backends for text to speech: tensors, parameters, and a session that speaks a text sentence by
+sentence.
+
+A child process makes phonemes with the library espeak-ng, which reads hostile texts, and runs the ONNX file with the
+backend `onnxruntime`. The end of the process gives the memory back. Parameters:
+
+- `voices`: names of the voices to offer, with commas between them. The first is the default. Unset: all of the model.
+- `languages` of these voices, in the same order. Unset: as the model says.
+- `max_text_characters` (4096): longest text.
+- `niceness` (5) of the process.
+- those of the backend `onnxruntime`, such as `intra_op_thread_count`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import math
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from edge_server.backends import load_backend, onnx_file_info
+from edge_server.backends.base import (
+    Array,
+    Backend,
+    Execution,
+    ModelFile,
+    ModelSignature,
+    OpenJob,
+    RequestSession,
+    Session,
+)
+from edge_server.backends.isolation.isolated_session import IsolatedSession
+from edge_server.backends.option_parsers import whole_number
+from edge_server.backends.runtime_errors import message_line, open_with_library
+from edge_server.errors import BackendMissing, EdgeServerError, InvalidRequest, LoadError, install_hint
+from edge_server.plugins.speech.synthesis.espeak_phonemes import Phonemizer
+
+MAX_TEXT_CHARACTERS = 4096
+MIN_SPEED, MAX_SPEED = 0.25, 4.0
+"""Both are OpenAI's bounds."""
+
+_MOST_CHARACTERS = 20_000
+"""About 25 minutes of speech, which the server holds at 6 MB a minute if the client reads nothing."""
+_NICENESS = 5
+_MAX_JSON_BYTES = 1 << 20
+_PROCESS_BYTES = 100 << 20
+"""Of the child process with its libraries."""
+_LOAD_FACTOR = 2.0
+"""Memory of the weights and of the numbers between the layers / the file."""
+
+_INPUTS = (("text", "STRING"), ("voice", "STRING"), ("speed", "FP32"), ("stream", "BOOL"))
+_OUTPUTS = (("audio", "FP32", -1), ("sample_rate", "INT32", 1))
+
+
+class VoiceModel(ABC):
+    """A model's files, except for the weights, as the server and the child process read them."""
+
+    onnx_file: Path
+    sample_rate: int
+    languages: Mapping[str, str]
+    """Voice -> its language, as en-US. The first voice is the default."""
+    max_phonemes: int
+    """Longest text of one run, in characters."""
+    has_ties = False
+    """Whether the phonemes have ties between the letters of one sound."""
+
+    def load_voices(self, voices: Sequence[str]) -> None:
+        """Read what `speak` needs of some voices, in the child process. May raise any exception."""
+        return
+
+    @abstractmethod
+    def espeak_language(self, voice: str) -> str:
+        """Return the language of a voice as espeak-ng names it."""
+
+    @abstractmethod
+    def speak(self, session: Session, phonemes: str, voice: str, speed: float) -> Array:
+        """Return the samples of a sentence, FP32 of any length, none if the model knows none of the phonemes. Raises
+        BackendError."""
+
+
+ModelReader: TypeAlias = Callable[[ModelFile, Mapping[str, str]], VoiceModel]
+"""Reads the files of a model, given its parameters. Raises LoadError."""
+
+
+class VoiceBackend(Backend):
+    """Opens voices in child processes."""
+
+    def __init__(self, name: str, default_filename: str, read_model: ModelReader) -> None:
+        """`read_model` must be picklable."""
+        self.name = name
+        self.default_filename = default_filename
+        self._read_model = read_model
+        if importlib.util.find_spec("onnxruntime") is None:
+            raise BackendMissing(f"runtime onnxruntime is not installed; {install_hint('onnxruntime')}")
+
+    def auto_complete(self, file: ModelFile, config_json: str) -> str | None:
+        config = json.loads(config_json)
+        parameters = config.setdefault("parameters", {})
+        languages = self._read_model(file, {}).languages
+        voices = parameters.setdefault("voices", {"string_value": ", ".join(languages)})
+        known = [languages.get(voice, "") for voice in voice_names(voices.get("string_value", ""))]
+        parameters.setdefault("languages", {"string_value": ", ".join(known)})
+        config["max_batch_size"] = 0
+        config.setdefault("model_transaction_policy", {})["decoupled"] = True
+        config["input"] = [
+            {"name": name, "data_type": f"TYPE_{kind}", "dims": [1], "optional": name != "text"}
+            for name, kind in _INPUTS
+        ]
+        config["output"] = [
+            {"name": name, "data_type": f"TYPE_{kind}", "dims": [size]} for name, kind, size in _OUTPUTS
+        ]
+        return json.dumps(config)
+
+    def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature | None:
+        self._read_model(file, parameters)
+        return None
+
+    def memory_parts(self, file: ModelFile, model: str, parameters: Mapping[str, str]) -> Mapping[str, int]:
+        weights = self._read_model(file, parameters).onnx_file.stat().st_size
+        return {"process": _PROCESS_BYTES, "weights": int(weights * _LOAD_FACTOR)}
+
+    def open(self, job: OpenJob) -> RequestSession:
+        return IsolatedSession(job, partial(open_voices, read_model=self._read_model))
+
+
+def open_voices(job: OpenJob, read_model: ModelReader) -> RequestSession:
+    """Open a model in this process. Raises LoadError. For the child process."""
+    niceness = whole_number(job.spec.name, job.spec.parameters, "niceness", _NICENESS, 0)
+    if niceness > 19:
+        raise LoadError(f"model '{job.spec.name}': parameter niceness: expected 0 to 19, got {niceness}")
+    os.nice(niceness)
+    model = read_model(job.file, job.spec.parameters)
+    return open_with_library(job.file, job.spec.backend, lambda: VoiceSession(job, model))
+
+
+class VoiceSession(RequestSession):
+    """One model, which speaks one text at a time."""
+
+    def __init__(self, job: OpenJob, model: VoiceModel) -> None:
+        """Raises LoadError, BackendMissing."""
+        self._name = job.spec.name
+        self._model = model
+        self._max_characters = whole_number(
+            self._name, job.spec.parameters, "max_text_characters", MAX_TEXT_CHARACTERS, 1
+        )
+        if self._max_characters > _MOST_CHARACTERS:
+            raise LoadError(
+                f"model '{self._name}': parameter max_text_characters: expected at most {_MOST_CHARACTERS}, "
+                f"got {self._max_characters}"
+            )
+        self._voices = voice_names(job.spec.parameters.get("voices", "")) or list(model.languages)
+        for voice in self._voices:
+            if voice not in model.languages:
+                raise LoadError(
+                    f"model '{self._name}': parameter voices: expected some of {', '.join(model.languages)}, "
+                    f"got '{voice[:80]}'"
+                )
+        model.load_voices(self._voices)
+        self._phonemizer = Phonemizer(has_ties=model.has_ties)
+        for voice in self._voices:
+            self._phonemizer.set_language(model.espeak_language(voice))
+        file = job.file._replace(path=model.onnx_file)
+        session = load_backend("onnxruntime").open(dataclasses.replace(job, file=file))
+        assert isinstance(session, Session)
+        self._session = session
+        self.info = dataclasses.replace(session.info, is_bound=False, only_computes=False)
+
+    def execute(self, executions: Sequence[Execution]) -> None:
+        for execution in executions:
+            try:
+                self._answer(execution)
+            except EdgeServerError as error:
+                execution.fail(error.detached())
+
+    def close(self) -> None:
+        self._session.close()
+
+    def _answer(self, execution: Execution) -> None:
+        """Send the audio of each sentence as it is made, or that of the text. Raises InvalidRequest, BackendError."""
+        inputs = {name: tensor.array.ravel() for name, tensor in execution.request.inputs.items()}
+        text, voice = _text(inputs, "text"), _text(inputs, "voice") or self._voices[0]
+        if len(text) > self._max_characters:
+            raise InvalidRequest(
+                f"text: expected at most {self._max_characters} characters, which the model's parameter "
+                f"max_text_characters allows, got {len(text)}"
+            )
+        if voice not in self._voices:
+            raise InvalidRequest(f"voice: model '{self._name}' has {', '.join(self._voices)}, got '{voice[:40]}'")
+        speed = float(inputs["speed"][0]) if "speed" in inputs else 1.0
+        if not math.isfinite(speed) or not MIN_SPEED <= speed <= MAX_SPEED:
+            raise InvalidRequest(f"speed: expected {MIN_SPEED:g} to {MAX_SPEED:g}, got {speed:g}")
+        is_stream = bool(inputs["stream"][0]) if "stream" in inputs else False
+        self._phonemizer.set_language(self._model.espeak_language(voice))
+        sentences = self._phonemizer.sentences(text, self._model.max_phonemes)
+        parts: list[Array] = []
+        has_spoken = False
+        for index, sentence in enumerate(sentences):
+            if execution.is_cancelled():
+                execution.finish()
+                return
+            part = self._model.speak(self._session, sentence, voice, speed)
+            has_spoken |= part.size > 0
+            if is_stream and part.size and index < len(sentences) - 1:
+                execution.send(self._outputs(part))
+            else:
+                parts.append(part)
+        if not has_spoken:
+            raise InvalidRequest(f"text: model '{self._name}' finds nothing to speak in '{text[:40]}'")
+        execution.send(self._outputs(np.concatenate(parts)), is_final=True)
+
+    def _outputs(self, samples: Array) -> dict[str, Array]:
+        return {"audio": samples, "sample_rate": np.array([self._model.sample_rate], np.int32)}
+
+
+def voice_names(text: str) -> list[str]:
+    """Return the names in a text with commas between them: a value of the parameters `voices` and `languages`."""
+    return [name for part in text.split(",") if (name := part.strip())]
+
+
+def graph_tensors(title: str, path: Path) -> tuple[Mapping[str, int], Mapping[str, int]]:
+    """Return the inputs and the outputs of an ONNX file: name -> TensorProto.DataType number. Raises LoadError."""
+    try:
+        inputs, outputs = onnx_file_info.declared(path)
+    except (OSError, ValueError) as error:
+        said = message_line(error)
+    else:
+        return {item.name: item.element for item in inputs}, {item.name: item.element for item in outputs}
+    raise LoadError(f"{title}: '{path.name}' cannot be read: {said}")
+
+
+def read_json(title: str, path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file. Raises LoadError."""
+    try:
+        with path.open("rb") as file:
+            value = json.loads(file.read(_MAX_JSON_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
+        raise LoadError(f"{title} cannot be read as JSON: {message_line(error)}") from None
+    if not isinstance(value, dict):
+        raise LoadError(f"{title}: expected a JSON object")
+    return value
+
+
+def _text(inputs: Mapping[str, Array], name: str) -> str:
+    """Return a text, "" if it is not given. Raises InvalidRequest."""
+    if name not in inputs:
+        return ""
+    try:
+        return str(bytes(inputs[name][0]), "utf-8").strip()
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"{name}: expected UTF-8") from None

