@@ -62,6 +62,7 @@ PLUGINS_BELOW = {
     ("add", "tuning"): "a new model runs in the processes in which optimize compares runtimes",
     ("add", "vision"): "the command says what a new model sees in a picture",
     ("speech", "language"): "OpenAI's API has one form of errors and of event streams",
+    ("language", "vision"): "pictures of vision-language models: their bounds, and decoding",
     ("speech", "vision"): "files come in forms: the parser of multipart bodies",
     ("doctor", "governor"): "the machine check reads the machine with the governor's sensors",
 }

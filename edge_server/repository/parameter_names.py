@@ -26,7 +26,7 @@ READ_NAMES = frozenset({
     "embedding_output", "enable_mem_arena", "enable_mem_pattern",
     "enable_padding", "enable_prefix_caching", "engine", "engine_tolerance", "execute_delay_ms", "execution_mode",
     "execution_thread", "idle_unload_s", "image_color", "image_decode", "image_depth_unit", "image_fit",
-    "image_input", "image_interpolation", "image_mean", "image_pad_value", "image_resize", "image_scale",
+    "image_hosts", "image_input", "image_interpolation", "image_mean", "image_pad_value", "image_resize", "image_scale",
     "image_stddev", "image_top_k", "initialize_timeout_s", "input_encoding", "input_image_height",
     "input_image_width", "instance_wise_delay_multiplier", "inter_op_thread_count", "intra_op_thread_count",
     "is_classifier", "isolation", "keep_aspect_ratio", "kv_cache_mb", "languages", "length_scale", "mask_activation",

@@ -39,6 +39,8 @@ from edge_server.plugins.language.text.session import LlmSession
 
 EXPORT_FILE = "openvino_tokenizer.xml"
 """File by which the folder of an OpenVINO export is known."""
+VISION_FILE = "openvino_vision_embeddings_model.xml"
+"""File beside it, if the model takes pictures."""
 
 _BLOCK_TOKENS = 32
 
@@ -66,6 +68,8 @@ _INPUTS = (
     ("return_num_output_tokens", "BOOL", 1), ("return_logprobs", "BOOL", 1), ("return_cumulative_logprob", "BOOL", 1),
     ("tokenize", "BOOL", 1), ("token_ids", "INT32", -1),
 )  # fmt: skip
+_IMAGE_INPUT = ("image", "STRING", -1)
+"""Of models that take pictures."""
 _OUTPUTS = (
     ("text_output", "STRING", -1), ("finish_reason", "STRING", -1), ("num_input_tokens", "UINT32", 1),
     ("num_cached_tokens", "UINT32", 1), ("num_output_tokens", "UINT32", -1), ("logprobs", "STRING", -1),
@@ -99,7 +103,8 @@ class _LlmBackend(Backend):
         config = json.loads(config_json)
         config["max_batch_size"] = 0
         config.setdefault("model_transaction_policy", {})["decoupled"] = True
-        for key, tensors in (("input", _INPUTS), ("output", _OUTPUTS)):
+        inputs = (*_INPUTS, _IMAGE_INPUT) if self.takes_pictures(file) else _INPUTS
+        for key, tensors in (("input", inputs), ("output", _OUTPUTS)):
             items = config.setdefault(key, [])
             stated = {item["name"] for item in items}
             for name, kind, size in tensors:
@@ -108,6 +113,9 @@ class _LlmBackend(Backend):
                     items.append({**item, "optional": True} if key == "input" else item)
         return json.dumps(config)
 
+    def takes_pictures(self, file: ModelFile) -> bool:
+        return False
+
 
 class OpenVinoLlmBackend(_LlmBackend):
     """Opens models with OpenVINO GenAI in child processes."""
@@ -115,6 +123,9 @@ class OpenVinoLlmBackend(_LlmBackend):
     default_filename = "model.gguf"
     module = "openvino_genai"
     extra = "llm"
+
+    def takes_pictures(self, file: ModelFile) -> bool:
+        return file.path.with_name(VISION_FILE).is_file()
 
     def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature | None:
         _read_size(file)
@@ -190,6 +201,10 @@ def open_openvino(job: OpenJob) -> RequestSession:
     _set_niceness(job)
     settings = _settings(job)
     path = job.file.path.parent if job.file.path.name == EXPORT_FILE else job.file.path
+    if path.is_dir() and (path / VISION_FILE).is_file():
+        from edge_server.plugins.language.engines.openvino_vision_engine import OpenVinoVisionEngine
+
+        return _session(job, settings, lambda: OpenVinoVisionEngine(path, settings))
     return _session(job, settings, lambda: OpenVinoEngine(path, settings))
 
 

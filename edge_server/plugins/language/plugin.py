@@ -45,7 +45,7 @@ class LanguagePlugin(Plugin):
 
 class _Language(RunningPlugin):
     def __init__(self) -> None:
-        self.model_checks = (_check_chat_template,)
+        self.model_checks = (_check_chat_template, _check_image_hosts)
 
     def build(self, core: ServingCore) -> None:
         self._core = core
@@ -67,6 +67,14 @@ def _check_chat_template(spec: ModelSpec) -> None:
         from edge_server.plugins.language.openai.chat_template import check_chat_template
 
         check_chat_template(spec)
+
+
+def _check_image_hosts(spec: ModelSpec) -> None:
+    """Raise LoadError if the parameter `image_hosts` of a model is no list of hosts."""
+    if "image_hosts" in spec.parameters:
+        from edge_server.plugins.language.openai.remote_pictures import read_hosts
+
+        read_hosts(spec.name, spec.parameters["image_hosts"])
 
 
 PLUGIN = LanguagePlugin()

@@ -267,7 +267,8 @@ USER = {"role": "user", "content": "a"}
         ({"messages": [{"role": "system", "content": "a"}]}, 400, "", "'messages[0].role': expected user or assistant"),
         ({"messages": [USER, {"role": "assistant", "content": "b"}]}, 400, "", "an answer cannot be continued"),
         ({"messages": [{"role": "user"}]}, 400, "", "'messages[0].content': expected a text or a list of blocks"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, 400, "", "blocks of type text, got image"),
+        ({"messages": [{"role": "user", "content": [{"type": "audio"}]}]}, 400, "", "blocks of type text, got audio"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, 400, "", "'messages[0].content[0].source'"),
         (
             {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "name": "f"}]}, USER]},
             400, "", "'messages[0].content[0]': expected a name and an object as input",

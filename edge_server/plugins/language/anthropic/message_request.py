@@ -14,6 +14,7 @@ from edge_server.plugins.language.openai.completion_request import (
     BadMember,
     CompletionRequest,
     check_names,
+    decode_base64,
     make_completion_request,
 )
 from edge_server.protocol.raw_tensors import Buffer
@@ -89,13 +90,13 @@ def _user_messages(blocks: Sequence[Mapping[str, Any]], place: str) -> list[dict
         {
             "role": "tool",
             "tool_call_id": block.get("tool_use_id"),
-            "content": _text(block.get("content") or "", f"{place}.content[{index}].content"),
+            "content": _content(block.get("content") or "", f"{place}.content[{index}].content"),
         }
         for index, block in enumerate(blocks)
         if block.get("type") == "tool_result"
     ]
     rest = [block for block in blocks if block.get("type") != "tool_result"]
-    return [*results, {"role": "user", "content": _text(rest, f"{place}.content")}] if rest else results
+    return [*results, {"role": "user", "content": _content(rest, f"{place}.content")}] if rest else results
 
 
 def _assistant_message(blocks: Sequence[Mapping[str, Any]], place: str) -> dict[str, Any]:
@@ -125,6 +126,32 @@ def _text(content: object, place: str) -> str:
             raise BadMember(place.partition("[")[0], f"'{place}': expected blocks of type text, got {str(kind)[:40]}")
         texts.append(block["text"])
     return "".join(texts)
+
+
+def _content(content: object, place: str) -> object:
+    """Return a text or blocks of type text and image in OpenAI's form."""
+    blocks = content if isinstance(content, list) else []
+    if not any(isinstance(block, dict) and block.get("type") == "image" for block in blocks):
+        return _text(content, place)
+    parts: list[dict[str, Any]] = []
+    for index, block in enumerate(blocks):
+        if not isinstance(block, dict) or block.get("type") != "image":
+            parts.append({"type": "text", "text": _text([block], place)})
+            continue
+        source = block.get("source")
+        kind = source.get("type") if isinstance(source, dict) else None
+        value = source.get("data" if kind == "base64" else "url") if isinstance(source, dict) else None
+        if kind not in ("base64", "url") or not isinstance(value, str):
+            raise BadMember(
+                "messages",
+                f"'{place}[{index}].source': expected type base64 with data, or type url with url, got type "
+                f"{str(kind)[:40]}",
+            )
+        if kind == "base64":
+            parts.append({"type": "image_url", "image_url": decode_base64(value, f"{place}[{index}].source.data")})
+        else:
+            parts.append({"type": "image_url", "image_url": {"url": value}})
+    return parts
 
 
 def _tools(tools: object) -> object:

@@ -182,6 +182,8 @@ def read_export(folder: Path) -> LlmSize:
     try:
         config = json.loads((folder / "config.json").read_bytes())
         values: Mapping[str, Any] = config if isinstance(config, dict) else {}
+        if isinstance(values.get("text_config"), dict):
+            values = values["text_config"]  # of a vision-language model
         heads = int(values["num_attention_heads"])
         head_size = int(values.get("head_dim") or int(values["hidden_size"]) // heads)
         numbers = 2 * int(values["num_hidden_layers"]) * int(values.get("num_key_value_heads", heads)) * head_size

@@ -116,11 +116,14 @@ class OpenVinoEngine:
         raise InvalidRequest(f"the model's chat template cannot write these messages: {said}")
 
     def add(self, sequence_id: int, prompt: Sequence[int], sampling: Sampling) -> None:
+        ids = self._tensor(np.array([prompt], np.int64))
+        self._start(sequence_id, sampling, self._config(sampling), ids)
+
+    def _start(self, sequence_id: int, sampling: Sampling, config: Any, *prompt: Any) -> None:
+        """Add a sequence. Raises InvalidRequest with the library's message."""
         try:
-            config = self._config(sampling)
             config.validate()
-            ids = self._tensor(np.array([prompt], np.int64))
-            self._handles[sequence_id] = self._pipeline.add_request(sequence_id, ids, config)
+            self._handles[sequence_id] = self._pipeline.add_request(sequence_id, *prompt, config)
         except (RuntimeError, TypeError, ValueError) as error:
             said = _without_source_path(error)
         else:
@@ -168,7 +171,8 @@ class OpenVinoEngine:
 
     def _config(self, sampling: Sampling) -> Any:
         config = self._library.GenerationConfig()
-        config.max_new_tokens = sampling.max_tokens
+        if sampling.max_tokens:
+            config.max_new_tokens = sampling.max_tokens
         config.min_new_tokens = sampling.min_tokens
         config.ignore_eos = sampling.ignore_eos
         config.stop_token_ids = set(self._end_tokens)

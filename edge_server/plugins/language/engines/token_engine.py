@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 FinishReason: TypeAlias = Literal["stop", "length"]
 """Why a sequence ended: the model or a stop string ended it, or it reached its most tokens."""
@@ -53,6 +53,18 @@ class Sampling:
         return next((name for name in ("json_schema", "choice", "regex") if getattr(self, name)), "")
 
 
+@dataclass(frozen=True, slots=True)
+class ImagePrompt:
+    """A prompt as text, with the tags of its pictures. `text_tokens` counts its tokens without the tags.
+
+    `images` are the files of the pictures, in the order of the tags. Their bounds are checked; see `pictures`.
+    """
+
+    text: str
+    images: Sequence[bytes]
+    text_tokens: int
+
+
 TopLogprobs: TypeAlias = Sequence[tuple[str, float]]
 """Texts of tokens with the logarithms of their probabilities, the most likely first."""
 
@@ -64,7 +76,7 @@ class TokenEvent:
     `tokens` are the new ones, without the token that ends the text. `logprobs` has the natural logarithm of each new
     token's probability, `top_logprobs` the most likely tokens at its place with theirs. `finish` ends the sequence.
     `error` ends it too: the engine could not continue it. `cached_tokens`, with `finish`: tokens of the prompt that
-    were not computed, None if the engine does not tell.
+    were not computed, None if the engine does not tell. `prompt_tokens`, with `finish`: all of an ImagePrompt.
     `text` is that of the new tokens, without incomplete characters, from an engine that decodes them itself. Such an
     engine may tell only the last token of a character; -1 stands for the others, with the logprob 0.
     """
@@ -75,6 +87,7 @@ class TokenEvent:
     finish: FinishReason | None = None
     error: str = ""
     cached_tokens: int | None = None
+    prompt_tokens: int | None = None
     text: str | None = None
     top_logprobs: tuple[TopLogprobs, ...] = ()
 
@@ -155,3 +168,25 @@ class TokenEngine(Protocol):
     def stats(self) -> EngineStats: ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class ImageEngine(TokenEngine, Protocol):
+    """A loaded vision-language model."""
+
+    image_tag: str
+    """Text that stands for a picture in an ImagePrompt. `{}` is the place of its number, if it has one."""
+    takes_tokens: bool
+    """Whether `add` works, too. Otherwise prompts without pictures are given as ImagePrompt."""
+
+    def has_image_tag(self, text: str) -> bool:
+        """Return whether a text has a tag of a picture, `image_tag` or the model's own."""
+
+    def without_image_tags(self, text: str) -> str: ...
+
+    def add_image_prompt(self, sequence_id: int, prompt: ImagePrompt, sampling: Sampling) -> None:
+        """The same as `add`. `max_tokens` 0: as many as fit.
+
+        Also raises InvalidRequest for a picture that cannot be read, and ContextTooLong for a prompt that is too long
+        with its pictures.
+        """

@@ -15,6 +15,7 @@ from edge_server.plugins.language.openai.completion_request import (
     BadMember,
     CompletionRequest,
     check_names,
+    decode_base64,
     make_completion_request,
     read_keep_alive,
     read_model,
@@ -24,7 +25,7 @@ from edge_server.protocol.raw_tensors import Buffer
 
 _COMMON = {"model", "stream", "format", "options", "keep_alive", "think", "logprobs", "top_logprobs"}
 _OF_CHATS = _COMMON | {"messages", "tools"}
-_OF_GENERATION = _COMMON | {"prompt", "system", "raw"}
+_OF_GENERATION = _COMMON | {"prompt", "system", "raw", "images"}
 
 _SAME_OPTIONS = ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "stop")
 _OPTIONS = {*_SAME_OPTIONS, "num_predict", "repeat_penalty"}
@@ -88,8 +89,11 @@ def read_generate_request(body: Buffer, takes_chats: Callable[[str], bool]) -> G
         raise BadMember("raw", f"'raw': expected true or false, got {json_type(is_raw)}")
     if not is_raw and takes_chats(model_name(model)):
         messages = [{"role": "system", "content": system}] if system else []
-        messages.append({"role": "user", "content": prompt})
-        return _request(members, {"messages": messages}, is_empty=not prompt, is_chat=False)
+        images = members.get("images")
+        messages.append({"role": "user", "content": _content(prompt, images, "images")})
+        return _request(members, {"messages": messages}, is_empty=not prompt and not images, is_chat=False)
+    if members.get("images"):
+        raise BadMember("images", "'images': expected none with 'raw', or for a model without a chat template")
     if system:
         raise BadMember("system", "'system': expected none with 'raw', or for a model without a chat template")
     return _request(members, {"prompt": prompt}, is_empty=not prompt, is_chat=False)
@@ -167,12 +171,21 @@ def _message(message: object, place: int) -> object:
     """Return a message in OpenAI's form, in which calls of tools have a type and their results a name."""
     if not isinstance(message, dict):
         return message
-    if message.get("images"):
-        raise BadMember("messages", f"'messages[{place}].images': expected none: models of this server take text only")
     found = {name: value for name, value in message.items() if name not in ("images", "tool_name")}
+    found["content"] = _content(found.get("content"), message.get("images"), f"messages[{place}].images")
     if message.get("tool_name") is not None:
         found["name"] = message["tool_name"]
     calls = message.get("tool_calls")
     if isinstance(calls, list) and all(isinstance(call, dict) for call in calls):
         found["tool_calls"] = [{"type": "function", **call} for call in calls]
     return found
+
+
+def _content(text: object, images: object, place: str) -> object:
+    """Return the content of a message with pictures, which are before the text."""
+    if not images:
+        return text
+    if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
+        raise BadMember(place.partition("[")[0], f"'{place}': expected a list of pictures in base64")
+    files = [decode_base64(image, f"{place}[{index}]") for index, image in enumerate(images)]
+    return [*({"type": "image_url", "image_url": file} for file in files), {"type": "text", "text": text or ""}]

@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Request, Response, SubmittedRequest
-from edge_server.errors import EdgeServerError, NotReady, ServingFault, UnknownModel
+from edge_server.errors import EdgeServerError, InvalidRequest, NotReady, ServingFault, UnknownModel
 from edge_server.frontends.http.generate_endpoints import MAX_BACKLOG
 from edge_server.frontends.http.inference_route import TEXT_ON_LOOP_BYTES
 from edge_server.frontends.http.request import HttpRequest
@@ -150,7 +150,22 @@ class CallRunner:
     ) -> HttpResponse | None:
         """Raises EdgeServerError: a refusal, or the first error of a choice."""
         call = self._admit(request, call)
+        if any(isinstance(image, str) for image in call.images):
+            call = replace(call, images=await self._fetch_pictures(request, call))
         return await _CompletionRun(self.service, request, call, encoder(call)).run()
+
+    async def _fetch_pictures(self, request: HttpRequest, call: CompletionRequest) -> tuple[bytes, ...]:
+        """Return the pictures of a call. Raises BadMember for one that cannot be had."""
+        # Imported only for calls with URLs.
+        from edge_server.plugins.language.openai.remote_pictures import HOSTS, fetch_pictures, read_hosts
+
+        spec = self.service.find(call.model, None).spec
+        call.check_takes_pictures(spec)
+        hosts = read_hosts(spec.name, spec.parameters.get(HOSTS, ""))
+        try:
+            return await request.run_blocking(partial(fetch_pictures, call.images, hosts))
+        except InvalidRequest as error:
+            raise BadMember("messages", f"'messages': {error.message}") from None
 
     async def embed(
         self,

@@ -8,6 +8,7 @@ gets as it was parsed (JsonTensor).
 
 from __future__ import annotations
 
+import base64
 import math
 import re
 import time
@@ -60,6 +61,9 @@ _DURATION = re.compile(rf"-?(?:{_NUMBER}|(?:{_NUMBER}(?:h|ms|m|s)){{1,4}})")
 _UNIT_S = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001, "": 1.0}
 """`keep_alive` as a text: a number, or Go's durations, which ollama's own clients send."""
 
+_DATA_URL = re.compile(r"data:[^,;]{0,100}(?:;[^,;]{0,100}){0,4};base64,", re.IGNORECASE)
+_MAX_URL = 2048
+
 _JSON = "'response_format' with a JSON schema"
 _INSTEAD = {
     **{name: f"use {_JSON if same == 'json_schema' else repr(same)}" for name, same in SAME_AS.items()},
@@ -72,8 +76,8 @@ _INSTEAD = {
 
 
 Chat: TypeAlias = "list[dict[str, Any]] | dict[str, Any]"
-"""The messages, each with its content as one text, or an object with `messages`, `tools`, `tool_choice`,
-`parallel_tool_calls` and `chat_template_kwargs`."""
+"""The messages, each with its content as one text, or as parts of type text and image if it has pictures; or an object
+with `messages`, `tools`, `tool_choice`, `parallel_tool_calls` and `chat_template_kwargs`."""
 
 
 class BadMember(InvalidRequest):
@@ -92,6 +96,8 @@ class CompletionRequest:
     is_chat: bool
     prompts: tuple[str | Chat, ...]
     """Texts, or one chat."""
+    images: tuple[bytes | str, ...]
+    """Pictures of the chat as files, or URLs to be fetched: each for the next part of type image in its messages."""
     choices: int
     sampling: Mapping[str, Any]
     is_stream: bool
@@ -130,11 +136,18 @@ class CompletionRequest:
                 f"model '{spec.name}' takes no {'chats' if self.is_chat else 'prompts'}: it needs an input '{source}'"
                 f"{tokenizer} and an output 'text_output'",
             )
+        if self.images:
+            self.check_takes_pictures(spec)
         if self.has_tools and spec.output("tool_calls") is None:
             raise BadMember("tools", f"model '{spec.name}' has no output 'tool_calls'")
         return [
             self._request(spec, inputs, source, prompt, choice) for prompt in prompts for choice in range(self.choices)
         ]
+
+    def check_takes_pictures(self, spec: ModelSpec) -> None:
+        """Raise BadMember if the model takes texts only."""
+        if spec.input("image") is None:
+            raise BadMember("messages", f"'messages': model '{spec.name}' takes no pictures")
 
     def _request(self, spec: ModelSpec, inputs: set[str], source: str, prompt: str | Chat, choice: int) -> Request:
         sampling = dict(self.sampling)
@@ -142,8 +155,9 @@ class CompletionRequest:
             sampling["logprobs"] = self.top_logprobs
         if "seed" in sampling and choice:
             sampling["seed"] = (sampling["seed"] + choice) & _LARGEST_SEED  # answers to one prompt differ
-        values: dict[str, str | bool | Chat] = {
+        values: dict[str, str | bool | Chat | tuple[bytes | str, ...]] = {
             source: prompt,
+            **({"image": self.images} if self.images else {}),
             "sampling_parameters": sampling,
             "stream": self.is_stream,
             "exclude_input_in_output": not self.echoes,
@@ -184,6 +198,7 @@ def make_completion_request(members: Mapping[str, Any], *, is_chat: bool) -> Com
     if echoes and is_stream:
         raise BadMember("echo", "'echo' is not supported for a stream")
     has_logprobs, top_logprobs = _read_logprobs(members, is_chat=is_chat)
+    images: list[bytes | str] = []
     if echoes and has_logprobs:
         raise BadMember(
             "logprobs", "'logprobs' is not supported with 'echo': the probabilities of a prompt's tokens are not known"
@@ -191,7 +206,8 @@ def make_completion_request(members: Mapping[str, Any], *, is_chat: bool) -> Com
     return CompletionRequest(
         model=model,
         is_chat=is_chat,
-        prompts=(_chat(members, has_tools=has_tools),) if is_chat else _prompts(members),
+        prompts=(_chat(members, images, has_tools=has_tools),) if is_chat else _prompts(members),
+        images=tuple(images),
         choices=choices,
         sampling=_sampling(members, is_chat=is_chat),
         is_stream=is_stream,
@@ -329,8 +345,8 @@ def _read_logprobs(members: Mapping[str, Any], *, is_chat: bool) -> tuple[bool, 
     return has_logprobs, top or 0
 
 
-def _chat(members: Mapping[str, Any], *, has_tools: bool) -> Chat:
-    """Return the messages, and the tools, which the model checks."""
+def _chat(members: Mapping[str, Any], images: list[bytes | str], *, has_tools: bool) -> Chat:
+    """Return the messages, and the tools, which the model checks. Append the pictures of the messages to `images`."""
     messages = members.get("messages")
     if not isinstance(messages, list):
         raise BadMember("messages", f"'messages': expected a list of messages, got {json_type(messages)}")
@@ -340,7 +356,7 @@ def _chat(members: Mapping[str, Any], *, has_tools: bool) -> Chat:
     for place, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise BadMember("messages", f"'messages[{place}].role': expected a text")
-        plain.append({**message, "content": _content(message.get("content"), place)})
+        plain.append({**message, "content": _content(message.get("content"), images, place)})
     choice = members.get("tool_choice")
     if not has_tools and choice not in (None, "none", "auto"):
         raise BadMember("tool_choice", "'tool_choice': expected none or auto without tools")
@@ -375,21 +391,58 @@ def _template_variables(members: Mapping[str, Any]) -> dict[str, Any]:
     return variables
 
 
-def _content(content: object, place: int) -> str:
+def _content(content: object, images: list[bytes | str], place: int) -> str | list[dict[str, str]]:
+    """Return the text of a message, or its parts if it has pictures, which are appended to `images`."""
     if content is None:
         return ""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise BadMember("messages", f"'messages[{place}].content': expected a text, got {json_type(content)}")
-    texts = []
-    for part in content:
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            kind = part.get("type") if isinstance(part, dict) else None
-            raise BadMember("messages", f"'messages[{place}].content': expected parts of type text, got "
+    parts = []
+    for index, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "text" and isinstance(part.get("text"), str):
+            parts.append({"type": "text", "text": part["text"]})
+        elif kind == "image_url":
+            images.append(_read_image(part, f"messages[{place}].content[{index}]"))
+            parts.append({"type": "image"})
+        else:
+            raise BadMember("messages", f"'messages[{place}].content': expected parts of type text or image_url, got "
                             f"{str(kind)[:40]}")  # fmt: skip
-        texts.append(part["text"])
-    return "".join(texts)
+    has_images = any(part["type"] == "image" for part in parts)
+    return parts if has_images else "".join(part["text"] for part in parts)
+
+
+def _read_image(part: Mapping[str, Any], place: str) -> bytes | str:
+    """Return the file in a part of type `image_url`, or its URL if it is to be fetched. Raises BadMember.
+
+    The file may be there instead of the URL, put there by the parser of another API.
+    """
+    value = part.get("image_url")
+    url = value.get("url") if isinstance(value, dict) else value
+    if isinstance(url, bytes):
+        return url
+    place = f"{place}.image_url.url"
+    if not isinstance(url, str):
+        raise BadMember("messages", f"'{place}': expected a text, got {json_type(url)}")
+    head = _DATA_URL.match(url)
+    if head is not None:
+        return decode_base64(url[head.end() :], place)
+    if not url[:8].lower().startswith(("http://", "https://")):
+        expected = "expected a URL like data:image/jpeg;base64,..., or one of http or https"
+        raise BadMember("messages", f"'{place}': {expected}, got {url[:40]!r}")
+    if len(url) > _MAX_URL:
+        raise BadMember("messages", f"'{place}': expected at most {_MAX_URL} characters, got {len(url)}")
+    return url
+
+
+def decode_base64(text: str, place: str) -> bytes:
+    """Return the bytes of a member. Raises BadMember."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise BadMember(place.partition("[")[0], f"'{place}': expected base64, got an error: {error}") from None
 
 
 def _prompts(members: Mapping[str, Any]) -> tuple[str, ...]:
@@ -407,7 +460,11 @@ def _boolean(members: Mapping[str, Any], name: str) -> bool:
     return bool(value)
 
 
-def _tensor(name: str, value: str | bool | Chat) -> Tensor:
+def _tensor(name: str, value: str | bool | Chat | tuple[bytes | str, ...]) -> Tensor:
+    if isinstance(value, tuple):
+        files = np.empty(len(value), object)
+        files[:] = value
+        return Tensor(name, DType.BYTES, files)
     if isinstance(value, list | dict):
         return JsonTensor(name, value)
     if isinstance(value, bool):

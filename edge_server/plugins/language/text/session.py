@@ -31,7 +31,13 @@ from edge_server.errors import (
 )
 from edge_server.plugins.language.chat_roles import replace_developer
 from edge_server.plugins.language.engines.settings import LlmSettings
-from edge_server.plugins.language.engines.token_engine import FinishReason, TokenEngine, TokenEvent
+from edge_server.plugins.language.engines.token_engine import (
+    FinishReason,
+    ImageEngine,
+    ImagePrompt,
+    TokenEngine,
+    TokenEvent,
+)
 from edge_server.plugins.language.template_variables import template_variables
 from edge_server.plugins.language.text.incremental_detokenizer import IncrementalDetokenizer
 from edge_server.plugins.language.text.reasoning import OPEN, ReasoningParser, has_reasoning
@@ -47,6 +53,8 @@ _MIN_SHARE = 0.05
 """Work share below which steps are not slowed further: a stream must not end in a time-out of its client."""
 _GUESS_TOKENS = 256
 """Length of an answer that is expected before any has been seen."""
+_GUESS_IMAGE_TOKENS = 576
+"""Tokens of a picture that are expected before any has been seen: those of LLaVA 1.5."""
 _MAX_KNOWN = 128
 """Answers whose lengths are remembered."""
 _NOT_ENFORCED = "not enforced, because the grammar would take too long to compile (docs/limits.md)"
@@ -63,7 +71,8 @@ class _Generation:
         self,
         execution: Execution,
         request: TextRequest,
-        prompt: Sequence[int],
+        prompt: Sequence[int] | ImagePrompt,
+        prompt_tokens: int,
         engine: TokenEngine,
         warnings: Sequence[str],
     ) -> None:
@@ -71,6 +80,8 @@ class _Generation:
         self.warnings = warnings
         self.request = request
         self.prompt = prompt
+        self.prompt_tokens = prompt_tokens
+        """Until the end with pictures: what is expected."""
         self.sampling = request.sampling
         self.text = IncrementalDetokenizer(engine.decode, request.sampling.stop)
         self.sequence_id = 0
@@ -105,6 +116,7 @@ class LlmSession(RequestSession):
         """`work_share` returns the part of its time that the engine may compute; the rest is pauses between steps."""
         self._model = model
         self._engine = engine
+        self._image_engine = engine if isinstance(engine, ImageEngine) else None
         self._chat_encoder = ChatEncoder(engine)
         self._settings = settings
         self._metrics = LlmMetrics(labels)
@@ -115,6 +127,8 @@ class LlmSession(RequestSession):
         self._waiting: deque[_Generation] = deque()
         self._answer_tokens = _GUESS_TOKENS
         """Length that is expected of an answer."""
+        self._image_tokens = _GUESS_IMAGE_TOKENS
+        """The same of a picture."""
         self._is_closed = False
         self._running: dict[int, _Generation] = {}
         """By sequence id. Only the engine's thread changes it, and holds `_changed` for it. It alone uses
@@ -122,7 +136,7 @@ class LlmSession(RequestSession):
         self._sequence_ids = itertools.count(1)
         self._run_number = 0
         self._compiles = False
-        """Whether the last step compiled a schema."""
+        """Whether the last step compiled a schema, or came after pictures were read."""
         self._lengths: deque[int] = deque(maxlen=_MAX_KNOWN)
         options = {
             name: str(value) for name, value in dataclasses.asdict(settings).items() if not name.startswith("is_")
@@ -191,38 +205,42 @@ class LlmSession(RequestSession):
             warnings = [f"{name}: {_NOT_ENFORCED}" for name in left_out[:_MAX_NAMED]]
             if len(left_out) > _MAX_NAMED:
                 warnings.append(f"{len(left_out) - _MAX_NAMED} more length limits and formats: {_NOT_ENFORCED}")
-        if request.prompt is None:
-            messages = replace_developer(request.messages, engine.chat_template)
-            title = f"inference request to model '{self._model}': chat_template_kwargs"
-            variables = template_variables(request.variables, engine.chat_template, title)
-            tokens = self._chat_encoder.encode(messages, tools.items if tools is not None else (), variables)
+        prompt = self._read_prompt(request)
+        if isinstance(prompt, ImagePrompt):
+            known_tokens = prompt.text_tokens
+            tokens = known_tokens + self._image_tokens * len(prompt.images)
         else:
-            tokens = engine.encode(request.prompt)
-            begin = list(engine.begin_tokens)
-            if list(tokens[: len(begin)]) != begin:
-                tokens = [*begin, *tokens]
+            known_tokens = tokens = len(prompt)
         if not tokens:
             raise InvalidRequest(f"inference request to model '{self._model}': expected a prompt, got an empty one")
         if request.is_tokenization:
-            answer = {"token_ids": np.array(tokens, np.int32), "max_context": np.array([most], np.uint32)}
+            if request.images:
+                raise InvalidRequest(
+                    f"inference request to model '{self._model}': expected no pictures: how many tokens they become is "
+                    "known when the model has read them"
+                )
+            ids = engine.encode(prompt.text) if isinstance(prompt, ImagePrompt) else prompt
+            answer = {"token_ids": np.array(ids, np.int32), "max_context": np.array([most], np.uint32)}
             execution.send(answer, is_final=True)
             return
-        if len(tokens) >= most:
+        if known_tokens >= most:
             raise ContextTooLong(
                 f"inference request to model '{self._model}': expected a prompt of less than {most} tokens, "
-                f"got {len(tokens)}"
+                f"got {known_tokens}"
             )
-        generation = _Generation(execution, request, tokens, engine, warnings)
+        generation = _Generation(execution, request, prompt, tokens, engine, warnings)
         if tools is not None:
             generation.tool_calls = ToolCallParser(tools, self._tool_format)
         # A grammar leaves no room for reasoning.
         if self._has_reasoning and request.prompt is None and not sampling.constraint:
-            end = engine.decode([tokens[-_TAG_TOKENS:]])[0]
+            end = prompt.text if isinstance(prompt, ImagePrompt) else engine.decode([prompt[-_TAG_TOKENS:]])[0]
             generation.reasoning = ReasoningParser(is_open=end.rstrip().endswith(OPEN))
-        wanted = sampling.max_tokens or most
+        max_tokens = min(sampling.max_tokens or most, most - known_tokens)
+        if isinstance(prompt, ImagePrompt):
+            max_tokens = sampling.max_tokens and max_tokens
         generation.sampling = dataclasses.replace(
             sampling,
-            max_tokens=min(wanted, most - len(tokens)),
+            max_tokens=max_tokens,
             has_logprobs=request.has_logprobs or request.has_cumulative_logprob,
             # One is the chosen token with an engine that tells no other, as the first in vLLM.
             top_logprobs=min(sampling.top_logprobs, engine.max_top_logprobs) if request.has_logprobs else 0,
@@ -240,6 +258,28 @@ class LlmSession(RequestSession):
             self._changed.notify_all()
             # The engine is closed after the session.
             engine.wake()
+
+    def _read_prompt(self, request: TextRequest) -> Sequence[int] | ImagePrompt:
+        """Return the prompt in the form that the engine takes. Raises InvalidRequest."""
+        engine, vision = self._engine, self._image_engine
+        described = request.tools.items if request.tools is not None else ()
+        title = f"inference request to model '{self._model}'"
+        variables = template_variables(request.variables, engine.chat_template, f"{title}: chat_template_kwargs")
+        messages, text = replace_developer(request.messages, engine.chat_template), request.prompt
+        if vision is None or (vision.takes_tokens and not request.images):
+            if request.images:
+                raise InvalidRequest(f"{title}: the model takes no pictures")
+            if text is None:
+                return self._chat_encoder.encode(messages, described, variables)
+            tokens, begin = engine.encode(text), list(engine.begin_tokens)
+            return tokens if list(tokens[: len(begin)]) == begin else [*begin, *tokens]
+        if request.images and text is not None and not vision.has_image_tag(text):
+            # A question: without a tag in it the model would not know where the pictures are.
+            parts = [{"type": "image"} for _ in request.images]
+            messages, text = [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}], None
+        if text is None:
+            text = self._chat_encoder.text(messages, described, variables, vision.image_tag)
+        return ImagePrompt(text, request.images, len(engine.encode(vision.without_image_tags(text))))
 
     def _check_bias(self, bias: Sequence[tuple[int, float]]) -> None:
         """Raise BadSchema if the engine has no biases, or no such token."""
@@ -265,8 +305,8 @@ class LlmSession(RequestSession):
 
     def _expected_blocks(self, generation: _Generation) -> int:
         """Return the blocks of the KV cache that a request will probably need."""
-        answer = min(generation.sampling.max_tokens, self._answer_tokens)
-        return -(-(len(generation.prompt) + answer) // self._engine.block_tokens)
+        answer = min(generation.sampling.max_tokens or self._answer_tokens, self._answer_tokens)
+        return -(-(generation.prompt_tokens + answer) // self._engine.block_tokens)
 
     # -- the engine's thread
 
@@ -320,8 +360,8 @@ class LlmSession(RequestSession):
     def _admit(self) -> None:
         """Add waiting requests, in order, while the KV cache has room for what all are expected to need.
 
-        Those with a constraint, which the next step compiles, are added one at a time and not before two steps in a
-        row: so a request beside them waits for one such step at most.
+        Those with a constraint, which the next step compiles, or with pictures, which the engine reads now, are added
+        one at a time and not before two steps in a row: so a request beside them waits for one at most.
         """
         may_compile, self._compiles = not self._compiles, False
         engine = self._engine
@@ -332,7 +372,7 @@ class LlmSession(RequestSession):
             blocks = self._expected_blocks(generation)
             if self._running and used + blocks > engine.total_blocks:
                 break
-            if generation.sampling.constraint:
+            if generation.sampling.constraint or generation.request.images:
                 if not may_compile:
                     continue
                 may_compile, self._compiles = False, True
@@ -341,13 +381,23 @@ class LlmSession(RequestSession):
                 self._waiting.remove(generation)
                 self._running[generation.sequence_id] = generation
             try:
-                engine.add(generation.sequence_id, generation.prompt, generation.sampling)
+                self._add(generation)
             except EdgeServerError as error:
                 self._end(generation)
                 generation.execution.fail(error.detached())
                 continue
             used += blocks
-            self._metrics.begin(time.monotonic() - generation.arrived_s, len(generation.prompt))
+            self._metrics.begin(time.monotonic() - generation.arrived_s)
+            if not generation.request.images:
+                self._metrics.count_prompt(generation.prompt_tokens)
+
+    def _add(self, generation: _Generation) -> None:
+        """Add a request to the engine. Raises InvalidRequest."""
+        if isinstance(generation.prompt, ImagePrompt):
+            assert self._image_engine is not None
+            self._image_engine.add_image_prompt(generation.sequence_id, generation.prompt, generation.sampling)
+        else:
+            self._engine.add(generation.sequence_id, generation.prompt, generation.sampling)
 
     def _pause(self, took_s: float) -> None:
         """Wait after a step of `took_s` as long as the work share asks for."""
@@ -432,6 +482,12 @@ class LlmSession(RequestSession):
                 self._send(generation, None)
             return
         self._end(generation)
+        if isinstance(generation.prompt, ImagePrompt) and generation.prompt.images:
+            if event.prompt_tokens is not None:
+                generation.prompt_tokens = event.prompt_tokens
+                found = (event.prompt_tokens - generation.prompt.text_tokens) // len(generation.prompt.images)
+                self._image_tokens = max(found, 1)
+            self._metrics.count_prompt(generation.prompt_tokens)
         if generation.output_tokens == 0 and finish == "length":
             generation.execution.fail(
                 QueueFull(f"inference request to model '{self._model}': the KV cache had no room for its prompt")
@@ -449,7 +505,7 @@ class LlmSession(RequestSession):
             has_called = generation.tool_calls is not None and generation.tool_calls.call_count
             outputs["finish_reason"] = _texts("tool_calls" if finish == "stop" and has_called else finish or "")
         if request.has_input_count:
-            outputs["num_input_tokens"] = np.array([len(generation.prompt)], np.uint32)
+            outputs["num_input_tokens"] = np.array([generation.prompt_tokens], np.uint32)
             if generation.cached_tokens is not None:
                 outputs["num_cached_tokens"] = np.array([generation.cached_tokens], np.uint32)
         if request.has_output_count:

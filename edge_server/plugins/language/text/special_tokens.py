@@ -8,6 +8,7 @@ template wrote it, the template gets the chat a second time, with a mark at each
 
 from __future__ import annotations
 
+import itertools
 import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -52,6 +53,14 @@ class SpecialTexts:
         if isinstance(value, Mapping):
             return {self.mark(key, mark): self.mark(item, mark) for key, item in value.items()}
         return [self.mark(item, mark) for item in value] if isinstance(value, list | tuple) else value
+
+    def is_in(self, value: Any) -> bool:
+        """Return whether a text of a JSON value, also a key, has the text of a special token."""
+        if isinstance(value, str):
+            return self._first_characters.search(value) is not None
+        if isinstance(value, Mapping):
+            return any(self.is_in(item) for pair in value.items() for item in pair)
+        return isinstance(value, list | tuple) and any(map(self.is_in, value))
 
 
 class ChatEncoder:
@@ -100,6 +109,42 @@ class ChatEncoder:
         for piece in pieces:
             tokens += self._encode_continuation(piece)
         return tokens
+
+    def text(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        image_tag: str,
+    ) -> str:
+        """Return the prompt as text, with `image_tag` in place of the parts of messages that stand for pictures.
+
+        Raises InvalidRequest with the template's message, or for a special token's text in a message or a tool: it
+        would take effect in a text.
+        """
+        try:
+            has_special = self._special_texts.is_in([messages, tools, list(variables.values())])
+        except RecursionError:
+            raise InvalidRequest("messages and tools are nested too deep") from None
+        if has_special:
+            raise InvalidRequest(
+                "a message or a tool has the text of a special token or of a picture's tag of the model, which would "
+                "take effect in a prompt with pictures: leave it out"
+            )
+        numbers = itertools.count()
+        tagged = [
+            message
+            if isinstance(message["content"], str)
+            else {
+                **message,
+                "content": "".join(
+                    image_tag.format(next(numbers)) if part["type"] == "image" else part["text"]
+                    for part in message["content"]
+                ),
+            }
+            for message in messages
+        ]
+        return self._engine.chat_prompt(tagged, tools, variables)
 
     def _encode_continuation(self, text: str) -> list[int]:
         """Return the tokens of a text that is not the beginning of a prompt."""

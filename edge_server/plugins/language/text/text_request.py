@@ -1,6 +1,7 @@
 """Parser of a request to a language model: reads and checks its tensors (prompt or messages, sampling parameters).
 
-The tensors are those of Triton's vLLM backend (triton-inference-server/vllm_backend, docs), and `messages`.
+The tensors are those of Triton's vLLM backend (triton-inference-server/vllm_backend, docs), and `messages`. Its `image`
+has a picture in each element, as a file or in base64.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ class TextRequest:
 
     prompt: str | None
     messages: Sequence[ChatMessage]
+    images: Sequence[bytes]
+    """Files of the pictures. Each part `{"type": "image"}` in the content of a message stands for the next one."""
     tools: Tools | None
     variables: Mapping[str, Any]
     """Of the chat template."""
@@ -93,6 +96,14 @@ def read_request(request: Request, defaults: Sampling = DEFAULT_SAMPLING) -> Tex
     if is_stream and not excludes:
         raise InvalidRequest(f"{title}: a stream cannot have exclude_input_in_output false")
     messages, tools, variables = _chat(chat, title) if chat is not None else ((), None, NO_VARIABLES)
+    images = _images(request, title)
+    contents = [message["content"] for message in messages if not isinstance(message["content"], str)]
+    parts = sum(part["type"] == "image" for content in contents for part in content)
+    if chat is not None and parts != len(images):
+        raise InvalidRequest(
+            f"{title}: input 'image': expected a picture for each part of type image in 'messages', of which there are "
+            f"{parts}, got {len(images)}"
+        )
     sampling = read_sampling(values, title, is_strict=stated is not None, defaults=defaults)
     if tools is not None and (schema := tools.json_schema()):
         if sampling.constraint:
@@ -101,6 +112,7 @@ def read_request(request: Request, defaults: Sampling = DEFAULT_SAMPLING) -> Tex
     return TextRequest(
         prompt,
         messages,
+        images,
         tools,
         variables,
         sampling,
@@ -249,13 +261,37 @@ def _chat(given: str | JsonTensor, title: str) -> tuple[Sequence[ChatMessage], T
     for place, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise InvalidRequest(f"{title}: input 'messages': message {place} has no role")
-        if not isinstance(message.get("content"), str):
+        content = message.get("content")
+        if not isinstance(content, str) and not _are_parts(content):
             raise InvalidRequest(f"{title}: input 'messages': message {place} ('{message['role'][:40]}'): expected a "
-                                 "text as content")  # fmt: skip
+                                 "text as content, or a list of parts of type text or image")  # fmt: skip
+        if isinstance(content, list) and all(part["type"] == "text" for part in content):
+            message = {**message, "content": "".join(part["text"] for part in content)}
         if message.get("tool_calls"):
             message = _parse_arguments(message, f"{title}: input 'messages': message {place}")
         read.append(message)
     return read, tools, variables or NO_VARIABLES
+
+
+def _are_parts(content: object) -> bool:
+    """Return whether the content of a message is a list of texts and of places of pictures."""
+    return isinstance(content, list) and all(
+        isinstance(part, dict)
+        and (part.get("type") == "image" or (part.get("type") == "text" and isinstance(part.get("text"), str)))
+        for part in content
+    )
+
+
+def _images(request: Request, title: str) -> Sequence[bytes]:
+    """Return the checked pictures of the input `image`. Raises InvalidRequest."""
+    tensor = request.inputs.get("image")
+    if tensor is None:
+        return ()
+    # Imported only for requests with pictures.
+    from edge_server.plugins.language.pictures import check_pictures
+
+    files: list[bytes] = tensor.array.ravel().tolist()
+    return check_pictures(files, f"{title}: input 'image'")
 
 
 def _parse_arguments(message: dict[str, Any], title: str) -> dict[str, Any]:

@@ -44,9 +44,11 @@ class LlmMetrics:
         self._each_s = histogram("vllm:time_per_output_token_seconds", "Time between two tokens.", _TOKEN_EDGES_S)
         self._whole_s = histogram("vllm:e2e_request_latency_seconds", "Time to the last token.", _REQUEST_EDGES_S)
 
-    def begin(self, waited_s: float, prompt_tokens: int) -> None:
+    def begin(self, waited_s: float) -> None:
         self._queue_s.observe(waited_s)
-        self._prompt_tokens.add(prompt_tokens)
+
+    def count_prompt(self, tokens: int) -> None:
+        self._prompt_tokens.add(tokens)
 
     def count_step(self, took_s: float, *, reads_prompt: bool) -> None:
         self._step_s["prefill" if reads_prompt else "decode"].add(took_s)

@@ -45,6 +45,11 @@ def read_tokenize_request(body: Buffer) -> CompletionRequest:
 def tokenize_request(call: CompletionRequest, spec: ModelSpec) -> Request:
     """Return the inference request for a call. Raises BadMember if the model cannot take it."""
     _check_tensors(spec, "tokenize", "token_ids")
+    if call.images:
+        raise BadMember(
+            "messages",
+            "'messages': expected no pictures: their tokens are known when the model reads them",
+        )
     (request,) = call.inference_requests(spec)
     inputs = {name: tensor for name, tensor in request.inputs.items() if name in ("messages", "text_input")}
     inputs["tokenize"] = Tensor("tokenize", DType.BOOL, np.array([True]))

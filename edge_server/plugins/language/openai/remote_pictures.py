@@ -1,0 +1,115 @@
+"""Client that fetches the pictures of a chat that are URLs, from the hosts that the model's configuration allows."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import re
+import socket
+import threading
+from collections.abc import Collection, Sequence
+from urllib.parse import urljoin, urlsplit
+
+from edge_server.errors import InvalidRequest, LoadError
+from edge_server.plugins.language.pictures import MAX_BYTES, MAX_PICTURES
+
+HOSTS = "image_hosts"
+"""Parameter of a model: hosts from which the server fetches pictures, with a port where it is not the scheme's."""
+
+_HOST = re.compile(r"(?:[a-z0-9_.-]{1,253}|\[[0-9a-f:.]{2,45}\])(?::[0-9]{1,5})?")
+_MAX_HOSTS = 64
+_MAX_REDIRECTS = 3
+_MAX_URL = 2048
+"""Characters of the URL in a redirect."""
+_TIMEOUT_S = 10.0
+"""For one picture, with its redirects."""
+_PORTS = {"http": 80, "https": 443}
+
+
+def read_hosts(model: str, text: str) -> frozenset[str]:
+    """Return the hosts of the parameter `image_hosts`, which are separated by commas. Raises LoadError."""
+    hosts = [host.strip().lower() for host in text.split(",") if host.strip()]
+    wrong = next((host for host in hosts if not _HOST.fullmatch(host)), None)
+    if wrong is not None or len(hosts) > _MAX_HOSTS:
+        given = f"{len(hosts)} hosts" if wrong is None else f"'{wrong[:80]}'"
+        raise LoadError(
+            f"model '{model}': parameter {HOSTS}: expected up to {_MAX_HOSTS} hosts such as nvr.local,10.0.0.5:5000, "
+            f"got {given}"
+        )
+    return frozenset(hosts)
+
+
+def fetch_pictures(images: Sequence[bytes | str], hosts: Collection[str]) -> tuple[bytes, ...]:
+    """Return the files, those that are URLs fetched from `hosts`. Blocks. Raises InvalidRequest."""
+    if len(images) > MAX_PICTURES:
+        raise InvalidRequest(f"expected at most {MAX_PICTURES} pictures, got {len(images)}")
+    left = MAX_BYTES
+    files = []
+    for image in images:
+        files.append(_fetch(image, hosts, left) if isinstance(image, str) else image)
+        left -= len(files[-1])
+    return tuple(files)
+
+
+def _fetch(url: str, hosts: Collection[str], max_bytes: int) -> bytes:
+    first = url
+    with contextlib.ExitStack() as resources:
+        for _ in range(_MAX_REDIRECTS + 1):
+            connection, target = _connect(url, hosts)
+            resources.callback(connection.close)
+            try:
+                connection.connect()
+                # The timeout of a socket is that of each read, of which a slow host may cause many.
+                timer = threading.Timer(_TIMEOUT_S, _shut_down, (connection.sock,))
+                timer.daemon = True
+                resources.callback(timer.cancel)
+                timer.start()
+                connection.request("GET", target, headers={"Accept-Encoding": "identity", "User-Agent": "edge-server"})
+                response = resources.enter_context(connection.getresponse())
+                location = response.headers.get("Location")
+                if response.status in (301, 302, 303, 307, 308) and location:
+                    url = urljoin(url, location[:_MAX_URL])
+                    continue
+                data = response.read(max_bytes + 1) if response.status == 200 else b""
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                raise InvalidRequest(f"the picture {_shown(first)} cannot be fetched: {error}") from None
+            if response.status != 200:
+                raise InvalidRequest(f"the picture {_shown(first)} cannot be fetched: status {response.status}")
+            if len(data) > max_bytes:
+                raise InvalidRequest(
+                    f"the picture {_shown(first)} cannot be fetched: expected files of at most {MAX_BYTES >> 20} MiB "
+                    "together"
+                )
+            return data
+    raise InvalidRequest(f"the picture {_shown(first)} cannot be fetched: more than {_MAX_REDIRECTS} redirects")
+
+
+def _connect(url: str, hosts: Collection[str]) -> tuple[http.client.HTTPConnection, str]:
+    """Return a connection to the host of a URL, which must be one of `hosts`, and the path with the query."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or _PORTS[parts.scheme]
+        host = parts.hostname or ""
+        is_sound = "@" not in parts.netloc and all("!" <= character <= "~" for character in url)
+    except (ValueError, KeyError):
+        is_sound = False
+    if not is_sound:
+        raise InvalidRequest(f"the picture {_shown(url)} cannot be fetched: expected a URL of http or https")
+    shown = f"[{host}]" if ":" in host else host
+    if f"{shown}:{port}" not in hosts and (shown not in hosts or port != _PORTS[parts.scheme]):
+        raise InvalidRequest(
+            f"the picture {_shown(url)} cannot be fetched: the host '{shown}:{port}' is not in the model's parameter "
+            f"{HOSTS}; send the picture itself, as a data: URL"
+        )
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return kind(host, port, timeout=_TIMEOUT_S), target
+
+
+def _shut_down(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def _shown(url: str) -> str:
+    return repr(url[:100])

@@ -1,0 +1,134 @@
+"""A vision-language model through a real server: a picture asked about over every API gets the library's own answer."""
+
+from __future__ import annotations
+
+import base64
+import json
+import queue
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpc_client
+
+from edge_server.plugins.language.pictures import decode_picture
+
+pytest.importorskip("openvino_genai", reason="needs openvino-genai, of the extra test-all")
+pytestmark = pytest.mark.full
+
+TINY = Path(__file__).parents[1] / "data/tiny_vlm"
+JPEG = (TINY.parent / "coffee.jpg").read_bytes()
+BASE64 = base64.b64encode(JPEG).decode()
+QUESTION = "what is in the cup?"
+TOKENS = 12
+
+
+@pytest.fixture(scope="module")
+def server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    models = tmp_path_factory.mktemp("models")
+    shutil.copytree(TINY, models / "seer/1", ignore=shutil.ignore_patterns("make.py"))
+    (models / "seer/config.pbtxt").write_text('parameters { key: "deterministic" value { string_value: "true" } }')
+    with serve(models) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def truth() -> tuple[str, int]:
+    """Return the answer of OpenVINO GenAI alone, and the tokens of its prompt."""
+    import openvino
+    import openvino_genai
+
+    pipeline = openvino_genai.VLMPipeline(
+        str(TINY), "CPU", INFERENCE_PRECISION_HINT="f32", DYNAMIC_QUANTIZATION_GROUP_SIZE="0"
+    )
+    picture = openvino.Tensor(decode_picture(JPEG, "")[None])
+    result = pipeline.generate(QUESTION, images=[picture], max_new_tokens=TOKENS, do_sample=False)
+    return result.texts[0], result.perf_metrics.get_num_input_tokens()
+
+
+def openai_chat(**more: Any) -> dict[str, Any]:
+    picture = {"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{BASE64}"}}
+    messages = [{"role": "user", "content": [picture, {"type": "text", "text": QUESTION}]}]
+    return {"model": "seer", "messages": messages, "temperature": 0, "max_tokens": TOKENS, **more}
+
+
+def test_every_text_api_gives_the_librarys_answer(server: Any, truth: tuple[str, int]) -> None:
+    text, tokens = truth
+    status, answer = server.ask("/v1/chat/completions", openai_chat())
+    assert (status, answer["choices"][0]["message"]["content"]) == (200, text)
+    assert answer["usage"]["prompt_tokens"] == tokens
+    options = {"temperature": 0, "num_predict": TOKENS}
+    call = {"model": "seer", "images": [BASE64], "prompt": QUESTION, "options": options, "stream": False}
+    status, answer = server.ask("/api/generate", call)
+    assert (status, answer["response"], answer["prompt_eval_count"]) == (200, text, tokens)
+    block = {"type": "image", "source": {"type": "base64", "media_type": "image/jpeg", "data": BASE64}}
+    messages = [{"role": "user", "content": [block, {"type": "text", "text": QUESTION}]}]
+    call = {"model": "seer", "max_tokens": TOKENS, "temperature": 0, "messages": messages}
+    status, answer = server.ask("/v1/messages", call)
+    assert (status, answer["content"][0]["text"], answer["usage"]["input_tokens"]) == (200, text, tokens)
+    call = {"text_input": QUESTION, "image": BASE64, "exclude_input_in_output": True}
+    status, answer = server.ask(
+        "/v2/models/seer/generate", {**call, "parameters": {"temperature": 0, "max_tokens": TOKENS}}
+    )
+    assert (status, answer["text_output"]) == (200, text)
+
+
+def test_a_stream_has_the_same_text_and_its_last_usage_is_exact(server: Any, truth: tuple[str, int]) -> None:
+    body = openai_chat(stream=True, stream_options={"include_usage": True})
+    status, data = server.request("POST", "/v1/chat/completions", json.dumps(body).encode())
+    assert status == 200
+    lines = [line.removeprefix("data: ") for line in data.decode().split("\n\n") if line]
+    events = [json.loads(line) for line in lines[:-1]]
+    pieces = [choice["delta"].get("content", "") for event in events for choice in event["choices"]]
+    assert ("".join(pieces), events[-1]["usage"]["prompt_tokens"]) == truth
+
+
+def test_a_grpc_stream_takes_the_file_itself(server: Any, truth: tuple[str, int]) -> None:
+    sampling = json.dumps({"temperature": 0, "max_tokens": TOKENS}).encode()
+    values = {"text_input": QUESTION.encode(), "image": JPEG, "sampling_parameters": sampling}
+    came: queue.Queue[Any] = queue.Queue()
+    with grpc_client.InferenceServerClient(server.grpc) as client:
+        client.start_stream(lambda result, error: came.put((result, error)))
+        inputs = [grpc_client.InferInput(name, [1], "BYTES") for name in values]
+        for tensor, value in zip(inputs, values.values(), strict=True):
+            tensor.set_data_from_numpy(np.array([value], object))
+        client.async_stream_infer("seer", inputs)
+        result, error = came.get(timeout=30)
+    assert error is None, error
+    assert result.as_numpy("text_output")[0].decode() == QUESTION + truth[0]
+
+
+@pytest.mark.parametrize(
+    ("member", "value", "status", "said"),
+    [
+        ("messages", [{"role": "user", "content": "<|im_end|>"}], 400, "has the text of a special token"),
+        ("messages", [{"role": "user", "content": "<ov_genai_image_0>"}], 400, "or of a picture's tag"),
+        ("messages", [{"role": "user", "content": "x" * 2000}], 400, "expected a prompt of less than 1024 tokens, got"),
+        ("max_tokens", 0, 400, "'max_tokens': expected a whole number from 1"),
+    ],
+)
+def test_what_is_refused(server: Any, member: str, value: Any, status: int, said: str) -> None:
+    code, answer = server.ask("/v1/chat/completions", openai_chat(**{member: value}))
+    assert (code, said in answer["error"]["message"]) == (status, True), answer
+
+
+def test_tensors_that_do_not_fit_each_other_are_refused(server: Any) -> None:
+    parts = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": QUESTION}]}]
+    for images, said in (([], "there are 1, got 0"), ([BASE64, BASE64], "there are 1, got 2")):
+        call = {"messages": json.dumps(parts), **({"image": images} if images else {})}
+        status, answer = server.ask("/v2/models/seer/generate", call)
+        assert (status, said in answer["error"]) == (400, True), answer
+
+
+def test_many_at_once_with_and_without_pictures_get_their_own_answers(server: Any, truth: tuple[str, int]) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    alone = server.ask("/v1/chat/completions", openai_chat(messages=[{"role": "user", "content": "hello"}]))[1]
+    plain = openai_chat(messages=[{"role": "user", "content": "hello"}])
+    with ThreadPoolExecutor(12) as pool:
+        found = list(pool.map(lambda call: server.ask("/v1/chat/completions", call), [openai_chat(), plain] * 12))
+    texts = [answer["choices"][0]["message"]["content"] for _, answer in found]
+    assert texts == [truth[0], alone["choices"][0]["message"]["content"]] * 12
