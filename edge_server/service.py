@@ -489,7 +489,8 @@ class InferenceService:
         return handle.submit(request, sink, hold_us=hold_us)
 
     def set_keep_alive(self, model: str, seconds: float) -> None:
-        """Set how long a model stays loaded without requests, until it is unloaded; math.inf: for ever."""
+        """Set how long a model stays loaded without requests, until it is unloaded; math.inf: for ever. Does nothing
+        for a model that neither serves nor is awaited by a request: call it after `submit`."""
         self._manager.set_keep_alive(model, seconds)
 
     def end_sequence(self, model: str, version: int | None, sequence_id: int | str) -> None:

@@ -414,6 +414,9 @@ class ModelTable:
         with self._changed:
             # Until now they were pending, so that the model was not evicted before they were submitted.
             model.pending.difference_update(pending for pending, _ in answers)
+            if not (model.loaded or model.loading or model.pending):
+                # It holds until the model is unloaded, or until the load that its request waits for has failed.
+                model.keep_alive_s = None
             self._unfinished.discard(action)
             self._changed.notify_all()
 
@@ -590,10 +593,10 @@ class ModelTable:
 
     def set_keep_alive(self, name: str, seconds: float) -> None:
         """Set how long a model stays loaded without requests; math.inf: for ever. Holds until it is unloaded. Does
-        nothing for an unknown model."""
+        nothing for a model that neither serves nor is awaited by a request."""
         with self._changed:
             model = self._models.get(name)
-            if model is not None:
+            if model is not None and (model.pending or any(item.state is VersionState.READY for item in model.loaded)):
                 model.keep_alive_s = seconds
 
     # -- routes -------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from edge_server.config import RestrictedGroup
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
+from edge_server.errors import Throttled
 from edge_server.frontends.auth_tokens import Tokens
 
 JSON = {"Content-Type": "application/json"}
@@ -146,4 +147,16 @@ def test_a_text_that_is_no_duration_is_refused(open_talker: Callable[..., Any], 
     site = open_talker()
     reply = site.post("/api/chat", {**CALLS["/api/chat"], "keep_alive": given})
     assert (reply.status, "'keep_alive': expected seconds or a text such as 5m" in reply.error) == (400, True)
+    assert site.service.keep_alives == []
+
+
+@pytest.mark.parametrize("path", CALLS)
+def test_a_call_that_the_server_refuses_sets_nothing(open_talker: Callable[..., Any], path: str) -> None:
+    site = open_talker()
+
+    def refuse(request: Request, sink: Any) -> Any:
+        raise Throttled("too hot", retry_after_s=1.0)
+
+    site.service.submit = refuse
+    assert site.post(path, {**CALLS[path], "keep_alive": 0}).status == 429
     assert site.service.keep_alives == []

@@ -370,14 +370,14 @@ def test_a_model_is_shown_with_what_it_can_do(talker: Any) -> None:
         (True, None, "load", []),
         (True, "5m", "load", [300.0]),
         (True, 0, "unload", [0.0]),
-        # Else the next request would load it, and it would be unloaded behind it.
-        (False, 0, "unload", []),
+        (False, 0, "unload", [0.0]),
     ],
 )
 def test_a_call_without_content_loads_or_unloads_a_model(
     talker: Any, is_loaded: bool, keep_alive: Any, reason: str, set_to: list[float]
 ) -> None:
-    talker.service.instance_reports = lambda: [SimpleNamespace(name="talker")] if is_loaded else []
+    state = "READY" if is_loaded else "DRAINING"
+    talker.service.versions = lambda: [SimpleNamespace(name="talker", state=state)]
     for path, content in (("chat", {"messages": []}), ("generate", {})):
         talker.service.orders.clear()
         reply = talker.post(f"/api/{path}", {"model": "talker", "keep_alive": keep_alive, **content})
@@ -387,7 +387,7 @@ def test_a_call_without_content_loads_or_unloads_a_model(
 
 
 def test_a_model_that_is_not_loaded_is_loaded_by_a_request_for_one_token(talker: Any) -> None:
-    talker.service.instance_reports = list
+    talker.service.versions = list
     assert talker.post("/api/chat", {"model": "talker", "messages": []}).json["done_reason"] == "load"
     (request,) = talker.service.requests
     assert json.loads(request.inputs["sampling_parameters"].array[0])["max_tokens"] == 1

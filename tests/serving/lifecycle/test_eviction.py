@@ -68,19 +68,53 @@ def test_a_request_brings_its_model_back_in_place_of_the_one_least_recently_used
     assert resident(core) == {"b", "c"}
 
 
-def test_a_models_own_time_or_the_last_requests_decides_when_it_is_idle(new_core: Any, eventually: Any) -> None:
-    core = new_core()
+def test_a_models_own_time_or_the_last_requests_decides_when_it_is_idle(
+    new_core: Any, new_blocker: Any, eventually: Any
+) -> None:
+    core, blocker = new_core(), new_blocker()
     core.set_desired(core.spec("mine", parameters={"idle_unload_s": "0.01"}))
     set_desired(core, "stays")
     eventually(lambda: index(core)["mine"] == ("UNAVAILABLE", IDLE))
     assert resident(core) == {"stays"}
+    stop_runs(core, blocker)
+    _, busy = core.submit(model="mine")
     core.service.set_keep_alive("mine", 3600.0)
-    assert ask(core, "mine").error is None
+    blocker.release(1)
+    assert busy.final().error is None
     core.service.set_keep_alive("stays", 0.0)
     eventually(lambda: resident(core) == {"mine"})
     core.service.set_keep_alive("mine", 0.0)
     eventually(lambda: resident(core) == set())
+    blocker.release(1)
     assert ask(core, "stays").error is None
+
+
+def test_a_time_that_is_given_while_a_model_is_not_loaded_does_not_hold_for_its_next_load(new_core: Any) -> None:
+    core = new_core(max_resident_models=1)
+    set_desired(core, "a", "b")
+    core.service.set_keep_alive("b", 0.0)
+    assert ask(core, "b").error is None
+    core.manager.table.unload_idle()
+    assert resident(core) == {"b"}
+
+
+def test_a_time_that_is_given_for_a_load_that_fails_does_not_hold_for_the_next(
+    new_core: Any, new_blocker: Any, eventually: Any
+) -> None:
+    core, blocker = new_core(max_resident_models=1), new_blocker()
+    set_desired(core, "a", "b")
+
+    def fail(job: Any) -> None:
+        blocker.block()
+        raise LoadError("corrupt")
+
+    core.script.on_open = fail
+    _, waiting = core.submit(model="b")
+    blocker.wait_blocked()
+    core.service.set_keep_alive("b", 0.0)
+    blocker.release()
+    assert isinstance(waiting.final().error, NotReady)
+    eventually(lambda: core.manager.table._models["b"].keep_alive_s is None)
 
 
 @pytest.mark.parametrize("text", ["-1", "soon", "inf", "nan"])

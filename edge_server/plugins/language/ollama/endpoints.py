@@ -99,7 +99,7 @@ class OllamaEndpoints:
         """Load a model, or unload it if `keep_alive` is 0."""
         name, seconds = model_name(call.model), call.keep_alive_s
         self._service.find(name, None)
-        is_loaded = any(report.name == name for report in self._service.instance_reports())
+        is_loaded = any(report.name == name and report.state == "READY" for report in self._service.versions())
         if seconds != 0 and not is_loaded:
             # A request loads the model, and waits for it.
             members = {"model": name, "messages": [{"role": "user", "content": "-"}], "max_tokens": 1}
@@ -108,8 +108,7 @@ class OllamaEndpoints:
             first = make_completion_request(members, is_chat="messages" in members)
             await self._runner.complete(request, first, partial(OllamaEncoder, call))
         warnings = self._runner.keep_alive_warnings(request, seconds)
-        # The 0 for a model that is not loaded would unload it after its next request.
-        if seconds is not None and not warnings and (seconds or is_loaded):
+        if seconds is not None and not warnings:
             self._service.set_keep_alive(name, seconds)
         reason = "unload" if seconds == 0 else "load"
         answer = {**opening(call, ""), "done": True, "done_reason": reason}

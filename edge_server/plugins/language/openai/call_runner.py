@@ -143,7 +143,7 @@ class CallRunner:
     def _admit(self, request: HttpRequest, call: Call) -> Call:
         """Return the call without a `keep_alive` that its sender has no right to, but with a warning."""
         warnings = self.keep_alive_warnings(request, call.keep_alive_s)
-        return replace(call, keep_alive_s=None, warnings=warnings) if warnings else call
+        return replace(call, keep_alive_s=None, warnings=(*call.warnings, *warnings)) if warnings else call
 
     async def complete(
         self, request: HttpRequest, call: CompletionRequest, encoder: Callable[[CompletionRequest], CompletionEncoder]
@@ -195,9 +195,9 @@ class CallRunner:
         handle = self.service.find(call.model, None)
         requests = call.inference_requests(handle.spec)
         call = self._admit(request, call)
+        responses = await self.submit_all(handle, request.context.dispatch, requests)
         if call.keep_alive_s is not None:
             self.service.set_keep_alive(call.model, call.keep_alive_s)
-        responses = await self.submit_all(handle, request.context.dispatch, requests)
 
         def encode_body() -> bytes:
             return to_json(encode(call, handle.spec, requests, responses))
@@ -256,12 +256,12 @@ class _CompletionRun:
         """Raises EdgeServerError: a refusal, or the first error of a choice."""
         tickets = []
         dispatch = self._request.context.dispatch
-        if self._call.keep_alive_s is not None:
-            self._service.set_keep_alive(self._call.model, self._call.keep_alive_s)
         try:
             for choice, request in zip(self._choices, self._requests, strict=True):
                 deliver = partial(dispatch.deliver, partial(self._receive, choice))
                 tickets.append(self._handle.submit(request, deliver))
+            if self._call.keep_alive_s is not None:
+                self._service.set_keep_alive(self._call.model, self._call.keep_alive_s)
             if self._call.is_stream:
                 await self._stream()
                 return None
