@@ -526,9 +526,14 @@ def test_openais_client_gets_reasoning_apart_and_switches_it(server: Any) -> Non
     with openai.OpenAI(base_url=server.url("/v1"), api_key="none", max_retries=0) as client:
         ask = partial(client.chat.completions.create, model="thinker")
         question = [{"role": "user", "content": "why"}]
-        message = ask(messages=question).choices[0].message
+        answer = ask(messages=question)
+        message = answer.choices[0].message
         assert (message.reasoning_content, message.content) == ("4 > 3", "Because.")
-        deltas = [chunk.choices[0].delta for chunk in ask(messages=question, stream=True)]
+        reasoning_tokens = len("<think>\n4 > 3\n</think>")
+        assert answer.usage.completion_tokens_details.reasoning_tokens == reasoning_tokens
+        *chunks, last = ask(messages=question, stream=True, stream_options={"include_usage": True})
+        assert last.usage.completion_tokens_details.reasoning_tokens == reasoning_tokens
+        deltas = [chunk.choices[0].delta for chunk in chunks]
         assert "".join(getattr(delta, "reasoning_content", "") for delta in deltas) == "4 > 3"
         assert "".join(delta.content or "" for delta in deltas) == "Because."
         # The script repeats what it does not know: the prompt, of which the template's variables are a part.

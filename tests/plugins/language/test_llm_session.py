@@ -161,6 +161,29 @@ def test_reasoning_is_apart_from_the_content(thinker: Callable[[str], Served], s
     assert deltas[0]["function"]["name"] == "go"
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("line", "begin", "reasoning"),
+    [
+        ("why", "", "<think>\n4 > 3 </thin \n</think>"),
+        ("open", "<think>\n", "so it is</think>"),
+        ("open", "", ""),
+        ("cut", "", "<think>and then"),
+        ("plain", "", ""),
+    ],
+)
+def test_the_tokens_of_reasoning_are_counted_with_its_tags(
+    thinker: Callable[[str], Served], stream: bool, line: str, begin: str, reasoning: str
+) -> None:
+    client = ask_chat(thinker("</think>"), line, *([begin] if begin else []), stream=stream)
+    assert client.text is not None
+    counts = [item["num_reasoning_tokens"] for item in client.responses if "num_reasoning_tokens" in item]
+    assert counts == [len(reasoning)]
+    plain = ask_chat(thinker("no tags"), line, stream=stream)
+    assert plain.text
+    assert not any("num_reasoning_tokens" in item for item in plain.responses)
+
+
 def test_a_streamed_reasoning_arrives_in_pieces(thinker: Callable[[str], Served]) -> None:
     client = ask_chat(thinker("</think>"), "why")
     assert parts(client)[0] == "4 > 3 </thin"

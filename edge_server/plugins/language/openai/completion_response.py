@@ -67,6 +67,8 @@ class CompletionChoice:
     cached_tokens: int | None = None
     """Tokens of the prompt that were not computed, None if the model does not tell."""
     output_tokens: int = 0
+    reasoning_tokens: int | None = None
+    """Of the output tokens, None if the model does not tell."""
     warnings: list[str] = field(default_factory=list)
     """What the model did not obey."""
 
@@ -83,6 +85,8 @@ class CompletionChoice:
             self.input_tokens = int(found[0])
         if len(found := outputs.get("num_cached_tokens", ())):
             self.cached_tokens = int(found[0])
+        if len(found := outputs.get("num_reasoning_tokens", ())):
+            self.reasoning_tokens = int(found[0])
         self.output_tokens += sum(int(item) for item in outputs.get("num_output_tokens", ()))
         self.delta_logprobs = []
         for item in outputs.get("logprobs", ()):
@@ -173,9 +177,18 @@ def usage(call: CompletionRequest, choices: Sequence[CompletionChoice]) -> dict[
     """Return the token counts of a call. A prompt with several answers counts once."""
     prompt = sum(choice.input_tokens for choice in choices[:: call.choices])
     completion = sum(choice.output_tokens for choice in choices)
-    found = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    found: dict[str, Any] = {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }
     cached = [choice.cached_tokens for choice in choices[:: call.choices] if choice.cached_tokens is not None]
-    return {**found, "prompt_tokens_details": {"cached_tokens": sum(cached)}} if cached else found
+    if cached:
+        found["prompt_tokens_details"] = {"cached_tokens": sum(cached)}
+    reasoning = [choice.reasoning_tokens for choice in choices if choice.reasoning_tokens is not None]
+    if reasoning:
+        found["completion_tokens_details"] = {"reasoning_tokens": sum(reasoning)}
+    return found
 
 
 def error_object(error: EdgeServerError) -> dict[str, Any]:

@@ -31,6 +31,11 @@ class ReasoningParser:
         self._has_text = False
         """Whether some reasoning was returned."""
 
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether the text so far ends within the reasoning."""
+        return self._state == "reasoning"
+
     def add(self, text: str, *, is_last: bool = False) -> tuple[str, str]:
         """Add text. Return the reasoning and the content that are certain. `is_last`: nothing is held back."""
         self._buffer += text

@@ -98,6 +98,8 @@ class _Generation:
         self.tool_calls: ToolCallParser | None = None
         self.unsent_reasoning = ""
         self.reasoning: ReasoningParser | None = None
+        self.reasoning_tokens = 0
+        """Tokens up to the end of the reasoning, its tags included."""
 
 
 class LlmSession(RequestSession):
@@ -470,8 +472,11 @@ class LlmSession(RequestSession):
                 self._engine.cancel(generation.sequence_id)
             finish = "stop"
         if generation.reasoning is not None:
+            was_reasoning = generation.reasoning.is_reasoning
             reasoning, text = generation.reasoning.add(text, is_last=finish is not None)
             generation.unsent_reasoning += reasoning
+            if was_reasoning or reasoning or generation.reasoning.is_reasoning:
+                generation.reasoning_tokens = generation.output_tokens
         if generation.tool_calls is not None:
             text, calls = generation.tool_calls.add(text, is_last=finish is not None)
             generation.unsent_tool_calls += calls
@@ -510,6 +515,8 @@ class LlmSession(RequestSession):
                 outputs["num_cached_tokens"] = np.array([generation.cached_tokens], np.uint32)
         if request.has_output_count:
             outputs["num_output_tokens"] = np.array([generation.unsent_tokens], np.uint32)
+            if finish is not None and generation.reasoning is not None:
+                outputs["num_reasoning_tokens"] = np.array([generation.reasoning_tokens], np.uint32)
         if request.has_logprobs:
             outputs["logprobs"] = _texts(json.dumps(generation.unsent_logprobs))
         if request.has_cumulative_logprob:
