@@ -23,6 +23,7 @@ ANSWERS = {
     "weather": f"I look.\n<tool_call>\n{CALL}\n</tool_call>",
     "4": "Cold.",
 }
+THOUGHT = "<think>\n4 > 3\n</think>\n\nBecause."
 JAPAN = "what is the capital of Japan?"
 TOKYO = "The capital of Japan is Tokyo."
 
@@ -38,10 +39,13 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     models = tmp_path_factory.mktemp("models")
-    for name in ("talker", "tiny"):
+    for name in ("talker", "thinker", "tiny"):
         (models / name / "1").mkdir(parents=True)
     (models / "talker/config.pbtxt").write_text('backend: "scripted_llm"')
     (models / "talker/1/script.json").write_text(json.dumps({"answers": ANSWERS, "chat_template": "<tool_call>"}))
+    (models / "thinker/config.pbtxt").write_text('backend: "scripted_llm"')
+    script = {"answers": {"why": THOUGHT}, "chat_template": "{{ enable_thinking }}</think>"}
+    (models / "thinker/1/script.json").write_text(json.dumps(script))
     shutil.copy(TINY, models / "tiny/1/model.gguf")
     with serve(models) as running:
         yield running
@@ -125,7 +129,7 @@ def test_models_are_listed_shown_unloaded_and_loaded(client: Any, eventually: Ca
         return {item.model: item for item in client.ps().models}
 
     assert client.generate("tiny").done_reason == "load"
-    assert sorted(loaded()) == ["talker:latest", "tiny:latest"]
+    assert sorted(loaded()) == ["talker:latest", "thinker:latest", "tiny:latest"]
     assert loaded()["tiny:latest"].size > 100_000_000
     (tiny,) = [item for item in client.list().models if item.model == "tiny:latest"]
     assert (tiny.details.format, len(tiny.digest)) == ("gguf", 64)
@@ -224,13 +228,33 @@ def test_anthropics_client_calls_a_tool_and_sends_its_result(anthropic_client: A
     assert anthropic_client.messages.create(**call, messages=messages).content[0].text == "Cold."
 
 
+def test_anthropics_client_gets_thinking_and_sends_it_back(anthropic_client: Any) -> None:
+    messages: list[Any] = user("why")
+    call = {"model": "thinker", "max_tokens": 200, "thinking": {"type": "enabled", "budget_tokens": 1024}}
+    answer = anthropic_client.messages.create(**call, messages=messages)
+    thought, text = answer.content
+    assert (thought.thinking, text.text) == ("4 > 3", "Because.")
+    assert answer.usage.output_tokens_details.thinking_tokens == len("<think>\n4 > 3\n</think>")
+    with anthropic_client.messages.stream(**call, messages=messages) as stream:
+        deltas = [event.thinking for event in stream if event.type == "thinking"]
+        streamed = stream.get_final_message()
+    assert ("".join(deltas), len(deltas) > 2) == ("4 > 3", True)
+    assert streamed.content[0] == thought
+    messages += [{"role": "assistant", "content": streamed.content}, *user("why")]
+    assert anthropic_client.messages.create(**call, messages=messages).content[1].text == "Because."
+    # The script repeats what it does not know: the prompt, of which the template's variables are a part.
+    disabled = {**call, "thinking": {"type": "disabled"}}
+    (text,) = anthropic_client.messages.create(**disabled, messages=user("x")).content
+    assert text.text == "enable_thinking=false"
+
+
 def test_anthropics_client_raises_its_own_errors(anthropic_client: Any) -> None:
     import anthropic
 
     call = {"model": "tiny", "max_tokens": 50, "messages": user("hello")}
     with pytest.raises(anthropic.NotFoundError, match="'nosuch' is not found"):
         anthropic_client.messages.create(**{**call, "model": "nosuch"})
-    with pytest.raises(anthropic.BadRequestError, match="'thinking': expected type disabled"):
+    with pytest.raises(anthropic.BadRequestError, match="no variable 'enable_thinking'"):
         anthropic_client.messages.create(**call, thinking={"type": "enabled", "budget_tokens": 1024})
     with (
         pytest.raises(anthropic.BadRequestError, match="less than 512 tokens"),

@@ -24,7 +24,10 @@ TALKER = ModelSpec(
         for name in ("messages", "sampling_parameters", *FLAGS)
     ),
     outputs=(
-        *(OutputSpec(name, DType.BYTES, (-1,)) for name in ("text_output", "finish_reason", "tool_calls")),
+        *(
+            OutputSpec(name, DType.BYTES, (-1,))
+            for name in ("text_output", "finish_reason", "tool_calls", "reasoning_content")
+        ),
         *(OutputSpec(name, DType.INT32, (-1,)) for name in ("token_ids", "num_input_tokens", "num_output_tokens")),
     ),
     instance_groups=(),
@@ -110,12 +113,19 @@ def sent(site: Any, path: str, members: dict[str, Any]) -> dict[str, Any]:
         (
             {
                 "system": "be brief", "messages": HELLO, "stream": True, "temperature": 0.5, "top_p": 0.5, "top_k": 3,
-                "stop_sequences": ["x"], "metadata": {"user_id": "me"}, "thinking": {"type": "disabled"},
+                "stop_sequences": ["x"], "metadata": {"user_id": "me"}, "thinking": {"type": "adaptive"},
             },
             {
                 "messages": [{"role": "system", "content": "be brief"}, *HELLO], "stream": True, "temperature": 0.5,
                 "top_p": 0.5, "top_k": 3, "stop": ["x"],
             },
+        ),
+        *(
+            ({"messages": HELLO, "thinking": thinking}, {"messages": HELLO, "enable_thinking": is_enabled})
+            for thinking, is_enabled in (
+                ({"type": "disabled"}, False),
+                ({"type": "enabled", "budget_tokens": 1024, "display": "omitted"}, True),
+            )
         ),
         (
             {
@@ -147,7 +157,8 @@ def sent(site: Any, path: str, members: dict[str, Any]) -> dict[str, Any]:
                     {
                         "role": "assistant",
                         "content": [
-                            {"type": "thinking", "thinking": "hm", "signature": ""},
+                            {"type": "thinking", "thinking": "hm", "signature": "unsigned"},
+                            {"type": "redacted_thinking", "data": "x"},
                             {"type": "text", "text": "Look."},
                             {"type": "tool_use", "id": "c1", "name": "f", "input": {"a": 1}},
                         ],
@@ -166,7 +177,7 @@ def sent(site: Any, path: str, members: dict[str, Any]) -> dict[str, Any]:
                 "messages": [
                     *HELLO,
                     {
-                        "role": "assistant", "content": "Look.",
+                        "role": "assistant", "content": "Look.", "reasoning_content": "hm",
                         "tool_calls": [
                             {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
                         ],
@@ -239,6 +250,55 @@ def test_each_call_of_a_tool_is_a_block(talker: Any) -> None:
     assert len(ask(talker, tools=[TOOL], **one).json["content"]) == 2
 
 
+def think_and_look(request: Request) -> list[Response]:
+    part = {"index": 0, "id": "call_0", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    return [
+        response(request, text_output="", reasoning_content="I"),
+        response(request, text_output="", reasoning_content=" see"),
+        response(request, text_output="Look.", reasoning_content="", num_output_tokens=[9]),
+        response(request, is_final=True, text_output="", finish_reason="tool_calls", tool_calls=[part],
+                 num_reasoning_tokens=[4]),
+    ]  # fmt: skip
+
+
+ENABLED = {"type": "enabled", "budget_tokens": 1024}
+THOUGHT = {"type": "thinking", "thinking": "I see", "signature": "unsigned"}
+
+
+def test_thinking_is_a_block_if_the_call_enables_it(talker: Any) -> None:
+    talker.service.models["talker"] = (TALKER, think_and_look)
+    answer = ask(talker, thinking=ENABLED, tools=[TOOL]).json
+    assert [block["type"] for block in answer["content"]] == ["thinking", "text", "tool_use"]
+    assert answer["content"][0] == THOUGHT
+    assert answer["usage"] == {"input_tokens": 0, "output_tokens": 9, "output_tokens_details": {"thinking_tokens": 4}}
+    assert answer["warnings"] == ["thinking.budget_tokens: not enforced; only max_tokens ends the thinking"]
+    assert ask(talker, thinking={"type": "adaptive"}).json["content"][0] == THOUGHT
+    for more in ({}, {"thinking": {"type": "disabled"}}, {"thinking": {"type": "adaptive", "display": "omitted"}}):
+        answer = ask(talker, tools=[TOOL], **more).json
+        assert [block["type"] for block in answer["content"]] == ["text", "tool_use"]
+        assert "warnings" not in answer
+
+
+def test_a_stream_has_the_deltas_of_thinking_and_then_its_signature(talker: Any) -> None:
+    talker.service.models["talker"] = (TALKER, think_and_look)
+    found = events(ask(talker, thinking=ENABLED, tools=[TOOL], stream=True))
+    assert found[1:8] == [
+        {"type": "content_block_start", "index": 0,
+         "content_block": {"type": "thinking", "thinking": "", "signature": ""}},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "thinking_delta", "thinking": "I"}},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "thinking_delta", "thinking": " see"}},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "signature_delta", "signature": "unsigned"}},
+        {"type": "content_block_stop", "index": 0},
+        {"type": "content_block_start", "index": 1, "content_block": {"type": "text", "text": ""}},
+        {"type": "content_block_delta", "index": 1, "delta": {"type": "text_delta", "text": "Look."}},
+    ]  # fmt: skip
+    assert found[-2]["usage"] == {"output_tokens": 9, "output_tokens_details": {"thinking_tokens": 4}}
+    hidden = events(ask(talker, tools=[TOOL], stream=True))
+    assert [item["content_block"]["type"] for item in hidden if item["type"] == "content_block_start"] == [
+        "text", "tool_use"
+    ]  # fmt: skip
+
+
 def test_a_call_that_was_cut_short_is_text(talker: Any) -> None:
     talker.service.models["talker"] = (TALKER, look_and_call('{"a": '))
     assert ask(talker, tools=[TOOL]).json["content"] == [
@@ -278,7 +338,13 @@ USER = {"role": "user", "content": "a"}
         ({"tools": [3]}, 400, "", "'tools[0].type': expected custom or none, got an integer"),
         ({"tool_choice": "auto"}, 400, "", "'tool_choice.type': expected auto, any, tool or none"),
         ({"tool_choice": {"type": "any"}}, 400, "", "'tool_choice': expected none or auto without tools"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 9}}, 400, "", "'thinking': expected type disabled"),
+        ({"thinking": "on"}, 400, "", "'thinking.type': expected enabled, adaptive or disabled, got None"),
+        ({"thinking": {"type": "enabled"}}, 400, "", "'thinking.budget_tokens': expected a whole number from 1, got N"),
+        ({"thinking": {"type": "adaptive", "display": "all"}}, 400, "", "'thinking.display': expected summarized or o"),
+        (
+            {"messages": [{"role": "assistant", "content": [{"type": "thinking", "signature": "a"}]}, USER]},
+            400, "", "'messages[0].content[0].thinking': expected a text",
+        ),
         ({"output_config": {"effort": "low"}}, 400, "", "'output_config': expected an object with 'format' only"),
         ({"output_config": {"format": {"type": "xml"}}}, 400, "", "'output_config.format': expected type json_schema"),
         ({"stream": 1}, 400, "", "'stream': expected true or false"),

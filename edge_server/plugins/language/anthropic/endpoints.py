@@ -30,7 +30,8 @@ class AnthropicEndpoints:
 
     async def _create(self, request: HttpRequest) -> HttpResponse | None:
         call = await self._runner.read(request, read_message_request)
-        return await self._runner.complete(request, call, MessageEncoder)
+        encoder = partial(MessageEncoder, shows_thinking=call.shows_thinking)
+        return await self._runner.complete(request, call.completion, encoder)
 
     async def _count_tokens(self, request: HttpRequest) -> HttpResponse:
         call = await self._runner.read(request, read_count_request)

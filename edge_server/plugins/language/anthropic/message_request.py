@@ -7,7 +7,8 @@ if they might constrain the answer.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from edge_server.frontends.v2.json_parser import json_type, parse_object
 from edge_server.plugins.language.openai.completion_request import (
@@ -17,6 +18,7 @@ from edge_server.plugins.language.openai.completion_request import (
     decode_base64,
     make_completion_request,
 )
+from edge_server.plugins.language.template_variables import THINKING
 from edge_server.protocol.raw_tensors import Buffer
 
 _SAME = ("model", "max_tokens", "stream", "temperature", "top_p", "top_k")
@@ -28,25 +30,45 @@ _OWN_NAMES = {"response_format": "output_config.format", "stop": "stop_sequences
 
 _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
+_DISPLAYS = (None, "summarized", "omitted")
+_BUDGET_IGNORED = "thinking.budget_tokens: not enforced; only max_tokens ends the thinking"
 
-def read_message_request(body: Buffer) -> CompletionRequest:
+
+class MessageRequest(NamedTuple):
+    """One call. `shows_thinking`: what the model thinks is part of its answer."""
+
+    completion: CompletionRequest
+    shows_thinking: bool
+
+
+class _Thinking(NamedTuple):
+    """The member `thinking`. `is_enabled` None: the model decides whether it thinks."""
+
+    is_enabled: bool | None = None
+    is_shown: bool = False
+    has_budget: bool = False
+
+
+def read_message_request(body: Buffer) -> MessageRequest:
     """Return the call of a body of `messages`. Raises InvalidRequest."""
     members = parse_object(body)
     check_names(members, _SUPPORTED)
     if members.get("max_tokens") is None:
         raise BadMember("max_tokens", "'max_tokens': expected a whole number from 1, got none")
-    return _chat(members)
+    thinking = _read_thinking(members.get("thinking"))
+    call = _chat(members, thinking)
+    warnings = (_BUDGET_IGNORED,) if thinking.has_budget else ()
+    return MessageRequest(replace(call, warnings=warnings), thinking.is_shown)
 
 
 def read_count_request(body: Buffer) -> CompletionRequest:
     """Return the chat of a body of `messages/count_tokens`. Raises InvalidRequest."""
     members = parse_object(body)
     check_names(members, _COUNTED)
-    return _chat(members)
+    return _chat(members, _read_thinking(members.get("thinking")))
 
 
-def _chat(members: Mapping[str, Any]) -> CompletionRequest:
-    _check_thinking(members.get("thinking"))
+def _chat(members: Mapping[str, Any], thinking: _Thinking) -> CompletionRequest:
     choice, has_parallel_calls = _tool_choice(members.get("tool_choice"))
     translated = {
         **{name: members.get(name) for name in _SAME},
@@ -56,6 +78,7 @@ def _chat(members: Mapping[str, Any]) -> CompletionRequest:
         "tool_choice": choice,
         "parallel_tool_calls": has_parallel_calls,
         "response_format": _response_format(members.get("output_config")),
+        THINKING: thinking.is_enabled,
     }
     try:
         return make_completion_request(translated, is_chat=True)
@@ -100,16 +123,24 @@ def _user_messages(blocks: Sequence[Mapping[str, Any]], place: str) -> list[dict
 
 
 def _assistant_message(blocks: Sequence[Mapping[str, Any]], place: str) -> dict[str, Any]:
-    """Return the text and the calls of tools. Its earlier thinking is left out, as chat templates do."""
-    calls = []
+    """Return the text, the calls of tools, and what the model thought, of which chat templates may take a part."""
+    calls: list[dict[str, Any]] = []
+    thoughts: list[str] = []
     for index, block in enumerate(blocks):
         if block.get("type") == "tool_use":
             name, value = block.get("name"), block.get("input")
             if not isinstance(name, str) or not isinstance(value, dict):
                 raise BadMember("messages", f"'{place}.content[{index}]': expected a name and an object as input")
             calls.append({"id": block.get("id"), "type": "function", "function": {"name": name, "arguments": value}})
+        elif block.get("type") == "thinking":
+            thought = block.get("thinking")
+            if not isinstance(thought, str):
+                raise BadMember("messages", f"'{place}.content[{index}].thinking': expected a text")
+            thoughts.append(thought)
     rest = [block for block in blocks if block.get("type") not in ("tool_use", "thinking", "redacted_thinking")]
     message: dict[str, Any] = {"role": "assistant", "content": _text(rest, f"{place}.content")}
+    if thought := "".join(thoughts):
+        message["reasoning_content"] = thought
     return {**message, "tool_calls": calls} if calls else message
 
 
@@ -198,8 +229,18 @@ def _response_format(output: object) -> object:
     return {"type": "json_schema", "json_schema": {"schema": form["schema"]}}
 
 
-def _check_thinking(thinking: object) -> None:
-    if thinking is not None and thinking != {"type": "disabled"}:
-        raise BadMember(
-            "thinking", "'thinking': expected type disabled, or none: no model of this server separates its thinking"
-        )
+def _read_thinking(thinking: object) -> _Thinking:
+    if thinking is None:
+        return _Thinking()
+    kind = thinking.get("type") if isinstance(thinking, dict) else None
+    if not isinstance(thinking, dict) or kind not in ("enabled", "adaptive", "disabled"):
+        raise BadMember("thinking", f"'thinking.type': expected enabled, adaptive or disabled, got {str(kind)[:40]}")
+    budget, display = thinking.get("budget_tokens"), thinking.get("display")
+    if kind == "enabled" and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 1):
+        raise BadMember("thinking", f"'thinking.budget_tokens': expected a whole number from 1, got {str(budget)[:40]}")
+    if display not in _DISPLAYS:
+        raise BadMember("thinking", f"'thinking.display': expected summarized or omitted, got {str(display)[:40]}")
+    if kind == "disabled":
+        return _Thinking(is_enabled=False)
+    is_enabled = True if kind == "enabled" else None
+    return _Thinking(is_enabled, is_shown=display != "omitted", has_budget=kind == "enabled")

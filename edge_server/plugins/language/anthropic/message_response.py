@@ -30,21 +30,26 @@ _ERROR_TYPES = {
 }
 
 
+_SIGNATURE = "unsigned"
+"""Of a block of thinking. Clients leave out blocks without one, and send them back; it is not checked."""
+
+
 class MessageEncoder:
     """CompletionEncoder of Anthropic's API, of one choice.
 
-    The content of a streamed message comes in blocks, one after the other: a text, or the call of a tool.
+    The content of a streamed message comes in blocks, one after the other: thinking, a text, or the call of a tool.
     """
 
     stream_headers: Mapping[str, str] = EVENT_STREAM_HEADERS
 
-    def __init__(self, call: CompletionRequest) -> None:
+    def __init__(self, call: CompletionRequest, *, shows_thinking: bool = False) -> None:
         self._call = call
+        self._shows_thinking = shows_thinking
         self._has_begun = False
         self._blocks = 0
         """Blocks that have begun. The last one is open while `_open` is not None."""
         self._open: str | int | None = None
-        """"text", or the index of the open call."""
+        """"thinking", "text", or the index of the open call."""
 
     def idle_piece(self) -> bytes:
         return _event({"type": "ping"})
@@ -53,7 +58,10 @@ class MessageEncoder:
         events: list[dict[str, Any]] = []
         if not self._has_begun:
             self._has_begun = True
-            events.append({"type": "message_start", "message": self._message([], None, [choice], output_tokens=0)})
+            events.append({"type": "message_start", "message": self._message([], None, [choice], {"output_tokens": 0})})
+        if choice.delta_reasoning and self._shows_thinking:
+            events += self._begin("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+            events.append(self._delta({"type": "thinking_delta", "thinking": choice.delta_reasoning}))
         if choice.delta:
             events += self._begin("text", {"type": "text", "text": ""})
             events.append(self._delta({"type": "text_delta", "text": choice.delta}))
@@ -65,7 +73,7 @@ class MessageEncoder:
         if choice.finish_reason is not None:
             events += self._end_block()
             end = {"stop_reason": _stop_reason(choice), "stop_sequence": None}
-            counts = {"output_tokens": choice.output_tokens}
+            counts = _output_counts(choice)
             events.append({"type": "message_delta", "delta": end, "usage": counts, **_warnings(self._call, choice)})
             events.append({"type": "message_stop"})
         return [_event(item) for item in events]
@@ -83,7 +91,9 @@ class MessageEncoder:
             except (ValueError, RecursionError):  # as in an answer that was cut short
                 text += f'{{"name": "{call["function"]["name"]}", "arguments": {arguments}'
         content = [{"type": "text", "text": text}, *calls] if text else calls
-        message = self._message(content, _stop_reason(choice), choices, output_tokens=choice.output_tokens)
+        if choice.reasoning and self._shows_thinking:
+            content.insert(0, {"type": "thinking", "thinking": choice.reasoning, "signature": _SIGNATURE})
+        message = self._message(content, _stop_reason(choice), choices, _output_counts(choice))
         return {**message, **_warnings(self._call, choice)}
 
     def _message(
@@ -91,10 +101,9 @@ class MessageEncoder:
         content: Sequence[Mapping[str, Any]],
         stop_reason: str | None,
         choices: Sequence[CompletionChoice],
-        *,
-        output_tokens: int,
+        output_counts: Mapping[str, Any],
     ) -> dict[str, Any]:
-        counts = {"input_tokens": usage(self._call, choices)["prompt_tokens"], "output_tokens": output_tokens}
+        counts = {"input_tokens": usage(self._call, choices)["prompt_tokens"], **output_counts}
         return {
             "id": f"msg_{self._call.id}",
             "type": "message",
@@ -118,8 +127,10 @@ class MessageEncoder:
     def _end_block(self) -> list[dict[str, Any]]:
         if self._open is None:
             return []
+        signature = [self._delta({"type": "signature_delta", "signature": _SIGNATURE})]
+        events = signature if self._open == "thinking" else []
         self._open = None
-        return [{"type": "content_block_stop", "index": self._blocks - 1}]
+        return [*events, {"type": "content_block_stop", "index": self._blocks - 1}]
 
     def _delta(self, delta: Mapping[str, Any]) -> dict[str, Any]:
         return {"type": "content_block_delta", "index": self._blocks - 1, "delta": delta}
@@ -142,6 +153,13 @@ ANTHROPIC_ERRORS = ErrorFormat(error_object, lambda error: _event(error_object(e
 
 def _stop_reason(choice: CompletionChoice) -> str:
     return _STOP_REASONS.get(choice.finish_reason or "", "end_turn")
+
+
+def _output_counts(choice: CompletionChoice) -> dict[str, Any]:
+    counts: dict[str, Any] = {"output_tokens": choice.output_tokens}
+    if choice.reasoning_tokens is not None:
+        counts["output_tokens_details"] = {"thinking_tokens": choice.reasoning_tokens}
+    return counts
 
 
 def _tool_use(call: Mapping[str, Any], value: object) -> dict[str, Any]:

@@ -142,8 +142,8 @@ class CallRunner:
 
     def _admit(self, request: HttpRequest, call: Call) -> Call:
         """Return the call without a `keep_alive` that its sender has no right to, but with a warning."""
-        warnings = self.keep_alive_warnings(request, call.keep_alive_s)
-        return replace(call, keep_alive_s=None, warnings=(*call.warnings, *warnings)) if warnings else call
+        ignored: tuple[str, ...] = self.keep_alive_warnings(request, call.keep_alive_s)
+        return replace(call, keep_alive_s=None, warnings=(*call.warnings, *ignored)) if ignored else call
 
     async def complete(
         self, request: HttpRequest, call: CompletionRequest, encoder: Callable[[CompletionRequest], CompletionEncoder]
