@@ -504,8 +504,8 @@ def test_openais_client_reports_unsupported_options_and_sends_supported_ones(ser
     import openai
 
     with openai.OpenAI(base_url=server.url("/v1"), api_key="none", max_retries=0) as client:
-        with pytest.raises(openai.NotFoundError, match="unknown path: POST /v1/responses") as unknown:
-            client.responses.create(model="talker", input="hello")
+        with pytest.raises(openai.NotFoundError, match="unknown path: POST /v1/images/generations") as unknown:
+            client.images.generate(model="talker", prompt="hello")
         assert unknown.value.code == "unknown_url"
         messages = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": "hello"}]
         with pytest.raises(openai.BadRequestError, match="'verbosity' is not supported; supported are") as bad:

@@ -1,5 +1,5 @@
-"""The Python packages of ollama and Anthropic against this server: they run unchanged, as do the calls of Home
-Assistant's integration for ollama.
+"""The Python packages of ollama and Anthropic, and OpenAI's for responses, against this server: they run unchanged, as
+do the calls of Home Assistant's integration for ollama.
 
 The models are a scripted one, and tests/data/tiny_llm with OpenVINO GenAI.
 """
@@ -30,8 +30,8 @@ TOKYO = "The capital of Japan is Tokyo."
 pytestmark = [
     pytest.mark.full,
     pytest.mark.skipif(
-        any(importlib.util.find_spec(name) is None for name in ("openvino_genai", "ollama", "anthropic")),
-        reason="needs openvino-genai, ollama and anthropic, of the extra test-all",
+        any(importlib.util.find_spec(name) is None for name in ("openvino_genai", "ollama", "anthropic", "openai")),
+        reason="needs openvino-genai, ollama, anthropic and openai, of the extra test-all",
     ),
 ]
 
@@ -261,3 +261,119 @@ def test_anthropics_client_raises_its_own_errors(anthropic_client: Any) -> None:
         anthropic_client.messages.stream(**{**call, "messages": user("x" * 3000)}),
     ):
         pass
+
+
+@pytest.fixture
+def openai_client(server: Any) -> Iterator[Any]:
+    import openai
+
+    with openai.OpenAI(base_url=server.url("/v1"), api_key="none", max_retries=0) as opened:
+        yield opened
+
+
+def check_types(*items: Any) -> None:
+    """Fail for what is not of the package's own types: its client does not check what it reads."""
+    from openai.types.responses import Response, ResponseStreamEvent
+    from pydantic import TypeAdapter
+
+    event = TypeAdapter(ResponseStreamEvent)
+    for item in items:
+        (Response.model_validate if item.__class__.__name__ == "Response" else event.validate_python)(item.to_dict())
+
+
+def test_openais_client_gets_responses_whole_streamed_and_stored(openai_client: Any) -> None:
+    import openai
+
+    responses = openai_client.responses
+    call = {"model": "tiny", "input": JAPAN, "temperature": 0}
+    answer = responses.create(**call)
+    assert (answer.output_text, answer.status, answer.usage.output_tokens_details.reasoning_tokens) == (
+        TOKYO, "completed", 0
+    )  # fmt: skip
+    raw = list(responses.create(**call, stream=True))
+    check_types(answer, *raw)
+    assert [event.sequence_number for event in raw] == list(range(len(raw)))
+    assert raw[-1].response.output_text == TOKYO
+    with responses.stream(**call) as stream:
+        deltas = [event.delta for event in stream if event.type == "response.output_text.delta"]
+        streamed = stream.get_final_response()
+    assert ("".join(deltas), streamed.output_text, len(deltas) > 5) == (TOKYO, TOKYO, True)
+    assert streamed.usage == answer.usage
+    assert responses.retrieve(answer.id) == answer
+    again = responses.create(model="talker", previous_response_id=answer.id, input="hello", include=[])
+    assert (again.output_text, again.previous_response_id) == (ANSWERS["hello"], answer.id)
+    responses.delete(answer.id)
+    with pytest.raises(openai.NotFoundError, match="is stored"):
+        responses.retrieve(answer.id)
+    with pytest.raises(openai.BadRequestError) as unknown:
+        responses.create(model="tiny", input="x", previous_response_id=answer.id)
+    assert unknown.value.code == "previous_response_not_found"
+    cut = responses.create(**call, max_output_tokens=3)
+    assert (cut.status, cut.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    check_types(again, cut)
+    talked = [{"role": role, "content": "x" * 300} for role in ("user", "assistant")] * 5
+    short = responses.create(**{**call, "input": [*talked, *user(JAPAN)]}, truncation="auto")
+    assert (short.truncation, short.usage.input_tokens < 512) == ("auto", True)
+
+
+def test_openais_client_parses_a_response_into_a_class(openai_client: Any) -> None:
+    from pydantic import BaseModel
+
+    class Size(BaseModel):
+        size: int
+
+    answer = openai_client.responses.parse(model="tiny", input="say hello", text_format=Size, max_output_tokens=100)
+    assert isinstance(answer.output_parsed, Size)
+    with openai_client.responses.stream(model="tiny", input="hi", text_format=Size, max_output_tokens=100) as stream:
+        assert isinstance(stream.get_final_response().output_parsed, Size)
+
+
+@pytest.mark.parametrize("summary", [None, "auto"])
+def test_openais_client_gets_reasoning_as_an_item_and_sends_it_back(openai_client: Any, summary: str | None) -> None:
+    call = {"model": "thinker", "reasoning": {"summary": summary}, "store": False}
+    answer = openai_client.responses.create(**call, input="why")
+    thought, message = answer.output
+    (part,) = thought.summary if summary else thought.content
+    assert (part.text, message.content[0].text) == ("4 > 3", "Because.")
+    assert answer.usage.output_tokens_details.reasoning_tokens == len("<think>\n4 > 3\n</think>")
+    events = list(openai_client.responses.create(**call, input="why", stream=True))
+    kind = "reasoning_summary_text" if summary else "reasoning_text"
+    assert "".join(event.delta for event in events if event.type == f"response.{kind}.delta") == "4 > 3"
+    check_types(answer, *events)
+    back = openai_client.responses.create(**call, input=[*user("why"), *answer.output, *user("why")])
+    assert back.output_text == "Because."
+
+
+def test_openais_client_calls_a_tool_and_sends_its_result(openai_client: Any) -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    tool = {"type": "function", "name": "weather", "description": "Weather", "parameters": schema, "strict": False}
+    call = {"model": "talker", "tools": [tool]}
+    answer = openai_client.responses.create(**call, input="weather")
+    text, use = answer.output
+    assert (text.content[0].text, use.name) == ("I look.", "weather")
+    assert json.loads(use.arguments) == {"city": "Bern", "days": [1, 2]}
+    with openai_client.responses.stream(**call, input="weather") as stream:
+        events = list(stream)
+        assert json.loads(stream.get_final_response().output[1].arguments) == json.loads(use.arguments)
+    assert any(event.type == "response.function_call_arguments.delta" for event in events)
+    check_types(answer, *openai_client.responses.create(**call, input="weather", stream=True))
+    result = {"type": "function_call_output", "call_id": use.call_id, "output": "4"}
+    stored = openai_client.responses.create(**call, previous_response_id=answer.id, input=[result])
+    assert stored.output_text == "Cold."
+    sent_back = openai_client.responses.create(**call, input=[*user("weather"), *answer.output, result])
+    assert sent_back.output_text == "Cold."
+
+
+def test_openais_client_raises_what_a_response_refuses(openai_client: Any) -> None:
+    import openai
+
+    for more, status, said in (
+        ({"model": "nosuch"}, 404, "'nosuch' is not found"),
+        ({"input": "x" * 3000}, 400, "less than 512 tokens"),
+        ({"tools": [{"type": "web_search"}]}, 400, "expected function, got web_search"),
+        ({"background": True}, 400, "'background': expected false"),
+    ):
+        for stream in (False, True):
+            with pytest.raises(openai.APIStatusError, match=said) as refused:
+                openai_client.responses.create(**{"model": "tiny", "input": "hello", "stream": stream, **more})
+            assert refused.value.status_code == status

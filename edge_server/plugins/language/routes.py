@@ -1,5 +1,5 @@
-"""Routes of the text APIs, and their forms of errors: OpenAI's (/v1/chat/completions and others, and the same under
-/v3/), vLLM's (/tokenize), Anthropic's (/v1/messages) and ollama's (/api/chat and others).
+"""Routes of the text APIs, and their forms of errors: OpenAI's (/v1/chat/completions, /v1/responses and others, and the
+same under /v3/), vLLM's (/tokenize), Anthropic's (/v1/messages) and ollama's (/api/chat and others).
 
 The endpoints of an API are imported for its first request.
 """
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from edge_server.plugins.language.anthropic.endpoints import AnthropicEndpoints
     from edge_server.plugins.language.ollama.endpoints import OllamaEndpoints
     from edge_server.plugins.language.openai.endpoints import OpenAiEndpoints
+    from edge_server.plugins.language.responses.endpoints import ResponseEndpoints
     from edge_server.plugins.language.vllm.endpoints import TokenEndpoints
 
 _SCHEMAS = "edge_server.plugins.language.schemas"
@@ -32,6 +33,7 @@ def language_routes(service: InferenceService, may_change_models: Callable[[Requ
     """Return the routes. `may_change_models` returns whether the sender of a request may load and unload models."""
     return (
         *_openai_routes(service, may_change_models),
+        *_response_routes(service, may_change_models),
         *_token_routes(service, may_change_models),
         *_anthropic_routes(service, may_change_models),
         *_ollama_routes(service, may_change_models),
@@ -99,6 +101,41 @@ def _openai_routes(service: InferenceService, may_change_models: Callable[[Reque
             schema=_JSON_BODY,
         )
     )
+    return lines
+
+
+def _response_routes(service: InferenceService, may_change_models: Callable[[RequestHead], bool]) -> Sequence[Route]:
+    def make() -> ResponseEndpoints:
+        from edge_server.plugins.language.responses.endpoints import ResponseEndpoints
+
+        return ResponseEndpoints(service, may_change_models)
+
+    handler = DeferredEndpoints(make).handler
+    lines: list[Route] = []
+    for base in ("/v1", "/v3"):
+        lines += (
+            _post(
+                f"{base}/responses",
+                summary="Continue a chat, as in OpenAI's API for responses",
+                handler=handler(lambda endpoints: endpoints.create),
+                schema=f"{_SCHEMAS}:COMPLETION",
+            ),
+            # Who may make responses may read and delete those whose ids it knows.
+            Route(
+                "GET",
+                f"{base}/responses/{{response}}",
+                category="inference",
+                summary="A stored response, as in OpenAI's API",
+                handler=handler(lambda endpoints: endpoints.show),
+            ),
+            Route(
+                "DELETE",
+                f"{base}/responses/{{response}}",
+                category="inference",
+                summary="Delete a stored response, as in OpenAI's API",
+                handler=handler(lambda endpoints: endpoints.delete),
+            ),
+        )
     return lines
 
 

@@ -182,7 +182,7 @@ def make_completion_request(members: Mapping[str, Any], *, is_chat: bool) -> Com
     """Return the call of the members of OpenAI's object, to which other wires translate theirs. Raises BadMember."""
     model = read_model(members)
     check_names(members, _SUPPORTED | (_OF_CHATS if is_chat else _OF_COMPLETIONS))
-    is_stream = _boolean(members, "stream")
+    is_stream = read_boolean(members, "stream")
     options = members.get("stream_options") or {}
     if not isinstance(options, dict):
         raise BadMember("stream_options", f"'stream_options': expected an object, got {json_type(options)}")
@@ -194,7 +194,7 @@ def make_completion_request(members: Mapping[str, Any], *, is_chat: bool) -> Com
     if isinstance(choices, bool) or not isinstance(choices, int) or not 1 <= choices <= _MAX_CHOICES:
         raise BadMember("n", f"'n': expected 1 to {_MAX_CHOICES}, got {str(choices)[:40]}")
     has_tools = is_chat and bool(members.get("tools"))
-    echoes = not is_chat and _boolean(members, "echo")
+    echoes = not is_chat and read_boolean(members, "echo")
     if echoes and is_stream:
         raise BadMember("echo", "'echo' is not supported for a stream")
     has_logprobs, top_logprobs = _read_logprobs(members, is_chat=is_chat)
@@ -215,7 +215,7 @@ def make_completion_request(members: Mapping[str, Any], *, is_chat: bool) -> Com
         has_logprobs=has_logprobs,
         top_logprobs=top_logprobs,
         has_tools=has_tools,
-        has_parallel_calls=members.get("parallel_tool_calls") is None or _boolean(members, "parallel_tool_calls"),
+        has_parallel_calls=members.get("parallel_tool_calls") is None or read_boolean(members, "parallel_tool_calls"),
         echoes=echoes,
         keep_alive_s=read_keep_alive(members),
     )
@@ -339,7 +339,7 @@ def _read_logprobs(members: Mapping[str, Any], *, is_chat: bool) -> tuple[bool, 
         raise BadMember(param, f"'{param}': expected a whole number from 0 to 20, got {str(top)[:40]}")
     if not is_chat:
         return top is not None, top or 0
-    has_logprobs = _boolean(members, "logprobs")
+    has_logprobs = read_boolean(members, "logprobs")
     if top and not has_logprobs:
         raise BadMember("top_logprobs", "'top_logprobs': only with 'logprobs' true")
     return has_logprobs, top or 0
@@ -453,7 +453,8 @@ def _prompts(members: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(str(prompt) for prompt in prompts)
 
 
-def _boolean(members: Mapping[str, Any], name: str) -> bool:
+def read_boolean(members: Mapping[str, Any], name: str) -> bool:
+    """Return a member that is true or false, false if it is missing or null. Raises BadMember."""
     value = members.get(name)
     if value is not None and not isinstance(value, bool):
         raise BadMember(name, f"'{name}': expected true or false, got {json_type(value)}")

@@ -1,0 +1,72 @@
+"""Bounded store of responses, in memory: for calls that continue one, and for clients that read one again."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+MAX_RESPONSES = 512
+MAX_BYTES = 32 << 20
+"""Of all responses together."""
+
+
+class StoredResponse(NamedTuple):
+    """`body` is the JSON of the response, `messages` the chat with its answer, without instructions. Nobody changes
+    them: responses that continue each other share their messages."""
+
+    body: bytes
+    messages: Sequence[Mapping[str, Any]]
+
+    def byte_count(self) -> int:
+        """Return about how much memory it takes, with what it shares."""
+        total, values = 0, [self.body, self.messages]
+        while values:
+            value = values.pop()
+            total += sys.getsizeof(value)
+            if isinstance(value, Mapping):
+                values += (*value.keys(), *value.values())
+            elif isinstance(value, list | tuple):
+                values += value
+        return total
+
+
+class TextResponseStore:
+    """Keeps the newest responses by their ids, up to a number of them and of bytes. May be used from any thread."""
+
+    def __init__(self, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
+        self.max_bytes = max_bytes
+        self._max_responses = max_responses
+        self._responses: OrderedDict[str, tuple[StoredResponse, int]] = OrderedDict()
+        """With the bytes of each."""
+        self._byte_count = 0
+        self._lock = threading.Lock()
+
+    def add(self, response_id: str, response: StoredResponse) -> bool:
+        """Keep a response, and remove the oldest while there are too many. Return False, and do nothing, for one that
+        alone is too large."""
+        byte_count = response.byte_count()
+        if byte_count > self.max_bytes:
+            return False
+        with self._lock:
+            self._responses[response_id] = response, byte_count
+            self._byte_count += byte_count
+            while len(self._responses) > self._max_responses or self._byte_count > self.max_bytes:
+                _, (_, oldest) = self._responses.popitem(last=False)
+                self._byte_count -= oldest
+        return True
+
+    def find(self, response_id: str) -> StoredResponse | None:
+        with self._lock:
+            found = self._responses.get(response_id)
+        return None if found is None else found[0]
+
+    def remove(self, response_id: str) -> bool:
+        """Return whether there was one."""
+        with self._lock:
+            removed = self._responses.pop(response_id, None)
+            if removed is not None:
+                self._byte_count -= removed[1]
+            return removed is not None
