@@ -8,6 +8,8 @@ READERS = {
     "http1": 1024,
     "v2_json": 1024,
     "openai": 1024,
+    "chat_apis": 1024,
+    "audio_form": 1024,
     "infer_message": 512,
     "frame_messages": 512,
     "detector_bodies": 512,

@@ -1,5 +1,5 @@
-"""Bodies of the text APIs: OpenAI's chats, completions and embeddings, ollama's chats and prompts, vLLM's tokens, and
-the requests that they become."""
+"""Bodies of the text APIs: OpenAI's chats, completions and embeddings, ollama's chats, prompts and embeddings, vLLM's
+tokens and scores, Jina's and Cohere's rerank, and the requests that they become."""
 
 from __future__ import annotations
 
@@ -12,9 +12,18 @@ from stubs import result_of
 
 from edge_server.core.model_spec import ChatTemplate, InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
+from edge_server.plugins.language.ollama.endpoints import _read_embed_request
 from edge_server.plugins.language.ollama.generation_request import read_chat_request, read_generate_request
 from edge_server.plugins.language.openai.completion_request import CompletionRequest, read_completion_request
 from edge_server.plugins.language.openai.embedding_request import read_embedding_request
+from edge_server.plugins.language.openai.score_request import (
+    ScoreRequest,
+    Scores,
+    read_rerank_request,
+    read_score_request,
+    rerank_response,
+    score_response,
+)
 from edge_server.plugins.language.vllm.token_requests import read_detokenize_request, read_tokenize_request
 
 _TEMPLATE = ChatTemplate(
@@ -33,11 +42,21 @@ _NAMES = ("sampling_parameters", "stream", "exclude_input_in_output", "return_lo
 _TEXT = tuple(
     InputSpec(name, DType.BYTES if name != "stream" else DType.BOOL, (1,)) for name in ("text_input", *_NAMES)
 )
-_CHAT = (InputSpec("messages", DType.BYTES, (1,)), *_TEXT)
+_CHAT = (*(InputSpec(name, DType.BYTES, (-1,)) for name in ("messages", "image")), *_TEXT)
 _SPECS = (_spec(_CHAT), _spec(_TEXT, _TEMPLATE))
 _EMBEDDINGS = ModelSpec(
     "m", "llm", "", 4, (InputSpec("text", DType.BYTES, (1,)),), (OutputSpec("e", DType.FP32, (8,)),), ()
 )
+_SCORES = ModelSpec(
+    "m",
+    "llm",
+    "",
+    4,
+    tuple(InputSpec(name, DType.BYTES, (1,)) for name in ("query", "document")),
+    (OutputSpec("score", DType.FP32, (1,)),),
+    (),
+)
+PICTURE = "data:image/png;base64,AAAA"
 
 
 def seeds() -> Iterable[bytes]:
@@ -55,6 +74,8 @@ def seeds() -> Iterable[bytes]:
     schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}}
     yield b"\0" + json.dumps(chat).encode()
     yield b"\1" + json.dumps({**chat, "tools": [tool], "tool_choice": "auto", "n": 2, "seed": 5}).encode()
+    image = {"type": "image_url", "image_url": {"url": PICTURE}}
+    yield b"\0" + json.dumps({"model": "m", "messages": [{"role": "user", "content": [image]}]}).encode()
     yield b"\0" + json.dumps({"model": "m", "messages": messages, "response_format": schema, "stop": ["x"]}).encode()
     yield b"\0" + json.dumps({"model": "m", "messages": messages, "logprobs": True, "top_logprobs": 1}).encode()
     yield b"\2" + json.dumps({"model": "m", "prompt": ["a", "b"], "max_tokens": 5, "echo": True}).encode()
@@ -70,11 +91,17 @@ def seeds() -> Iterable[bytes]:
     ]
     yield b"\4" + json.dumps({"model": "m:latest", "messages": answered, "tools": [tool], "options": options}).encode()
     yield (b"\4" + json.dumps({"model": "m", "messages": messages, "format": {}, "think": False}).encode())
+    seen = [{"role": "user", "content": "a", "images": ["AAAA"]}]
+    yield b"\4" + json.dumps({"model": "m", "messages": seen}).encode()
     yield (b"\5" + json.dumps({"model": "m", "prompt": "a", "system": "b", "keep_alive": "5m"}).encode())
     yield b"\5" + json.dumps({"model": "m", "prompt": "a", "raw": True, "logprobs": True, "options": options}).encode()
     yield b"\6" + json.dumps({"model": "m", "messages": messages, "tools": [tool]}).encode()
     yield b"\7" + json.dumps({"model": "m", "tokens": [1, 2]}).encode()
-    for kind in range(8):
+    yield b"\x08" + json.dumps({"model": "m", "query": "a", "documents": ["a", {"text": "b"}], "top_n": 1}).encode()
+    yield b"\x09" + json.dumps({"model": "m", "text_1": "a", "text_2": ["a", "b"]}).encode()
+    yield b"\x09" + json.dumps({"model": "m", "queries": ["a", "b"], "documents": ["c", "d"]}).encode()
+    yield b"\x0a" + json.dumps({"model": "m:latest", "input": ["a"], "truncate": True, "options": {}}).encode()
+    for kind in range(11):
         yield bytes((0x80 | kind, 3, WORDS.index("messages"), 65, 2, 2, 127, 6, 3, 127, 5, WORDS.index("n"), 160, 5))
 
 
@@ -85,7 +112,8 @@ WORDS = (
     "keep_alive", "5m", "-1", "temperature", "input", "encoding_format", "base64", "float", "dimensions", "logit_bias",
     "modalities", "tool_calls", "arguments", "id", "m", "options", "num_predict", "raw", "system", "format", "think",
     "tool_name", "images", "repeat_penalty", "m:latest", "tokens", "chat_template_kwargs", "enable_thinking",
-    "reasoning_effort", "low",
+    "reasoning_effort", "low", "query", "documents", "top_n", "return_documents", "text_1", "text_2", "queries",
+    "truncate", "image_url", "url", PICTURE, "AAAA",
 )  # fmt: skip
 
 
@@ -101,8 +129,9 @@ def _read_completion(kind: bytes, body: bytes) -> CompletionRequest | None:
 
 def check(data: bytes) -> None:
     """The first byte is the kind of call: 0 a chat, 1 a chat for a model with a template, 2 a prompt, 3 embeddings, 4 a
-    chat and 5 a prompt of ollama's API, 6 a text whose tokens are wanted, 7 tokens whose text is wanted."""
-    kind, body = bytes((data[0] & 7,)) if data else b"", data[1:]
+    chat and 5 a prompt of ollama's API, 6 a text whose tokens are wanted, 7 tokens whose text is wanted, 8
+    documents to be sorted, 9 pairs of texts, 10 embeddings of ollama's API."""
+    kind, body = bytes((data[0] & 15,)) if data else b"", data[1:]
     if data[:1] >= b"\x80":
         take = InputReader(body)
         call = {"model": "m", **{take.choice(WORDS): take.json(WORDS) for _ in range(take.byte() & 15)}}
@@ -111,8 +140,13 @@ def check(data: bytes) -> None:
         tokens = result_of(lambda: read_detokenize_request(body))
         assert tokens is None or all(0 <= token < 1 << 31 for token in tokens[1])
         return
-    if kind == b"\3":
-        embedding = result_of(lambda: read_embedding_request(body))
+    if kind in (b"\x08", b"\x09"):
+        read = read_rerank_request if kind == b"\x08" else read_score_request
+        if (pairs := result_of(lambda: read(body))) is not None:
+            _check_scores(pairs)
+        return
+    if kind in (b"\3", b"\x0a"):
+        embedding = result_of(lambda: (read_embedding_request if kind == b"\3" else _read_embed_request)(body))
         if (
             embedding is not None
             and (requests := result_of(lambda: embedding.inference_requests(_EMBEDDINGS))) is not None
@@ -134,7 +168,27 @@ def check(data: bytes) -> None:
         source = request.inputs.get("messages") or request.inputs["text_input"]
         source.array[0].decode("utf-8")
         if "messages" in request.inputs:
-            given = json.loads(source.array[0])
+            given, pictures = json.loads(source.array[0]), 0
             for message in given["messages"] if isinstance(given, dict) else given:
                 assert isinstance(message["role"], str)
-                assert isinstance(message["content"], str)
+                kinds = [] if isinstance(message["content"], str) else [part["type"] for part in message["content"]]
+                assert set(kinds) <= {"text", "image"}
+                pictures += kinds.count("image")
+            assert pictures == len(call.images)
+
+
+def _check_scores(call: ScoreRequest) -> None:
+    """Each pair is asked for once, in its place, and answered so."""
+    requests = call.inference_requests(_SCORES)
+    for name, texts in (("query", call.queries), ("document", call.documents)):
+        found = [text for request in requests for text in request.inputs[name].array.reshape(-1).tolist()]
+        assert found == [text.encode("utf-8", "replace") for text in texts]
+    values = [len(text) / 2 for text in call.documents]
+    answer = rerank_response(call, Scores(values, 0))
+    results = answer["results"]
+    assert isinstance(results, list)
+    assert len(results) == min(call.top_n or len(values), len(values))
+    assert [item["relevance_score"] for item in results] == sorted(values, reverse=True)[: len(results)]
+    data = score_response(call, Scores(values, 0))["data"]
+    assert isinstance(data, list)
+    assert [item["score"] for item in data] == values
