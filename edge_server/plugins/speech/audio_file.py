@@ -79,7 +79,8 @@ def _read_wav(data: bytes, max_seconds: float) -> Iterator[npt.NDArray[np.float3
             if file.getnframes() > max_seconds * rate and len(data) > max_seconds * rate * channels * width:
                 raise _too_long(max_seconds)
             frames = file.readframes(file.getnframes())
-    except (wave.Error, EOFError):
+    except (wave.Error, EOFError, RuntimeError):
+        # The module raises a bare RuntimeError for a chunk that is longer than the file.
         return None
     frames = frames[: len(frames) // (channels * width) * channels * width]
     # A sample of 3 bytes becomes the upper bytes of one of 4. Samples of 1 byte have no sign.

@@ -84,6 +84,14 @@ def test_a_wav_file_that_is_cut_short_gives_what_is_there(make_wav: Any) -> None
     assert 0.2 * SAMPLE_RATE < heard.size < 0.3 * SAMPLE_RATE
 
 
+def test_a_chunk_that_is_longer_than_its_file_is_refused(monkeypatch: pytest.MonkeyPatch, make_wav: Any) -> None:
+    monkeypatch.setattr(audio_file.importlib.util, "find_spec", lambda name: None)
+    data = make_wav(tone(440, 0.5))
+    place = data.index(b"data")
+    with pytest.raises(InvalidRequest, match="is not a WAV file"):
+        decode_audio(data[:place] + b"LIST" + struct.pack("<I", len(data)) + data[place:], 60)
+
+
 def test_without_av_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audio_file.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InvalidRequest, match=r"begins with b'fLaC'.*install the extra sources"):
