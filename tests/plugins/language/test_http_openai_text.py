@@ -435,7 +435,7 @@ def test_usage_has_the_cached_tokens_of_each_prompt_if_the_model_reports_them(ta
     assert events(talker.post("/v1/completions", body))[-1]["usage"] == expected
 
 
-@pytest.mark.parametrize("path", ["/v1/batches", "/v1/", "/v3/audio/speech?x=1", "/v1/models/a/b"])
+@pytest.mark.parametrize("path", ["/v1/batches", "/v1/", "/v3/images/edits?x=1", "/v1/models/a/b"])
 def test_unknown_paths_get_openais_error(site: Any, path: str) -> None:
     for method in ("POST", "GET"):
         reply = site.ask(method, path)
