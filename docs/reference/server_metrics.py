@@ -57,7 +57,7 @@ _GROUPS = (
         "See [the governor](../governor.md).",
     ),
     _Group(
-        "Frame streams, cameras and sinks", "edge_(frame|source|sink|zone|line)_",
+        "Frame streams, cameras, sinks and questions", "edge_(frame|source|sink|zone|line|question|questions)_",
         "Those of frames have the label `model`, and count the frames of clients and of cameras. "
         "See [cameras](../cameras.md).",
     ),

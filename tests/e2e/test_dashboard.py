@@ -98,6 +98,33 @@ model = "face_detection_yunet"
 fps = 10
 """
 
+QUESTIONS = """
+[[sources.questions]]
+name = "visitor"
+model = "vlm"
+prompt = "Who is the {label}?"
+
+[[sources.questions]]
+name = "parcel"
+model = "absent"
+prompt = "Is there a parcel?"
+"""
+VLM = """
+backend: "python"
+input { name: "text_input" data_type: TYPE_STRING dims: [1] }
+input { name: "image" data_type: TYPE_STRING dims: [1] }
+output { name: "text_output" data_type: TYPE_STRING dims: [1] }
+"""
+VLM_CODE = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        prompts = [pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("text_output", prompt)]) for prompt in prompts]
+"""
+
 IS_IN_SIGHT = """
 const element = document.querySelector(arguments[0]);
 const { left, top, width, bottom } = element.getBoundingClientRect();
@@ -633,6 +660,22 @@ def test_a_failed_camera_is_red_with_its_reason(browser: Any, serve: Any, reposi
         assert "start it with --http-restricted-api=model-repository:admin-key=SECRET" in refusal
         assert browser.run("return document.querySelector('.zone-form').hidden")
         browser.console()
+        browser.open("about:blank")
+
+
+def test_a_camera_shows_the_answers_to_its_questions_and_why_there_is_none(
+    browser: Any, serve: Any, repository: Any, tmp_path: Path
+) -> None:
+    shutil.copytree(ROOT / "model_repository/face_detection_yunet", repository.path / "face_detection_yunet")
+    (repository.add("vlm", VLM) / "1/model.py").write_text(VLM_CODE)
+    cameras = tmp_path / "cameras.toml"
+    cameras.write_text("[[sources]]" + SOURCES.split("[[sources]]")[2] + QUESTIONS)
+    with serve(repository.path, f"--sources-file={cameras}") as server:
+        browser.open(server.url("/"))
+        browser.wait("document.querySelector('.camera .answers')?.textContent.endsWith('visitor: Who is the face?')")
+        browser.wait("document.querySelector('.camera .warning')?.textContent.startsWith(arguments[0])",
+                     "Question parcel: Request for unknown model: 'absent'")  # fmt: skip
+        assert browser.console() == []
         browser.open("about:blank")
 
 

@@ -160,7 +160,8 @@ def test_each_camera_waits_for_its_own_model_and_names_it(
 
 
 def test_a_server_without_cameras_reports_that(zoo: Any) -> None:
-    assert zoo.ask("/edge/v1/cameras") == (200, {"enabled": False, "sources": [], "sinks": []})
+    nothing = {"enabled": False, "sources": [], "sinks": [], "questions": []}
+    assert zoo.ask("/edge/v1/cameras") == (200, nothing)
 
 
 @pytest.mark.full

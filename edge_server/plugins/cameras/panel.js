@@ -1,7 +1,7 @@
 // Section of the page: cameras of the server and other frame streams, each with a live picture with the results drawn in,
 // rates, drops by reason, ages.
 
-import { access, request } from "../api.js";
+import { access, getJson, request } from "../api.js";
 import { element, formatNumber, keepChildren, note, setBadge, setText } from "../dom.js";
 import { openLarge } from "./panel_large.js";
 
@@ -29,7 +29,7 @@ export function makePanel() {
   );
   const hint = element("p", { id: "cameras-note", class: "note", hidden: true });
   function update(found, own) {
-    const cameras = merged(found?.streams ?? [], own?.sources ?? []);
+    const cameras = merged(found?.streams ?? [], own?.sources ?? [], own?.questions ?? []);
     const lost = cameras.filter((camera) => camera.source?.state === "FAILED").length;
     setText(count, cameras.length ? `${cameras.filter((camera) => camera.stream).length} of ${cameras.length} open` : "");
     setBadge(failed, lost ? `${lost} failed` : "", "bad");
@@ -47,17 +47,19 @@ export function makePanel() {
 }
 
 /**
- * Return {name, stream, source}: the cameras of the server, failed ones first, else in the order of their file, then other
- * frame streams.
+ * Return {name, stream, source, questions}: the cameras of the server, failed ones first, else in the order of their file,
+ * then other frame streams.
  */
-function merged(streams, sources) {
+function merged(streams, sources, questions) {
   const byName = new Map(streams.map((stream) => [stream.stream_id, stream]));
   // The frame stream of a camera stays open while the camera is lost.
   const streamOf = ({ name, state }) => (state === "FAILED" ? null : byName.get(name) ?? null);
   const isWorking = ({ state }) => state !== "FAILED";
-  const own = sources.toSorted((a, b) => isWorking(a) - isWorking(b)).map((source) => ({ name: source.name, source, stream: streamOf(source) }));
+  const own = sources.toSorted((a, b) => isWorking(a) - isWorking(b)).map((source) => (
+    { name: source.name, source, stream: streamOf(source), questions: questions.filter((question) => question.source === source.name) }
+  ));
   const names = new Set(sources.map((source) => source.name));
-  return [...own, ...streams.filter((stream) => !names.has(stream.stream_id)).map((stream) => ({ name: stream.stream_id, source: null, stream }))];
+  return [...own, ...streams.filter((stream) => !names.has(stream.stream_id)).map((stream) => ({ name: stream.stream_id, source: null, stream, questions: [] }))];
 }
 
 document.addEventListener("visibilitychange", () => {
@@ -73,17 +75,19 @@ function makeCard({ name }) {
   const model = element("p", { class: "muted origin" });
   const facts = ["Frames in", "Frames out", "Age, median", "Age, 99 %"].map((fact) => [element("dt", {}, fact), element("dd", {})]);
   const warning = element("p", { class: "warning", hidden: true });
+  const answers = element("p", { class: "answers", hidden: true });
   const drops = element("p", { class: "chips" });
   const node = element(
     "article", { class: "card camera", "data-stream": name },
     element("div", { class: "head" }, element("h3", {}, name), state, toggle), model, picture,
-    element("dl", { class: "facts" }, ...facts.map((pair) => element("div", {}, ...pair))), warning, drops,
+    element("dl", { class: "facts" }, ...facts.map((pair) => element("div", {}, ...pair))), warning, answers, drops,
   );
   let isWanted = [...cards.values()].filter((card) => card.isLive()).length < MAX_SHOWN;
   let now = null;
   let problem = "";
   let running = null;
   let shownUrl = "";
+  let readCounts = "";
 
   function update(camera) {
     now = camera;
@@ -97,9 +101,25 @@ function makeCard({ name }) {
       : ["–", "–", "–", "–"];
     facts.forEach(([, value], place) => setText(value, values[place]));
     // Of a camera without a stream the reason stands in place of the picture.
-    note(warning, stream ? source?.reason ?? "" : "");
+    const problems = camera.questions.filter(({ reason }) => reason).map((question) => `Question ${question.name}: ${question.reason}`);
+    note(warning, [stream ? source?.reason : "", ...problems].filter(Boolean).join("\n"));
+    readAnswers(camera.questions);
     setText(drops, detailOf(camera));
     refresh();
+  }
+
+  /** Show the last answers to the questions about this camera. They are read after a new one only. */
+  async function readAnswers(questions) {
+    const counts = access.allowed.view ? questions.map((question) => `${question.name} ${question.answered}`).join() : "";
+    if (counts === readCounts) return;
+    readCounts = counts;
+    try {
+      const found = questions.some((question) => question.answered) && counts
+        ? (await getJson(`edge/v1/cameras/${encodeURIComponent(name)}/answers`)).answers : [];
+      note(answers, found.map((answer) => `${new Date(answer.time_s * 1000).toLocaleTimeString()} ${answer.question}: ${answer.text}`).join("\n"));
+    } catch {
+      readCounts = ""; // The next update tries again.
+    }
   }
 
   function refresh() {

@@ -1,5 +1,5 @@
-"""Data classes of the status reports on frame streams, cameras of the server and receivers of results, and their
-JSON."""
+"""Data classes of the status reports on frame streams, cameras of the server, receivers of results and questions, and
+their JSON."""
 
 from __future__ import annotations
 
@@ -71,15 +71,40 @@ class SinkReport(NamedTuple):
     waiting: int = 0
 
 
+class QuestionReport(NamedTuple):
+    """One question about the pictures of a source. At any time asked = answered + replaced + expired + shed + failed +
+    waiting.
+
+    `reason` says why the last one failed, or why the next one will. `replaced` counts those for which a newer one came
+    before their turn, `expired` those that waited too long for it, `shed` those that the governor refused. `waiting`
+    includes one that the model answers now. `seconds` is the time that the model took for all answers.
+    """
+
+    source: str
+    name: str
+    model: str
+    reason: str = ""
+    asked: int = 0
+    answered: int = 0
+    replaced: int = 0
+    expired: int = 0
+    shed: int = 0
+    failed: int = 0
+    waiting: int = 0
+    seconds: float = 0.0
+
+
 class CamerasReport(NamedTuple):
-    """Sources and sinks. `problem` says that the file is not in use, or not its last change, and why; else ""."""
+    """Sources, sinks and questions. `problem` says that the file is not in use, or not its last change, and why; else
+    ""."""
 
     sources: tuple[SourceReport, ...] = ()
     sinks: tuple[SinkReport, ...] = ()
     problem: str = ""
+    questions: tuple[QuestionReport, ...] = ()
 
 
-NO_CAMERAS: Mapping[str, object] = {"enabled": False, "sources": [], "sinks": []}
+NO_CAMERAS: Mapping[str, object] = {"enabled": False, "sources": [], "sinks": [], "questions": []}
 """Response of GET /edge/v1/cameras of a server that opens no cameras itself."""
 
 
@@ -116,4 +141,5 @@ def cameras_as_json(report: CamerasReport) -> dict[str, object]:
         "problem": report.problem,
         "sources": sources,
         "sinks": [sink._asdict() for sink in report.sinks],
+        "questions": [{**one._asdict(), "seconds": round(one.seconds, 3)} for one in report.questions],
     }

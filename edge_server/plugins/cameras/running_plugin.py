@@ -17,6 +17,8 @@ from edge_server.plugins.cameras.settings import FramesConfig, FrigateConfig, So
 from edge_server.telemetry.metrics_page import Family
 
 if TYPE_CHECKING:
+    from edge_server.core.model_spec import ModelSpec
+    from edge_server.core.version_lifecycle import SampleRun
     from edge_server.frontends.grpc.rpc_table import StreamService
     from edge_server.plugins.cameras.endpoints.zmq_detector import ZmqDetector
     from edge_server.plugins.cameras.server_cameras import ServerCameras
@@ -54,6 +56,27 @@ class Cameras(RunningPlugin):
             return (str(error),)
         return ()
 
+    def examine(self, spec: ModelSpec, run: SampleRun | None) -> Sequence[str]:
+        """Return the reasons why questions about pictures cannot be asked to this model."""
+        if not self._sources_config.is_used:
+            return ()
+        from edge_server.plugins.cameras.questions.model_request import model_problem
+        from edge_server.plugins.cameras.source_and_sink_settings import read_entries
+
+        config = self._sources_config
+        try:
+            sources, _ = read_entries(config.file, config.sources, config.sinks)
+        except ConfigError:
+            return ()  # `refusals` says it
+        asking = [
+            f"question '{question.name}' of source '{source.name}'"
+            for source in sources.values()
+            for question in source.questions
+            if question.model == spec.name
+        ]
+        problem = model_problem(spec) if asking else ""
+        return [f"{title} cannot be asked: {problem}" for title in asking] if problem else ()
+
     def start(self) -> None:
         """Raises InvalidRequest if Frigate's clients would need a key, ServingFault for an address in use."""
         if not self._zmq_address:
@@ -79,6 +102,7 @@ class Cameras(RunningPlugin):
             self._sources_config,
             self._frames.stream_registry(),
             self._core.events,
+            self._core.service,
             self._core.config.repository.state_dir,
         )
         self._server_cameras.start()
@@ -104,14 +128,14 @@ class Cameras(RunningPlugin):
         from edge_server.plugins.cameras.endpoints.routes import (
             deepstack_routes,
             report_routes,
+            source_routes,
             view_routes,
-            zone_routes,
         )
 
         return (
             *deepstack_routes(self._core.service),
             *report_routes(self._stream_reports, self._camera_report),
-            *zone_routes(self._core.access, self._require_cameras),
+            *source_routes(self._core.access, self._require_cameras),
             *view_routes(self._core.access, self._frames.view),
         )
 

@@ -8,9 +8,11 @@ import logging
 import os
 import threading
 from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
 
 from edge_server.config import ConfigError
 from edge_server.errors import Draining, InvalidRequest, NotFound
+from edge_server.plugins.cameras.questions.question_answer import QUESTION_ANSWERED, QuestionAnswer
 from edge_server.plugins.cameras.reports import CamerasReport
 from edge_server.plugins.cameras.settings import SourcesConfig
 from edge_server.plugins.cameras.sinks.result_json import zone_event_fields
@@ -32,6 +34,10 @@ from edge_server.protocol.frame_messages import FrameResult
 from edge_server.telemetry.event_bus import EventBus
 from edge_server.telemetry.metrics_page import Family
 
+if TYPE_CHECKING:
+    from edge_server.plugins.cameras.questions.question_set import QuestionSet
+    from edge_server.service import InferenceService
+
 SOURCES_FILE_REFUSED = "sources.file_refused"
 
 _LOG = logging.getLogger(__name__)
@@ -50,8 +56,16 @@ class ServerCameras:
     them with its cameras.
     """
 
-    def __init__(self, config: SourcesConfig, streams: StreamRegistry, events: EventBus, state_dir: str = "") -> None:
+    def __init__(
+        self,
+        config: SourcesConfig,
+        streams: StreamRegistry,
+        events: EventBus,
+        service: InferenceService,
+        state_dir: str = "",
+    ) -> None:
         self._config = config
+        self._service = service
         self._zone_store = ZoneStore(config.file, state_dir)
         self._changing = threading.Lock()
         """Held while the sources change."""
@@ -60,6 +74,8 @@ class ServerCameras:
         self._events = events
         self._sinks = SinkSet(events.publish)
         self._sources = SourceSet(streams, events.publish, self._on_result, self._on_state)
+        self._questions: QuestionSet | None = None
+        """Made for the first source with questions."""
         self._entries: dict[str, SourceEntry] = {}
         self._problem = ""
         self._stop = threading.Event()
@@ -75,12 +91,14 @@ class ServerCameras:
             self._thread.start()
 
     def stop_sources(self) -> None:
-        """Stop all sources; their last results still go to the sinks."""
+        """Stop all sources and cancel questions; the last results still go to the sinks."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
         with self._changing:
             self._sources.close(_CLOSE_S)
+            if self._questions is not None:
+                self._questions.close(_CLOSE_S)
 
     def close(self) -> None:
         """Stop the sources, if not done, and close the sinks."""
@@ -88,11 +106,23 @@ class ServerCameras:
         self._sinks.close(_CLOSE_S)
 
     def report(self) -> CamerasReport:
-        return CamerasReport(tuple(self._sources.reports()), tuple(self._sinks.reports()), self._problem)
+        questions = () if self._questions is None else tuple(self._questions.reports())
+        return CamerasReport(tuple(self._sources.reports()), tuple(self._sinks.reports()), self._problem, questions)
 
     def families(self) -> list[Family]:
-        """Return the metrics of sources and sinks."""
-        return [*self._sources.families(), *self._sinks.families()]
+        """Return the metrics of sources, sinks and questions."""
+        questions = [] if self._questions is None else self._questions.families()
+        return [*self._sources.families(), *self._sinks.families(), *questions]
+
+    def answers_as_json(self, source: str) -> dict[str, object]:
+        """Return the last answer to each question of a source. Raises NotFound."""
+        if source not in self._entries:
+            raise _no_camera(source)
+        answers = () if self._questions is None else self._questions.answers(source)
+        return {
+            "source": source,
+            "answers": [{**answer.fields(), "time_s": round(answer.time_s, 3)} for answer in answers],
+        }
 
     def zones_as_json(self, source: str) -> dict[str, object]:
         """Return the zones and lines of a source, with `classes`, those that its model knows. Raises NotFound."""
@@ -149,8 +179,14 @@ class ServerCameras:
         pictured = {
             name
             for name, entry in sources.items()
-            if any(takes_pictures(sinks[sink]) for sink in _sink_names(entry, sinks))
+            if entry.questions or any(takes_pictures(sinks[sink]) for sink in _sink_names(entry, sinks))
         }
+        if self._questions is None and any(entry.questions for entry in sources.values()):
+            from edge_server.plugins.cameras.questions.question_set import QuestionSet
+
+            self._questions = QuestionSet(self._service, self._on_answer)
+        if self._questions is not None:
+            self._questions.apply(sources)
         self._sources.apply(sources, pictured)
         for name, entry in self._entries.items():
             kept = _sink_names(sources[name], sinks) if name in sources else set()
@@ -173,6 +209,15 @@ class ServerCameras:
         for event in () if result.zones is None else result.zones.events:
             self._events.publish_frequent(event.kind, source=entry.name, **zone_event_fields(event))
             self._sinks.put(entry.sinks, SinkMessage(entry.name, event=event, header=result.header, clock=clock))
+        if entry.questions and self._questions is not None:
+            is_tracked = self._sources.is_tracked(entry.name)
+            self._questions.on_result(entry, result, clock, picture, is_tracked=is_tracked)
+
+    def _on_answer(self, answer: QuestionAnswer) -> None:
+        self._events.publish_frequent(QUESTION_ANSWERED, source=answer.source, **answer.fields())
+        entry = self._entries.get(answer.source)
+        if entry is not None:
+            self._sinks.put(entry.sinks, SinkMessage(answer.source, answer=answer))
 
     def _on_state(self, runner: SourceRunner) -> None:
         self._send_state(runner, runner.entry.sinks)
@@ -190,6 +235,7 @@ class ServerCameras:
                 is_tracked=runner.is_tracked,
                 zones=runner.entry.zones,
                 lines=runner.entry.lines,
+                questions=runner.entry.questions,
             )
             self._sinks.put(sinks, message)
 

@@ -26,13 +26,9 @@ from edge_server.config.setting import (
     shown_url,
 )
 from edge_server.config.toml_file import read_toml
-from edge_server.plugins.cameras.zones.zone_settings import (
-    LineEntry,
-    ZoneEntry,
-    parse_labels,
-    parse_lines,
-    parse_zones,
-)
+from edge_server.plugins.cameras.named_tables import parse_labels
+from edge_server.plugins.cameras.questions.question_settings import QuestionEntry, parse_questions
+from edge_server.plugins.cameras.zones.zone_settings import LineEntry, ZoneEntry, parse_lines, parse_zones
 
 _FILE_FLAG = "--sources-file"
 
@@ -90,10 +86,12 @@ _NAME_KIND = Kind("name", _parse_name)
 _NAMES = Kind("names", lambda text: tuple(_parse_name(name) for name in text.split("+") if name))
 _SECONDS = number(0, 86_400)
 _ZONES, _LINES = Kind("zones", _refuse_text), Kind("lines", _refuse_text)
+_QUESTIONS = Kind("questions", _refuse_text)
 _CLASSES = Kind("classes", lambda text: parse_labels([label for label in text.split("+") if label]))
 _TOML_PARSERS: dict[str, Callable[[object], object]] = {
     "zones": parse_zones,
     "lines": parse_lines,
+    "questions": parse_questions,
     "classes": parse_labels,
 }
 _TOPIC = Kind("topic", _parse_topic)
@@ -127,6 +125,7 @@ class SourceEntry:
     ca: str = _key(OPTIONAL_PATH, "")
     zones: tuple[ZoneEntry, ...] = _key(_ZONES, ())
     lines: tuple[LineEntry, ...] = _key(_LINES, ())
+    questions: tuple[QuestionEntry, ...] = _key(_QUESTIONS, ())
 
     def __post_init__(self) -> None:
         if self.transport != "tcp" and not self.url.startswith("rtsp://"):
@@ -250,7 +249,7 @@ def read_entries(
     for key in document:
         if key not in ("sources", "sinks"):
             hint = nearest(key, ("sources", "sinks"))
-            if key in ("zones", "lines"):
+            if key in ("zones", "lines", "questions"):
                 hint = f"; {key} stand below their source: [[sources.{key}]]"
             raise ConfigError(f"{file}: unknown table {key[:40]!r}, expected [[sources]] and [[sinks]]{hint}")
     all_sources = _by_name([*sources, *_entries(SourceEntry, file, document.get("sources", []))], "source")
@@ -263,7 +262,14 @@ def read_entries(
 
 
 def check_required_zones(sources: Mapping[str, SourceEntry], sinks: Mapping[str, SinkEntry]) -> None:
-    """Raise ConfigError if a sink requires a zone that no source has."""
+    """Raise ConfigError if a sink requires a zone that no source has, or a question one that its source does not
+    have."""
+    for source in sources.values():
+        for question in source.questions:
+            try:
+                question.check_zones([zone.name for zone in source.zones])
+            except ValueError as error:
+                raise ConfigError(f"source '{source.name}': {error}") from None
     zones = [zone.name for source in sources.values() for zone in source.zones]
     for sink in sinks.values():
         for name in sink.required_zones:

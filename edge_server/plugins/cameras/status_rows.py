@@ -1,5 +1,5 @@
-"""Part of `edge-server status` about cameras: tables of frame streams, cameras of the server, and receivers of
-results."""
+"""Part of `edge-server status` about cameras: tables of frame streams, cameras of the server, receivers of results, and
+questions."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from edge_server.plugin import StatusPart, StatusRow, StatusTable
 _STREAM_COLUMNS = ("STREAM", "MODEL", "CLIENT", "FPS IN", "FPS OUT", "DROPPED", "AGE P50 MS", "AGE P99 MS")
 _SOURCE_COLUMNS = ("SOURCE", "URL", "MODEL", "STATE", "STAMPS BY", "FAILURES", "OFFLINE S")
 _SINK_COLUMNS = ("SINK", "URL", "STATE", "RECEIVED", "DELIVERED", "SUPPRESSED", "DROPPED", "WAITING")
+_QUESTION_COLUMNS = (
+    "QUESTION", "MODEL", "ASKED", "ANSWERED", "REPLACED", "EXPIRED", "SHED", "FAILED", "WAITING", "MEAN S"
+)  # fmt: skip
 
 
 def stream_rows(streams: Sequence[Mapping[str, Any]]) -> Sequence[StatusPart]:
@@ -32,7 +35,8 @@ def stream_rows(streams: Sequence[Mapping[str, Any]]) -> Sequence[StatusPart]:
 
 
 def camera_rows(report: Mapping[str, Any]) -> Sequence[StatusPart]:
-    """Return the tables of sources and sinks, and a line for each problem, for a response of GET /edge/v1/cameras."""
+    """Return the tables of sources, sinks and questions, and a line for each problem, for a response of GET
+    /edge/v1/cameras."""
     rows: list[StatusPart] = []
     if report["sources"]:
         sources = [
@@ -48,11 +52,27 @@ def camera_rows(report: Mapping[str, Any]) -> Sequence[StatusPart]:
             for item in report["sinks"]
         ]
         rows.append(StatusTable(_SINK_COLUMNS, sinks, optional=("WAITING", "RECEIVED", "URL", "SUPPRESSED")))
+    if report["questions"]:
+        questions = [
+            (_question_title(item), item["model"], *(str(item[count.lower()]) for count in _QUESTION_COLUMNS[2:-1]),
+             f"{item['seconds'] / item['answered']:.1f}" if item["answered"] else "-")
+            for item in report["questions"]
+        ]  # fmt: skip
+        rows.append(StatusTable(_QUESTION_COLUMNS, questions, optional=("WAITING", "EXPIRED", "REPLACED", "SHED")))
     for kind in ("source", "sink"):
         rows += [
             StatusRow(f"{kind} {item['name']}", "ok", item["reason"]) for item in report[f"{kind}s"] if item["reason"]
         ]
+    rows += [
+        StatusRow(f"question {_question_title(item)}", "ok", item["reason"])
+        for item in report["questions"]
+        if item["reason"]
+    ]
     if report.get("problem"):
         title, _, text = report["problem"].partition(": ")
         rows.append(StatusRow(title, "failed", text))
     return rows
+
+
+def _question_title(item: Mapping[str, Any]) -> str:
+    return f"{item['source']}/{item['name']}"

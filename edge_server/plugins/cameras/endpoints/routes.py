@@ -40,15 +40,21 @@ def report_routes(
 
     get = partial(Route, "GET", category="statistics", uses_aiohttp=True)
     rates = "Frame streams: rates, drops, ages"
-    opened = "Cameras that the server opens, and receivers of their results"
+    opened = "Cameras that the server opens, receivers of their results, questions about their pictures"
     return (
         get("/edge/v1/streams", summary=rates, handler=show_streams, schema=f"{_SCHEMAS}:STREAMS"),
         get("/edge/v1/cameras", summary=opened, handler=show_cameras),
     )
 
 
-def zone_routes(access: AccessCheck, find: Callable[[], ServerCameras]) -> Sequence[Route]:
-    """Return the routes of zones and lines; `find` returns the cameras of the server, or raises NotFound."""
+def source_routes(access: AccessCheck, find: Callable[[], ServerCameras]) -> Sequence[Route]:
+    """Return the routes of one camera of the server: its zones and lines, and the answers to questions about its
+    pictures. `find` returns the cameras, or raises NotFound."""
+
+    async def show_answers(request: HttpRequest) -> HttpResponse:
+        # They say what the pictures show: whoever may see these may read them.
+        access.check_pictures(request.head, request.peer)
+        return json_response(find().answers_as_json(request.names["source"]))
 
     async def show(request: HttpRequest) -> HttpResponse:
         return json_response(find().zones_as_json(request.names["source"]))
@@ -67,6 +73,10 @@ def zone_routes(access: AccessCheck, find: Callable[[], ServerCameras]) -> Seque
 
     line = partial(Route, path="/edge/v1/cameras/{source}/zones", uses_aiohttp=True)
     return (
+        Route(
+            "GET", "/edge/v1/cameras/{source}/answers", "view", "Last answers to questions about a camera's pictures",
+            show_answers, uses_aiohttp=True,
+        ),
         line("GET", category="statistics", summary="Zones and lines of a camera", handler=show),
         line(
             "PUT", category="model-repository", summary="Change the zones and lines of a camera", handler=change,

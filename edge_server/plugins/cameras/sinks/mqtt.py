@@ -8,25 +8,26 @@
 | TOPIC/SOURCE/count/LABEL | yes | number of objects of that class, sent when it changes, and once a minute |
 | TOPIC/SOURCE/class | yes | the best class of a classifier, sent as the counts are |
 | TOPIC/SOURCE/picture | yes | with `pictures`, the frame of the last result with objects as a JPEG, with their boxes |
-| TOPIC/SOURCE/event | no | an event of a zone or line as a JSON object |
+| TOPIC/SOURCE/event | no | an event of a zone or line, or an answer to a question, as a JSON object |
+| TOPIC/SOURCE/question/NAME | yes | the last answer to a question as a JSON object |
 | TOPIC/SOURCE/zone/ZONE/count | yes | number of objects in the zone |
 | TOPIC/SOURCE/zone/ZONE/count/LABEL | yes | those of one class: each of the zone's `classes`, and others once seen |
 | TOPIC/SOURCE/zone/ZONE/loitering | yes | those that loiter, if the zone has `loitering_s` |
 | TOPIC/SOURCE/line/LINE/in, .../out | yes | crossings of the line since the start of the server |
 | DISCOVERY/binary_sensor/ID/config | yes | Home Assistant's description of each count, ON while it is above 0 |
-| DISCOVERY/sensor/ID/config | yes | its description of the class, and of each crossing |
+| DISCOVERY/sensor/ID/config | yes | its description of the class, of each crossing and of each answer |
 | DISCOVERY/image/ID/config | yes | its description of the picture |
 
-TOPIC is edge_server/HOST by default. ID consists of TOPIC, the host, SOURCE, and LABEL or the zone or line. Names keep
-letters, digits, "_" and "-"; spaces and dots become "_". A name with other characters gets a hash at its end, so that
-no two are the same.
+TOPIC is edge_server/HOST by default. ID consists of TOPIC, the host, SOURCE, and LABEL or the zone, line or question.
+Names keep letters, digits, "_" and "-"; spaces and dots become "_". A name with other characters gets a hash at its
+end, so that no two are the same.
 
 With `classes`, the counts of other classes that an earlier run left in the broker are deleted with their descriptions,
 and so are pictures without `pictures`.
 
 Retained messages stay true after any failure. All of them are sent after each connection, and once a minute: results,
-counts and classes with the next result, the others without one. A picture is not repeated: Home Assistant shows when
-it came. What an earlier run left in the broker is reset.
+counts and classes with the next result, the others without one. A picture or an answer is not repeated: Home Assistant
+shows when it came. What an earlier run left in the broker is reset, but for answers: each is still the last one.
 
 Discovery: the MQTT integration of Home Assistant, home-assistant.io/integrations/mqtt.
 """
@@ -78,6 +79,11 @@ EXPIRES_AFTER_S = 180
 MAX_PICTURE_SIDE = 1280
 """Longest side of a picture in pixels; larger ones are reduced. A JPEG has at most 1.3 MB then (noise)."""
 
+STATE_TEMPLATE = "{{ (value_json.text if value else '') | truncate(255, true, '…', 0) }}"
+ATTRIBUTES_TEMPLATE = "{{ value or '{}' }}"
+"""Home Assistant's templates for the sensor of an answer. It refuses longer states; the attribute `text` is the whole
+answer. A topic that is deleted sends an empty message."""
+
 ONLINE, OFFLINE = "online", "offline"
 
 _VALUE_TOPICS = (
@@ -90,13 +96,15 @@ _VALUE_TOPICS = (
     "zone/+/count/+",
     "zone/+/loitering",
     "line/+/+",
+    "question/+",
 )
 """Below TOPIC/SOURCE, what an earlier run may have left in the broker."""
 
 
 @dataclass(slots=True)
 class _RetainedMessages:
-    """Retained messages of one source by topic. `values` are the last result, counts, the class and the picture."""
+    """Retained messages of one source by topic. `values` are the last result, counts, the class, the picture
+    and answers."""
 
     descriptions: dict[str, str] = field(default_factory=dict)
     values: dict[str, str | bytes] = field(default_factory=dict)
@@ -104,6 +112,8 @@ class _RetainedMessages:
     values_sent_s: float = 0.0
     shapes: frozenset[str] | None = None
     """Names of the zones and lines, once a change of the source's state has told them."""
+    questions: frozenset[str] | None = None
+    """Topics of the answers to its questions, once a change of the source's state has told them."""
 
     def known_part(self, report: ZoneReport | None) -> ZoneReport:
         """Return the part of a report that belongs to the zones and lines of the source as they are now. A frame may
@@ -195,8 +205,11 @@ class MqttBroker:
 
     def send(self, message: SinkMessage) -> bool:
         result, base = message.result, f"{self._topic}/{_name(message.source)}"
-        if message.event is not None:
-            self._publish([(f"{base}/event", json.dumps(message.as_json(), allow_nan=False))], is_retained=False)
+        if message.event is not None or message.answer is not None:
+            text = json.dumps(message.as_json(), allow_nan=False)
+            self._publish([(f"{base}/event", text)], is_retained=False)
+            if message.answer is not None:
+                self._keep_answer(message.source, message.answer.question, text)
             return True
         if message.state == REMOVED:
             self._removed.update(dict.fromkeys(self._sources.pop(message.source, _RetainedMessages()).all(), ""))
@@ -209,6 +222,7 @@ class MqttBroker:
         self._describe_labels(retained, message.source, message.labels, has_class=message.has_classes)
         if result is None:
             self._describe_zones(retained, message)
+            self._describe_questions(retained, message)
         if result is not None:
             retained.values[f"{base}/result"] = json.dumps(message.as_json(), allow_nan=False)
         if result is not None and not result.error_code:
@@ -229,7 +243,7 @@ class MqttBroker:
             if now_s - retained.values_sent_s >= self.refresh_s:
                 # All of them: Home Assistant lets each expire by itself.
                 retained.values_sent_s = now_s
-                for topic in retained.values.keys() - {f"{base}/picture"}:
+                for topic in retained.values.keys() - {f"{base}/picture", *(retained.questions or ())}:
                     self._sent.pop(topic, None)
         self._synchronize([retained])
         self._retain({f"{self._topic}/status": ONLINE})
@@ -251,6 +265,7 @@ class MqttBroker:
             known = {topic for retained in self._sources.values() for topic in retained.all()}
             left_over = {self._left_over.get() for _ in range(self._left_over.qsize())}
             unknown = left_over - known
+            unknown -= self._sort_answers(unknown)
             excluded = {topic for topic in unknown if self._is_excluded(topic)}
             for topic in excluded:
                 source, *parts = topic.removeprefix(f"{self._topic}/").split("/")
@@ -349,6 +364,48 @@ class MqttBroker:
         lines = tuple(LineCounts(line.name, 0, 0) for line in message.lines)
         self._describe_counts(retained, message.source, ZoneReport(counts, lines))
 
+    def _describe_questions(self, retained: _RetainedMessages, message: SinkMessage) -> None:
+        """Describe the answers to the questions of a source, and delete the topics of questions that are gone."""
+        base = f"{self._topic}/{_name(message.source)}"
+        before = retained.questions or frozenset()
+        retained.questions = frozenset(f"{base}/question/{_name(one.name)}" for one in message.questions)
+        for topic in before - retained.questions:
+            retained.values.pop(topic, None)
+            self._remove_answer(message.source, retained, topic)
+        for one in message.questions:
+            key = f"question/{_name(one.name)}"
+            self._describe(retained, message.source, "sensor", one.name, f"{base}/{key}", key)
+        if not self._left_over.empty():
+            self._wake()  # those to questions that are gone can be deleted now
+
+    def _remove_answer(self, source: str, retained: _RetainedMessages, topic: str) -> None:
+        key = topic.removeprefix(f"{self._topic}/{_name(source)}/")
+        description = self._description_topic(source, "sensor", key)
+        retained.descriptions.pop(description, None)
+        self._removed |= {description: "", topic: ""}
+
+    def _keep_answer(self, source: str, question: str, text: str) -> None:
+        """Publish the last answer to a question, unless the question is gone since."""
+        retained = self._sources.get(source)
+        topic = f"{self._topic}/{_name(source)}/question/{_name(question)}"
+        if retained is not None and topic in (retained.questions or ()):
+            retained.values[topic] = text
+            self._synchronize([retained])
+
+    def _sort_answers(self, topics: Iterable[str]) -> set[str]:
+        """Return those of the topics that an earlier run left which are answers, and delete those to questions that are
+        gone. An answer of a source that is not known yet is looked at again later."""
+        parts = {topic: topic.removeprefix(f"{self._topic}/").split("/") for topic in topics}
+        found = {topic for topic, (_, kind, *_) in parts.items() if kind == "question"}
+        by_name = {_name(source): (source, retained) for source, retained in self._sources.items()}
+        for topic in found:
+            source, retained = by_name.get(parts[topic][0], ("", None))
+            if retained is None or retained.questions is None:
+                self._left_over.put(topic)
+            elif topic not in retained.questions:
+                self._remove_answer(source, retained, topic)
+        return found
+
     def _describe_counts(self, retained: _RetainedMessages, source: str, report: ZoneReport) -> None:
         """Describe the counts of zones and lines that are new. They count 0."""
         base = f"{self._topic}/{_name(source)}"
@@ -395,6 +452,10 @@ class MqttBroker:
         }
         if kind == "image":
             description |= {"image_topic": topic, "content_type": "image/jpeg"}
+        elif topic.startswith(f"{self._topic}/{_name(source)}/question/"):
+            # It does not expire: the last answer stays until the next one.
+            description |= {"state_topic": topic, "value_template": STATE_TEMPLATE}
+            description |= {"json_attributes_topic": topic, "json_attributes_template": ATTRIBUTES_TEMPLATE}
         else:
             description |= {"state_topic": topic, "expire_after": EXPIRES_AFTER_S}
         if kind == "binary_sensor":

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from edge_server.errors import EdgeServerError
+from edge_server.plugins.cameras.questions.question_answer import QUESTION_ANSWERED, QuestionAnswer
+from edge_server.plugins.cameras.questions.question_settings import QuestionEntry
 from edge_server.plugins.cameras.sinks.result_json import result_as_json, zone_event_fields
 from edge_server.plugins.cameras.zones.zone_settings import LineEntry, ZoneEntry
 from edge_server.protocol.frame_messages import FrameHeader, FrameResult, ZoneEvent
@@ -26,11 +28,13 @@ class SinkError(EdgeServerError):
 
 @dataclass(frozen=True, slots=True)
 class SinkMessage:
-    """A result of a source, an event in one of its zones, or a change of its state: RUNNING, WAITING, FAILED, REMOVED.
+    """A result of a source, an event in one of its zones, an answer to a question about a picture, or a change of its
+    state: RUNNING, WAITING, FAILED, REMOVED.
 
     `clock` tells whose time the stamp is: "camera" or "server". An event has the `header` of its frame. A change of the
     state also has, as far as known, the `labels` that the source's model counts, in `has_classes` whether it names the
-    class of a picture, in `is_tracked` whether it numbers objects, and the zones and lines of the source. `picture`
+    class of a picture, in `is_tracked` whether it numbers objects, and the zones, lines and questions of the source.
+    `picture`
     returns the frame's pixels, 8-bit BGR (height, width, 3); results have it for sinks that take pictures, unless the
     results are more than a few frames behind.
     """
@@ -46,12 +50,21 @@ class SinkMessage:
     picture: Callable[[], npt.NDArray[np.uint8]] | None = None
     zones: tuple[ZoneEntry, ...] = ()
     lines: tuple[LineEntry, ...] = ()
+    questions: tuple[QuestionEntry, ...] = ()
     event: ZoneEvent | None = None
     header: FrameHeader = field(default_factory=FrameHeader)
+    answer: QuestionAnswer | None = None
 
     @property
     def is_state(self) -> bool:
-        return self.result is None and self.event is None
+        return self.result is None and self.event is None and self.answer is None
+
+    @property
+    def event_zones(self) -> tuple[str, ...] | None:
+        """The zone or line of an event, or the zones of an answer; None for other messages."""
+        if self.answer is not None:
+            return self.answer.zones
+        return None if self.event is None else (self.event.name,)
 
     def as_json(self) -> dict[str, Any]:
         if self.event is not None:
@@ -63,6 +76,16 @@ class SinkMessage:
                 "seq": self.header.seq,
                 "stamp": stamp,
                 "clock": self.clock,
+            }
+        if self.answer is not None:
+            header = self.answer.header
+            return {
+                "kind": QUESTION_ANSWERED,
+                "source": self.source,
+                **self.answer.fields(),
+                "seq": header.seq,
+                "stamp": {"sec": header.sec, "nanosec": header.nanosec},
+                "clock": self.answer.clock,
             }
         if self.result is None:
             document = {"kind": "source", "source": self.source, "state": self.state}

@@ -73,12 +73,13 @@ class SinkRunner:
 
     def put(self, message: SinkMessage) -> None:
         """Send the message now or later, or drop it: if it changes nothing, if the receiver is too slow, or if it is an
-        event that the sink does not take."""
+        event or an answer that the sink does not take."""
         with self._lock:
             if self._is_closing:
                 return
             zones = self.entry.required_zones
-            if message.event is not None and (self._is_folder or (zones and message.event.name not in zones)):
+            event_zones = message.event_zones
+            if event_zones is not None and (self._is_folder or (zones and not set(zones).intersection(event_zones))):
                 return
             self._received += 1
             if message.picture is not None and not self._takes_pictures:

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edge_server.config.setting import nearest, shown_url
 from edge_server.core.back_off import BackOff
@@ -46,7 +46,7 @@ MODEL_POLL_S = 0.5
 """Time between two looks whether the model is ready."""
 
 MAX_PICTURES_KEPT = 8
-"""Pictures of frames without a result that are kept for sinks that take pictures."""
+"""Pictures of frames without a result that are kept for sinks and questions."""
 
 STEADY_S = 10.0
 """After this long with pictures, the next failure counts as the first one."""
@@ -94,7 +94,7 @@ class SourceRunner:
         self._clocks: tuple[tuple[int, str], ...] = ((0, "server"),)
         """(First picture, clock of the stamps from there on)."""
         self.keeps_pictures = False
-        """Whether a sink of this source takes pictures."""
+        """Whether a sink of this source, or a question, takes pictures."""
         self._pictures: deque[tuple[int, SourcePicture]] = deque(maxlen=MAX_PICTURES_KEPT)
         """(Number of the picture, picture) of frames without a result yet. Both threads hold `_pictures_lock`."""
         self._pictures_lock = threading.Lock()
@@ -103,7 +103,7 @@ class SourceRunner:
         self._zones: ZoneMonitor | None = None
         self._zones_lock = threading.Lock()
         """Orders a change of the zones and the opening of a stream that uses them."""
-        self.replace_zones(entry)
+        self.replace_entry(entry)
         self._failures = self._picture_count = 0
         self._offline_s = 0.0
         self._offline_since: float | None = time.monotonic()
@@ -118,12 +118,14 @@ class SourceRunner:
         if self._stream is not None:
             self._stream.end()
 
-    def differs_in_zones_only(self, entry: SourceEntry) -> bool:
-        """Return whether the entry differs from that of the runner in zones and lines only, or not at all."""
-        return dataclasses.replace(entry, zones=(), lines=()) == dataclasses.replace(self.entry, zones=(), lines=())
+    def may_keep_open(self, entry: SourceEntry) -> bool:
+        """Return whether the entry differs from that of the runner in zones, lines and questions only, or not at
+        all."""
+        rules = dict[str, Any](zones=(), lines=(), questions=())
+        return dataclasses.replace(entry, **rules) == dataclasses.replace(self.entry, **rules)
 
-    def replace_zones(self, entry: SourceEntry) -> None:
-        """Use the zones and lines of an entry from the next frame on. See `differs_in_zones_only`."""
+    def replace_entry(self, entry: SourceEntry) -> None:
+        """Use the zones and lines of an entry from the next frame on. See `may_keep_open`."""
         with self._zones_lock:
             self.entry = entry
             if not entry.zones and not entry.lines:

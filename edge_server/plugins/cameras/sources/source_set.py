@@ -65,9 +65,9 @@ class SourceSet:
         whose names are in `pictured` come with their pictures."""
         for name, runner in list(self._runners.items()):
             entry = entries.get(name)
-            if entry is not None and runner.differs_in_zones_only(entry):
+            if entry is not None and runner.may_keep_open(entry):
                 if entry != runner.entry:
-                    runner.replace_zones(entry)
+                    runner.replace_entry(entry)
                     self._on_state(runner)
             else:
                 runner.stop()
@@ -111,6 +111,11 @@ class SourceSet:
         """Return the classes that the model of a source counts, as far as known."""
         runner = self._runners.get(name)
         return () if runner is None else runner.labels
+
+    def is_tracked(self, name: str) -> bool:
+        """Return whether the objects of a source are known to get numbers."""
+        runner = self._runners.get(name)
+        return runner is not None and runner.is_tracked
 
     def families(self) -> list[Family]:
         """Return the metrics of the sources; their frames are counted with those of all streams."""

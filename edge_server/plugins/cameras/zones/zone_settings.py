@@ -4,34 +4,23 @@ and of the JSON of the page, which has the same keys."""
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import ClassVar, TypeAlias
 
-from edge_server.config.setting import nearest
+from edge_server.plugins.cameras.named_tables import number_up_to, parse_labels, parse_name, parse_tables, table_key
 
 MAX_ZONES = 32
 """Most zones of a source, and most lines of it."""
 
 MAX_POINTS = 64
-MAX_CLASSES = 64
 MAX_WINDOW = 255
 MAX_LOITERING_S = 86_400.0
-
-_MAX_LABEL_LENGTH = 100
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 Points: TypeAlias = tuple[tuple[float, float], ...]
 
 WHOLE_PICTURE: Points = ((0.0, 0.0), (1.0, 0.0), (1.0, 1.0), (0.0, 1.0))
-
-
-def _name(value: object) -> str:
-    if not isinstance(value, str) or not _NAME.fullmatch(value):
-        raise ValueError("expected 1 to 64 letters, digits, '_', '-' and '.'")
-    return value
 
 
 def _points(value: object) -> Points:
@@ -54,34 +43,10 @@ def _is_fraction(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
 
 
-def parse_labels(value: object) -> tuple[str, ...]:
-    """Return names of classes. Raises ValueError."""
-    if not isinstance(value, list) or not all(
-        isinstance(item, str) and 0 < len(item) <= _MAX_LABEL_LENGTH and item.isprintable() for item in value
-    ):
-        raise ValueError("expected an array of names of classes")
-    if len(value) > MAX_CLASSES:
-        raise ValueError(f"expected at most {MAX_CLASSES} classes, given {len(value)}")
-    return tuple(value)
-
-
 def _frame_count(value: object) -> int:
     if type(value) is not int or not 1 <= value <= MAX_WINDOW:
         raise ValueError(f"expected a number of frames from 1 to {MAX_WINDOW}")
     return value
-
-
-def _number_up_to(most: float) -> Callable[[object], float]:
-    def parse(value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
-            raise ValueError(f"expected a number from 0 to {most:g}")
-        return float(value)
-
-    return parse
-
-
-def _key(parse: Callable[[object], Any], default: Any = MISSING) -> Any:
-    return field(default=default, metadata={"parse": parse})
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +60,13 @@ class ZoneEntry:
     """
 
     what: ClassVar[str] = "zone"
-    name: str = _key(_name)
-    points: tuple[tuple[float, float], ...] = _key(_points, WHOLE_PICTURE)
-    classes: tuple[str, ...] = _key(parse_labels, ())
-    min_score: float = _key(_number_up_to(1.0), 0.0)
-    inertia: int = _key(_frame_count, 3)
-    window: int = _key(_frame_count, 0)
-    loitering_s: float = _key(_number_up_to(MAX_LOITERING_S), 0.0)
+    name: str = table_key(parse_name)
+    points: tuple[tuple[float, float], ...] = table_key(_points, WHOLE_PICTURE)
+    classes: tuple[str, ...] = table_key(parse_labels, ())
+    min_score: float = table_key(number_up_to(1.0), 0.0)
+    inertia: int = table_key(_frame_count, 3)
+    window: int = table_key(_frame_count, 0)
+    loitering_s: float = table_key(number_up_to(MAX_LOITERING_S), 0.0)
 
     def __post_init__(self) -> None:
         if self.window and self.window < self.inertia:
@@ -115,9 +80,9 @@ class LineEntry:
     """A line of two or more points. Seen from its first point to its last, "in" is from its left to its right."""
 
     what: ClassVar[str] = "line"
-    name: str = _key(_name)
-    points: tuple[tuple[float, float], ...] = _key(_points)
-    classes: tuple[str, ...] = _key(parse_labels, ())
+    name: str = table_key(parse_name)
+    points: tuple[tuple[float, float], ...] = table_key(_points)
+    classes: tuple[str, ...] = table_key(parse_labels, ())
 
     def __post_init__(self) -> None:
         if len(self.points) < 2 or any(math.dist(*pair) < 1e-3 for pair in pairwise(self.points)):
@@ -131,53 +96,14 @@ def _encloses_area(points: Points) -> bool:
     return any(abs((x1 - x0) * (y2 - y0) - (x2 - x0) * (y1 - y0)) > 1e-6 for (x1, y1), (x2, y2) in pairwise(others))
 
 
-_Entry = TypeVar("_Entry", ZoneEntry, LineEntry)
-
-
 def parse_zones(value: object) -> tuple[ZoneEntry, ...]:
     """Return the zones of TOML or JSON values. Raises ValueError, which names the zone and the key."""
-    return _parse_all(ZoneEntry, value)
+    return parse_tables(ZoneEntry, value, MAX_ZONES)
 
 
 def parse_lines(value: object) -> tuple[LineEntry, ...]:
     """Return the lines of TOML or JSON values. Raises ValueError, which names the line and the key."""
-    return _parse_all(LineEntry, value)
-
-
-def _parse_all(kind: type[_Entry], value: object) -> tuple[_Entry, ...]:
-    if not isinstance(value, list) or not all(isinstance(table, dict) for table in value):
-        raise ValueError(f"expected tables [[sources.{kind.what}s]]")
-    if len(value) > MAX_ZONES:
-        raise ValueError(f"expected at most {MAX_ZONES} {kind.what}s, given {len(value)}")
-    found: dict[str, _Entry] = {}
-    for number, table in enumerate(value, 1):
-        name = table.get("name")
-        label = f"'{name}'" if isinstance(name, str) and _NAME.fullmatch(name) else f"{number}"
-        try:
-            entry = _parse(kind, table)
-        except ValueError as error:
-            raise ValueError(f"{kind.what} {label}: {error}") from None
-        if entry.name in found:
-            raise ValueError(f"two {kind.what}s have the name '{entry.name}'")
-        found[entry.name] = entry
-    return tuple(found.values())
-
-
-def _parse(kind: type[_Entry], table: Mapping[str, object]) -> _Entry:
-    keys: dict[str, Field[Any]] = {item.name: item for item in fields(kind)}
-    parsed = {}
-    for key, value in table.items():
-        if key not in keys:
-            shown = key[:40] if key.isidentifier() else "one with other characters"
-            raise ValueError(f"unknown key {shown}{nearest(key, keys)}, expected {', '.join(keys)}")
-        try:
-            parsed[key] = keys[key].metadata["parse"](value)
-        except ValueError as error:
-            raise ValueError(f"{key}: {error}") from None
-    missing = [key for key, item in keys.items() if item.default is MISSING and key not in parsed]
-    if missing:
-        raise ValueError(f"needs {' and '.join(missing)}")
-    return kind(**parsed)
+    return parse_tables(LineEntry, value, MAX_ZONES)
 
 
 def entries_as_plain(entries: Sequence[ZoneEntry] | Sequence[LineEntry]) -> list[dict[str, object]]:

@@ -56,6 +56,7 @@ async def main(folder: str, port: int) -> None:
             device = devices.async_get(registered.device_id) if registered is not None else None
             states[state.entity_id] = {
                 "state": state.state,
+                "text": state.attributes.get("text"),
                 "device_class": state.attributes.get("device_class"),
                 "unique_id": registered and registered.unique_id,
                 "device": device and device.name,

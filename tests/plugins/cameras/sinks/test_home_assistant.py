@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from edge_server.core.back_off import BackOff
+from edge_server.plugins.cameras.questions.question_answer import QuestionAnswer
+from edge_server.plugins.cameras.questions.question_settings import QuestionEntry
 from edge_server.plugins.cameras.sinks import mqtt, sink_runner
 from edge_server.plugins.cameras.sinks.sink_interface import REMOVED, SinkMessage
 from edge_server.plugins.cameras.sinks.sink_runner import SinkRunner
@@ -151,6 +153,32 @@ def test_zones_and_lines_of_a_camera_are_entities_of_its_device(
     assert home.entity("sensor.door_gate_in")["device"] == "door"
     runner.put(dataclasses.replace(state("door", "RUNNING"), zones=zones[:1]))
     assert eventually(lambda: set(home.states()) == {entity for entity in off if "yard" in entity})
+    assert home.warnings() == []
+
+
+def test_the_answer_to_a_question_is_a_sensor_with_the_whole_text(home: HomeAssistant, start, eventually) -> None:
+    runner = start()
+    questions = (QuestionEntry("who", "vlm", "Who?"),)
+    running = dataclasses.replace(state("door", "RUNNING"), questions=questions)
+    runner.put(running)
+    assert eventually(lambda: home.states() == {"sensor.door_who": "unknown"})
+    answer = QuestionAnswer("door", "who", "vlm", "face", 7, (), "A man.\n{{ 1 }}", 1.0, 4.25, FrameHeader(), "")
+    runner.put(SinkMessage("door", answer=answer))
+    assert eventually(lambda: home.states() == {"sensor.door_who": "A man.\n{{ 1 }}"})
+    assert home.entity("sensor.door_who")["device"] == "door"
+    for text in ("ä" * 255, "ä" * 256, "many words " * 1000):
+        runner.put(SinkMessage("door", answer=answer._replace(text=text)))
+        shown = text if len(text) == 255 else f"{text[:254]}…"
+        assert eventually(lambda shown=shown: home.states() == {"sensor.door_who": shown})
+        assert home.entity("sensor.door_who")["text"] == text
+    # It is the last answer still after a restart, and gone with its question.
+    runner.close(PATIENCE_S)
+    assert eventually(lambda: home.states() == {"sensor.door_who": "unavailable"})
+    again = start()
+    again.put(running)
+    assert eventually(lambda: home.states() == {"sensor.door_who": shown})
+    again.put(state("door", "RUNNING"))
+    assert eventually(lambda: home.states() == {})
     assert home.warnings() == []
 
 

@@ -15,6 +15,8 @@ import pytest
 
 from edge_server.core.back_off import BackOff
 from edge_server.errors import Unsupported
+from edge_server.plugins.cameras.questions.question_answer import QuestionAnswer
+from edge_server.plugins.cameras.questions.question_settings import QuestionEntry
 from edge_server.plugins.cameras.sinks import mqtt, sink_runner
 from edge_server.plugins.cameras.sinks.sink_interface import REMOVED, SinkMessage
 from edge_server.plugins.cameras.sinks.sink_runner import SinkRunner
@@ -131,6 +133,82 @@ def test_a_classifier_has_its_class_as_a_sensor(broker, listen, start, eventuall
     host = ID.removeprefix("edge_server_")
     entity = json.loads(listener.topics[f"ha/sensor/robots_7_{host}_door_class/config"])
     assert entity["state_topic"] == "robots/7/door/class"
+
+
+def answer(text: str, question: str) -> SinkMessage:
+    found = QuestionAnswer("door", question, "vlm", "face", 7, ("yard",), text, 1.0, 4.25, FrameHeader(5, 6, "", 9), "")
+    return SinkMessage("door", answer=found)
+
+
+def sensors(listener) -> list[str]:
+    """Return the topics of Home Assistant's descriptions of answers, in the order of their arrival."""
+    return [topic for topic in listener.topics if topic.startswith(f"homeassistant/sensor/{ID}_door_question_")]
+
+
+@pytest.mark.full
+def test_the_answer_to_a_question_is_an_event_and_a_sensor_of_home_assistant(
+    broker, listen, start, message, eventually
+):
+    listener = listen()
+    runner = start(address(broker))
+    questions = (QuestionEntry("visitor", "vlm", "Who?"), QuestionEntry("parcel", "vlm", "What?"))
+    runner.put(dataclasses.replace(state("door", "RUNNING", "face"), questions=questions))
+    topic = "edge_server/door/question/visitor"
+    assert eventually(lambda: "edge_server/status" in listener.topics)
+    assert topic not in listener.topics
+    description, other = sensors(listener)
+    runner.put(answer("A man with a parcel.", "visitor"))
+    assert eventually(lambda: topic in listener.topics)
+    assert json.loads(listener.topics[topic]) == {
+        "kind": "question.answered", "source": "door", "question": "visitor", "model": "vlm", "label": "face",
+        "track_id": 7, "zone": "yard", "text": "A man with a parcel.", "seconds": 4.25, "seq": 9,
+        "stamp": {"sec": 5, "nanosec": 6}, "clock": "",
+    }  # fmt: skip
+    assert listener.topics["edge_server/door/event"] == listener.topics[topic]
+    entity = json.loads(listener.topics[description])
+    assert (entity["name"], entity["state_topic"], entity["json_attributes_topic"]) == ("visitor", topic, topic)
+    assert "expire_after" not in entity
+    assert entity["device"]["name"] == "door"
+    # A later subscriber gets it; a result, also with the minute's repetition, brings it no second time.
+    later = listen()
+    assert eventually(lambda: topic in later.retained)
+    before = listener.count
+    runner.put(message("door", "face"))
+    assert eventually(lambda: listener.topics.get("edge_server/door/count/face") == "1")
+    assert eventually(lambda: listener.count == before + 2)  # the result and the count
+    runner.put(dataclasses.replace(state("door", "RUNNING", "face"), questions=questions[1:]))
+    assert eventually(lambda: listener.topics[topic] == listener.topics[description] == "")
+    # It was asked before the question was removed.
+    runner.put(answer("late", "visitor"))
+    runner.put(answer("A parcel.", "parcel"))
+    assert eventually(lambda: "edge_server/door/question/parcel" in listener.topics)
+    assert listener.topics[topic] == ""
+    assert json.loads(listener.topics[other])["name"] == "parcel"
+
+
+@pytest.mark.full
+def test_answers_of_an_earlier_run_stay_and_those_to_questions_that_are_gone_are_deleted(
+    broker, listen, start, message, eventually
+):
+    kept, gone = "edge_server/door/question/kept", "edge_server/door/question/gone"
+    questions = (QuestionEntry("kept", "vlm", "Who?"), QuestionEntry("gone", "vlm", "What?"))
+    listen()
+    before = start(address(broker))
+    before.put(dataclasses.replace(state("door", "RUNNING", "face"), questions=questions))
+    before.put(answer("A man.", "kept"))
+    before.put(answer("A parcel.", "gone"))
+    before.close(PATIENCE_S)
+    assert before.report().delivered == 3
+    runner = start(address(broker))
+    # Another camera comes first: the answers of the door wait until its questions are known.
+    runner.put(state("gate", "RUNNING", "face"))
+    listener = listen()
+    assert eventually(lambda: listener.topics.get("edge_server/gate/status") == "online")
+    assert {kept, gone} <= listener.topics.keys()
+    runner.put(dataclasses.replace(state("door", "RUNNING", "face"), questions=questions[:1]))
+    assert eventually(lambda: listener.topics[gone] == "")
+    assert [json.loads(text)["name"] for topic in sensors(listener) if (text := listener.topics[topic])] == ["kept"]
+    assert json.loads(listener.topics[kept])["text"] == "A man."
 
 
 def pictured(seen: SinkMessage, value: int, shape=(1000, 2000, 3)) -> SinkMessage:

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from edge_server.core.back_off import BackOff
+from edge_server.plugins.cameras.questions.question_answer import QuestionAnswer
 from edge_server.plugins.cameras.sinks import sink_runner
 from edge_server.plugins.cameras.sinks.sink_interface import SinkMessage
 from edge_server.plugins.cameras.sinks.sink_runner import MAX_WAITING, SinkRunner
@@ -315,6 +316,30 @@ def test_each_event_is_sent_whatever_the_pace(start, sink, message):
          "seq": 9, "stamp": {"sec": 5, "nanosec": 6}, "clock": ""},
     ]  # fmt: skip
     assert len(sink.sent) == 4
+
+
+def answer(*zones: str) -> SinkMessage:
+    found = QuestionAnswer(
+        "door", "who", "vlm", "cat", 7, zones, "A cat.", 1.0, 4.25, FrameHeader(5, 6, "", 9), "camera"
+    )
+    return SinkMessage("door", answer=found)
+
+
+def test_each_answer_is_sent_whatever_the_pace_and_a_sink_with_required_zones_gets_those_about_them(start, sink):
+    runner = start(interval_s=60.0, required_zones=("yard",))
+    for one in (answer(), answer("street"), answer("street", "yard"), answer("yard")):
+        runner.put(one)
+    pictures = start(url="/tmp/pictures/")
+    pictures.put(answer("yard"))
+    runner.close(PATIENCE_S)
+    pictures.close(PATIENCE_S)
+    assert [one.as_json() for one in sink.sent] == [
+        {"kind": "question.answered", "source": "door", "question": "who", "model": "vlm", "label": "cat",
+         "track_id": 7, "zone": zone, "text": "A cat.", "seconds": 4.25, "seq": 9, "stamp": {"sec": 5, "nanosec": 6},
+         "clock": "camera"}
+        for zone in ("street", "yard")
+    ]  # fmt: skip
+    assert pictures.report().received == 0
 
 
 def test_a_sink_with_required_zones_gets_their_events_and_one_for_pictures_gets_none(start, sink):

@@ -39,7 +39,7 @@ def start(core, monkeypatch):
     def make(**fields):
         bus, events = EventBus(), []
         bus.subscribe(lambda event: events.append((event.kind, dict(event.fields))))
-        cameras = ServerCameras(SourcesConfig(**fields), core.streams, bus)
+        cameras = ServerCameras(SourcesConfig(**fields), core.streams, bus, core.service)
         cameras.events = events
         made.append(cameras)
         cameras.start()

@@ -1,0 +1,207 @@
+"""Questions about a camera's pictures in the installed server: the file of docs/cameras.md, from the demo's face to
+sinks, events, metrics and HTTP; and what `edge-server check` says about a model that takes no pictures."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import cv2
+import pytest
+
+from edge_server.plugins.cameras.questions.model_request import question_jpeg
+from edge_server.plugins.cameras.questions.question_settings import QuestionEntry
+from edge_server.plugins.language.pictures import decode_picture
+from edge_server.protocol.frame_messages import Detection
+
+COMMAND = Path(sys.executable).parent / "edge-server"
+ROOT = Path(__file__).parents[2]
+
+VLM = """
+backend: "python"
+input { name: "text_input" data_type: TYPE_STRING dims: [1] }
+input { name: "image" data_type: TYPE_STRING dims: [-1] }
+output { name: "text_output" data_type: TYPE_STRING dims: [-1] }
+"""
+VLM_CODE = """
+import cv2
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        prompt = pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy()
+        image = pb_utils.get_input_tensor_by_name(request, "image").as_numpy()
+        height, width = cv2.imdecode(np.frombuffer(image.item(), np.uint8), cv2.IMREAD_COLOR).shape[:2]
+        text = f"{width}x{height}: {prompt.item().decode()}".encode()
+        return pb_utils.InferenceResponse([pb_utils.Tensor("text_output", np.array([text], object))])
+"""
+
+
+def sources_of_the_page() -> str:
+    """Return the file of docs/cameras.md, with the demo's face in place of a camera and its person."""
+    page = (ROOT / "docs/cameras.md").read_text()
+    (text,) = re.findall(r"^<!-- file questions.toml -->\n```toml\n(.*?)```$", page, re.MULTILINE | re.DOTALL)
+    for own, demo in (
+        ("rtsp://user:password@192.168.1.20/stream1", "demo"), ('"yolo11n"', '"face_detection_yunet"'),
+        ('"person"', '"face"'), ("mqtt://user:password@192.168.1.30", "mqtt://127.0.0.1:1"),
+    ):  # fmt: skip
+        assert own in text
+        text = text.replace(own, demo)
+    return text
+
+
+@pytest.fixture
+def hook() -> Iterator[Any]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            server.got.append(json.loads(body))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    server.got = []
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.mark.full
+def test_the_file_of_the_page_sends_the_answer_about_a_face_to_the_webhook_events_and_http(
+    serve: Callable[..., AbstractContextManager[Any]],
+    repository: Any,
+    tmp_path: Path,
+    hook: Any,
+    eventually: Callable[[Callable[[], bool]], bool],
+) -> None:
+    shutil.copytree(ROOT / "model_repository/face_detection_yunet", repository.path / "face_detection_yunet")
+    (repository.add("my_vlm", VLM) / "1/model.py").write_text(VLM_CODE)
+    file = tmp_path / "questions.toml"
+    text = sources_of_the_page()
+    file.write_text(text.replace("http://192.168.1.30:8123/", f"http://127.0.0.1:{hook.server_port}/"))
+    with serve(repository.path, f"--sources-file={file}") as server:
+
+        def answers() -> list[dict[str, Any]]:
+            return [one for one in hook.got if one["kind"] == "question.answered"]
+
+        assert eventually(lambda: bool(answers()))
+        (answer,) = answers()
+        expected = "384x288: Describe the face at the door in one sentence: clothes, what they carry, what they do."
+        assert (answer["text"], answer["zone"], answer["label"], answer["track_id"]) == (expected, "porch", "face", 1)
+        status, found = server.ask("/edge/v1/cameras/door/answers")
+        assert status == 200
+        assert [one["text"] for one in found["answers"]] == [expected]
+        assert server.ask("/edge/v1/cameras/gate/answers")[0] == 404
+        (question,) = server.ask("/edge/v1/cameras")[1]["questions"]
+        assert (question["name"], question["asked"], question["answered"], question["reason"]) == ("visitor", 1, 1, "")
+        assert "text" not in question
+        _, events = server.ask("/edge/v1/events?follow=false")
+        assert [one["text"] for one in events if one["kind"] == "question.answered"] == [expected]
+        labels = 'source="door",question="visitor",model="my_vlm"'
+        assert f'edge_questions_total{{{labels},result="answered"}} 1' in server.read_metrics()
+        done = subprocess.run(
+            [str(COMMAND), "status", f"--url=http://{server.http}"], capture_output=True, text=True, timeout=60
+        )
+        assert re.search(r"door/visitor +my_vlm +1 +1 ", done.stdout)
+
+        # Without its model the camera goes on, and the reason is in the report.
+        file.write_text(file.read_text().replace('"my_vlm"', '"absent"'))
+        assert eventually(lambda: server.ask("/edge/v1/cameras")[1]["questions"][0]["failed"] == 1)
+        (question,) = server.ask("/edge/v1/cameras")[1]["questions"]
+        assert question["reason"].startswith("Request for unknown model: 'absent' is not found")
+        (source,) = server.ask("/edge/v1/cameras")[1]["sources"]
+        assert (source["state"], source["reason"], source["failures"]) == ("RUNNING", "", 0)
+        assert server.stop() == 0
+
+
+@pytest.mark.full
+def test_a_vision_language_model_gets_the_picture_and_the_prompt(
+    serve: Callable[..., AbstractContextManager[Any]],
+    repository: Any,
+    tmp_path: Path,
+    eventually: Callable[[Callable[[], bool]], bool],
+) -> None:
+    openvino_genai = pytest.importorskip("openvino_genai", reason="needs openvino-genai, of the extra test-all")
+    import openvino
+
+    shutil.copytree(ROOT / "model_repository/face_detection_yunet", repository.path / "face_detection_yunet")
+    folder = repository.path / "my_vlm/1"
+    shutil.copytree(ROOT / "tests/data/tiny_vlm", folder, ignore=shutil.ignore_patterns("make.py"))
+    generation = json.loads((folder / "generation_config.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps({**generation, "do_sample": False}))
+    (folder.parent / "config.pbtxt").write_text('parameters { key: "deterministic" value { string_value: "true" } }')
+    picture = ROOT / "edge_server/plugins/vision/demo.jpg"
+    (tmp_path / "pictures").mkdir()
+    shutil.copy(picture, tmp_path / "pictures")
+    log, file = tmp_path / "results.jsonl", tmp_path / "questions.toml"
+    file.write_text(f"""
+        [[sources]]
+        name = "door"
+        url = "{tmp_path}/pictures"
+        model = "face_detection_yunet"
+        fps = 10
+        [[sources.questions]]
+        name = "who"
+        model = "my_vlm"
+        prompt = "Who is the {{label}}?"
+        crop = true
+        max_tokens = 12
+        [[sinks]]
+        name = "log"
+        url = "{log}"
+    """)
+    with serve(repository.path, f"--sources-file={file}") as server:
+
+        def messages(kind: str) -> list[dict[str, Any]]:
+            lines = log.read_text().splitlines() if log.exists() else []
+            return [one for one in map(json.loads, lines) if one["kind"] == kind]
+
+        assert eventually(lambda: bool(messages("question.answered")))
+        assert server.stop() == 0
+    (answer,) = messages("question.answered")
+    (result,) = [one for one in messages("result") if one["seq"] == answer["seq"]]
+    box = Detection(*result["detections"][0]["box"], 0.9, 0)
+    pixels = cv2.imread(str(picture), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
+    jpeg = question_jpeg(pixels, QuestionEntry("who", "my_vlm", "?", crop=True), box)
+    pipeline = openvino_genai.VLMPipeline(
+        str(ROOT / "tests/data/tiny_vlm"), "CPU", INFERENCE_PRECISION_HINT="f32", DYNAMIC_QUANTIZATION_GROUP_SIZE="0"
+    )
+    images = [openvino.Tensor(decode_picture(jpeg, "")[None])]
+    truth = pipeline.generate("Who is the face?", images=images, max_new_tokens=12, do_sample=False)
+    assert answer["text"] == truth.texts[0].strip() != ""
+
+
+@pytest.mark.full
+def test_check_names_a_question_whose_model_takes_no_pictures(
+    repository: Any, tmp_path: Path, run_command: Any
+) -> None:
+    (repository.add("my_vlm", VLM.replace('"image"', '"picture"')) / "1/model.py").write_text(VLM_CODE)
+    file = tmp_path / "questions.toml"
+    file.write_text(sources_of_the_page())
+    done = run_command("check", str(repository.path), f"--sources-file={file}")
+    said = " ".join(done.stderr.split())
+    assert (
+        "question 'visitor' of source 'door' cannot be asked: model 'my_vlm' has no input 'image' of texts or bytes; "
+        "it takes no pictures; its inputs are 'text_input', 'picture'" in said
+    )
