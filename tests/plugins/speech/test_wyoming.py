@@ -1,4 +1,4 @@
-"""The port of the Wyoming protocol over a stub model: what is announced, recordings, hostile clients, and limits."""
+"""The port of the Wyoming protocol over stub models: what is announced, recordings, texts, hostile clients, limits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from edge_server.core.status_reports import IndexEntry
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest, ServingFault
 from edge_server.plugins.speech.wyoming import port as wyoming_port
-from edge_server.plugins.speech.wyoming import speech_to_text
+from edge_server.plugins.speech.wyoming import speech_to_text, text_to_speech
 
 INPUTS = (
     InputSpec("audio", DType.BYTES, (1,)),
@@ -31,6 +31,16 @@ INPUTS = (
 )
 EAR = ModelSpec("ear", "stub", "", inputs=INPUTS, outputs=(OutputSpec("text_output", DType.BYTES, (1,)),),
                 instance_groups=(), max_batch_size=0, is_decoupled=True, parameters={"languages": "en"})  # fmt: skip
+MOUTH = ModelSpec(
+    "mouth",
+    "stub",
+    "",
+    inputs=tuple(InputSpec(name, DType.BYTES, (1,)) for name in ("text", "voice")),
+    outputs=(OutputSpec("audio", DType.FP32, (-1,)), OutputSpec("sample_rate", DType.INT32, (1,))),
+    instance_groups=(),
+    max_batch_size=0,
+    is_decoupled=True,
+)
 FORM = {"rate": 16_000, "width": 2, "channels": 1}
 SECOND = b"\1\2" * 16_000
 
@@ -44,6 +54,18 @@ def compute(request: Request) -> list[Response]:
     end = (Tensor("language", DType.BYTES, np.array([b"de"], object)),)
     parts = [Response(request.model, 1, request.id, outputs=(array,), is_final=False) for array in arrays]
     return [*parts, Response(request.model, 1, request.id, outputs=end)]
+
+
+def speak(request: Request) -> list[Response]:
+    """Answer with the model, the voice and the text, each byte of them as a sample, and an empty end."""
+    voice, text = (request.inputs[name].array[0] for name in ("voice", "text"))
+    samples = np.frombuffer(b"/".join((request.model.encode(), voice, text)), np.uint8) / np.float32(32767)
+    rate = Tensor("sample_rate", DType.INT32, np.array([8_000], np.int32))
+    spoken = (Tensor("audio", DType.FP32, samples.astype(np.float32)), rate)
+    return [
+        Response(request.model, 1, request.id, outputs=spoken, is_final=False),
+        Response(request.model, 1, request.id, outputs=()),
+    ]
 
 
 class Client:
@@ -74,7 +96,9 @@ class Client:
         if not line:
             return "", None
         head = json.loads(line)
-        return head["type"], json.loads(self.file.read(head["data_length"]))
+        data = json.loads(self.file.read(head["data_length"]))
+        self.payload = self.file.read(head["payload_length"])
+        return head["type"], data
 
     def read_transcript(self) -> dict[str, Any]:
         while True:
@@ -82,6 +106,14 @@ class Client:
             assert kind != "error", data
             if kind == "transcript":
                 return data
+
+    def read_spoken(self) -> list[str]:
+        """Return what `speak` was asked for, until the end of the audio."""
+        assert self.read()[0] == "audio-start"
+        found = []
+        while self.read()[0] == "audio-chunk":
+            found.append(bytes(np.frombuffer(self.payload, "<i2").astype(np.uint8)).decode())
+        return found
 
     def close(self) -> None:
         self.file.close()
@@ -94,16 +126,17 @@ class Port:
 
         async def start() -> None:
             self.service = speech_to_text.SpeechToText(site.service)
-            self.port = wyoming_port.WyomingPort("127.0.0.1", 0, [self.service])
+            mouth = text_to_speech.TextToSpeech(site.service)
+            self.port = wyoming_port.WyomingPort("127.0.0.1", 0, [self.service, mouth])
             await self.port.start()
 
         site.run(start())
         self.number = int(self.port.address.rpartition(":")[2])
         self.clients: list[Client] = []
 
-    def add(self, name: str, work: Any = compute, languages: str = "en") -> None:
+    def add(self, name: str, work: Any = compute, spec: ModelSpec = EAR, **parameters: str) -> None:
         models = self.site.service.models
-        models[name] = (replace(EAR, name=name, parameters={"languages": languages}), work)
+        models[name] = (replace(spec, name=name, parameters={"languages": "en", **parameters}), work)
         index = [IndexEntry(one, "1", "READY") for one in models]
         self.site.service.repository_index = lambda only_ready: index
 
@@ -187,6 +220,96 @@ def test_a_new_start_drops_what_was_recorded_before_it(port: Port) -> None:
     client.send("audio-chunk", FORM, SECOND)
     client.record(SECOND)
     assert client.read_transcript()["text"] == "ear  16000"
+
+
+def test_info_lists_the_voices_with_their_languages(port: Port) -> None:
+    port.add("many", speak, MOUTH, voices="ann, bob", languages="en-US, de-DE")
+    port.add("joe", speak, MOUTH, voices="joe", languages="en-GB")
+    port.add("own", speak, MOUTH, languages="")
+    client = port.connect()
+    client.send("describe")
+    data = client.read()[1]
+    assert data["asr"] == []
+    (program,) = data["tts"]
+    assert program["supports_synthesize_streaming"]
+    assert [(one["name"], one["languages"]) for one in program["voices"]] == [
+        ("joe", ["en-GB"]), ("many:ann", ["en-US"]), ("many:bob", ["de-DE"]), ("own", []),
+    ]  # fmt: skip
+
+
+def test_a_name_or_a_language_chooses_the_voice(port: Port) -> None:
+    port.add("many", speak, MOUTH, voices="ann, bob", languages="en-US, de-DE")
+    port.add("joe", speak, MOUTH, voices="joe", languages="en-GB")
+    client = port.connect()
+    for voice, spoken in (
+        (None, "joe/joe/hi"),
+        ({"name": "many:bob"}, "many/bob/hi"),
+        ({"name": "many", "speaker": "bob"}, "many/bob/hi"),
+        ({"language": "en_US"}, "many/ann/hi"),
+        ({"language": "en"}, "joe/joe/hi"),
+        ({"language": "de-CH"}, "many/bob/hi"),
+    ):
+        client.send("synthesize", {"text": "hi", "voice": voice})
+        assert client.read_spoken() == [spoken]
+    for voice, message in (
+        ({"name": "carl"}, "voice: expected joe, many:ann, many:bob, got 'carl'"),
+        ({"language": "fr"}, "language: expected de-DE, en-GB, en-US, got 'fr'"),
+        ({"name": 3}, "name: expected a text, got 3"),
+        ({"language": "\ud800"}, "language: expected a text, got '\\ud800'"),
+    ):
+        client = port.connect()
+        client.send("synthesize", {"text": "hi", "voice": voice})
+        assert message in client.read()[1]["text"]
+        assert client.read() == ("", None)
+
+
+def test_a_text_that_is_being_written_is_spoken_by_sentences(port: Port) -> None:
+    port.add("joe", speak, MOUTH, voices="joe")
+    client = port.connect()
+    client.send("synthesize-start", {"voice": {"name": "joe"}})
+    for text in ("On", "e. Tw", "o! (Three.) Fo", "ur 4.5"):
+        client.send("synthesize-chunk", {"text": text})
+    # The whole text again, for servers that know no other.
+    client.send("synthesize", {"text": "One. Two! (Three.) Four 4.5", "voice": {"name": "joe"}})
+    client.send("synthesize-stop")
+    assert client.read_spoken() == ["joe/joe/One. ", "joe/joe/Two! (Three.) ", "joe/joe/Four 4.5"]
+    assert client.read() == ("synthesize-stopped", {})
+    client.send("synthesize-start")
+    client.send("synthesize-chunk", {"text": "a" * 1001})
+    client.send("synthesize-stop")
+    assert client.read_spoken() == ["joe/joe/" + "a" * 1001]
+    assert client.read() == ("synthesize-stopped", {})
+
+
+def test_a_text_without_words_has_audio_without_sound(port: Port) -> None:
+    port.add("joe", speak, MOUTH, voices="joe")
+    client = port.connect()
+    client.send("synthesize", {"text": " "})
+    assert client.read_spoken() == []
+
+
+def test_what_no_voice_can_speak_is_told(port: Port) -> None:
+    client = port.connect()
+    client.send("synthesize", {"text": "hi"})
+    assert client.read()[1]["text"] == "no model for text to speech is ready"
+    port.add("joe", lambda request: [Response(request.model, 1, request.id, error=InvalidRequest("hoarse"))], MOUTH)
+    for data, message in (
+        ({"text": "hi"}, "hoarse"),
+        ({"text": "<speak>hi</speak>", "text_format": "ssml"}, "text_format: expected text, got 'ssml'"),
+    ):
+        client = port.connect()
+        client.send("synthesize", data)
+        assert client.read()[1]["text"] == message
+
+
+def test_a_client_that_leaves_ends_the_speech(port: Port) -> None:
+    port.add("joe", lambda request: [], MOUTH, voices="joe")
+    client = port.connect()
+    client.send("synthesize", {"text": "hi"})
+    assert port.site.service.submitted.wait(30)
+    client.close()
+    (ticket,) = port.site.service.tickets
+    assert ticket.was_cancelled.wait(30)
 
 
 def test_pings_are_answered_and_unknown_events_ignored(port: Port) -> None:

@@ -74,7 +74,8 @@ def check_encodable(response_format: str) -> None:
         )
 
 
-def _to_pcm(samples: Array) -> Array:
+def to_pcm(samples: Array) -> Array:
+    """Return samples as INT16, little-endian. Values beyond [-1, 1] are clipped."""
     return np.round(np.clip(samples.astype(np.float32), -1, 1) * 32767).astype("<i2")
 
 
@@ -85,7 +86,7 @@ class _PcmEncoder(AudioEncoder):
         self._rate = rate
 
     def encode(self, samples: Array, *, is_last: bool) -> bytes:
-        return _to_pcm(resample(samples.astype(np.float32), self._rate, PCM_RATE)).tobytes()
+        return to_pcm(resample(samples.astype(np.float32), self._rate, PCM_RATE)).tobytes()
 
 
 class _WavEncoder(AudioEncoder):
@@ -96,7 +97,7 @@ class _WavEncoder(AudioEncoder):
         self._has_begun = False
 
     def encode(self, samples: Array, *, is_last: bool) -> bytes:
-        data = _to_pcm(samples).tobytes()
+        data = to_pcm(samples).tobytes()
         if self._has_begun:
             return data
         self._has_begun = True
@@ -134,7 +135,7 @@ class _FfmpegEncoder(AudioEncoder):
 
     def encode(self, samples: Array, *, is_last: bool) -> bytes:
         if samples.size:
-            frame = self._av.AudioFrame.from_ndarray(_to_pcm(samples).reshape(1, -1), format="s16", layout="mono")
+            frame = self._av.AudioFrame.from_ndarray(to_pcm(samples).reshape(1, -1), format="s16", layout="mono")
             frame.sample_rate = self._rate
             self._container.mux(self._stream.encode(frame))
         if is_last:

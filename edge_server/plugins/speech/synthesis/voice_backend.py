@@ -200,20 +200,16 @@ class VoiceSession(RequestSession):
         is_stream = bool(inputs["stream"][0]) if "stream" in inputs else False
         self._phonemizer.set_language(self._model.espeak_language(voice))
         sentences = self._phonemizer.sentences(text, self._model.max_phonemes)
-        parts: list[Array] = []
-        has_spoken = False
+        parts: list[Array] = [np.empty(0, np.float32)]
         for index, sentence in enumerate(sentences):
             if execution.is_cancelled():
                 execution.finish()
                 return
             part = self._model.speak(self._session, sentence, voice, speed)
-            has_spoken |= part.size > 0
             if is_stream and part.size and index < len(sentences) - 1:
                 execution.send(self._outputs(part))
             else:
                 parts.append(part)
-        if not has_spoken:
-            raise InvalidRequest(f"text: model '{self._name}' finds nothing to speak in '{text[:40]}'")
         execution.send(self._outputs(np.concatenate(parts)), is_final=True)
 
     def _outputs(self, samples: Array) -> dict[str, Array]:

@@ -59,7 +59,8 @@ class EventStream:
     async def write(self, kind: str, data: Mapping[str, Any], payload: bytes = b"") -> None:
         """Send an event, and wait until the client has read most of it. Raises OSError if it has left or reads nothing
         for half a minute."""
-        text = json.dumps(data, ensure_ascii=False).encode()
+        # A message may quote half of a pair of surrogates, which a client sent.
+        text = json.dumps(data, ensure_ascii=False).encode(errors="replace")
         head = {"type": kind, "data_length": len(text), "payload_length": len(payload)}
         self._writer.write(json.dumps(head).encode() + b"\n" + text + payload)
         try:
