@@ -14,7 +14,7 @@ from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BackendError, BadSchema, ContextTooLong, Throttled
-from edge_server.plugins.language.responses.response_store import StoredResponse, TextResponseStore
+from edge_server.plugins.language.responses.response_store import StoredResponse, TextResponseStore, memory_bytes
 
 NAMES = ("text_output", "finish_reason", "tool_calls", "reasoning_content", "logprobs", "warnings")
 COUNTS = ("num_input_tokens", "num_output_tokens", "num_cached_tokens", "num_reasoning_tokens")
@@ -364,7 +364,7 @@ def test_the_oldest_responses_are_removed() -> None:
 def test_the_memory_of_all_responses_is_bounded() -> None:
     store = TextResponseStore(max_bytes=5000)
     half = StoredResponse(bytes(700), [{"role": "user", "content": "x" * 700}])
-    assert 1400 < half.byte_count() < 2500
+    assert 1400 < memory_bytes(half) < 2500
     for name in "abc":
         assert store.add(name, half)
     assert [store.find(name) is not None for name in "abc"] == [False, True, True]

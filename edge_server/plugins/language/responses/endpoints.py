@@ -46,7 +46,7 @@ class ResponseEndpoints:
                 raise own_error(error) from None
             except EdgeServerError as error:
                 is_too_long = isinstance(error, ContextTooLong) and call.may_shorten
-                shorter = call.without_oldest_turns() if is_too_long else None
+                shorter = await request.run_on_worker(call.without_oldest_turns) if is_too_long else None
                 if shorter is not None:
                     call = shorter
                     continue

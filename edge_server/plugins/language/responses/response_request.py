@@ -20,7 +20,7 @@ from edge_server.plugins.language.openai.completion_request import (
     make_completion_request,
     read_boolean,
 )
-from edge_server.plugins.language.responses.response_store import StoredResponse
+from edge_server.plugins.language.responses.response_store import StoredResponse, memory_bytes
 from edge_server.plugins.language.template_variables import EFFORT, THINKING
 from edge_server.protocol.raw_tensors import Buffer
 
@@ -50,6 +50,8 @@ _LOGPROBS = "message.output_text.logprobs"
 _INCLUDABLE = (_LOGPROBS, "reasoning.encrypted_content")
 """The second has no effect: the reasoning comes as plain text, which a client can send back."""
 
+_REASONING_DEFAULTS = {"context": "auto", "mode": "standard"}
+
 _MAX_METADATA, _MAX_KEY, _MAX_VALUE = 16, 64, 512
 """Pairs of `metadata`, and characters of a key and a value; OpenAI's limits."""
 
@@ -76,8 +78,8 @@ class ResponseRequest(NamedTuple):
     """Whether the beginning of a chat that is too long may be left out."""
 
     def without_oldest_turns(self) -> ResponseRequest | None:
-        """Return the call without the oldest turns, which have an eighth of the chat's text; None if only the last turn
-        is left.
+        """Return the call without the oldest turns, which take an eighth of the chat's memory; None if only the last
+        turn is left.
 
         A turn begins with a message of the user. Instructions and messages of the system stay.
         """
@@ -86,13 +88,14 @@ class ResponseRequest(NamedTuple):
         old = [index for index in range(users[-1] if users else 0) if messages[index]["role"] not in _INSTRUCTING]
         if not old:
             return None
-        sizes = {index: len(str(messages[index])) for index in old}
+        sizes = {index: memory_bytes(messages[index]) for index in old}
         left_out: set[int] = set()
-        size = 0
+        size, enough = 0, sum(sizes.values()) / 8
         for begin, end in pairwise([0, *users]):
-            left_out.update(sizes.keys() & range(begin, end))
-            size = sum(sizes[index] for index in left_out)
-            if size * 8 >= sum(sizes.values()) and left_out:
+            turn = [index for index in range(begin, end) if index in sizes]
+            left_out.update(turn)
+            size += sum(sizes[index] for index in turn)
+            if size >= enough:
                 break
         (chat,) = self.completion.prompts
         whole = chat["messages"] if isinstance(chat, dict) else list(chat)
@@ -213,7 +216,7 @@ def _reasoning(value: object) -> tuple[object, str | None]:
     """Return the effort, and which summary is wanted."""
     reasoning = _object(value, "reasoning")
     for name, item in reasoning.items():
-        if name not in ("effort", "summary", "generate_summary") and item not in (None, "auto", "standard"):
+        if name not in ("effort", "summary", "generate_summary") and item not in (None, _REASONING_DEFAULTS.get(name)):
             raise BadMember("reasoning", f"'reasoning.{name[:40]}' is not supported; supported are effort and summary")
     summary = reasoning.get("summary") or reasoning.get("generate_summary")
     if summary not in (None, "auto", "detailed"):

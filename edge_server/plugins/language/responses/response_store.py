@@ -20,17 +20,18 @@ class StoredResponse(NamedTuple):
     body: bytes
     messages: Sequence[Mapping[str, Any]]
 
-    def byte_count(self) -> int:
-        """Return about how much memory it takes, with what it shares."""
-        total, values = 0, [self.body, self.messages]
-        while values:
-            value = values.pop()
-            total += sys.getsizeof(value)
-            if isinstance(value, Mapping):
-                values += (*value.keys(), *value.values())
-            elif isinstance(value, list | tuple):
-                values += value
-        return total
+
+def memory_bytes(value: object) -> int:
+    """Return about how much memory a JSON value takes, with what it shares with others."""
+    total, values = 0, [value]
+    while values:
+        item = values.pop()
+        total += sys.getsizeof(item)
+        if isinstance(item, Mapping):
+            values += (*item.keys(), *item.values())
+        elif isinstance(item, list | tuple):
+            values += item
+    return total
 
 
 class TextResponseStore:
@@ -47,7 +48,7 @@ class TextResponseStore:
     def add(self, response_id: str, response: StoredResponse) -> bool:
         """Keep a response, and remove the oldest while there are too many. Return False, and do nothing, for one that
         alone is too large."""
-        byte_count = response.byte_count()
+        byte_count = memory_bytes(response)
         if byte_count > self.max_bytes:
             return False
         with self._lock:
