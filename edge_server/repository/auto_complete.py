@@ -13,7 +13,7 @@ from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.shape_tensors import SHAPE_DTYPES
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendMissing, BadModelConfig, LoadError
-from edge_server.repository.backend_choice import GGUF_ORDER, BackendCandidate, candidates
+from edge_server.repository.backend_choice import GGUF_ORDER, BackendCandidate, candidates, llama_cpp_reason
 from edge_server.repository.load_error_explanation import explain_by_content
 from edge_server.repository.pbtxt import ConfigMessage
 from edge_server.repository.runtime_times import RuntimeTimes
@@ -75,7 +75,7 @@ def inspect_model(
         if suffix in (".onnx", ".gguf"):
             choice = "fixed order"
         if choices[0].backend == GGUF_ORDER[-1]:
-            choice = "fixed order for max_num_seqs 1"
+            choice = f"fixed order for {llama_cpp_reason(config, version_dir)}"
         # Not the order of a plugin, whose backends come first.
         if runtime_times is not None and {item.backend for item in choices} == set(ONNX_ORDER):
             file = ModelFile(version_dir / choices[0].file_name, model_dir, version)

@@ -30,9 +30,7 @@ _SAVED_MODEL_ORDER = ("tensorflow", "openvino")
 """Runtimes to try, in this order, if the configuration names the SavedModel platform and no backend."""
 
 GGUF_ORDER = ("openvino_genai", "llama_cpp")
-"""Runtimes for a GGUF file whose configuration names no backend, in this order. With the parameter `max_num_seqs` 1 the
-order is the other way round: llama.cpp generates faster with one sequence at a time and takes half the memory, OpenVINO
-GenAI is faster with several (docs/language-models.md)."""
+"""Runtimes for a GGUF file whose configuration names no backend, in this order. See `llama_cpp_reason`."""
 
 VOICES_OF_KOKORO = ("voices.npz", "voices.bin", "voices-v1.0.bin")
 """Files with the voices of Kokoro, beside its ONNX file."""
@@ -137,9 +135,7 @@ def candidates(
         file_name, backends = _well_known_file(version_dir)
     if backends == ONNX_ORDER:
         backends = onnx_order
-    # `in`, because reading a missing parameter would add it.
-    parameters = config.parameters
-    if backends == GGUF_ORDER and "max_num_seqs" in parameters and parameters["max_num_seqs"].string_value == "1":
+    if backends == GGUF_ORDER and llama_cpp_reason(config, version_dir):
         backends = GGUF_ORDER[::-1]
     if backends:
         return tuple(BackendCandidate(backend, file_name) for backend in backends)
@@ -150,6 +146,21 @@ def candidates(
         f"model '{model}': no backend: the configuration states neither backend nor platform, and "
         f"'{version_dir}' {_describe_content(version_dir)}none of {', '.join(_BACKENDS_OF_FILE)}"
     )
+
+
+def llama_cpp_reason(config: ConfigMessage, version_dir: Path) -> str:
+    """Return why llama.cpp is tried first for a GGUF file, "" if it is not.
+
+    It alone has LoRA adapters. It generates faster with one sequence at a time and takes half the memory; OpenVINO
+    GenAI is faster with several (docs/language-models.md).
+    """
+    if (version_dir / "adapters").is_dir():
+        return "LoRA adapters"
+    parameters = config.parameters
+    # `in`, because reading a missing parameter would add it.
+    if "max_num_seqs" in parameters and parameters["max_num_seqs"].string_value == "1":
+        return "max_num_seqs 1"
+    return ""
 
 
 def _with_interim_runtimes(

@@ -27,6 +27,7 @@ import pytest
 import tritonclient.grpc as grpc_client
 
 TINY = Path(__file__).parents[1] / "data/tiny_llm/tiny.gguf"
+ADAPTERS = TINY.parent / "lora"
 TINY_EMBEDDINGS = TINY.parents[1] / "tiny_embeddings"
 COUNT = (
     "three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen "
@@ -1008,8 +1009,11 @@ class TestEmbeddingExport:
 
 @pytest.fixture(scope="module")
 def llama_cpp_server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A file of one sequence at a time, and one of several whose configuration names the engine."""
+    """A file of one sequence at a time, one of several whose configuration names the engine, and one with adapters."""
     models = tmp_path_factory.mktemp("llama_cpp")
+    (models / "adapted/1").mkdir(parents=True)
+    shutil.copy(TINY, models / "adapted/1/model.gguf")
+    shutil.copytree(ADAPTERS, models / "adapted/1/adapters")
     for name, text in (
         ("single", 'parameters { key: "max_num_seqs" value { string_value: "1" } }'),
         ("talker", 'backend: "llama_cpp"'),
@@ -1053,6 +1057,46 @@ class TestLlamaCpp:
         assert "".join(texts) == "three four five six"
         assert len(texts) >= 4
         assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+
+    def test_an_adapter_is_chosen_by_the_models_name_in_every_api(self, llama_cpp_server: Any) -> None:
+        server = llama_cpp_server
+        _, listed = server.ask("/v1/models")
+        parents = {item["id"]: item.get("parent") for item in listed["data"]}
+        assert parents == {
+            "adapted": None, "adapted:first": "adapted", "adapted:second": "adapted", "single": None, "talker": None
+        }  # fmt: skip
+        assert server.ask("/v1/models/adapted:first")[1]["id"] == "adapted:first"
+        assert {item["name"] for item in server.ask("/api/tags")[1]["models"]} >= {"adapted:first", "adapted:latest"}
+        assert "llama_cpp: fixed order for LoRA adapters" in server.notes("adapted")
+        question = {"messages": [{"role": "user", "content": "say hello"}]}
+        texts: dict[str, str] = {}
+        for name in ("adapted", "adapted:first", "adapted:second"):
+            call = {**question, "model": name, "max_tokens": 12}
+            _, answer = server.ask("/v1/chat/completions", {**call, "temperature": 0})
+            assert answer["model"] == name
+            texts[name] = answer["choices"][0]["message"]["content"]
+            _, answer = server.ask("/v1/messages", {**call, "temperature": 0})
+            assert answer["content"][0]["text"] == texts[name]
+            options = {"temperature": 0, "num_predict": 12}
+            call = {**question, "model": name, "stream": False, "options": options}
+            assert server.ask("/api/chat", call)[1]["message"]["content"] == texts[name]
+            sampling = json.dumps({"temperature": 0, "max_tokens": 12, "lora_name": name.partition(":")[2]})
+            call = {"messages": json.dumps(question["messages"]), "sampling_parameters": sampling}
+            assert server.ask("/v2/models/adapted/generate", call)[1]["text_output"] == texts[name]
+        assert QUESTIONS["say hello"].startswith(texts["adapted"])
+        assert len(set(texts.values())) == 3
+        assert server.ask("/tokenize", {**question, "model": "adapted:first"})[1]["count"] > 5
+
+    def test_an_adapter_that_is_not_there_is_an_unknown_model(self, llama_cpp_server: Any) -> None:
+        for model in ("adapted:third", "talker:first", "nosuch:first"):
+            status, answer = llama_cpp_server.ask("/v1/chat/completions", {**chat("say hello"), "model": model})
+            assert status == 404
+            assert model in answer["error"]["message"]
+        sampling = json.dumps({"lora_name": "third"})
+        call = {"text_input": "say hello", "sampling_parameters": sampling}
+        status, answer = llama_cpp_server.ask("/v2/models/adapted/generate", call)
+        assert status == 400
+        assert "lora_name: no adapter 'third'; it has first, second" in answer["error"]
 
     def test_the_probabilities_of_tokens_are_given(self, llama_cpp_server: Any) -> None:
         call = chat("say hello", temperature=0, logprobs=True)

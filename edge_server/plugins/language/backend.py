@@ -23,7 +23,9 @@ from edge_server.backends.isolation.isolated_session import IsolatedSession
 from edge_server.backends.option_parsers import whole_number
 from edge_server.backends.runtime_errors import existing_file, file_title, open_with_library
 from edge_server.errors import BackendMissing, LoadError, install_hint
+from edge_server.plugins.language.engines import lora_adapters
 from edge_server.plugins.language.engines.generation_config import read_generation_config
+from edge_server.plugins.language.engines.lora_adapters import find_adapters
 from edge_server.plugins.language.engines.model_size import (
     BadModelFile,
     LlmSize,
@@ -140,7 +142,7 @@ class OpenVinoLlmBackend(_LlmBackend):
 
 
 class LlamaCppBackend(_LlmBackend):
-    """Opens GGUF files with llama.cpp in child processes."""
+    """Opens GGUF files, with their LoRA adapters, with llama.cpp in child processes."""
 
     default_filename = "model.gguf"
     module = "xllamacpp"
@@ -152,7 +154,19 @@ class LlamaCppBackend(_LlmBackend):
 
     def memory_parts(self, file: ModelFile, model: str, parameters: Mapping[str, str]) -> Mapping[str, int]:
         size = _read_llama_cpp_size(file)
-        return memory_parts(_llama_cpp_settings(model, parameters, size), size, _BLOCK_TOKENS)
+        parts = memory_parts(_llama_cpp_settings(model, parameters, size), size, _BLOCK_TOKENS)
+        adapters = sum(path.stat().st_size for path in find_adapters(file.path).values())
+        return {**parts, "adapters": adapters} if adapters else parts
+
+    def auto_complete(self, file: ModelFile, config_json: str) -> str | None:
+        """As the others, and name the adapters for the APIs."""
+        config = json.loads(super().auto_complete(file, config_json) or config_json)
+        parameters = config.setdefault("parameters", {})
+        # A client may have sent an earlier completed configuration.
+        parameters.pop(lora_adapters.PARAMETER, None)
+        if names := ",".join(find_adapters(file.path)):
+            parameters[lora_adapters.PARAMETER] = {"string_value": names}
+        return json.dumps(config)
 
     def open(self, job: OpenJob) -> RequestSession:
         return IsolatedSession(job, open_llama_cpp)
@@ -287,6 +301,7 @@ def _read_llama_cpp_size(file: ModelFile) -> LlmSize:
     path = existing_file(file, LlamaCppBackend.default_filename)
     try:
         read_generation_config(path)
+        find_adapters(path)
         return read_gguf_for_llama_cpp(path)
     except BadModelFile as error:
         said = str(error)
@@ -309,7 +324,13 @@ def _read_size(file: ModelFile) -> LlmSize:
         if file.path.name == EXPORT_FILE:
             read_generation_config(file.path.parent)
             return read_export(file.path.parent)
-        return read_gguf(existing_file(file, OpenVinoLlmBackend.default_filename))
+        path = existing_file(file, OpenVinoLlmBackend.default_filename)
+        if find_adapters(path):
+            raise BadModelFile(
+                f"folder '{lora_adapters.FOLDER}': LoRA adapters are for the backend llama_cpp; OpenVINO GenAI applies "
+                "one to all running requests alike"
+            )
+        return read_gguf(path)
     except BadModelFile as error:
         said = str(error)
     raise LoadError(f"{file_title(file)}: {said}")

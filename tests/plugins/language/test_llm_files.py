@@ -22,6 +22,7 @@ from edge_server import backends as backends_module
 from edge_server.errors import BackendMissing, LoadError
 from edge_server.plugins.language.backend import make
 from edge_server.plugins.language.engines.generation_config import GenerationConfig, read_generation_config
+from edge_server.plugins.language.engines.lora_adapters import MAX_ADAPTERS, find_adapters
 from edge_server.plugins.language.engines.model_size import (
     EXPORT_LOAD_FACTOR,
     GGUF_LOAD_FACTOR,
@@ -44,6 +45,7 @@ from edge_server.repository.load_call_files import delete_abandoned
 from edge_server.repository.pbtxt import new_config
 
 TINY = Path(__file__).parents[2] / "data/tiny_llm/tiny.gguf"
+ADAPTERS = TINY.parent / "lora"
 
 
 def test_the_memory_of_a_gguf_model_is_computed_from_its_header() -> None:
@@ -58,6 +60,45 @@ def test_a_truncated_file_is_refused(tmp_path: Path, size: int) -> None:
     path.write_bytes(TINY.read_bytes()[:size])
     with pytest.raises(BadModelFile, match="cut short"):
         read_gguf(path)
+
+
+def test_adapters_are_found_by_their_file_names(tmp_path: Path) -> None:
+    assert find_adapters(tmp_path / "model.gguf") == {}
+    shutil.copytree(ADAPTERS, tmp_path / "adapters")
+    (tmp_path / "adapters/.hidden").write_bytes(b"")
+    assert list(find_adapters(tmp_path / "model.gguf")) == ["first", "second"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("a.safetensors", b"", "'adapters/a.safetensors': expected a .gguf file"),
+        ("a b.gguf", b"", "'adapters/a b.gguf': expected a name of up to 64 letters"),
+        ("latest.gguf", b"", "that is not 'latest'"),
+        ("a.gguf", b"GGUF", "'adapters/a.gguf': the file is cut short"),
+        ("a.gguf", None, "'adapters/a.gguf': expected general.type 'adapter', got 'None'"),
+    ],
+)
+def test_a_file_that_is_no_adapter_is_refused(tmp_path: Path, name: str, content: bytes | None, reason: str) -> None:
+    (tmp_path / "adapters").mkdir()
+    (tmp_path / "adapters" / name).write_bytes(TINY.read_bytes() if content is None else content)
+    with pytest.raises(BadModelFile, match=reason):
+        find_adapters(tmp_path / "model.gguf")
+
+
+def test_too_many_adapters_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "adapters").mkdir()
+    for number in range(MAX_ADAPTERS + 1):
+        shutil.copy(ADAPTERS / "first.gguf", tmp_path / f"adapters/{number}.gguf")
+    with pytest.raises(BadModelFile, match="expected at most 32 adapters, got 33"):
+        find_adapters(tmp_path / "model.gguf")
+
+
+def test_a_file_with_adapters_goes_to_llama_cpp_first(tmp_path: Path) -> None:
+    shutil.copy(TINY, tmp_path / "model.gguf")
+    assert candidates(new_config(), "m", tmp_path)[0].backend == "openvino_genai"
+    shutil.copytree(ADAPTERS, tmp_path / "adapters")
+    assert candidates(new_config(), "m", tmp_path)[0].backend == "llama_cpp"
 
 
 def test_another_format_is_refused(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import struct
 from collections.abc import Callable, Iterator
@@ -236,6 +237,33 @@ def test_the_most_likely_tokens_are_the_librarys_own(drive: Callable[..., Driven
         # Which of two that are nearly as likely comes first depends on the batch.
         assert [token for token, _ in place[:3]] == [item["token"] for item in other[:3]]
         assert [logprob for _, logprob in place] == pytest.approx([item["logprob"] for item in other], abs=0.05)
+
+
+def test_adapters_give_the_librarys_own_texts_also_beside_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    shutil.copy(TINY, path)
+    shutil.copytree(TINY.parent / "lora", tmp_path / "adapters")
+    driven = Driven(path)
+    assert driven.engine.adapters == ["first", "second"]
+    prompt = driven.engine.chat_prompt([{"role": "user", "content": "count from three"}], ())
+    expected = {}
+    for name in ("", "first", "second"):
+        parameters = xllamacpp.CommonParams()
+        parameters.model.path = str(TINY)
+        parameters.hostnames = ["127.0.0.1"]
+        parameters.n_parallel, parameters.warmup, parameters.verbosity = 1, False, 1
+        if name:
+            file = str(tmp_path / f"adapters/{name}.gguf")
+            parameters.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(file, 1.0)]
+        library = xllamacpp.Server(parameters)
+        [choice] = library.handle_completions({"prompt": prompt, "max_tokens": 20, "temperature": 0})["choices"]
+        expected[name] = choice["text"]
+    assert len(set(expected.values())) == 3
+    numbers = {driven.add("count from three", 20, adapter=name): name for name in [*expected] * 3}
+    driven.run()
+    assert {name: driven.texts[number] for number, name in numbers.items()} == expected
+    assert {driven.texts[number] for number, name in numbers.items() if name == "first"} == {expected["first"]}
+    driven.engine.close()
 
 
 def test_a_bias_excludes_a_token_or_chooses_it(drive: Callable[..., Driven]) -> None:

@@ -19,7 +19,6 @@ class AnthropicEndpoints:
     """The handlers. `may_change_models` returns whether the sender of a request may load and unload models."""
 
     def __init__(self, service: InferenceService, may_change_models: Callable[[RequestHead], bool]) -> None:
-        self._service = service
         self._runner = CallRunner(service, may_change_models, ANTHROPIC_ERRORS)
 
     async def create(self, request: HttpRequest) -> HttpResponse | None:
@@ -35,7 +34,7 @@ class AnthropicEndpoints:
 
     async def _count_tokens(self, request: HttpRequest) -> HttpResponse:
         call = await self._runner.read(request, read_count_request)
-        handle = self._service.find(call.model, None)
+        handle, _ = self._runner.find(call.model)
         inference = tokenize_request(call, handle.spec)
         (response,) = await self._runner.submit_all(handle, request.context.dispatch, [inference])
         return json_response({"input_tokens": tokenize_response(response)["count"]})

@@ -18,7 +18,7 @@ import socket
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ from edge_server.errors import InvalidRequest
 from edge_server.plugins.language.engines.compact_grammar import choice_grammar, compact_grammar
 from edge_server.plugins.language.engines.generation_config import read_generation_config
 from edge_server.plugins.language.engines.locked_folder import locked_folder
+from edge_server.plugins.language.engines.lora_adapters import find_adapters
 from edge_server.plugins.language.engines.model_size import read_gguf_metadata
 from edge_server.plugins.language.engines.settings import LlmSettings
 from edge_server.plugins.language.engines.token_engine import (
@@ -99,6 +100,8 @@ class LlamaCppEngine:
         self._bytes_per_token = bytes_per_token
         self._max_running = settings.max_num_seqs
         self._caches_prompts = settings.enable_prefix_caching
+        adapters = find_adapters(path)
+        self.adapters: Sequence[str] = list(adapters)
         self._waiting: deque[_Sequence] = deque()
         self._running: dict[int, _Sequence] = {}
         """By sequence id, in the order of their start."""
@@ -112,7 +115,7 @@ class LlamaCppEngine:
             resources.callback(os.close, descriptor)
             # The path of a Unix socket has at most 107 bytes. The ending tells llama.cpp that this is one.
             self._address = f"/proc/self/fd/{descriptor}/llama.sock"
-            self._server = _start_server(library, self._parameters(library, path, settings))
+            self._server = _start_server(library, self._parameters(library, path, settings, adapters.values()))
             self._resources = resources.pop_all()
         properties = self._call("GET", "/props")
         self.chat_template = str(properties.get("chat_template") or "")
@@ -191,7 +194,7 @@ class LlamaCppEngine:
         del self._server  # its end stops its threads
         self._resources.close()
 
-    def _parameters(self, library: Any, path: Path, settings: LlmSettings) -> Any:
+    def _parameters(self, library: Any, path: Path, settings: LlmSettings, adapters: Iterable[Path]) -> Any:
         parameters = library.CommonParams()
         parameters.model.path = str(path)
         parameters.hostnames = [self._address]
@@ -205,6 +208,8 @@ class LlamaCppEngine:
         parameters.kv_unified = True
         parameters.cache_ram_mib = 0
         parameters.n_batch = parameters.n_ubatch = settings.max_num_batched_tokens
+        # Each request says which one it wants.
+        parameters.lora_adapters = [library.CommonAdapterLoraInfo(str(file), 0.0) for file in adapters]
         if threads := settings.threads or limited_cores():
             parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = threads
         return parameters
@@ -231,6 +236,10 @@ class LlamaCppEngine:
             "top_p": sampling.top_p,
             "min_p": sampling.min_p,
         }
+        if self.adapters:
+            options["lora"] = [
+                {"id": place, "scale": float(name == sampling.adapter)} for place, name in enumerate(self.adapters)
+            ]
         if sampling.logit_bias:
             options["logit_bias"] = [(token, bias if bias > -100 else False) for token, bias in sampling.logit_bias]
         if sampling.seed is not None:

@@ -74,6 +74,7 @@ class OnnxEngine:
     has_logprobs = False
     constraints = frozenset(("json_schema", "choice", "regex"))
     max_top_logprobs = 0
+    adapters: Sequence[str] = ()
     default_sampling = DEFAULT_SAMPLING
     begin_tokens: Sequence[int] = ()
 

@@ -54,6 +54,8 @@ class OpenVinoEngine:
     # Not `regex`: xgrammar, of OpenVINO GenAI 2026.4, takes other texts too for a pattern with `|`.
     constraints = frozenset(("json_schema", "choice"))
     max_top_logprobs = 0
+    # OpenVINO GenAI 2026.4 applies adapters to all running sequences alike.
+    adapters: Sequence[str] = ()
 
     def __init__(self, path: Path, settings: LlmSettings) -> None:
         openvino = import_openvino()

@@ -38,6 +38,7 @@ class ScriptedEngine:
     has_logprobs = True
     constraints = frozenset(("json_schema", "choice"))
     max_top_logprobs = 0
+    adapters: Sequence[str] = ()
     default_sampling = DEFAULT_SAMPLING
     begin_tokens: Sequence[int] = ()
     vocabulary_size = 257

@@ -46,6 +46,8 @@ class Sampling:
     """Tokens, and what is added to their logits. -100 excludes a token."""
     choice: tuple[str, ...] = ()
     regex: str = ""
+    adapter: str = ""
+    """Name of the LoRA adapter that changes the model for this sequence."""
 
     @property
     def constraint(self) -> str:
@@ -122,6 +124,8 @@ class TokenEngine(Protocol):
     """Largest `top_logprobs`."""
     default_sampling: Sampling
     """What applies where a request says nothing."""
+    adapters: Sequence[str]
+    """Names of the LoRA adapters that a sequence may choose."""
     begin_tokens: Sequence[int]
     """Tokens that the model expects before a prompt that no chat template made."""
 

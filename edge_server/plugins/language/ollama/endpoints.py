@@ -98,8 +98,8 @@ class OllamaEndpoints:
     async def _load(self, request: HttpRequest, call: GenerationRequest) -> HttpResponse:
         """Load a model, or unload it if `keep_alive` is 0."""
         name, seconds = model_name(call.model), call.keep_alive_s
-        self._service.find(name, None)
-        is_loaded = any(report.name == name and report.state == "READY" for report in self._service.versions())
+        model = self._runner.find(name)[0].spec.name
+        is_loaded = any(report.name == model and report.state == "READY" for report in self._service.versions())
         if seconds != 0 and not is_loaded:
             # A request loads the model, and waits for it.
             members = {"model": name, "messages": [{"role": "user", "content": "-"}], "max_tokens": 1}
@@ -109,19 +109,21 @@ class OllamaEndpoints:
             await self._runner.complete(request, first, partial(OllamaEncoder, call))
         warnings = self._runner.keep_alive_warnings(request, seconds)
         if seconds is not None and not warnings:
-            self._service.set_keep_alive(name, seconds)
+            self._service.set_keep_alive(model, seconds)
         reason = "unload" if seconds == 0 else "load"
         answer = {**opening(call, ""), "done": True, "done_reason": reason}
         return json_response({**answer, "warnings": warnings} if warnings else answer)
 
     def _takes_chats(self, name: str) -> bool:
-        spec = self._service.find(name, None).spec
+        spec = self._runner.find(name)[0].spec
         return spec.chat_template is not None or spec.input("messages") is not None
 
     async def _list(self, request: HttpRequest, *, only_loaded: bool) -> HttpResponse:
         request.release_body()
         names = self._runner.model_names()
-        models = await request.run_blocking(partial(list_models, self._service, names, only_loaded=only_loaded))
+        models = await request.run_blocking(
+            partial(list_models, self._service, self._runner.find, names, only_loaded=only_loaded)
+        )
         return json_response({"models": models})
 
     async def _show(self, request: HttpRequest) -> HttpResponse:
@@ -129,7 +131,7 @@ class OllamaEndpoints:
         name = model_name(read_model({"model": members.get("model") or members.get("name")}))
         if not self._runner.is_for_calls(name):
             raise UnknownModel(f"no model '{name}' gives text or embeddings")
-        return json_response(show_model(self._service.find(name, None).spec))
+        return json_response(show_model(self._runner.find(name)[0].spec))
 
 
 def _read_embed_request(body: Buffer, *, source: str = "input") -> EmbeddingRequest:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import PurePath
 from typing import Any
 
 from edge_server.core.model_spec import ModelSpec
 from edge_server.errors import NotReady, UnknownModel
-from edge_server.service import InferenceService
+from edge_server.service import Handle, InferenceService
 
 _NO_DIGEST = "0" * 64
 """Of a model whose files have not been hashed. ollama's command prints the first 12 characters."""
 
 
-def list_models(service: InferenceService, names: Sequence[str], *, only_loaded: bool = False) -> list[dict[str, Any]]:
-    """Return the entries of `tags`, or of `ps`, for models. *Blocking.*
+def list_models(
+    service: InferenceService,
+    find: Callable[[str], tuple[Handle, str]],
+    names: Sequence[str],
+    *,
+    only_loaded: bool = False,
+) -> list[dict[str, Any]]:
+    """Return the entries of `tags`, or of `ps`, for models and their adapters, which `find` finds. *Blocking.*
 
     `size` is the memory that a model takes, 0 while it is not loaded. `modified_at` is the time of its load.
     """
@@ -24,12 +30,13 @@ def list_models(service: InferenceService, names: Sequence[str], *, only_loaded:
     times = {item.name: item.since_s for item in service.versions() if item.state == "READY"}
     found = []
     for name in names:
-        report = reports.get(name)
-        if report is None and only_loaded:
-            continue
         try:
-            spec = service.find(name, None).spec
+            handle, adapter = find(name)
         except (UnknownModel, NotReady):  # removed since
+            continue
+        spec = handle.spec
+        report = reports.get(spec.name)
+        if report is None and only_loaded:
             continue
         tagged = name if ":" in name else f"{name}:latest"
         entry: dict[str, Any] = {
@@ -37,12 +44,12 @@ def list_models(service: InferenceService, names: Sequence[str], *, only_loaded:
             "model": tagged,
             "size": report.load_rss_bytes if report else 0,
             "digest": (report.digest.removeprefix("sha256:") if report else "") or _NO_DIGEST,
-            "details": model_details(spec),
+            "details": {**model_details(spec), "parent_model": spec.name if adapter else ""},
         }
         if only_loaded and report is not None:
             entry["size_vram"] = sum(report.gpu_bytes.values())
-        elif name in times:
-            entry["modified_at"] = datetime.fromtimestamp(times[name], timezone.utc).isoformat()
+        elif spec.name in times:
+            entry["modified_at"] = datetime.fromtimestamp(times[spec.name], timezone.utc).isoformat()
         found.append(entry)
     return found
 

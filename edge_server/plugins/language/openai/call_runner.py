@@ -6,6 +6,7 @@ Each API has a parser, which makes a CompletionRequest or an EmbeddingRequest of
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import JSON_TYPE, HttpResponse, error_response, json_response
 from edge_server.frontends.loop_dispatch import LoopDispatch
 from edge_server.frontends.v2.json_parser import to_json
+from edge_server.plugins.language.engines.lora_adapters import adapter_names
 from edge_server.plugins.language.openai.completion_request import BadMember, CompletionRequest
 from edge_server.plugins.language.openai.completion_response import CompletionChoice, ErrorFormat
 from edge_server.plugins.language.openai.embedding_request import EmbeddingRequest, Embeddings, embedding_tensors
@@ -119,12 +121,30 @@ class CallRunner:
     def model_names(self) -> list[str]:
         """Return the models for which the API has calls."""
         names = sorted({entry.name for entry in self.service.repository_index()})
-        return [name for name in names if self.is_for_calls(name)]
+        return [whole for name in names if self.is_for_calls(name) for whole in (name, *self._with_adapters(name))]
+
+    def find(self, name: str) -> tuple[Handle, str]:
+        """Return a model, and the LoRA adapter in its name, `MODEL:ADAPTER`, or "". Raises UnknownModel, NotReady."""
+        try:
+            return self.service.find(name, None), ""
+        except UnknownModel:
+            model, _, adapter = name.rpartition(":")
+            with contextlib.suppress(UnknownModel):
+                handle = self.service.find(model, None)
+                if adapter in adapter_names(handle.spec.parameters):
+                    return handle, adapter
+            raise
+
+    def _with_adapters(self, name: str) -> list[str]:
+        try:
+            return [f"{name}:{adapter}" for adapter in adapter_names(self.service.find(name, None).spec.parameters)]
+        except (UnknownModel, NotReady):  # removed since
+            return []
 
     def is_for_calls(self, name: str) -> bool:
         """Return whether a model gives text or embeddings, or in OpenAI's API scores, speech or its text."""
         try:
-            spec = self.service.find(name, None).spec
+            spec = self.find(name)[0].spec
             audio = spec.input("audio")
             takes_speech = audio is not None and not audio.is_optional
             gives_speech = spec.input("text") is not None and spec.output("audio") is not None
@@ -152,14 +172,17 @@ class CallRunner:
         call = self._admit(request, call)
         if any(isinstance(image, str) for image in call.images):
             call = replace(call, images=await self._fetch_pictures(request, call))
-        return await _CompletionRun(self.service, request, call, encoder(call)).run()
+        handle, adapter = self.find(call.model)
+        if adapter:
+            call = replace(call, sampling={**call.sampling, "lora_name": adapter})
+        return await _CompletionRun(self.service, handle, request, call, encoder(call)).run()
 
     async def _fetch_pictures(self, request: HttpRequest, call: CompletionRequest) -> tuple[bytes, ...]:
         """Return the pictures of a call. Raises BadMember for one that cannot be had."""
         # Imported only for calls with URLs.
         from edge_server.plugins.language.openai.remote_pictures import HOSTS, fetch_pictures, read_hosts
 
-        spec = self.service.find(call.model, None).spec
+        spec = self.find(call.model)[0].spec
         call.check_takes_pictures(spec)
         hosts = read_hosts(spec.name, spec.parameters.get(HOSTS, ""))
         try:
@@ -239,13 +262,18 @@ class _CompletionRun:
     """One call while it is answered: its choices run at the same time, each as a request."""
 
     def __init__(
-        self, service: InferenceService, request: HttpRequest, call: CompletionRequest, encoder: CompletionEncoder
+        self,
+        service: InferenceService,
+        handle: Handle,
+        request: HttpRequest,
+        call: CompletionRequest,
+        encoder: CompletionEncoder,
     ) -> None:
         self._service = service
         self._request = request
         self._call = call
         self._encoder = encoder
-        self._handle = handle = service.find(call.model, None)
+        self._handle = handle
         self._requests = call.inference_requests(handle.spec)
         self._choices = [CompletionChoice(index, call.has_parallel_calls) for index in range(len(self._requests))]
         self._responses: deque[tuple[CompletionChoice, Response]] = deque()
@@ -261,7 +289,7 @@ class _CompletionRun:
                 deliver = partial(dispatch.deliver, partial(self._receive, choice))
                 tickets.append(self._handle.submit(request, deliver))
             if self._call.keep_alive_s is not None:
-                self._service.set_keep_alive(self._call.model, self._call.keep_alive_s)
+                self._service.set_keep_alive(self._handle.spec.name, self._call.keep_alive_s)
             if self._call.is_stream:
                 await self._stream()
                 return None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from edge_server.errors import UnknownModel
+from edge_server.errors import NotReady, UnknownModel
 from edge_server.frontends.http.request import HttpRequest
 from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import HttpResponse, json_response
@@ -49,7 +50,7 @@ class OpenAiEndpoints:
 
     async def models(self, request: HttpRequest) -> HttpResponse:
         request.release_body()
-        return json_response({"object": "list", "data": [_model(name) for name in self._runner.model_names()]})
+        return json_response({"object": "list", "data": [self._model(name) for name in self._runner.model_names()]})
 
     async def model(self, request: HttpRequest) -> HttpResponse | None:
         request.release_body()
@@ -58,12 +59,16 @@ class OpenAiEndpoints:
     async def _show(self, name: str) -> HttpResponse:
         if not self._runner.is_for_calls(name):
             raise UnknownModel(f"no model '{name}' gives text, embeddings or scores")
-        return json_response(_model(name))
+        return json_response(self._model(name))
+
+    def _model(self, name: str) -> dict[str, Any]:
+        found = {"id": name, "object": "model", "created": 0, "owned_by": "edge-server"}
+        with contextlib.suppress(UnknownModel, NotReady):  # removed since
+            handle, adapter = self._runner.find(name)
+            if adapter:
+                found["parent"] = handle.spec.name
+        return found
 
     async def _generate(self, request: HttpRequest, *, is_chat: bool) -> HttpResponse | None:
         call = await self._runner.read(request, partial(read_completion_request, is_chat=is_chat))
         return await self._runner.complete(request, call, OpenAiEncoder)
-
-
-def _model(name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "edge-server"}

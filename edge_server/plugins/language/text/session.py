@@ -192,6 +192,12 @@ class LlmSession(RequestSession):
             raise BadSchema(sampling.constraint, f"{engine.name} does not have it; it has {known}")
         if sampling.logit_bias:
             self._check_bias(sampling.logit_bias)
+        if sampling.adapter and sampling.adapter not in engine.adapters:
+            known = f"it has {', '.join(engine.adapters)}" if engine.adapters else "it has none"
+            raise InvalidRequest(
+                f"inference request to model '{self._model}': sampling parameter lora_name: no adapter "
+                f"'{sampling.adapter[:80]}'; {known}"
+            )
         if sampling.top_logprobs > max(engine.max_top_logprobs, 1):
             most_told = max(engine.max_top_logprobs, 1)
             problem = f"expected at most {most_told}, got {sampling.top_logprobs}: {engine.name} does not tell more"

@@ -165,7 +165,7 @@ def read_sampling(
     known = {
         "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty",
         "presence_penalty", "frequency_penalty", "stop", "ignore_eos", "json_schema", "choice", "regex", "stream",
-        "logprobs", "logit_bias", "n",
+        "logprobs", "logit_bias", "n", "lora_name",
     }  # fmt: skip
     unknown = sorted(set(values) - known if is_strict else filter(partial(_constrains, values), values))
     if unknown:
@@ -194,6 +194,9 @@ def read_sampling(
         raise bad("regex", "a regular expression")
     if sum(map(bool, (schema, choice, regex))) > 1:
         raise InvalidRequest(f"{title}: expected one of the sampling parameters json_schema, choice and regex")
+    adapter = values.get("lora_name") or ""
+    if not isinstance(adapter, str):
+        raise bad("lora_name", "the name of an adapter")
     for key in ("ignore_eos",):
         if not isinstance(values.get(key, False), bool):
             raise bad(key, "true or false")
@@ -215,6 +218,7 @@ def read_sampling(
         logit_bias=_read_bias(values, title),
         choice=tuple(choice),
         regex=regex,
+        adapter=adapter,
     )
 
 

@@ -26,7 +26,6 @@ class TokenEndpoints:
     """The handlers. Errors have OpenAI's form."""
 
     def __init__(self, service: InferenceService, may_change_models: Callable[[RequestHead], bool]) -> None:
-        self._service = service
         self._runner = CallRunner(service, may_change_models, OPENAI_ERRORS)
 
     async def tokenize(self, request: HttpRequest) -> HttpResponse | None:
@@ -37,12 +36,12 @@ class TokenEndpoints:
 
     async def _tokenize(self, request: HttpRequest) -> HttpResponse:
         call = await self._runner.read(request, read_tokenize_request)
-        handle = self._service.find(call.model, None)
+        handle, _ = self._runner.find(call.model)
         return json_response(tokenize_response(await self._infer(request, handle, tokenize_request(call, handle.spec))))
 
     async def _detokenize(self, request: HttpRequest) -> HttpResponse:
         model, tokens = await self._runner.read(request, read_detokenize_request)
-        handle = self._service.find(model, None)
+        handle, _ = self._runner.find(model)
         response = await self._infer(request, handle, detokenize_request(tokens, handle.spec))
         return json_response(detokenize_response(response))
 
