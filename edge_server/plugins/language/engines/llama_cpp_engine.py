@@ -17,10 +17,11 @@ import signal
 import socket
 import tempfile
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from edge_server.backends.runtime_errors import import_runtime, message_line
 from edge_server.cgroup_limits import limited_cores
@@ -48,6 +49,7 @@ _MARGIN_TOKENS = 32
 _CACHE_FULL = "Context size has been exceeded."
 """Error of all running sequences, if the margin was too small."""
 _CALL_TIMEOUT_S = 60.0
+_LOG_TIMEOUT_S = 5.0
 _ERRORS_ONLY = 1
 """Verbosity of the server's log."""
 _UNTOLD = -1
@@ -464,6 +466,17 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._address)
 
 
+def _first_line(log: BinaryIO) -> str:
+    """Return the first line of llama.cpp's log, which a thread of its own writes; "" if there is none in time."""
+    end_s = time.monotonic() + _LOG_TIMEOUT_S
+    while True:
+        log.seek(0)
+        first, end, _ = log.read().lstrip().partition(b"\n")
+        if end or time.monotonic() > end_s:
+            return _LOG_PREFIX.sub("", first.decode("utf-8", "replace")).strip()
+        time.sleep(0.01)
+
+
 def _start_server(library: Any, parameters: Any) -> Any:
     """Load the model. Raises RuntimeError with what the library writes to the standard error."""
     with tempfile.TemporaryFile() as log:
@@ -472,9 +485,7 @@ def _start_server(library: Any, parameters: Any) -> Any:
         try:
             return library.Server(parameters)
         except RuntimeError:
-            log.seek(0)
-            lines = [_LOG_PREFIX.sub("", line) for line in log.read().decode("utf-8", "replace").splitlines()]
-            said = next((line for line in lines if line.strip()), "no reason given")
+            said = _first_line(log) or "no reason given"
         finally:
             os.dup2(standard_error, 2)
             os.close(standard_error)
