@@ -116,7 +116,7 @@ class QuestionSet:
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
         self._rules: dict[tuple[str, str], _Rule] = {}
-        """(Source, question) -> rule."""
+        """(Source, question) -> rule. Replaced, never changed: reports read it without the lock."""
         self._running: list[_Call] = []
         self._ended: deque[_Call] = deque()
         self._is_closing = False
@@ -125,14 +125,13 @@ class QuestionSet:
     def apply(self, sources: Mapping[str, SourceEntry]) -> None:
         """Use the questions of these sources. Those that stay the same keep their counts and their objects."""
         with self._lock:
-            before = self._rules
-            self._rules = {}
+            rules = dict[tuple[str, str], _Rule]()
             for source, entry in sources.items():
                 for question in entry.questions:
-                    key = source, question.name
-                    kept = before.get(key)
-                    is_same = kept is not None and kept.entry == question
-                    self._rules[key] = kept if kept is not None and is_same else _Rule(source, question)
+                    rule = self._rules.get((source, question.name))
+                    is_same = rule is not None and rule.entry == question
+                    rules[source, question.name] = rule if rule is not None and is_same else _Rule(source, question)
+            self._rules = rules
             gone = [call for call in self._running if not self._is_current(call.rule)]
         for call in gone:
             call.cancel()
