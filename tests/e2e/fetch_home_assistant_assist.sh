@@ -1,7 +1,7 @@
 #!/bin/sh
 # Install Home Assistant's core with its Wyoming and Assist integrations into a virtual environment of its own:
 #
-#     eval "$(tests/e2e/fetch_home_assistant_assist.sh DEST)" && python -m pytest -m long tests/e2e/test_speech.py
+#     eval "$(tests/e2e/fetch_home_assistant_assist.sh DEST)" && python -m pytest -m long tests/e2e/test_*speech.py
 #
 # Needs Python 3.13, as python3.13 or $PYTHON. A second call with the same DEST installs nothing. Prints an export line for the shell.
 set -eu

@@ -1,8 +1,8 @@
 """Home Assistant's core in a process of its own: its Wyoming integration and its Assist pipeline, over a server.
 
-`home_assistant_assist.py FOLDER PORT RECORDING`, run by the Python of fetch_home_assistant_assist.sh. Sends the
+Run by the Python of fetch_home_assistant_assist.sh. `home_assistant_assist.py FOLDER PORT hear RECORDING` sends the
 recording, a WAV file, through an assistant as a microphone would, and prints JSON: the events of the pipeline, and the
-languages.
+languages. `... speak FILE TEXT` writes a text as speech to a WAV file, and prints the languages and voices.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from homeassistant import bootstrap, config_entries, core, loader
-from homeassistant.components import assist_pipeline, stt
+from homeassistant.components import assist_pipeline, stt, tts
 from homeassistant.setup import async_setup_component
 
 CHUNK_S = 0.02
@@ -35,7 +35,7 @@ async def microphone(path: str) -> AsyncIterator[bytes]:
         await asyncio.sleep(0)
 
 
-async def main(folder: str, port: int, recording: str) -> None:
+async def main(folder: str, port: int, action: str, *arguments: str) -> None:
     (Path(folder) / "configuration.yaml").touch()
     hass = core.HomeAssistant(folder)
     hass.config.skip_pip = True
@@ -53,6 +53,11 @@ async def main(folder: str, port: int, recording: str) -> None:
     await hass.config_entries.async_add(entry)
     await hass.async_start()
     assert entry.state is config_entries.ConfigEntryState.LOADED, (entry.state, entry.reason)
+    print(json.dumps(await {"hear": hear, "speak": speak}[action](hass, *arguments), default=str))
+    await hass.async_stop()
+
+
+async def hear(hass: core.HomeAssistant, recording: str) -> Mapping[str, Any]:
     (ear,) = [state.entity_id for state in hass.states.async_all("stt")]
     pipeline = assist_pipeline.async_get_pipeline(hass)
     await assist_pipeline.async_update_pipeline(hass, pipeline, stt_engine=ear, stt_language="en")
@@ -70,8 +75,20 @@ async def main(folder: str, port: int, recording: str) -> None:
         end_stage=assist_pipeline.PipelineStage.STT,
     )  # fmt: skip
     engine = stt.async_get_speech_to_text_entity(hass, ear)
-    print(json.dumps({"entity": ear, "languages": engine.supported_languages, "events": events}, default=str))
-    await hass.async_stop()
+    return {"entity": ear, "languages": engine.supported_languages, "events": events}
 
 
-asyncio.run(main(sys.argv[1], int(sys.argv[2]), sys.argv[3]))
+async def speak(hass: core.HomeAssistant, file: str, text: str) -> Mapping[str, Any]:
+    (mouth,) = [state.entity_id for state in hass.states.async_all("tts")]
+    options = {tts.ATTR_PREFERRED_FORMAT: "wav"}
+    source = tts.generate_media_source_id(hass, text, engine=mouth, language="en-US", options=options)
+    extension, audio = await tts.async_get_media_source_audio(hass, source)
+    assert extension == "wav"
+    Path(file).write_bytes(audio)
+    engine = hass.data["tts"].get_entity(mouth)
+    languages = sorted(engine.supported_languages)
+    voices = {language: engine.async_get_supported_voices(language) for language in languages}
+    return {"entity": mouth, "voices": {key: [one.voice_id for one in value] for key, value in voices.items()}}
+
+
+asyncio.run(main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:]))

@@ -265,7 +265,7 @@ def test_home_assistants_assist_hears_a_spoken_sentence(english: Any, spoken: Pa
     port = str(wyoming_address(english)[1])
     python = os.environ["EDGE_TEST_HOME_ASSISTANT_ASSIST"]
     ran = subprocess.run(
-        [python, program, tmp_path / "home", port, spoken], capture_output=True, text=True, timeout=100
+        [python, program, tmp_path / "home", port, "hear", spoken], capture_output=True, text=True, timeout=100
     )
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout.splitlines()[-1])

@@ -270,6 +270,10 @@ def test_the_wyoming_client_gets_the_same_audio(server: Any, client: Any) -> Non
         np.testing.assert_array_equal(samples, expected[0])
 
 
+def wyoming_port(server: Any) -> int:
+    return int(re.search(r"Wyoming 127.0.0.1:(\d+)", server.banner[0])[1])
+
+
 async def speak_over_wyoming(server: Any) -> tuple[dict[str, list[str]], tuple[Any, int], tuple[Any, int]]:
     """Return the voices that the server announces, and the audio of LONG, asked for whole and while it is written."""
     from wyoming.audio import AudioChunk, AudioStart, AudioStop
@@ -293,8 +297,7 @@ async def speak_over_wyoming(server: Any) -> tuple[dict[str, list[str]], tuple[A
                 audio += AudioChunk.from_event(event).audio
         return np.frombuffer(audio, "<i2"), rate
 
-    port = int(re.search(r"Wyoming 127.0.0.1:(\d+)", server.banner[0])[1])
-    async with AsyncTcpClient("127.0.0.1", port) as client:
+    async with AsyncTcpClient("127.0.0.1", wyoming_port(server)) as client:
         await client.write_event(Describe().event())
         (program,) = Info.from_event(await client.read_event()).tts
         await client.write_event(Synthesize(LONG, voice=SynthesizeVoice(name="still")).event())
@@ -306,6 +309,29 @@ async def speak_over_wyoming(server: Any) -> tuple[dict[str, list[str]], tuple[A
         written = await read_audio()
         assert SynthesizeStopped.is_type((await client.read_event()).type)
     return {voice.name: voice.languages for voice in program.voices}, whole, written
+
+
+@pytest.mark.long
+@pytest.mark.skipif(
+    "EDGE_TEST_HOME_ASSISTANT_ASSIST" not in os.environ,
+    reason="needs Home Assistant: tests/e2e/fetch_home_assistant_assist.sh",
+)
+def test_home_assistant_speaks(server: Any, client: Any, tmp_path: Path) -> None:
+    program = Path(__file__).with_name("home_assistant_assist.py")
+    (tmp_path / "home").mkdir()
+    file = tmp_path / "spoken.wav"
+    python = os.environ["EDGE_TEST_HOME_ASSISTANT_ASSIST"]
+    ran = subprocess.run(
+        [python, program, tmp_path / "home", str(wyoming_port(server)), "speak", file, LONG],
+        capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout.splitlines()[-1]) == {
+        "entity": "tts.edge_server",
+        "voices": {"en-GB": ["many:bm_kumo"], "en-US": ["many:af_alpha", "still"]},
+    }
+    # It names no voice, so the first one speaks.
+    np.testing.assert_array_equal(read_wav(file.read_bytes())[0], read_wav(say(client, "many", LONG))[0])
 
 
 def test_the_model_stops_when_a_client_leaves(server: Any, client: Any) -> None:
