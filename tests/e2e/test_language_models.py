@@ -399,7 +399,7 @@ def test_the_other_protocols_refuse_such_a_schema_too(server: Any) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value", "instead"),
-    [("grammar", "root ::= 'a'", "json_schema"), ("max_completion_tokens", 3, "max_tokens")],
+    [("guided_grammar", "root ::= 'a'", "grammar"), ("max_completion_tokens", 3, "max_tokens")],
 )
 def test_an_unsupported_constraint_parameter_is_refused_by_name(
     server: Any, name: str, value: Any, instead: str
@@ -436,7 +436,7 @@ def test_optional_tools_are_not_compiled(server: Any) -> None:
         ({"tool_choice": "required"}, 400, "tool_choice", None),
         ({"tools": [TOOL], "tool_choice": "always"}, 400, None, None),
         ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, 400, None, None),
-        ({"guided_grammar": "a"}, 400, "guided_grammar", None),
+        ({"guided_grammar": "a"}, 400, "grammar", None),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "nosuch"}}}, 400, None, None),
         ({"logprobs": True, "top_logprobs": 5}, 400, "top_logprobs", None),
         ({"n": 0}, 400, "n", None),

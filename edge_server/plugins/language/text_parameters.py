@@ -45,7 +45,6 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "dry_multiplier": (0,),
     "dynatemp_range": (0,),
     "format": (),
-    "grammar": ("",),
     "mirostat": (0,),
     "n_predict": (),
     "num_predict": (),
@@ -62,10 +61,9 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
 
 SAME_AS: Mapping[str, str] = {
     **dict.fromkeys(
-        ("guided_json", "guided_grammar", "guided_decoding", "structured_outputs", "grammar", "format",
-         "response_format"),
-        "json_schema",
+        ("guided_json", "guided_decoding", "structured_outputs", "format", "response_format"), "json_schema"
     ),
+    "guided_grammar": "grammar",
     "guided_choice": "choice",
     "guided_regex": "regex",
     **dict.fromkeys(("n_predict", "num_predict", "max_new_tokens", "max_completion_tokens"), "max_tokens"),

@@ -91,8 +91,6 @@ def events(reply: Any) -> list[Any]:
 @pytest.mark.parametrize(
     ("name", "value", "instead"),
     [
-        ("guided_grammar", "root ::= 'a'", "'response_format'"),
-        ("grammar", "root ::= 'a'", "'response_format'"),
         ("truncate_prompt_tokens", 9, ""),
         ("verbosity", "low", ""),
         ("bad_words", ["a"], ""),
@@ -125,6 +123,9 @@ CONSTRAINED: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"guided_json": {"type": "null"}}, {"json_schema": {"type": "null"}}),
     ({"structured_outputs": {"choice": ["a"], "regex": None, "json_object": False}}, {"choice": ["a"]}),
     ({"structured_outputs": {"regex": "a+"}, "response_format": {"type": "text"}}, {"regex": "a+"}),
+    ({"guided_grammar": 'root ::= "a"'}, {"grammar": 'root ::= "a"'}),
+    ({"grammar": 'root ::= "a"', "guided_regex": ""}, {"grammar": 'root ::= "a"'}),
+    ({"structured_outputs": {"grammar": 'root ::= "a"'}}, {"grammar": 'root ::= "a"'}),
     ({"structured_outputs": {"json": '{"type": "null"}'}}, {"json_schema": '{"type": "null"}'}),
     ({"structured_outputs": {"json_object": True}}, {"json_schema": {"type": "object"}}),
 ]
@@ -138,14 +139,15 @@ def test_vllms_constraints_become_sampling_parameters(
         assert talker.post(path, {**body, **members}).status == 200
         sampling = talker.service.requests.pop().inputs["sampling_parameters"].value
         assert {name: sampling.get(name) for name in parameters} == parameters
-        assert len({"choice", "regex", "json_schema"} & sampling.keys()) == 1
+        assert len({"choice", "regex", "json_schema", "grammar"} & sampling.keys()) == 1
 
 
 @pytest.mark.parametrize(
     ("members", "param", "message"),
     [
         ({"structured_outputs": []}, "structured_outputs", "expected an object, got an array"),
-        ({"structured_outputs": {"grammar": "x"}}, "structured_outputs", "'structured_outputs.grammar' is not suppo"),
+        ({"structured_outputs": {"tags": "x"}}, "structured_outputs", "'structured_outputs.tags' is not supported"),
+        ({"grammar": ["a"]}, "grammar", "'grammar': expected rules in GBNF, got an array"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs", "expected a list of texts, got an array"),
         ({"guided_choice": ["a", ""]}, "guided_choice", "'guided_choice': expected a list of texts"),
         ({"guided_regex": 3}, "guided_regex", "expected a regular expression, got an integer"),

@@ -16,7 +16,15 @@ from edge_server.backends.custom_metrics import REGISTRY
 from edge_server.core.json_tensor import JsonTensor
 from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
-from edge_server.errors import ContextTooLong, EdgeServerError, InvalidRequest, LoadError, QueueFull, SessionLost
+from edge_server.errors import (
+    BackendError,
+    ContextTooLong,
+    EdgeServerError,
+    InvalidRequest,
+    LoadError,
+    QueueFull,
+    SessionLost,
+)
 from edge_server.plugins.language.engines.model_size import LlmSize
 from edge_server.plugins.language.engines.scripted_engine import ScriptedEngine
 from edge_server.plugins.language.engines.settings import read_settings
@@ -204,7 +212,12 @@ def test_text_under_a_schema_or_of_a_prompt_or_of_another_template_is_content(th
 @pytest.mark.parametrize(
     ("sampling", "message"),
     [
-        ({"regex": "a+"}, "regex: scripted does not have it; it has choice, json_schema"),
+        ({"regex": "(?=a)a"}, "regex: of the groups that begin with '(?' only '(?:' and '(?P<name>' are supported"),
+        ({"regex": "(.*a.{5}){2}"}, "regex: too expensive: it costs"),
+        ({"grammar": "root ::= other"}, "grammar: rule 'root' names the rule 'other', which there is not"),
+        ({"grammar": 'root ::= (root "a" | "b")'}, "grammar: rule 'root' leads to itself"),
+        ({"grammar": "root ::= a a a a\na ::= b b b b\nb ::= c c\nc ::= ." + " .{1}" * 9}, "too expensive"),
+        ({"grammar": 3}, "sampling parameter grammar: expected rules in GBNF, got '3'"),
         ({"regex": 3}, "sampling parameter regex: expected a regular expression, got '3'"),
         ({"logit_bias": {"1": 5}}, "logit_bias: scripted does not have it"),
         (
@@ -217,7 +230,7 @@ def test_text_under_a_schema_or_of_a_prompt_or_of_another_template_is_content(th
         ({"logprobs": 21}, "sampling parameter logprobs: expected 0 to 20, got '21'"),
         ({"choice": "ab"}, "sampling parameter choice: expected a list of texts that are not empty"),
         ({"choice": ["a", ""]}, "sampling parameter choice: expected a list of texts"),
-        ({"choice": ["a"], "regex": "a"}, "expected one of the sampling parameters json_schema, choice and regex"),
+        ({"choice": ["a"], "regex": "a"}, "expected one of the sampling parameters json_schema, choice, regex and"),
         ({"choice": ["a"] * 1001}, "choice: expected at most 1,000 texts, got 1,001"),
         ({"choice": ["a" * 6000, "b" * 6000]}, "choice: expected texts of at most 11,428 bytes together, got 12,000"),
     ],
@@ -228,6 +241,43 @@ def test_a_constraint_that_cannot_be_enforced_is_refused(
     with pytest.raises(InvalidRequest) as caught:
         _ = thinker("").ask("hello", **sampling).text
     assert message in caught.value.message
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("question", "constraint", "sent"),
+    [
+        ("count", {"regex": "one two five|one two (six|th..e f.*)"}, "one two three four five"),
+        ("count", {"grammar": 'root ::= word\nword ::= [a-z]+ (" " word)?'}, "one two three four five"),
+        ("count", {"regex": "one two th", "max_tokens": 9}, "one two t"),
+        ("count", {"regex": "one two three!", "stop": ["o th"]}, "one tw"),
+        ("greet", {"regex": "Gr..e, .*", "max_tokens": 3}, "Gr\ufffd"),
+    ],
+)
+def test_a_text_that_fits_its_grammar_is_sent(
+    serve: Callable[..., Served], question: str, constraint: Any, sent: str, stream: bool
+) -> None:
+    assert serve().ask(question, stream=stream, **constraint).text == sent
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("question", "constraint", "sent"),
+    [
+        ("count", {"regex": "one two five"}, "one two "),
+        ("count", {"regex": "one two three four five six"}, "one two three four fiv"),
+        ("count", {"grammar": 'root ::= [a-z] root | "!" | "x"'}, "one"),
+    ],
+)
+def test_another_text_than_its_grammar_has_does_not_leave(
+    serve: Callable[..., Served], question: str, constraint: Any, sent: str, stream: bool
+) -> None:
+    served = serve()
+    client = served.ask(question, stream=stream, **constraint)
+    with pytest.raises(BackendError, match=f"{next(iter(constraint))}: scripted wrote another text than it constrains"):
+        _ = client.text
+    assert b"".join(item["text_output"] for item in client.responses).decode() == (sent if stream else "")
+    assert served.ask("count").text == ANSWERS["count"]
 
 
 @pytest.mark.parametrize(
@@ -564,7 +614,7 @@ def test_unsupported_constraint_parameters_are_named(serve: Callable[..., Served
     for name, value, instead in (
         ("stop_words", "two", "; use 'stop'"),
         ("guided_regex", "two", "; use 'regex'"),
-        ("grammar", "root ::= 'a'", "; use 'json_schema'"),
+        ("guided_grammar", 'root ::= "a"', "; use 'grammar'"),
         ("chat_template_kwargs", '{"enable_thinking": false}', ""),
         ("reasoning_effort", "low", ""),
         ("response_format", "json_object", "; use 'json_schema'"),

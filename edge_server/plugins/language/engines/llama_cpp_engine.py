@@ -28,6 +28,7 @@ from edge_server.cgroup_limits import limited_cores
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.language.engines.compact_grammar import choice_grammar, compact_grammar
 from edge_server.plugins.language.engines.generation_config import read_generation_config
+from edge_server.plugins.language.engines.grammar_text import write_gbnf
 from edge_server.plugins.language.engines.locked_folder import locked_folder
 from edge_server.plugins.language.engines.lora_adapters import find_adapters
 from edge_server.plugins.language.engines.model_size import read_gguf_metadata
@@ -41,6 +42,7 @@ from edge_server.plugins.language.engines.token_engine import (
     TokenEvent,
     TopLogprobs,
 )
+from edge_server.plugins.language.text.text_grammar import text_grammar
 
 _WAIT_S = 0.05
 """Time after which a step that has read nothing returns, so that the session notices clients that have left."""
@@ -75,7 +77,8 @@ class LlamaCppEngine:
     """
 
     has_logprobs = True
-    constraints = frozenset(("json_schema", "choice", "logit_bias"))
+    constraints = frozenset(("json_schema", "choice", "regex", "grammar", "logit_bias"))
+    compiles_grammars = False
     max_top_logprobs = 20
 
     def __init__(self, path: Path, settings: LlmSettings, block_tokens: int, bytes_per_token: int) -> None:
@@ -257,6 +260,8 @@ class LlamaCppEngine:
                 )
         elif sampling.choice:
             options["grammar"] = choice_grammar(sampling.choice)
+        elif sampling.constraint:
+            options["grammar"] = write_gbnf(text_grammar(sampling))
         return options
 
     def _start_waiting(self) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 
 from edge_server.backends.runtime_errors import import_runtime, message_line
 from edge_server.errors import InvalidRequest
+from edge_server.plugins.language.engines.grammar_text import write_rust_pattern
 from edge_server.plugins.language.engines.settings import LlmSettings
 from edge_server.plugins.language.engines.token_engine import (
     NO_VARIABLES,
@@ -26,6 +27,7 @@ from edge_server.plugins.language.engines.token_engine import (
     Sampling,
     TokenEvent,
 )
+from edge_server.plugins.language.text.text_grammar import text_grammar
 from edge_server.plugins.language.text.text_request import DEFAULT_SAMPLING
 
 log = logging.getLogger(__name__)
@@ -72,7 +74,8 @@ class OnnxEngine:
     """
 
     has_logprobs = False
-    constraints = frozenset(("json_schema", "choice", "regex"))
+    constraints = frozenset(("json_schema", "choice", "regex", "grammar"))
+    compiles_grammars = False
     max_top_logprobs = 0
     adapters: Sequence[str] = ()
     default_sampling = DEFAULT_SAMPLING
@@ -192,8 +195,10 @@ class OnnxEngine:
             if sampling.json_schema:
                 schema = {**json.loads(sampling.json_schema), "x-guidance": _COMPACT}
                 options.set_guidance("json_schema", json.dumps(schema))
+            elif sampling.choice:
+                options.set_guidance("regex", "|".join(map(_escape_pattern, sampling.choice)))
             elif sampling.constraint:
-                options.set_guidance("regex", sampling.regex or "|".join(map(_escape_pattern, sampling.choice)))
+                options.set_guidance("regex", _rust_pattern(sampling))
             request.begin_turn(np.array(prompt, np.int32), options)
         except (RuntimeError, TypeError, ValueError) as error:
             said = message_line(error)
@@ -267,6 +272,14 @@ def _set_statement(variable: tuple[str, Any]) -> str:
 def _escape_pattern(text: str) -> str:
     """Return a regular expression for one text, in the syntax of Rust's crate regex."""
     return re.sub(r"([\\.+*?()|\[\]{}^$])", r"\\\1", text)
+
+
+def _rust_pattern(sampling: Sampling) -> str:
+    """Return the grammar of a sampling as a regular expression. Raises InvalidRequest."""
+    grammar = text_grammar(sampling)
+    if grammar.automaton is None:
+        raise InvalidRequest("grammar: the backend onnxruntime_genai takes no rules that lead to themselves")
+    return write_rust_pattern(grammar.rules["root"])
 
 
 def _is_random(sampling: Sampling) -> bool:

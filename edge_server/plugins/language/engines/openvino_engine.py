@@ -21,6 +21,7 @@ from edge_server.cgroup_limits import limited_cores
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.language.engines.compact_grammar import choice_grammar, compact_grammar
 from edge_server.plugins.language.engines.generation_config import read_generation_config
+from edge_server.plugins.language.engines.grammar_text import write_gbnf
 from edge_server.plugins.language.engines.openvino_tokenizer import open_tokenizer
 from edge_server.plugins.language.engines.settings import LlmSettings
 from edge_server.plugins.language.engines.token_engine import (
@@ -30,6 +31,7 @@ from edge_server.plugins.language.engines.token_engine import (
     Sampling,
     TokenEvent,
 )
+from edge_server.plugins.language.text.text_grammar import text_grammar
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +53,8 @@ class OpenVinoEngine:
 
     has_logprobs = True
     begin_tokens: Sequence[int] = ()
-    # Not `regex`: xgrammar, of OpenVINO GenAI 2026.4, takes other texts too for a pattern with `|`.
-    constraints = frozenset(("json_schema", "choice"))
+    constraints = frozenset(("json_schema", "choice", "regex", "grammar"))
+    compiles_grammars = True
     max_top_logprobs = 0
     # OpenVINO GenAI 2026.4 applies adapters to all running sequences alike.
     adapters: Sequence[str] = ()
@@ -199,6 +201,9 @@ class OpenVinoEngine:
         elif sampling.choice:
             grammar = choice_grammar(sampling.choice)
             config.structured_output_config = self._library.StructuredOutputConfig(grammar=grammar)
+        elif sampling.constraint:
+            grammar = write_gbnf(text_grammar(sampling))
+            config.structured_output_config = self._library.StructuredOutputConfig(grammar=grammar)
         return config
 
     def _read(self, sequence_id: int, handle: Any) -> TokenEvent | None:
@@ -235,7 +240,7 @@ class OpenVinoEngine:
         for attempt in range(_MAX_FAILED_STEPS):
             try:
                 self._pipeline.step()
-            except RuntimeError as error:
+            except (RuntimeError, ValueError, IndexError, OverflowError) as error:  # C++'s exceptions
                 said = _without_source_path(error)
             else:
                 return removed

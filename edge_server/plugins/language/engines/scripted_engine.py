@@ -36,7 +36,8 @@ class ScriptedEngine:
     """See TokenEngine. `steps` counts the steps, `added` the sequences that it was given."""
 
     has_logprobs = True
-    constraints = frozenset(("json_schema", "choice"))
+    constraints = frozenset(("json_schema", "choice", "regex", "grammar"))
+    compiles_grammars = True
     max_top_logprobs = 0
     adapters: Sequence[str] = ()
     default_sampling = DEFAULT_SAMPLING

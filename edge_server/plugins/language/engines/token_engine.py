@@ -22,8 +22,8 @@ class Sampling:
     """How one sequence is continued. The names are those of vLLM's SamplingParams.
 
     `temperature` 0 takes the most likely token. `seed` None is different each time. At most one of these constrains the
-    text: it is JSON that fits `json_schema`, itself JSON; it is one of the texts of `choice`; or all of it matches
-    `regex`. `has_logprobs`: the events must have the probabilities of tokens.
+    text: it is JSON that fits `json_schema`, itself JSON; it is one of the texts of `choice`; all of it matches
+    `regex`; or it fits `grammar`, rules in GBNF. `has_logprobs`: the events must have the probabilities of tokens.
     """
 
     max_tokens: int
@@ -46,13 +46,14 @@ class Sampling:
     """Tokens, and what is added to their logits. -100 excludes a token."""
     choice: tuple[str, ...] = ()
     regex: str = ""
+    grammar: str = ""
     adapter: str = ""
     """Name of the LoRA adapter that changes the model for this sequence."""
 
     @property
     def constraint(self) -> str:
         """Name of the parameter that constrains the text, "" if none does."""
-        return next((name for name in ("json_schema", "choice", "regex") if getattr(self, name)), "")
+        return next((name for name in ("json_schema", "choice", "regex", "grammar") if getattr(self, name)), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,8 @@ class TokenEngine(Protocol):
     """Whether events carry the probabilities of tokens."""
     constraints: frozenset[str]
     """Names of the parameters by which it can constrain a text: see Sampling."""
+    compiles_grammars: bool
+    """Whether it compares each state of a grammar with the whole vocabulary before it begins a text."""
     max_top_logprobs: int
     """Largest `top_logprobs`."""
     default_sampling: Sampling

@@ -40,8 +40,12 @@ _COMMON = ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty",
            "repetition_penalty", "min_tokens", "ignore_eos", "stop", "logit_bias")  # fmt: skip
 """Members that are sampling parameters under the same name. Those that OpenAI does not have are vLLM's."""
 
-_GUIDED = {"guided_json": "json", "guided_choice": "choice", "guided_regex": "regex"}
-"""Older member of vLLM's API -> the same in `structured_outputs`."""
+_GUIDED = {"guided_json": "json", "guided_choice": "choice", "guided_regex": "regex", "guided_grammar": "grammar",
+           "grammar": "grammar"}  # fmt: skip
+"""Older member of vLLM's API, or member of llama.cpp's -> the same in `structured_outputs`."""
+_KINDS = {"json": "a JSON schema", "choice": "a list of texts", "regex": "a regular expression",
+          "grammar": "rules in GBNF"}  # fmt: skip
+"""Of `structured_outputs` -> what its value is."""
 
 _SUPPORTED = {"model", "stream", "stream_options", "n", "max_tokens", "max_completion_tokens", "logprobs",
               "response_format", "structured_outputs", *_GUIDED, "keep_alive", *_COMMON}  # fmt: skip
@@ -304,13 +308,15 @@ def _structured_outputs(members: Mapping[str, Any]) -> Iterator[tuple[str, dict[
             yield name, {"json_schema": {"type": "object"}}
         elif kind == "choice" and isinstance(value, list) and value and all(isinstance(x, str) and x for x in value):
             yield name, {"choice": value}
-        elif kind == "regex" and isinstance(value, str) and value:
-            yield name, {"regex": value}
-        elif kind in ("json", "choice", "regex"):
-            expected = {"json": "a JSON schema", "choice": "a list of texts", "regex": "a regular expression"}[kind]
-            raise BadMember(name, f"{place}: expected {expected}, got {json_type(value)}")
+        elif kind in ("regex", "grammar") and isinstance(value, str):
+            if value:
+                yield name, {kind: value}
+        elif kind in _KINDS:
+            raise BadMember(name, f"{place}: expected {_KINDS[kind]}, got {json_type(value)}")
         else:
-            raise BadMember(name, f"{place} is not supported; supported are json, json_object, choice and regex")
+            raise BadMember(
+                name, f"{place} is not supported; supported are json, json_object, choice, regex and grammar"
+            )
 
 
 def _response_format(form: object) -> dict[str, Any]:

@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from edge_server.errors import BadSchema
-from edge_server.plugins.language.text.pattern_cost import BadPattern, estimate_pattern
+from edge_server.plugins.language.engines.token_engine import Sampling
+from edge_server.plugins.language.text.pattern_automaton import BadPattern
+from edge_server.plugins.language.text.pattern_cost import estimate_pattern, grammar_cost
+from edge_server.plugins.language.text.text_grammar import TextGrammar, text_grammar
 
 MAX_BYTES = 65_536
 """Of the schema as JSON text."""
@@ -129,11 +132,21 @@ def check_choice(texts: Sequence[str], name: str) -> None:
         raise BadSchema(name, f"expected texts of at most {most:,} bytes together, got {size:,}")
 
 
-def check_regex(pattern: str, vocabulary_size: int, name: str) -> None:
-    """Raise BadSchema for a pattern that would take too long to compile. `name` is that of its parameter."""
-    cost = _pattern_cost(pattern, name) * max(1.0, vocabulary_size / _REFERENCE_VOCABULARY)
+def check_grammar(sampling: Sampling, vocabulary_size: int) -> TextGrammar:
+    """Return the grammar of a sampling with the constraint `regex` or `grammar`.
+
+    `vocabulary_size` is 0 for an engine that does not compile grammars. Raises BadSchema if it is wrong or too large,
+    or would take too long to compile.
+    """
+    name = sampling.constraint
+    try:
+        grammar = text_grammar(sampling)
+    except BadPattern as error:
+        raise BadSchema(name, str(error)) from None
+    cost = grammar_cost(grammar) * max(1.0, vocabulary_size / _REFERENCE_VOCABULARY) if vocabulary_size else 0.0
     if cost > MAX_COST:
         raise BadSchema(name, f"too expensive: it costs {cost:.0f}; at most {MAX_COST:.0f} (docs/limits.md)")
+    return grammar
 
 
 def _leave_out(schemas: list[_Subschema], room: float, factor: float) -> list[Path]:

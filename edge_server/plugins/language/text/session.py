@@ -39,10 +39,12 @@ from edge_server.plugins.language.engines.token_engine import (
     TokenEvent,
 )
 from edge_server.plugins.language.template_variables import template_variables
+from edge_server.plugins.language.text.grammar_check import MAX_STACKS, GrammarCheck, TooManyWays
 from edge_server.plugins.language.text.incremental_detokenizer import IncrementalDetokenizer
 from edge_server.plugins.language.text.reasoning import OPEN, ReasoningParser, has_reasoning
-from edge_server.plugins.language.text.schema_check import check_choice, check_regex, check_schema
+from edge_server.plugins.language.text.schema_check import check_choice, check_grammar, check_schema
 from edge_server.plugins.language.text.special_tokens import ChatEncoder
+from edge_server.plugins.language.text.text_grammar import TextGrammar
 from edge_server.plugins.language.text.text_request import TextRequest, read_request, read_token_ids
 from edge_server.plugins.language.text.tool_calls import ToolCallDelta, ToolCallParser, guess_format, schema_place
 from edge_server.plugins.language.text.vllm_metrics import LlmMetrics
@@ -100,6 +102,7 @@ class _Generation:
         self.reasoning: ReasoningParser | None = None
         self.reasoning_tokens = 0
         """Tokens up to the end of the reasoning, its tags included."""
+        self.grammar: GrammarCheck | None = None
 
 
 class LlmSession(RequestSession):
@@ -187,6 +190,7 @@ class LlmSession(RequestSession):
                 "the parameter tool_call_parser"
             )
         sampling, warnings = request.sampling, []
+        grammar: TextGrammar | None = None
         if sampling.constraint and sampling.constraint not in engine.constraints:
             known = ", ".join(sorted(engine.constraints))
             raise BadSchema(sampling.constraint, f"{engine.name} does not have it; it has {known}")
@@ -204,8 +208,8 @@ class LlmSession(RequestSession):
             raise BadSchema("top_logprobs", problem)
         if sampling.choice:
             check_choice(sampling.choice, "choice")
-        elif sampling.regex:
-            check_regex(sampling.regex, engine.vocabulary_size, "regex")
+        elif sampling.regex or sampling.grammar:
+            grammar = check_grammar(sampling, engine.vocabulary_size if engine.compiles_grammars else 0)
         elif sampling.json_schema:
             place = partial(schema_place, "json_schema") if tools is None or tools.choice == "auto" else tools.place
             schema, left_out = check_schema(sampling.json_schema, engine.vocabulary_size, place)
@@ -237,6 +241,8 @@ class LlmSession(RequestSession):
                 f"got {known_tokens}"
             )
         generation = _Generation(execution, request, prompt, tokens, engine, warnings)
+        if grammar is not None:
+            generation.grammar = self._start_check(grammar, sampling.constraint)
         if tools is not None:
             generation.tool_calls = ToolCallParser(tools, self._tool_format)
         # A grammar leaves no room for reasoning.
@@ -477,6 +483,8 @@ class LlmSession(RequestSession):
             if finish is None:
                 self._engine.cancel(generation.sequence_id)
             finish = "stop"
+        if generation.grammar is not None and not self._fits(generation, text, finish):
+            return
         if generation.reasoning is not None:
             was_reasoning = generation.reasoning.is_reasoning
             reasoning, text = generation.reasoning.add(text, is_last=finish is not None)
@@ -508,6 +516,38 @@ class LlmSession(RequestSession):
         self._answer_tokens = sorted(self._lengths)[len(self._lengths) * 9 // 10]
         self._metrics.end(generation.arrived_s, generation.first_token_s, now_s, generation.output_tokens, finish)
         self._send(generation, finish)
+
+    def _start_check(self, grammar: TextGrammar, name: str) -> GrammarCheck:
+        try:
+            return GrammarCheck(grammar)
+        except TooManyWays:
+            raise BadSchema(name, f"its rules fit a text in more than {MAX_STACKS} ways") from None
+
+    def _fits(self, generation: _Generation, text: str, finish: FinishReason | None) -> bool:
+        """Return whether new text fits the grammar of its request. Otherwise end the request with an error."""
+        check = generation.grammar
+        assert check is not None
+        if finish == "length":
+            text = text.rstrip("\ufffd")  # a character that was cut
+        try:
+            fits = check.add(text)
+            problem = "another text than it constrains"
+        except TooManyWays:
+            fits, problem = False, f"a text that fits it in more than {MAX_STACKS} ways, so that it is not checked"
+        if fits and finish == "stop" and not generation.text.is_stopped:
+            fits = check.is_complete
+        if fits:
+            return True
+        if finish is None:
+            self._engine.cancel(generation.sequence_id)
+        self._end(generation)
+        generation.execution.fail(
+            BackendError(
+                f"inference request to model '{self._model}': {generation.sampling.constraint}: {self._engine.name} "
+                f"wrote {problem}"
+            )
+        )
+        return False
 
     def _send(self, generation: _Generation, finish: FinishReason | None) -> None:
         request = generation.request

@@ -164,8 +164,8 @@ def read_sampling(
 
     known = {
         "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty",
-        "presence_penalty", "frequency_penalty", "stop", "ignore_eos", "json_schema", "choice", "regex", "stream",
-        "logprobs", "logit_bias", "n", "lora_name",
+        "presence_penalty", "frequency_penalty", "stop", "ignore_eos", "json_schema", "choice", "regex", "grammar",
+        "stream", "logprobs", "logit_bias", "n", "lora_name",
     }  # fmt: skip
     unknown = sorted(set(values) - known if is_strict else filter(partial(_constrains, values), values))
     if unknown:
@@ -189,11 +189,13 @@ def read_sampling(
     choice = values.get("choice") or ()
     if not isinstance(choice, list | tuple) or not all(isinstance(item, str) and item for item in choice):
         raise bad("choice", "a list of texts that are not empty")
-    regex = values.get("regex") or ""
+    regex, grammar = values.get("regex") or "", values.get("grammar") or ""
     if not isinstance(regex, str):
         raise bad("regex", "a regular expression")
-    if sum(map(bool, (schema, choice, regex))) > 1:
-        raise InvalidRequest(f"{title}: expected one of the sampling parameters json_schema, choice and regex")
+    if not isinstance(grammar, str):
+        raise bad("grammar", "rules in GBNF")
+    if sum(map(bool, (schema, choice, regex, grammar))) > 1:
+        raise InvalidRequest(f"{title}: expected one of the sampling parameters json_schema, choice, regex and grammar")
     adapter = values.get("lora_name") or ""
     if not isinstance(adapter, str):
         raise bad("lora_name", "the name of an adapter")
@@ -218,6 +220,7 @@ def read_sampling(
         logit_bias=_read_bias(values, title),
         choice=tuple(choice),
         regex=regex,
+        grammar=grammar,
         adapter=adapter,
     )
 
