@@ -58,11 +58,17 @@ def parse_expectation(text: str) -> Expectation:
 
 
 def find_failures(report: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with a server: it is not ready, or versions failed to load or were rejected."""
+    """Return what is wrong with a server: it is not ready, versions failed to load or were rejected, or a plugin says
+    that something failed."""
     problems = [] if report["ready"] else ["the server is not ready"]
     for entry in find_failed_entries(report):
         problems.append(reason_line(entry.name, entry.version, entry.reason or "is not served"))
-    problems += [f"plugin {item['name']}: {item['error']}" for item in report.get("plugins", ()) if item["error"]]
+    for plugin in report.get("plugins", ()):
+        if plugin["error"]:
+            problems.append(f"plugin {plugin['name']}: {plugin['error']}")
+        for row in plugin["rows"]:
+            if row.get("state") == "failed":
+                problems.append(f"{row['title'] or plugin['name']}: {row['text']}")
     return problems
 
 

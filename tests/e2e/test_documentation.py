@@ -38,6 +38,8 @@ from edge_server.config.merge_settings import parse_serve
 from edge_server.config.triton_flag_compatibility import IGNORED
 from edge_server.plugin import own_plugins
 from edge_server.plugins.cameras.source_and_sink_settings import check_required_zones, read_entries
+from edge_server.plugins.fleet.follow.publish_command import read_rollout
+from edge_server.plugins.fleet.follow.release import read_release
 from edge_server.repository import pbtxt
 from edge_server.repository.parameter_names import READ_NAMES
 from tests.e2e.conftest import COMMAND, clean_environment
@@ -216,6 +218,9 @@ def test_each_code_block_is_run_or_states_why_not(page: Path) -> None:
 def read_toml(path: Path) -> None:
     if "[[" in path.read_text():
         check_required_zones(*read_entries(str(path)))
+    elif "[models." in path.read_text():
+        for model, custom in read_rollout(path, re.findall(r"\[models\.(\w+)\]", path.read_text())).items():
+            assert read_release(f"{model}/1.json", custom)
     else:
         parse_serve(["--model-repository=models", f"--config={path}"], {}, own_plugins())
 
@@ -311,6 +316,10 @@ RUN = {
     "docs/python-models.md": (),
     "docs/cameras.md": [pytest.mark.full],
     "docs/deployment.md": [pytest.mark.full],
+    "docs/fleet.md": [
+        pytest.mark.full,
+        pytest.mark.skipif(importlib.util.find_spec("tuf") is None, reason="needs tuf, of the extra test-all"),
+    ],
     "docs/operations.md": [pytest.mark.full],
     "docs/language-models.md": [
         pytest.mark.full,

@@ -1,13 +1,23 @@
-"""Entry module of the plugin `fleet`: declares the commands `edge-server fleet status` (state of many servers) and
-`edge-server pull` (download of a model)."""
+"""Entry module of the plugin `fleet`: declares the commands `edge-server fleet status` (state of many servers), `pull`
+(download of a model), `publish` and `follow` (signed releases for many boxes), and the follower inside a server."""
 
 from __future__ import annotations
 
-from edge_server.plugin import Command, Plugin
+from typing import TYPE_CHECKING
+
+from edge_server.config.setting import ConfigError, SettingTable
+from edge_server.plugin import Command, Plugin, RunningPlugin
+from edge_server.plugins.fleet.settings import FollowConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from edge_server.config import ServerConfig
 
 
 class FleetPlugin(Plugin):
     name = "fleet"
+    tables = (SettingTable("follow", "Signed releases", FollowConfig),)
     commands = (
         Command(
             "fleet",
@@ -21,7 +31,37 @@ class FleetPlugin(Plugin):
             "edge_server.plugins.fleet.pull",
             "Models",
         ),
+        Command(
+            "publish",
+            "sign the models of a folder as releases for many boxes",
+            "edge_server.plugins.fleet.follow.publish_command",
+            "Models",
+        ),
+        Command(
+            "follow",
+            "keep a model repository as a signed repository says; `serve --follow` does the same in a server",
+            "edge_server.plugins.fleet.follow.command",
+            "Models",
+        ),
     )
+
+    def check(self, config: ServerConfig) -> Sequence[str]:
+        if not config.table(FollowConfig).url:
+            return ()
+        if config.repository.control_mode != "poll":
+            raise ConfigError(
+                "--follow needs --model-control-mode=poll: the server serves what the follower puts there"
+            )
+        if not config.repository.paths or "://" in config.repository.paths[0]:
+            raise ConfigError("--follow needs a folder as the first --model-repository")
+        return ()
+
+    def prepare(self, config: ServerConfig) -> RunningPlugin | None:
+        if not config.table(FollowConfig).url:
+            return None
+        from edge_server.plugins.fleet.follow.running import FollowPlugin
+
+        return FollowPlugin(config)
 
 
 PLUGIN = FleetPlugin()

@@ -1,0 +1,69 @@
+"""`edge-server follow URL`: keep the model repository of a box without its server's `--follow` as a signed repository
+says."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from edge_server.cli.options import CommandParser, float_range, int_range
+from edge_server.core.exit_code import ExitCode
+from edge_server.plugins.fleet.follow.follower import Follower, NoServer
+from edge_server.plugins.fleet.follow.installed_models import InstalledModels
+from edge_server.plugins.fleet.follow.rounds import Rounds, make_follower
+from edge_server.plugins.fleet.settings import FollowConfig
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Follow until SIGTERM or SIGINT; with --once do one round. Return 0, or 1 if that round was not complete.
+
+    Raises EdgeServerError for wrong arguments.
+    """
+    options = _parser().parse_args(arguments)
+    config = FollowConfig(
+        options.url, str(options.root), options.box_id, options.box_groups, options.interval_secs,
+        options.max_kbytes_per_sec, options.hours,
+    )  # fmt: skip
+    models = InstalledModels(options.model_repository)
+    follower = make_follower(config, models, Path("/"), NoServer())
+    rounds = Rounds(follower, config, lambda: "")
+    logging.basicConfig(format="%(levelname)s %(message)s")
+    logging.getLogger("edge_server").setLevel(logging.INFO)
+    with models.locked():
+        follower.begin()
+        follower.judge_probations()
+        if options.once:
+            return ExitCode.OK if rounds.run_once() and _is_well(follower) else ExitCode.FAILED
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: rounds.stop())
+        rounds.run()
+    return ExitCode.OK
+
+
+def _is_well(follower: Follower) -> bool:
+    return all(model.state == "installed" for model in follower.report.models.values())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = CommandParser(
+        prog="edge-server follow",
+        description="Keep the models of this box as a signed repository says: fetch the releases that are for this "
+        "box, try them in a process of their own, and put them into the model repository. A server with --follow does "
+        "the same, and also takes back a release that it cannot serve.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("url", metavar="URL", help="https://HOST/PATH, http://HOST/PATH or file:///PATH")
+    parser.add_argument(
+        "--root", type=Path, required=True, metavar="FILE", help="root metadata that `edge-server publish` has named"
+    )
+    parser.add_argument("--model-repository", type=Path, default=Path("model_repository"), metavar="DIR")
+    parser.add_argument("--box-id", default="", help="name of this box; default: its host name")
+    parser.add_argument("--box-groups", default="", metavar="A,B", help="groups of this box")
+    parser.add_argument("--interval-secs", type=float_range(1, 86_400), default=300.0, metavar="N")
+    parser.add_argument("--max-kbytes-per-sec", type=int_range(0, 10_000_000), default=0, metavar="N")
+    parser.add_argument("--hours", default="", metavar="HH:MM-HH:MM", help="local time for downloads; default: always")
+    parser.add_argument("--once", action="store_true", help="do one round, as for cron or a USB stick")
+    return parser

@@ -1,0 +1,204 @@
+"""Follower of one box: fetches the releases that concern the box, tries them, puts them into its model repository, and
+takes back those that do not serve."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from edge_server.errors import EdgeServerError, InvalidRequest
+from edge_server.plugins.fleet.follow.installed_models import FailedRelease, Installed, InstalledModels
+from edge_server.plugins.fleet.follow.release import Box, Release, choose
+from edge_server.plugins.fleet.follow.signed_repository import SignedRepository
+from edge_server.plugins.fleet.follow.trial import Rejected, Trial
+from edge_server.plugins.fleet.pull_archive import check_space
+
+log = logging.getLogger(__name__)
+
+_MAX_STARTS = 1
+"""Starts of the server with a release on probation, before it counts as what ends the server."""
+
+
+class _Foreign(EdgeServerError):
+    """The model is there, and did not come from the signed repository."""
+
+
+class Judge(Protocol):
+    """Says whether the server serves the files that were exchanged in."""
+
+    def expect(self, model: str) -> None:
+        """The files of a model are about to be exchanged."""
+
+    def wait(self, model: str, files: Mapping[str, str]) -> str | None:
+        """Wait until the server serves these files (path -> SHA-256). Return why it does not, "" if it does, None if
+        it is stopping."""
+
+
+class NoServer(Judge):
+    """For a box whose server is another process: the trial alone decides."""
+
+    def expect(self, model: str) -> None: ...
+
+    def wait(self, model: str, files: Mapping[str, str]) -> str | None:
+        return ""
+
+
+class FollowedModel(NamedTuple):
+    """What the follower says of a model."""
+
+    wanted: str
+    """The newest release for this box."""
+    state: str
+    """Of `wanted`: installed, waiting (to be downloaded and tried), failed, or foreign (somebody else's model)."""
+    reason: str
+    installed: str
+    """The release that is installed; "" if there is none."""
+
+
+class Report(NamedTuple):
+    """What a follower knows after its last round. `problem` is why the round was not complete, "" if it was."""
+
+    box: str
+    repository: str
+    models: Mapping[str, FollowedModel]
+    problem: str
+    checked_s: float
+    """When the metadata were last complete and valid, in seconds since the epoch; 0: never."""
+
+
+class Follower:
+    """`follow_once` is called by one thread again and again, `report` and `stop` by any."""
+
+    def __init__(
+        self, box: Box, address: str, repository: SignedRepository, models: InstalledModels, trial: Trial, judge: Judge
+    ) -> None:
+        self._box = box
+        self._repository = repository
+        self._models = models
+        self._trial = trial
+        self._judge = judge
+        self._is_stopping = False
+        self.report = Report(box.id, address, {}, "no round has ended yet", 0.0)
+
+    def stop(self) -> None:
+        """End a download and a trial. What was downloaded is kept."""
+        self._is_stopping = True
+        self._repository.stop()
+        self._trial.stop()
+
+    def begin(self) -> None:
+        """Undo what a killed process left, and releases with which the server ended before it served. Called before
+        the server scans its repository. Raises OSError."""
+        self._models.recover()
+        for model in list(self._models.probations):
+            if self._models.count_start(model) > _MAX_STARTS:
+                self._take_back(model, "the server ended each time before it served this release")
+
+    def judge_probations(self) -> None:
+        """Wait until the releases that an earlier process exchanged in serve, and take back those that do not."""
+        for model in list(self._models.probations):
+            self._judge_exchanged(model)
+
+    def follow_once(self) -> bool:
+        """Do one round. Return whether all that concerns this box is installed or has failed. Raises OSError."""
+        states: dict[str, FollowedModel] = {}
+        try:
+            wanted = choose(self._repository.refresh(), self._box, time.time())
+        except EdgeServerError as error:
+            self._set_problem(error.message)
+            return False
+        checked_s, problem = time.time(), ""
+        needed: set[str] = set()
+        for model, installed in self._models.installed_models().items():
+            if model not in wanted:
+                self._models.remove(model)
+                log.info("release '%s' is not for this box any more: model '%s' is removed", installed.path, model)
+        for model, releases in sorted(wanted.items()):
+            try:
+                failure = self._follow_model(model, releases, needed)
+                state, reason = ("failed", failure) if failure else ("installed", "")
+            except _Foreign as error:
+                state, reason = "foreign", error.message
+            except (EdgeServerError, OSError) as error:
+                state, reason = "waiting", str(error)
+                problem = problem or reason
+            found = self._models.installed(model)
+            states[model] = FollowedModel(releases[0].path, state, reason, found.path if found else "")
+        if not problem:
+            self._models.clean(frozenset(needed))
+        self.report = self.report._replace(models=states, checked_s=checked_s)
+        self._set_problem(problem)
+        return not problem
+
+    def _follow_model(self, model: str, releases: Sequence[Release], needed: set[str]) -> str:
+        """Install the newest release that has not failed here. Return why the newest one failed, "" if it did not.
+
+        `needed` gets the files of one that waits. Raises EdgeServerError and OSError if it is to be tried again,
+        InterruptedError after `stop`.
+        """
+        installed = self._models.installed(model)
+        if installed is None and (self._models.repository / model).exists():
+            raise _Foreign(f"'{self._models.repository / model}' is not from this repository: remove it first")
+        first_failure = ""
+        for release in releases:
+            digest = self._repository.digest(release)
+            if installed is not None and installed.digest == digest:
+                break
+            reason = self._models.failures[digest].reason if digest in self._models.failures else ""
+            if not reason:
+                try:
+                    reason = self._install(release, digest, needed)
+                except (Rejected, InvalidRequest) as error:
+                    reason = error.message
+                    self._models.fail(digest, FailedRelease(release.path, reason, time.time()))
+                    log.error("release '%s' is not installed: %s", release.path, reason)
+            if not reason:
+                break
+            first_failure = first_failure or f"release '{release.path}': {reason}"
+        return first_failure
+
+    def _install(self, release: Release, digest: str, needed: set[str]) -> str:
+        """Return why the server does not serve the release, "" if it does. Raises as `_follow_model`, and Rejected."""
+        files = self._repository.files(release, self._models.parts)
+        digests = frozenset(filter(None, files.values()))
+        needed |= {digest, *digests}
+        self._models.find_copies(release.model, digests)
+        missing = sorted(digest for digest in digests if not (self._models.parts / digest).exists())
+        size = self._repository.size_bytes(release, missing)
+        check_space(self._models.parts, size, f"release '{release.path}'")
+        self._repository.fetch(release, missing, self._models.parts)
+        new = Installed(release.path, digest, files)
+        staged = self._models.stage(release.model, new)
+        needed -= {digest, *digests}
+        note = self._trial.run(release, staged, self._models.repository)
+        log.info("release '%s' is tried: %s", release.path, note)
+        self._judge.expect(release.model)
+        self._models.exchange(release.model, new)
+        return self._judge_exchanged(release.model)
+
+    def _judge_exchanged(self, model: str) -> str:
+        """Return why a release was taken back, "" if it serves or the server is stopping."""
+        probation, installed = self._models.probations[model], self._models.installed(model)
+        assert installed is not None
+        reason = self._judge.wait(model, installed.files)
+        if reason is None:
+            return ""
+        if reason:
+            self._take_back(model, reason)
+            return reason
+        self._models.confirm(model)
+        log.info("release '%s' serves", probation.path)
+        return ""
+
+    def _take_back(self, model: str, reason: str) -> None:
+        probation = self._models.probations[model]
+        self._models.fail(probation.digest, FailedRelease(probation.path, reason, time.time()))
+        self._models.undo(model)
+        log.error("release '%s' is taken back: %s", probation.path, reason)
+
+    def _set_problem(self, problem: str) -> None:
+        if problem and problem != self.report.problem and not self._is_stopping:
+            log.warning("%s; what is installed is served", problem)
+        self.report = self.report._replace(problem=problem)

@@ -1,0 +1,289 @@
+"""Writer of a signed repository: keys, releases of models, and the metadata of The Update Framework (TUF).
+
+REPOSITORY/metadata/   N.root.json, N.targets.json, N.snapshot.json and timestamp.json
+REPOSITORY/targets/    MODEL/HASH.NUMBER.json, and MODEL/HASH.HASH for each file of a model
+
+Three keys sign: `root` names the keys, `targets` signs releases, and `online` signs snapshot and timestamp, which say
+what is newest and expire soon. The private keys of root and targets can stay on a machine that is never online.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+from edge_server.errors import InvalidRequest, ServingFault, install_hint
+from edge_server.plugins.fleet.follow.release import (
+    MAX_FILES,
+    MAX_LIST_BYTES,
+    PUBLISHED_KEY,
+    Release,
+    custom_of,
+    read_files,
+    read_release,
+    render_files,
+)
+from edge_server.repository.file_fingerprint import is_ignored
+from edge_server.repository.replace_file import replace_file, sync_folder
+from edge_server.repository.trust.checksum_file import digest_file
+
+try:
+    from securesystemslib.signer import CryptoSigner, Signer
+    from tuf.api.exceptions import RepositoryError
+    from tuf.api.metadata import Metadata, MetaFile, Root, Snapshot, TargetFile, Targets, Timestamp
+    from tuf.api.serialization import DeserializationError
+except ImportError as error:
+    raise ServingFault(f"{error}: {install_hint('fleet')}") from None
+
+ROLES_OF_KEYS: Mapping[str, Sequence[str]] = {
+    "root": ("root",),
+    "targets": ("targets",),
+    "online": ("snapshot", "timestamp"),
+}
+KEPT_RELEASES = 5
+"""Releases of a model that stay in a repository: boxes outside of the newest one's choice have an older one."""
+_LAST_NUMBERS_KEY = "x-edge-server-last-numbers"
+_EXPIRES_DAYS = {"root": 2 * 365, "targets": 365, "snapshot": 30, "timestamp": 30}
+
+
+class Keys:
+    """Folder of private keys: root.pem, targets.pem and online.pem, Ed25519 without a password."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def create(self) -> dict[str, CryptoSigner]:
+        """Create all keys. Raises InvalidRequest if there is one, ServingFault if they cannot be written."""
+        signers = {name: CryptoSigner.generate_ed25519() for name in ROLES_OF_KEYS}
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for name, signer in signers.items():
+                descriptor = os.open(self._path(name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(signer.private_bytes)
+        except FileExistsError as error:
+            raise InvalidRequest(
+                f"'{error.filename}' exists, but the repository does not: give other folders"
+            ) from None
+        except OSError as error:
+            raise ServingFault(f"'{error.filename}' cannot be written: {error.strerror}") from None
+        return signers
+
+    def signer(self, role: str, root: Root) -> Signer:
+        """Return the signer of a role. Raises InvalidRequest if its key is missing or is not the one of `root`."""
+        name = next(name for name, roles in ROLES_OF_KEYS.items() if role in roles)
+        path = self._path(name)
+        (key_id,) = root.roles[role].keyids
+        try:
+            return Signer.from_priv_key_uri(f"file2:{path.absolute()}", root.keys[key_id])
+        except Exception as error:  # noqa: BLE001 - each kind of key has errors of its own
+            raise InvalidRequest(f"the key '{path}' cannot sign {role}.json: {error}") from None
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}.pem"
+
+
+class Publisher:
+    """The repository in `folder`. Not thread-safe; one process at a time may write it."""
+
+    def __init__(self, folder: Path, keys: Keys) -> None:
+        """Open the repository, or create it with new keys. Raises InvalidRequest and ServingFault."""
+        self.metadata = folder / "metadata"
+        self.targets = folder / "targets"
+        self._keys = keys
+        self.is_new = not self.metadata.exists()
+        if self.is_new:
+            self._create()
+        newest = max((int(path.name.split(".")[0]) for path in self.metadata.glob("*.root.json")), default=1)
+        self._root: Root = self._read(f"{newest}.root.json", Root).signed
+        self._timestamp: Timestamp = self._read("timestamp.json", Timestamp).signed
+        self._snapshot: Snapshot = self._read(f"{self._timestamp.snapshot_meta.version}.snapshot.json", Snapshot).signed
+        self._targets: Targets = self._read(
+            f"{self._snapshot.meta['targets.json'].version}.targets.json", Targets
+        ).signed
+
+    @property
+    def root_file(self) -> Path:
+        """The root metadata that boxes get with their installation."""
+        return self.metadata / f"{self._root.version}.root.json"
+
+    def releases(self) -> dict[str, Release]:
+        """Return path -> release. Raises InvalidRequest for metadata that another program wrote."""
+        found = {
+            path: read_release(path, target.unrecognized_fields.get("custom"))
+            for path, target in self._targets.targets.items()
+        }
+        return {path: release for path, release in found.items() if release is not None}
+
+    def add(self, model: str, folder: Path, selection: Mapping[str, object]) -> Release:
+        """Add a release of the model in `folder`, or give its newest one another selection if no file has changed.
+
+        `selection` is the custom metadata. Raises InvalidRequest and ServingFault.
+        """
+        digests = {
+            name: self._add_file(model, path) if isinstance(path, Path) else ""
+            for name, path in _files_of(folder).items()
+        }
+        content = render_files(digests)
+        if len(content) > MAX_LIST_BYTES:
+            raise InvalidRequest(f"'{folder}' has too many files for one release")
+        own = [release for release in self.releases().values() if release.model == model]
+        newest = max(own, key=lambda release: release.number, default=None)
+        is_same = newest is not None and self._targets.targets[newest.path].hashes["sha256"] == _sha256(content)
+        # A number is never used again, also if its release was withdrawn: reports name releases by it.
+        last: dict[str, int] = self._targets.unrecognized_fields.setdefault(_LAST_NUMBERS_KEY, {})
+        number = newest.number if newest is not None and is_same else last.get(model, 0) + 1
+        last[model] = max(number, last.get(model, 0))
+        path = f"{model}/{number}.json"
+        release = read_release(path, selection)
+        if release is None:
+            raise InvalidRequest(f"'{model[:200]}' cannot be the name of a model")
+        target = TargetFile.from_data(path, content, ["sha256"])
+        target.unrecognized_fields["custom"] = custom_of(release)
+        self._targets.targets[path] = target
+        _write(self.targets / model / f"{_sha256(content)}.{number}.json", content)
+        return release
+
+    def withdraw(self, path: str) -> None:
+        """Remove a release: its boxes go back to an earlier one, or remove the model. Raises InvalidRequest."""
+        if path not in self.releases():
+            listed = ", ".join(sorted(item.removesuffix(".json") for item in self.releases())) or "none"
+            raise InvalidRequest(f"there is no release '{path.removesuffix('.json')}'; there is {listed}")
+        del self._targets.targets[path]
+
+    def commit(self, now: datetime) -> None:
+        """Sign and write what has changed, targets before what names them, and delete what nothing names any more.
+
+        Snapshot and timestamp are signed anew each time, which extends their validity. Raises InvalidRequest, and
+        ServingFault if the disk cannot be written.
+        """
+        self._prune()
+        before = self._read(f"{self._snapshot.meta['targets.json'].version}.targets.json", Targets).signed
+        is_old = self._targets.expires - now < timedelta(days=_EXPIRES_DAYS["targets"] / 2)
+        if is_old or before.to_dict() != self._targets.to_dict():
+            self._targets.version += 1
+            self._sign(self._targets, "targets", now)
+            self._snapshot.meta["targets.json"] = MetaFile(self._targets.version)
+        self._snapshot.version += 1
+        self._sign(self._snapshot, "snapshot", now)
+        self._timestamp.snapshot_meta = MetaFile(self._snapshot.version)
+        self._timestamp.version += 1
+        self._timestamp.unrecognized_fields[PUBLISHED_KEY] = int(now.timestamp())
+        self._sign(self._timestamp, "timestamp", now)
+        self._delete_unused()
+
+    # -- files ------------------------------------------------------------------------------------------------------
+
+    def _create(self) -> None:
+        signers = self._keys.create()
+        keys = {role: signers[name].public_key for name, roles in ROLES_OF_KEYS.items() for role in roles}
+        now = datetime.now(timezone.utc)
+        self._root = Root(consistent_snapshot=True)
+        for role, key in keys.items():
+            self._root.add_key(key, role)
+        timestamp = Timestamp()
+        timestamp.unrecognized_fields[PUBLISHED_KEY] = int(now.timestamp())
+        for signed in (self._root, Targets(), Snapshot(), timestamp):
+            self._sign(signed, signed.type, now)
+
+    def _sign(self, signed: Any, role: str, now: datetime) -> None:
+        signed.expires = now.replace(microsecond=0) + timedelta(days=_EXPIRES_DAYS[role])
+        metadata: Metadata[Any] = Metadata(signed)
+        metadata.sign(self._keys.signer(role, self._root))
+        name = "timestamp.json" if role == "timestamp" else f"{signed.version}.{role}.json"
+        _write(self.metadata / name, metadata.to_bytes())
+
+    def _read(self, name: str, kind: type[Any]) -> Metadata[Any]:
+        path = self.metadata / name
+        try:
+            found: Metadata[Any] = Metadata.from_bytes(path.read_bytes())
+        except OSError as error:
+            raise InvalidRequest(f"'{path}' cannot be read: {error.strerror}; is this a repository?") from None
+        except (DeserializationError, RepositoryError) as error:
+            raise InvalidRequest(f"'{path}' cannot be read: {error}") from None
+        if not isinstance(found.signed, kind):
+            raise InvalidRequest(f"'{path}' cannot be read: expected {kind.type}, given {found.signed.type}")
+        return found
+
+    def _add_file(self, model: str, source: Path) -> str:
+        """Copy a file to where its target is read from, unless it is there. Return its SHA-256."""
+        try:
+            digest = digest_file(source)[0].hex()
+            copy = self.targets / model / f"{digest}.{digest}"
+            if not copy.exists():
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                draft = copy.with_name(f".{copy.name}.part")
+                shutil.copyfile(source, draft)
+                with draft.open("rb") as file:
+                    os.fsync(file.fileno())
+                os.replace(draft, copy)
+                sync_folder(copy.parent)
+            self._targets.targets[f"{model}/{digest}"] = TargetFile.from_file(
+                f"{model}/{digest}", str(copy), ["sha256"]
+            )
+        except OSError as error:
+            raise ServingFault(f"'{error.filename or source}': {error.strerror or error}") from None
+        if self._targets.targets[f"{model}/{digest}"].hashes["sha256"] != digest:
+            raise ServingFault(f"'{source}' changed while it was read, or its copy '{copy}' is damaged")
+        return digest
+
+    def _prune(self) -> None:
+        """Remove all but the newest releases of each model from the targets, and files that no release names."""
+        by_model: dict[str, list[Release]] = {}
+        for release in self.releases().values():
+            by_model.setdefault(release.model, []).append(release)
+        for releases in by_model.values():
+            for release in sorted(releases, key=lambda item: item.number)[:-KEPT_RELEASES]:
+                del self._targets.targets[release.path]
+        used = set()
+        for path, release in self.releases().items():
+            target = self._targets.targets[path]
+            copy = self.targets / release.model / f"{target.hashes['sha256']}.{release.number}.json"
+            digests = filter(None, read_files(path, copy.read_bytes()).values())
+            used |= {path, *(f"{release.model}/{digest}" for digest in digests)}
+        for path in set(self._targets.targets) - used:
+            del self._targets.targets[path]
+
+    def _delete_unused(self) -> None:
+        used = {
+            self.targets / Path(path).parent / f"{target.hashes['sha256']}.{Path(path).name}"
+            for path, target in self._targets.targets.items()
+        }
+        for path in self.targets.glob("*/*"):
+            if path not in used:
+                path.unlink(missing_ok=True)
+
+
+def _files_of(folder: Path) -> dict[str, Path | str]:
+    """Return the files of a model by their path in it, links followed, and "" for each empty folder ("1/").
+
+    Raises InvalidRequest for too many.
+    """
+    found: dict[str, Path | str] = {}
+    for place, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = sorted(name for name in folders if not is_ignored(name))
+        names = sorted(name for name in names if not is_ignored(name))
+        relative = Path(place).relative_to(folder)
+        found |= {(relative / name).as_posix(): Path(place, name) for name in names}
+        if not folders and not names and relative.parts:
+            found[f"{relative.as_posix()}/"] = ""
+        if len(found) > MAX_FILES:
+            raise InvalidRequest(f"'{folder}' has more than {MAX_FILES} files")
+    return found
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, content)
+    except OSError as error:
+        raise ServingFault(f"'{path}' cannot be written: {error.strerror}") from None

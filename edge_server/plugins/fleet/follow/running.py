@@ -1,0 +1,145 @@
+"""The follower in a running server."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from edge_server.config import ServerConfig
+from edge_server.core.status_reports import find_failed
+from edge_server.errors import ServingFault
+from edge_server.plugin import RunningPlugin, ServingCore, StatusPart, StatusRow
+from edge_server.plugins.fleet.follow.follower import Follower, Judge
+from edge_server.plugins.fleet.follow.installed_models import InstalledModels
+from edge_server.plugins.fleet.follow.release import version_digests
+from edge_server.plugins.fleet.follow.rounds import Rounds, make_follower, read_hours
+from edge_server.plugins.fleet.settings import FollowConfig
+from edge_server.telemetry.event_bus import MODEL_FAILED, Event
+from edge_server.telemetry.metrics_page import Family
+
+_SERVE_TIMEOUT_S = 900.0
+"""Most time from an exchange of files until the server serves them."""
+_POLL_S = 0.1
+_CLOSE_S = 3.0
+_STATES = ("installed", "waiting", "failed", "foreign")
+
+
+class FollowPlugin(RunningPlugin):
+    """One follower into the first model repository."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        """Raises EdgeServerError for wrong settings."""
+        self._config = config.table(FollowConfig)
+        self._models = InstalledModels(Path(config.repository.paths[0]))
+        read_hours(self._config.hours)
+        self._lock = ExitStack()
+        self._follower: Follower | None = None
+        self._rounds: Rounds | None = None
+        self._judge: ServingJudge | None = None
+        self._thread: threading.Thread | None = None
+
+    def build(self, core: ServingCore) -> None:
+        self._judge = ServingJudge(core)
+        self._follower = make_follower(self._config, self._models, core.machine_root, self._judge)
+        self._rounds = Rounds(self._follower, self._config, core.heavy_work_refusal)
+
+    def start(self) -> None:
+        """Take the repository, and undo what a killed process left in it. `edge-server check` does not call this."""
+        assert self._follower is not None
+        self._lock.enter_context(self._models.locked())
+        try:
+            self._follower.begin()
+        except OSError as error:
+            raise ServingFault(f"'{self._models.folder}' cannot be used: {error}") from None
+
+    def models_settled(self) -> None:
+        assert self._rounds is not None
+        self._thread = threading.Thread(target=self._run, name="edge-follow", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        assert self._rounds is not None
+        assert self._follower is not None
+        self._follower.judge_probations()
+        self._rounds.run()
+
+    def begin_stop(self) -> None:
+        if self._judge is not None:
+            self._judge.stop()
+        if self._rounds is not None:
+            self._rounds.stop()
+
+    def stop(self, timeout_s: float) -> None:
+        self.begin_stop()
+        if self._thread is not None:
+            self._thread.join(min(timeout_s, _CLOSE_S))
+        if self._thread is None or not self._thread.is_alive():
+            self._lock.close()
+
+    def status(self) -> Sequence[StatusPart]:
+        assert self._follower is not None
+        report = self._follower.report
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(report.checked_s)) if report.checked_s else "never"
+        texts = [f"{report.repository} as box {report.box}, last complete {when}"]
+        if report.problem:
+            texts.append(report.problem)
+        failed = [(name, model) for name, model in report.models.items() if model.state in ("failed", "foreign")]
+        texts += [f"{name}: {model.reason}; installed: {model.installed or 'none'}" for name, model in failed]
+        state = "failed" if failed else "warning" if report.problem else "ok"
+        return [StatusRow("follow", state, texts[0]), *(StatusRow("", state, text) for text in texts[1:])]
+
+    def reports(self) -> Mapping[str, object]:
+        assert self._follower is not None
+        report = self._follower.report
+        models = {name: model._asdict() for name, model in report.models.items()}
+        return {"follow": {**report._asdict(), "models": models}}
+
+    def families(self) -> Iterable[Family]:
+        assert self._follower is not None
+        report = self._follower.report
+        family = Family("edge_follow_releases", "gauge", "Releases for this box, by what became of them")
+        for state in _STATES:
+            family.add({"state": state}, sum(model.state == state for model in report.models.values()))
+        yield family
+        family = Family("edge_follow_last_complete_seconds", "gauge", "When the signed repository was last read whole")
+        family.add({}, report.checked_s)
+        yield family
+
+
+class ServingJudge(Judge):
+    """Waits for the versions of exchanged files in this process's index."""
+
+    def __init__(self, core: ServingCore) -> None:
+        self._service = core.service
+        self._stopping = threading.Event()
+        self._failures: dict[str, str] = {}
+        core.events.subscribe(self._note)
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def expect(self, model: str) -> None:
+        self._failures.pop(model, None)
+
+    def wait(self, model: str, files: Mapping[str, str]) -> str | None:
+        expected = version_digests(files)
+        end_s = time.monotonic() + _SERVE_TIMEOUT_S
+        while not self._stopping.is_set():
+            entries = [entry for entry in self._service.repository_index() if entry.name == model]
+            ready = {int(entry.version): entry.digest for entry in entries if entry.state == "READY"}
+            if ready and all(digest == expected.get(version) for version, digest in ready.items()):
+                return ""
+            if model in self._failures:
+                failed = find_failed(entries)
+                return failed[0].reason if failed else self._failures[model]
+            if time.monotonic() > end_s:
+                return f"the server does not serve it {_SERVE_TIMEOUT_S:g} s after the exchange"
+            self._stopping.wait(_POLL_S)
+        return None
+
+    def _note(self, event: Event) -> None:
+        if event.kind == MODEL_FAILED:
+            self._failures[str(event.fields.get("model"))] = str(event.fields.get("reason", ""))

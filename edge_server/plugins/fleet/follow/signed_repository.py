@@ -1,0 +1,169 @@
+"""Client of a signed repository: reads its releases and their files, and trusts nothing that TUF does not vouch for.
+
+Source of the rules: The Update Framework, specification 1.0; `tuf` is its reference implementation. It protects against
+other files, old ones (rollback), ones that are held back (expiry) and mixed ones.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from edge_server.errors import InvalidRequest, ServingFault, Untrusted, install_hint
+from edge_server.plugins.fleet.follow.release import MAX_LIST_BYTES, PUBLISHED_KEY, Release, read_files, read_release
+from edge_server.plugins.fleet.follow.site_files import SiteFiles, SiteUnavailable
+from edge_server.plugins.fleet.pull_archive import PullFailed
+
+try:
+    from tuf.api.exceptions import DownloadError, DownloadHTTPError, LengthOrHashMismatchError, RepositoryError
+    from tuf.api.metadata import Metadata, TargetFile, Targets, Timestamp
+    from tuf.ngclient import Updater
+    from tuf.ngclient.fetcher import FetcherInterface
+except ImportError as error:
+    raise ServingFault(f"{error}: {install_hint('fleet')}") from None
+
+_MAX_CLOCK_ERROR_S = 300
+
+
+class ClockBehind(ServingFault):
+    """The machine's clock is before the time at which the newest metadata on this box was signed."""
+
+
+class _Fetcher(FetcherInterface):
+    """Reads metadata for tuf, whose errors it raises."""
+
+    def __init__(self, site: SiteFiles) -> None:
+        self._site = site
+
+    def _fetch(self, url: str) -> Iterator[bytes]:
+        chunks = self._site.read(url.removeprefix(self._site.url))
+        try:
+            next(chunks)
+            yield from chunks
+        except FileNotFoundError as error:
+            raise DownloadHTTPError(str(error), 404) from None
+        except SiteUnavailable as error:
+            raise DownloadError(error.message) from None
+
+
+class SignedRepository:
+    """The repository at an address, as of the last `refresh`. One thread uses it; `stop` may be called from others.
+
+    `folder` keeps the metadata that this box trusts. `root` is the root metadata that came with the installation.
+    """
+
+    def __init__(self, site: SiteFiles, folder: Path, root: bytes) -> None:
+        """Raises Untrusted if `root` is not root metadata."""
+        self._site = site
+        self._folder = folder
+        self._root = root
+        self._updater: Updater | None = None
+        try:
+            Metadata.from_bytes(root)
+        except RepositoryError as error:
+            raise Untrusted(f"the root metadata cannot be read: {error}") from None
+
+    def stop(self) -> None:
+        self._site.stop()
+
+    def refresh(self) -> list[Release]:
+        """Fetch the newest metadata, and return its releases.
+
+        Raises SiteUnavailable if the site cannot be read, Untrusted if it does not give valid metadata that are newer
+        than those here and have not expired, ClockBehind if this machine's clock cannot judge that, InvalidRequest for
+        a release that cannot be understood, OSError if the disk cannot be written.
+        """
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._check_clock()
+        try:
+            # One object for each refresh: it reads the site once. The trusted root of an earlier refresh is in the
+            # folder; `bootstrap` is what that chain begins with.
+            self._updater = Updater(
+                str(self._folder), f"{self._site.url}metadata/", fetcher=_Fetcher(self._site), bootstrap=self._root
+            )
+            self._updater.refresh()
+        except DownloadError as error:
+            raise SiteUnavailable(str(error)) from None
+        except RepositoryError as error:
+            raise Untrusted(f"'{self._site.url}' is not trusted: {error}") from None
+        self._check_clock()
+        targets: dict[str, TargetFile] = self._trusted("targets", Targets).targets
+        found = (read_release(path, target.unrecognized_fields.get("custom")) for path, target in targets.items())
+        return [release for release in found if release is not None]
+
+    def digest(self, release: Release) -> str:
+        """Return the SHA-256 of the release's list of files, which identifies what it installs."""
+        return self._target(release.path).hashes["sha256"]
+
+    def files(self, release: Release, parts: Path) -> dict[str, str]:
+        """Return path in the model's folder -> SHA-256. Raises as `fetch`, and InvalidRequest."""
+        target = self._target(release.path)
+        if target.length > MAX_LIST_BYTES:
+            raise InvalidRequest(f"release '{release.path}': its list of files has {target.length} bytes")
+        return read_files(release.path, self._download(target, parts).read_bytes())
+
+    def fetch(self, release: Release, digests: Sequence[str], parts: Path) -> dict[str, Path]:
+        """Download files of a release into the folder `parts`, as SHA-256; those that are there are not downloaded.
+
+        Raises SiteUnavailable if the site breaks off, which the next call resumes; Untrusted for other bytes than those
+        that were signed; PullFailed if the disk is too small; OSError.
+        """
+        return {digest: self._download(self._target(f"{release.model}/{digest}"), parts) for digest in digests}
+
+    def size_bytes(self, release: Release, digests: Sequence[str]) -> int:
+        return sum(self._target(f"{release.model}/{digest}").length for digest in digests)
+
+    def _target(self, path: str) -> TargetFile:
+        assert self._updater is not None
+        try:
+            target = self._updater.get_targetinfo(path)
+        except RepositoryError as error:
+            raise Untrusted(f"'{path}' is not trusted: {error}") from None
+        if target is None or "sha256" not in target.hashes:
+            raise Untrusted(f"'{path}' is not in the signed list of files, or has no SHA-256 there")
+        return target
+
+    def _download(self, target: TargetFile, parts: Path) -> Path:
+        digest = target.hashes["sha256"]
+        folder, _, name = target.path.rpartition("/")
+        part, whole = parts / f"{digest}.part", parts / digest
+        if whole.exists():
+            return whole
+        try:
+            self._site.download(f"targets/{folder}/{digest}.{name}", part, target.length)
+        except FileNotFoundError as error:
+            raise SiteUnavailable(str(error)) from None
+        file: IO[bytes]
+        try:
+            with part.open("rb") as file:
+                target.verify_length_and_hashes(file)
+        except LengthOrHashMismatchError:
+            part.unlink()
+            raise PullFailed(
+                f"'{target.path}' has other bytes than those that were signed; they were deleted"
+            ) from None
+        part.rename(whole)
+        return whole
+
+    def _check_clock(self) -> None:
+        """Raise ClockBehind if the clock is before the newest time of signing that this box has seen.
+
+        A box without a battery for its clock starts in the past, where nothing seems to have expired.
+        """
+        try:
+            timestamp = self._trusted("timestamp", Timestamp)
+        except (OSError, RepositoryError):
+            # Not there yet, or damaged: then tuf fetches it again.
+            return
+        published = timestamp.unrecognized_fields.get(PUBLISHED_KEY, 0)
+        if isinstance(published, int) and time.time() + _MAX_CLOCK_ERROR_S < published:
+            behind = time.strftime("%Y-%m-%d %H:%M", time.gmtime(published))
+            raise ClockBehind(f"the clock is wrong: it is before {behind} UTC, when the newest metadata were signed")
+
+    def _trusted(self, role: str, kind: type[Any]) -> Any:
+        """Return metadata of the folder, which only verified ones come into."""
+        found: Metadata[Any] = Metadata.from_bytes((self._folder / f"{role}.json").read_bytes())
+        assert isinstance(found.signed, kind)
+        return found.signed

@@ -1,0 +1,149 @@
+"""Reader of the files of a signed repository: over HTTPS or HTTP, or from a folder (`file:`), with resume and a limit
+of its rate. What it reads is not trusted; TUF and SHA-256 check it."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Generator
+from pathlib import Path
+from typing import IO
+
+from edge_server.cli import http_client
+from edge_server.default_tls import make_default_tls_context
+from edge_server.errors import InvalidRequest, ServingFault
+from edge_server.plugins.fleet.pull_archive import PullFailed, check_space
+
+CHUNK_BYTES = 1 << 16
+_MAX_URL_CHARS = 2000
+
+
+class SiteUnavailable(ServingFault):
+    """The site cannot be reached, or does not have a file now."""
+
+
+class SiteFiles:
+    """Files below one address. `stop` ends a transfer of another thread."""
+
+    def __init__(self, url: str, max_bytes_per_s: float, timeout_s: float) -> None:
+        """`max_bytes_per_s` 0: no limit. Raises InvalidRequest for an address that is none."""
+        self.url = url.rstrip("/") + "/"
+        self._rate = max_bytes_per_s
+        self._timeout_s = timeout_s
+        self._stopping = threading.Event()
+        self._opener = _opener(self.url)
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def read(self, name: str, start: int = 0) -> Generator[bytes, None, None]:
+        """Yield the bytes of a file, from `start` on if the site can, else from 0.
+
+        The first item says where the bytes begin, as a decimal number. Raises SiteUnavailable, and FileNotFoundError if
+        the site says that there is no such file.
+        """
+        url = self.url + urllib.parse.quote(name)
+        headers = {"Range": f"bytes={start}-"} if start else {}
+        try:
+            response = self._opener.open(urllib.request.Request(url, headers=headers), timeout=self._timeout_s)
+        except urllib.error.HTTPError as error:
+            with error:
+                if error.code in (403, 404, 410):
+                    raise FileNotFoundError(f"'{url}': the server answers {error.code} {error.reason}") from None
+                if error.code == 416 and start:
+                    yield from self.read(name)
+                    return
+                raise SiteUnavailable(f"'{url}': the server answers {error.code} {error.reason}") from None
+        except urllib.error.URLError as error:
+            if isinstance(error.reason, FileNotFoundError | NotADirectoryError) or "No such file" in str(error.reason):
+                raise FileNotFoundError(f"'{url}' does not exist") from None
+            raise SiteUnavailable(f"'{url}' cannot be read: {http_client.describe_failure(error)}") from None
+        except http_client.NO_ANSWER as error:
+            raise SiteUnavailable(f"'{url}' cannot be read: {http_client.describe_failure(error)}") from None
+        with response:
+            yield str(self._begin(response, start)).encode()
+            yield from self._chunks(response, url)
+
+    def _begin(self, response: IO[bytes], start: int) -> int:
+        if start and self.url.startswith("file:"):
+            response.seek(start)
+            return start
+        is_part = getattr(response, "status", 0) == http.HTTPStatus.PARTIAL_CONTENT
+        given = response.headers.get("Content-Range", "") if is_part else ""  # type: ignore[attr-defined]
+        return start if given.startswith(f"bytes {start}-") else 0
+
+    def _chunks(self, response: IO[bytes], url: str) -> Generator[bytes, None, None]:
+        begin_s, count = time.monotonic(), 0
+        while True:
+            if self._rate and self._stopping.wait(max(0.0, begin_s + count / self._rate - time.monotonic())):
+                raise SiteUnavailable(f"'{url}': stopped")
+            if self._stopping.is_set():
+                raise SiteUnavailable(f"'{url}': stopped")
+            try:
+                chunk = response.read(CHUNK_BYTES)
+            except http_client.NO_ANSWER as error:
+                raise SiteUnavailable(f"'{url}': the connection broke: {http_client.describe_failure(error)}") from None
+            if not chunk:
+                return
+            count += len(chunk)
+            yield chunk
+
+    def download(self, name: str, part: Path, size: int) -> None:
+        """Complete the file `part` of `size` bytes, which may hold the beginning from an earlier attempt.
+
+        Raises SiteUnavailable if the transfer broke; then `part` keeps what came. Raises FileNotFoundError, and
+        PullFailed if the disk is too small or the file has another size.
+        """
+        kept = part.stat().st_size if part.exists() else 0
+        if kept > size:
+            part.unlink()
+            kept = 0
+        if kept == size:
+            return
+        check_space(part.parent, size - kept, f"'{self.url}{name}'")
+        chunks = self.read(name, kept)
+        with contextlib.closing(chunks), part.open("r+b" if kept else "wb") as output:
+            output.seek(int(next(chunks)))
+            output.truncate()
+            for chunk in chunks:
+                if output.tell() + len(chunk) > size:
+                    part.unlink()
+                    raise PullFailed(f"'{self.url}{name}' has more than the {size} bytes that were signed")
+                output.write(chunk)
+            if output.tell() < size:
+                raise SiteUnavailable(f"'{self.url}{name}': {output.tell()} of {size} bytes came")
+
+
+def _opener(url: str) -> urllib.request.OpenerDirector:
+    try:
+        parts = urllib.parse.urlsplit(url)
+        is_url = bool(parts.hostname) and parts.port != 0 if parts.scheme in ("http", "https") else (
+            parts.scheme == "file" and not parts.netloc and parts.path.startswith("/")
+        )  # fmt: skip
+    except ValueError:
+        is_url = False
+    if not is_url or not url.isascii() or not url.isprintable() or " " in url or len(url) > _MAX_URL_CHARS:
+        raise InvalidRequest(
+            f"expected the address of a signed repository, https://HOST/PATH, http://HOST/PATH or file:///PATH, given "
+            f"'{url[:200]}'"
+        )
+    opener = urllib.request.OpenerDirector()
+    handlers: list[urllib.request.BaseHandler] = [
+        urllib.request.HTTPErrorProcessor(), urllib.request.HTTPDefaultErrorHandler(),
+    ]  # fmt: skip
+    if parts.scheme == "file":
+        handlers.append(urllib.request.FileHandler())
+    else:
+        # What is signed may come over HTTP and from where the site redirects to, but never from files of this machine.
+        handlers += [
+            urllib.request.ProxyHandler(), urllib.request.HTTPHandler(), urllib.request.HTTPRedirectHandler(),
+            urllib.request.HTTPSHandler(context=make_default_tls_context()),
+        ]  # fmt: skip
+    for handler in handlers:
+        opener.add_handler(handler)
+    return opener

@@ -1,0 +1,157 @@
+"""A server that follows a signed repository: exchanges under load, and releases that it cannot serve."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("tuf")
+pytestmark = pytest.mark.full
+
+COMMAND = Path(sys.executable).parent / "edge-server"
+BODY = {"inputs": [{"name": "IN", "shape": [1], "datatype": "FP32", "data": [1.0]}]}
+CONFIG = """
+backend: "python"
+input { name: "IN" data_type: TYPE_FP32 dims: [1] }
+output { name: "OUT" data_type: TYPE_FP32 dims: [1] }
+"""
+MODEL = """
+import os
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        {begin}
+
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([{value}], np.float32))]) for _ in requests]
+"""
+ENDS_A_SERVER = 'os.kill(os.getpid(), 9) if b"serve" in open("/proc/self/cmdline", "rb").read().split(b"\\0") else None'
+
+
+class Publication:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.box = folder / "box"
+        self.box.mkdir()
+
+    def publish(self, value: float, begin: str = "pass") -> None:
+        version = self.folder / "models" / "m" / "1"
+        version.mkdir(parents=True, exist_ok=True)
+        (version / "model.py").write_text(MODEL.format(value=value, begin=begin))
+        (version.parent / "config.pbtxt").write_text(CONFIG)
+        command = [str(COMMAND), "publish", "models", "site", "--keys=keys"]
+        subprocess.run(command, cwd=self.folder, check=True, capture_output=True, timeout=60)
+
+    @property
+    def flags(self) -> list[str]:
+        root = self.folder / "site" / "metadata" / "1.root.json"
+        return [
+            f"--follow={(self.folder / 'site').as_uri()}", f"--follow-root={root}", "--follow-interval-secs=1",
+            "--box-id=box-7",
+        ]  # fmt: skip
+
+
+@pytest.fixture
+def publication(tmp_path: Path) -> Publication:
+    return Publication(tmp_path)
+
+
+def value(server: Any) -> float | None:
+    status, answer = server.infer("m", BODY)
+    return answer["outputs"][0]["data"][0] if status == 200 else None
+
+
+def follow_report(server: Any) -> Any:
+    command = [str(COMMAND), "status", f"--url={server.url('')}", "--json"]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, timeout=60).stdout)["follow"]
+
+
+def test_a_release_is_exchanged_under_load_without_a_failed_request(
+    publication: Publication, serve: Any, eventually: Callable[[Callable[[], bool]], bool]
+) -> None:
+    publication.publish(1.0)
+    with serve(publication.box, *publication.flags) as server:
+        assert eventually(lambda: value(server) == 1.0)
+        answers: list[float | None] = []
+        is_done = threading.Event()
+
+        def ask() -> None:
+            while not is_done.is_set():
+                answers.append(value(server))
+
+        asker = threading.Thread(target=ask)
+        asker.start()
+        for number in (2.0, 3.0):
+            publication.publish(number)
+            assert eventually(lambda number=number: value(server) == number)  # type: ignore[misc]
+        is_done.set()
+        asker.join()
+        assert set(answers) == {1.0, 2.0, 3.0}
+        assert follow_report(server)["models"]["m"]["installed"] == "m/3.json"
+        assert follow_report(server)["box"] == "box-7"
+        assert 'edge_follow_releases{state="installed"} 1' in server.read_metrics()
+
+
+def test_a_release_that_the_server_refuses_is_taken_back_and_named(
+    publication: Publication, serve: Any, eventually: Callable[[Callable[[], bool]], bool]
+) -> None:
+    publication.publish(1.0)
+    model = publication.folder / "models" / "m"
+    subprocess.run([str(COMMAND), "sign", str(model)], check=True, capture_output=True, timeout=60)
+    publication.publish(1.0)
+    with serve(publication.box, *publication.flags, "--require-checksums") as server:
+        assert eventually(lambda: value(server) == 1.0)
+        # Its trial asks for no checksums, this server does.
+        for path in model.rglob("SHA256SUMS"):
+            path.unlink()
+        publication.publish(2.0)
+        assert eventually(lambda: follow_report(server)["models"]["m"]["state"] == "failed")
+        state = follow_report(server)["models"]["m"]
+        assert "SHA256SUMS" in state["reason"]
+        assert (state["wanted"], state["installed"]) == ("m/3.json", "m/2.json")
+        assert eventually(lambda: value(server) == 1.0)
+        status = subprocess.run([str(COMMAND), "status", f"--url={server.url('')}"], capture_output=True, text=True)
+        assert "FAILED follow: " in status.stdout
+        assert status.returncode == 1
+
+
+def test_a_release_with_which_the_server_ends_is_taken_back_at_the_second_start(
+    publication: Publication, serve: Any, eventually: Callable[[Callable[[], bool]], bool]
+) -> None:
+    publication.publish(1.0)
+    with serve(publication.box, *publication.flags) as server:
+        assert eventually(lambda: value(server) == 1.0)
+        publication.publish(2.0, ENDS_A_SERVER)
+        assert server.process.wait(60) == -9
+    with pytest.raises(AssertionError, match="ended with -9"), serve(publication.box, *publication.flags):
+        pass
+    with serve(publication.box, *publication.flags) as server:
+        assert eventually(lambda: value(server) == 1.0)
+        assert eventually(lambda: follow_report(server)["models"].get("m", {}).get("state") == "failed")
+        assert "the server ended each time" in follow_report(server)["models"]["m"]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--follow=https://x/y"], "--follow needs --follow-root"),
+        (["--follow=nowhere", "--follow-root=/etc/hostname"], "expected the address of a signed repository"),
+        (["--follow=https://x/y", "--follow-root=/nowhere"], "--follow-root=/nowhere cannot be read"),
+        (["--follow=https://x/y", "--model-control-mode=explicit"], "--follow needs --model-control-mode=poll"),
+        (["--follow=https://x/y", "--follow-root=/etc/hostname", "--follow-hours=1-2"], "expected HH:MM-HH:MM"),
+    ],
+)
+def test_wrong_settings_end_the_start_with_the_reason(tmp_path: Path, flags: list[str], message: str) -> None:
+    command = [str(COMMAND), "serve", f"--model-repository={tmp_path}", "--http-port=0", "--grpc-port=0", *flags]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert found.returncode != 0
+    assert message in found.stderr

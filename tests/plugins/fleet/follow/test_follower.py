@@ -1,0 +1,414 @@
+"""A box that follows a signed repository over HTTP: what it installs, refuses, resumes and survives. With real TUF."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_server.errors import InvalidRequest
+from edge_server.plugins.fleet.follow.trial import Trial
+
+pytest.importorskip("tuf")
+pytestmark = pytest.mark.full
+
+AddModel = Callable[..., None]
+
+
+def test_a_release_is_installed_updated_and_withdrawn(publication: Any, box: Any, add_model: AddModel) -> None:
+    add_model(publication.models / "m", 0.5)
+    publication.publish()
+    assert box.follow().report.models["m"] == ("m/1.json", "installed", "", "m/1.json")
+    assert box.factor() == 0.5
+    add_model(publication.models / "m", 0.25)
+    publication.publish()
+    assert box.follow().report.models["m"].installed == "m/2.json"
+    assert box.factor() == 0.25
+    publication.publish("", "--withdraw=m/2")
+    assert box.follow().report.models["m"].installed == "m/1.json"
+    assert box.factor() == 0.5
+    publication.publish("", "--withdraw=m/1")
+    assert box.follow().report.models == {}
+    assert box.factor() is None
+
+
+def test_only_files_that_changed_are_downloaded(publication: Any, box: Any, add_model: AddModel) -> None:
+    add_model(publication.models / "m", 0.5, filler=100_000)
+    publication.publish()
+    box.follow()
+    add_model(publication.models / "m", 0.25, filler=100_000)
+    publication.publish()
+    publication.requests.clear()
+    box.follow()
+    targets = [path for path, _ in publication.requests if path.startswith("/targets/")]
+    assert len(targets) == 3  # the list of files, the model and its sample
+    assert box.factor() == 0.25
+    publication.requests.clear()
+    box.follow()
+    assert [path for path, _ in publication.requests if path.startswith("/targets/")] == []
+
+
+def test_a_model_of_somebody_else_is_not_touched(publication: Any, box: Any, add_model: AddModel) -> None:
+    add_model(publication.models / "m", 0.5)
+    publication.publish()
+    add_model(box.folder / "m", 3.0)
+    assert box.follow().report.models["m"].state == "foreign"
+    assert box.factor() == 3.0
+
+
+def test_boxes_of_another_group_do_not_get_it(publication: Any, box: Any, new_box: Any, add_model: AddModel) -> None:
+    add_model(publication.models / "m", 0.5)
+    publication.publish('[models.m]\ngroups = ["line-3"]')
+    assert box.follow().report.models == {}
+    other = new_box("other")
+    other.follow(groups="line-2, line-3")
+    assert other.factor() == 0.5
+
+
+# -- releases that are not fit
+
+
+@pytest.mark.parametrize(
+    ("rollout", "expected", "message"),
+    [
+        ("tolerance = 0.01", 0.3, "output 'Y' differs from the expected ones by 0.2 of its largest value"),
+        ("max_latency_ms = 0.001", 0.25, "more than 0.001 ms"),
+    ],
+)
+def test_a_release_that_fails_its_trial_is_not_installed_and_not_tried_again(
+    publication: Any, box: Any, add_model: AddModel, rollout: str, expected: float, message: str
+) -> None:
+    add_model(publication.models / "m", 0.5)
+    publication.publish()
+    box.follow()
+    add_model(publication.models / "m", 0.25, expected=expected)
+    publication.publish(rollout)
+    state = box.follow().report.models["m"]
+    assert state.state == "failed"
+    assert message in state.reason.replace("0.167", "0.2")
+    assert (state.wanted, state.installed) == ("m/2.json", "m/1.json")
+    assert box.factor() == 0.5
+    publication.requests.clear()
+    assert box.follow().report.models["m"] == state
+    assert [path for path, _ in publication.requests if path.startswith("/targets/")] == []
+
+
+def test_without_expected_outputs_the_serving_version_is_the_measure(
+    publication: Any, box: Any, add_model: AddModel
+) -> None:
+    import numpy as np
+
+    def sample() -> None:
+        np.savez(publication.models / "m" / "release_sample.npz", X=np.ones((1, 4), np.float32))
+
+    add_model(publication.models / "m", 0.5)
+    sample()
+    publication.publish("tolerance = 0.1")
+    box.follow()
+    add_model(publication.models / "m", 0.25)
+    sample()
+    publication.publish("tolerance = 0.1")
+    reason = box.follow().report.models["m"].reason
+    assert "output 'Y' differs from those of the version that serves by 0.5" in reason
+
+
+def test_a_release_that_cannot_be_loaded_is_not_installed(publication: Any, box: Any, add_model: AddModel) -> None:
+    add_model(publication.models / "m", 0.5)
+    (publication.models / "m" / "1" / "model.onnx").write_bytes(b"damaged")
+    publication.publish()
+    assert "it cannot be loaded" in box.follow().report.models["m"].reason
+    assert box.factor() is None
+
+
+def test_a_release_that_ends_its_process_is_not_installed(publication: Any, box: Any, add_model: AddModel) -> None:
+    folder = publication.models / "p"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
+    (folder / "config.pbtxt").write_text('backend: "python"\n')
+    publication.publish()
+    assert "its trial was ended by SIGSEGV" in box.follow().report.models["p"].reason
+
+
+# -- a site that lies
+
+
+def test_bytes_that_were_not_signed_are_refused_and_the_right_ones_taken_later(
+    publication: Any, box: Any, add_model: AddModel
+) -> None:
+    add_model(publication.models / "m", 0.5, filler=5000)
+    publication.publish()
+    good = publication.site.with_name("good")
+    shutil.copytree(publication.site, good)
+    (large,) = [path for path in publication.site.glob("targets/m/*") if path.stat().st_size == 5000]
+    large.write_bytes(b"x" * 5000)
+    report = box.follow().report
+    assert "other bytes than those that were signed" in report.problem
+    assert box.factor() is None
+    large.write_bytes(b"x" * 6000)
+    assert "more than the 5000 bytes that were signed" in box.follow().report.problem
+    shutil.copy(good / large.relative_to(publication.site), large)
+    box.follow()
+    assert box.factor() == 0.5
+
+
+def test_a_thiefs_key_is_worth_nothing(publication: Any, box: Any, add_model: AddModel, tmp_path: Path) -> None:
+    add_model(publication.models / "m", 0.5)
+    publication.publish()
+    box.follow()
+    shutil.rmtree(publication.site)
+    publication.keys = tmp_path / "thief"
+    add_model(publication.models / "m", 0.25)
+    publication.publish()
+    report = box.follow().report
+    assert "is not trusted" in report.problem
+    assert box.factor() == 0.5
+
+
+def test_old_metadata_are_refused(publication: Any, box: Any, add_model: AddModel) -> None:
+    add_model(publication.models / "m", 0.5)
+    publication.publish()
+    shutil.copytree(publication.site, publication.site.with_name("old"))
+    add_model(publication.models / "m", 0.25)
+    publication.publish()
+    box.follow()
+    shutil.rmtree(publication.site)
+    publication.site.with_name("old").rename(publication.site)
+    assert "is not trusted" in box.follow().report.problem
+    assert box.factor() == 0.25
+
+
+def test_expired_metadata_are_refused_and_what_is_installed_stays(
+    publication: Any, box: Any, add_model: AddModel, monkeypatch: pytest.MonkeyPatch, utc_now: datetime
+) -> None:
+    from edge_server.plugins.fleet.follow import publish_command
+
+    class Past(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:
+            return utc_now - timedelta(days=31)
+
+    add_model(publication.models / "m", 0.5)
+    publication.publish()
+    box.follow()
+    add_model(publication.models / "m", 0.25)
+    with monkeypatch.context() as patch:
+        patch.setattr(publish_command, "datetime", Past)
+        publication.publish()
+    assert "expired" in box.follow().report.problem
+    assert box.factor() == 0.5
+    publication.publish()
+    box.follow()
+    assert box.factor() == 0.25
+
+
+def test_a_clock_that_is_behind_waits(
+    publication: Any, box: Any, add_model: AddModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_model(publication.models / "m", 0.5)
+    publication.publish()
+    box.follow()
+    now = time.time()
+    add_model(publication.models / "m", 0.25)
+    publication.publish()
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: now - 86_400)
+        assert "the clock is wrong" in box.follow().report.problem
+    assert box.factor() == 0.5
+    box.follow()
+    assert box.factor() == 0.25
+
+
+def test_a_release_that_is_larger_than_the_disk_is_not_begun(
+    publication: Any, box: Any, add_model: AddModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_model(publication.models / "m", 0.5, filler=5000)
+    publication.publish()
+    usage = shutil.disk_usage(box.folder)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=(32 << 20) + 4000))
+    publication.requests.clear()
+    assert "release 'm/1.json' does not fit on the disk" in box.follow().report.problem
+    assert len([path for path, _ in publication.requests if path.startswith("/targets/")]) == 1
+
+
+def test_a_release_that_this_version_does_not_understand_is_not_taken(
+    publication: Any, box: Any, add_model: AddModel
+) -> None:
+    add_model(publication.models / "m", 0.5)
+    with pytest.raises(InvalidRequest, match="unknown keys only_for"):
+        publication.publish('only_for = ["x"]')
+
+
+# -- a network and a power that fail
+
+
+def test_a_download_that_breaks_off_is_resumed(publication: Any, box: Any, add_model: AddModel) -> None:
+    add_model(publication.models / "m", 0.5, filler=1_000_000)
+    publication.publish()
+    publication.cut_after = 300_000
+    rounds = 0
+    while box.factor() is None:
+        box.follow()
+        rounds += 1
+        assert rounds < 10
+    ranges = [asked for path, asked in publication.requests if asked]
+    assert ranges == ["bytes=300000-", "bytes=600000-", "bytes=900000-"]
+
+
+def test_the_network_may_end_after_each_request(publication: Any, box: Any, add_model: AddModel) -> None:
+    add_model(publication.models / "m", 0.5)
+    publication.publish()
+    box.follow()
+    add_model(publication.models / "m", 0.25)
+    publication.publish()
+    for answered in range(20):
+        if box.factor() == 0.25:
+            break
+        left = [answered]
+        follower_site = _cut_after(box, left)
+        follower_site.follow()
+        assert box.factor() in (0.5, 0.25)
+    assert box.factor() == 0.25
+    assert answered > 3
+
+
+def _cut_after(box: Any, left: list[int]) -> Any:
+    """Return a box like this one, whose site answers `left` requests."""
+    from edge_server.plugins.fleet.follow.site_files import SiteFiles, SiteUnavailable
+
+    read = SiteFiles.read
+
+    class Cut:
+        def follow(self) -> None:
+            def limited(self: Any, name: str, start: int = 0) -> Any:
+                if left[0] == 0:
+                    raise SiteUnavailable("the network is cut")
+                left[0] -= 1
+                return read(self, name, start)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(SiteFiles, "read", limited)
+                box.follow()
+
+    return Cut()
+
+
+class _Killed(BaseException):
+    """Stands for SIGKILL: nothing but a `finally` runs behind it, and the disk operations there are refused too."""
+
+
+def test_a_kill_at_each_change_of_the_disk_leaves_a_complete_model(
+    publication: Any, new_box: Any, add_model: AddModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Its own tests show that a trial changes nothing outside its folder; it takes a second.
+    monkeypatch.setattr(Trial, "run", lambda *arguments: "")
+    add_model(publication.models / "m", 0.5)
+    publication.publish()
+    template = new_box("template")
+    template.follow()
+    add_model(publication.models / "m", 0.25)
+    publication.publish()
+    kill_at, is_done = 0, False
+    while not is_done:
+        box = new_box(f"box-{kill_at}")
+        shutil.rmtree(box.folder)
+        shutil.copytree(template.folder, box.folder)
+        is_done = _follow_until_killed(box, kill_at)
+        assert box.factor() in ((0.5, 0.25) if not _is_between_renames(box) else (None,))
+        box.follow()
+        assert box.factor() == 0.25, f"killed at change {kill_at}"
+        assert box.follow().report.models["m"].state == "installed"
+        kill_at += 1
+    assert kill_at > 15
+
+
+def _is_between_renames(box: Any) -> bool:
+    """Whether the kill came between the two renames, after which only `begin` puts a model back."""
+    return not (box.folder / "m").exists() and (box.folder / ".follow" / "kept" / "m").exists()
+
+
+def _follow_until_killed(box: Any, kill_at: int) -> bool:
+    """Follow, and end at the change of the disk with this number. Return whether there were fewer."""
+    count = [0]
+
+    def counted(function: Any) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
+            count[0] += 1
+            if count[0] > kill_at:
+                raise _Killed
+            return function(*arguments, **named)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("rename", "replace", "mkdir", "unlink", "link", "fsync"):
+            patch.setattr(os, name, counted(getattr(os, name)))
+        try:
+            box.follow()
+        except _Killed:
+            return False
+    return True
+
+
+def test_a_second_follower_is_refused(publication: Any, box: Any, add_model: AddModel) -> None:
+    add_model(publication.models / "m", 0.5)
+    publication.publish()
+    with box.models.locked(), pytest.raises(InvalidRequest, match="another process follows"):
+        box.follow()
+
+
+# -- the commands
+
+
+@pytest.fixture
+def edge() -> Callable[..., subprocess.CompletedProcess[str]]:
+    import sys
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "edge_server", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=100)
+
+    return run
+
+
+def test_the_commands_work_from_a_folder_as_from_a_usb_stick(
+    tmp_path: Path, add_model: AddModel, edge: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    add_model(tmp_path / "models" / "m", 0.5)
+    site, keys, box = tmp_path / "a site", tmp_path / "keys", tmp_path / "box"
+    box.mkdir()
+    published = edge("publish", str(tmp_path / "models"), str(site), f"--keys={keys}")
+    assert "m/1: new" in published.stdout, published.stderr
+    assert (keys / "root.pem").stat().st_mode & 0o77 == 0
+    assert "m/1: as before" in edge("publish", str(tmp_path / "models"), str(site), f"--keys={keys}").stdout
+    url = site.as_uri().replace("%20", "%20")
+    followed = edge("follow", url, f"--root={site}/metadata/1.root.json", f"--model-repository={box}", "--once")
+    assert followed.returncode == 0, followed.stderr
+    assert (box / "m" / "1" / "model.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["ftp://x/y", "--root=ROOT"], "expected the address of a signed repository"),
+        (["file://host/y", "--root=ROOT"], "expected the address of a signed repository"),
+        (["https://x/y", "--root=/nowhere"], "--follow-root=/nowhere cannot be read"),
+        (["https://x/y", "--root=MODEL"], "the root metadata cannot be read"),
+    ],
+)
+def test_wrong_arguments_are_named(
+    tmp_path: Path, arguments: list[str], message: str, edge: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    (tmp_path / "MODEL").write_text("{}")
+    arguments = [
+        text.replace("MODEL", str(tmp_path / "MODEL")).replace("ROOT", str(tmp_path / "MODEL")) for text in arguments
+    ]
+    found = edge("follow", *arguments, f"--model-repository={tmp_path}", "--once")
+    assert found.returncode == 2
+    assert message in found.stderr
