@@ -277,6 +277,25 @@ def test_reasoning_text_and_a_call_are_items(talker: Any, summary: str | None) -
     assert [item["output_index"] for item in found if item["type"] == "response.output_item.done"] == [0, 1, 2]
 
 
+def test_arguments_that_come_after_a_text_belong_to_their_call(talker: Any) -> None:
+    part = {"index": 0, "id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a":'}}
+    rest = {"index": 0, "function": {"arguments": " 1}"}}
+
+    def interleave(request: Request) -> list[Response]:
+        return [
+            response(request, text_output="", tool_calls=[part]),
+            response(request, text_output="Look."),
+            response(request, text_output="", tool_calls=[rest], finish_reason="tool_calls", is_final=True),
+        ]
+
+    talker.service.models["talker"] = (TALKER, interleave)
+    found = events(ask(talker, tools=[TOOL], stream=True))
+    call, message = found[-1]["response"]["output"]
+    assert (call["arguments"], message["content"][0]["text"]) == ('{"a": 1}', "Look.")
+    deltas = [item for item in found if item["type"] == "response.function_call_arguments.delta"]
+    assert [(item["output_index"], item["item_id"]) for item in deltas] == [(0, call["id"])] * 2
+
+
 def test_a_response_that_is_cut_short_is_incomplete(talker: Any) -> None:
     for members in ({}, {"stream": True}):
         reply = ask(talker, model="cutter", tools=[TOOL], **members)
