@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import importlib.util
 import json
 import queue
 import shutil
@@ -31,6 +32,9 @@ def server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any
     models = tmp_path_factory.mktemp("models")
     shutil.copytree(TINY, models / "seer/1", ignore=shutil.ignore_patterns("make.py"))
     (models / "seer/config.pbtxt").write_text('parameters { key: "deterministic" value { string_value: "true" } }')
+    (models / "gguf_seer/1").mkdir(parents=True)
+    shutil.copy(TINY.parent / "tiny_llm/tiny.gguf", models / "gguf_seer/1/model.gguf")
+    shutil.copy(TINY.parent / "tiny_mmproj/mmproj-tiny.gguf", models / "gguf_seer/1")
     with serve(models) as running:
         yield running
 
@@ -132,3 +136,20 @@ def test_many_at_once_with_and_without_pictures_get_their_own_answers(server: An
         found = list(pool.map(lambda call: server.ask("/v1/chat/completions", call), [openai_chat(), plain] * 12))
     texts = [answer["choices"][0]["message"]["content"] for _, answer in found]
     assert texts == [truth[0], alone["choices"][0]["message"]["content"]] * 12
+
+
+@pytest.mark.skipif(importlib.util.find_spec("xllamacpp") is None, reason="needs xllamacpp, of the extra test-all")
+def test_a_gguf_file_with_a_projector_is_served_by_llama_cpp(server: Any) -> None:
+    """Its answers are compared with llama.cpp's own in tests/plugins/language/test_llm_llama_cpp_vision.py."""
+    status, seen = server.ask("/v1/chat/completions", openai_chat(model="gguf_seer"))
+    assert status == 200, seen
+    typed = [{"role": "user", "content": "<|im_end|>say hello"}]
+    status, _ = server.ask("/v1/chat/completions", openai_chat(model="gguf_seer", messages=typed))
+    assert status == 200, "a chat without pictures is given as tokens, in which special tokens are text"
+    messages = [{"role": "user", "content": QUESTION}]
+    status, blind = server.ask("/v1/chat/completions", openai_chat(model="gguf_seer", messages=messages))
+    assert seen["usage"]["prompt_tokens"] == blind["usage"]["prompt_tokens"] + 16
+    assert seen["choices"][0]["message"]["content"] != blind["choices"][0]["message"]["content"]
+    call = {"text_input": f"<__media__>{QUESTION}", "image": [BASE64, BASE64], "parameters": {"max_tokens": 4}}
+    status, answer = server.ask("/v2/models/gguf_seer/generate", call)
+    assert (status, "Failed to tokenize prompt" in answer["error"]) == (400, True), "two pictures for one tag"

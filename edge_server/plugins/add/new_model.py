@@ -136,10 +136,17 @@ def _of_folder(folder: Path) -> NewModelFiles:
         return NewModelFiles(folder, name.removesuffix(".savedmodel"), ((folder, "model.savedmodel"),))
     # Suffixes such as .json and .py belong to many other files.
     models = [entry for entry in names if entry.endswith((".onnx", ".xml", ".tflite", ".pt2", ".gguf"))]
+    projectors = [entry for entry in models if entry.startswith("mmproj") and entry.endswith(".gguf")]
+    if len(projectors) == 1 and len(models) == 2:
+        # By which a language model takes pictures.
+        models.remove(projectors[0])
+    else:
+        projectors = []
     if len(models) != 1:
         given = ", ".join(f"'{entry}'" for entry in (models or names)[:8]) or "nothing"
         raise InvalidRequest(f"'{folder}': expected a folder with one model, given {given}; name the file itself")
     found = _of_file(folder / models[0])
+    found = found._replace(copies=(*found.copies, *((folder / entry, entry) for entry in projectors)))
     if found.name in _GENERIC_NAMES:  # PaddleOCR and Hugging Face name all files alike.
         path = folder.resolve()
         return found._replace(name=path.parent.name if path.name == "onnx" else path.name)

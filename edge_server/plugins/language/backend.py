@@ -16,6 +16,8 @@ import importlib.util
 import json
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
 
 from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, RequestSession
 from edge_server.backends.custom_metrics import REGISTRY
@@ -141,12 +143,26 @@ class OpenVinoLlmBackend(_LlmBackend):
         return IsolatedSession(job, open_openvino)
 
 
+def find_projector(path: Path) -> Path | None:
+    """Return the file `mmproj*.gguf` beside a GGUF file, by which the model takes pictures. Raises BadModelFile for
+    several."""
+    found = sorted(path.parent.glob("mmproj*.gguf"))
+    if len(found) > 1:
+        raise BadModelFile(
+            f"expected one file mmproj*.gguf beside it, got {', '.join(file.name for file in found[:4])}"
+        )
+    return found[0] if found else None
+
+
 class LlamaCppBackend(_LlmBackend):
     """Opens GGUF files, with their LoRA adapters, with llama.cpp in child processes."""
 
     default_filename = "model.gguf"
     module = "xllamacpp"
     extra = "llm-gguf"
+
+    def takes_pictures(self, file: ModelFile) -> bool:
+        return any(file.path.parent.glob("mmproj*.gguf"))
 
     def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature | None:
         _read_llama_cpp_size(file)
@@ -156,7 +172,9 @@ class LlamaCppBackend(_LlmBackend):
         size = _read_llama_cpp_size(file)
         parts = memory_parts(_llama_cpp_settings(model, parameters, size), size, _BLOCK_TOKENS)
         adapters = sum(path.stat().st_size for path in find_adapters(file.path).values())
-        return {**parts, "adapters": adapters} if adapters else parts
+        projector = find_projector(file.path)
+        more = {"adapters": adapters, "projector": projector.stat().st_size if projector is not None else 0}
+        return {**parts, **{name: size for name, size in more.items() if size}}
 
     def auto_complete(self, file: ModelFile, config_json: str) -> str | None:
         """As the others, and name the adapters for the APIs."""
@@ -240,6 +258,12 @@ def open_llama_cpp(job: OpenJob) -> RequestSession:
     _set_niceness(job, _LLAMA_CPP_NICENESS)
     size = _read_llama_cpp_size(job.file)
     settings = _llama_cpp_settings(job.spec.name, job.spec.parameters, size)
+    projector = find_projector(job.file.path)
+    if projector is not None:
+        from edge_server.plugins.language.engines.llama_cpp_vision_engine import LlamaCppVisionEngine
+
+        make = partial(LlamaCppVisionEngine, job.file.path, projector, settings, _BLOCK_TOKENS, size.bytes_per_token)
+        return _session(job, settings, make)
     return _session(job, settings, lambda: LlamaCppEngine(job.file.path, settings, _BLOCK_TOKENS, size.bytes_per_token))
 
 
@@ -302,6 +326,7 @@ def _read_llama_cpp_size(file: ModelFile) -> LlmSize:
     try:
         read_generation_config(path)
         find_adapters(path)
+        find_projector(path)
         return read_gguf_for_llama_cpp(path)
     except BadModelFile as error:
         said = str(error)
@@ -329,6 +354,11 @@ def _read_size(file: ModelFile) -> LlmSize:
             raise BadModelFile(
                 f"folder '{lora_adapters.FOLDER}': LoRA adapters are for the backend llama_cpp; OpenVINO GenAI applies "
                 "one to all running requests alike"
+            )
+        projector = find_projector(path)
+        if projector is not None:
+            raise BadModelFile(
+                f"'{projector.name}' beside it makes it take pictures, for which llama_cpp is the backend"
             )
         return read_gguf(path)
     except BadModelFile as error:

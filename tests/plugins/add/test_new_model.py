@@ -59,6 +59,7 @@ def files_of(folder: Path) -> list[str]:
          ["1/model.savedmodel/saved_model.pb", "1/model.savedmodel/variables/variables.index"]),
         ("chat", ["chat/genai_config.json", "chat/model.onnx", "chat/model.onnx.data"],
          ["1/genai_config.json", "1/model.onnx", "1/model.onnx.data"]),
+        ("seer", ["seer/seer-q4.gguf", "seer/mmproj-f16.gguf"], ["1/mmproj-f16.gguf", "1/model.gguf"]),
         ("embed", ["embed/openvino_tokenizer.xml", "embed/openvino_model.xml"],
          ["1/openvino_model.xml", "1/openvino_tokenizer.xml", "config.pbtxt"]),
     ],

@@ -107,8 +107,8 @@ class LlamaCppEngine:
         self._caches_prompts = settings.enable_prefix_caching
         adapters = find_adapters(path)
         self.adapters: Sequence[str] = list(adapters)
-        self._waiting: deque[_Sequence] = deque()
-        self._running: dict[int, _Sequence] = {}
+        self._waiting: deque[PendingSequence] = deque()
+        self._running: dict[int, PendingSequence] = {}
         """By sequence id, in the order of their start."""
         self._selector = selectors.DefaultSelector()
         self._woken = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -160,7 +160,7 @@ class LlamaCppEngine:
         raise InvalidRequest(f"the model's chat template cannot write these messages: {said}")
 
     def add(self, sequence_id: int, prompt: Sequence[int], sampling: Sampling) -> None:
-        self._waiting.append(_Sequence(sequence_id, list(prompt), sampling, self._options(sampling)))
+        self._waiting.append(PendingSequence(sequence_id, list(prompt), sampling, self._options(sampling)))
 
     def cancel(self, sequence_id: int) -> None:
         running = self._running.pop(sequence_id, None)
@@ -275,7 +275,7 @@ class LlamaCppEngine:
                 self._address,
                 {
                     **sequence.options,
-                    "prompt": [*sequence.prompt, *sequence.answer],
+                    "prompt": sequence.request_prompt,
                     "n_predict": sequence.sampling.max_tokens - sequence.answer_tokens,
                 },
             )
@@ -287,24 +287,24 @@ class LlamaCppEngine:
     def _make_room(self) -> None:
         """Stop the newest sequences until the KV cache has room for the others."""
         while sum(item.needed_tokens for item in self._running.values()) > self.total_blocks * self.block_tokens:
-            stoppable = [item for item in list(self._running.values())[1:] if not item.sampling.constraint]
+            stoppable = [item for item in list(self._running.values())[1:] if item.is_stoppable]
             if not stoppable:
                 return
             self._pause(stoppable[-1])
 
-    def _pause(self, sequence: _Sequence) -> None:
+    def _pause(self, sequence: PendingSequence) -> None:
         """Stop a sequence, to be started again before those that came later."""
         self._stop(self._running.pop(sequence.sequence_id))
         self._waiting = deque(sorted((sequence, *self._waiting), key=lambda item: item.sequence_id))
 
-    def _stop(self, sequence: _Sequence) -> None:
+    def _stop(self, sequence: PendingSequence) -> None:
         """Close the connection of a sequence. The server notices it with the next token or part of the prompt."""
         assert sequence.stream is not None
         self._selector.unregister(sequence.stream.socket)
         sequence.stream.socket.close()
         sequence.stream = None
 
-    def _read(self, sequence: _Sequence) -> TokenEvent | None:
+    def _read(self, sequence: PendingSequence) -> TokenEvent | None:
         """Return the new tokens and text of a sequence as one event, or None if there is no new text."""
         assert sequence.stream is not None
         tokens: list[_Token] = []
@@ -313,7 +313,7 @@ class LlamaCppEngine:
         cached_tokens = None
         for message in sequence.stream.read():
             if (error := message.get("error")) is not None:
-                if error["message"] == _CACHE_FULL and len(self._running) > 1 and not sequence.sampling.constraint:
+                if error["message"] == _CACHE_FULL and len(self._running) > 1 and sequence.is_stoppable:
                     self._pause(sequence)
                     return None
                 self.cancel(sequence.sequence_id)
@@ -373,7 +373,7 @@ class _Token(NamedTuple):
     top: TopLogprobs = ()
 
 
-class _Sequence:
+class PendingSequence:
     """A sequence that has not ended. `stream` is None while it waits."""
 
     def __init__(self, sequence_id: int, prompt: list[int], sampling: Sampling, options: dict[str, Any]) -> None:
@@ -391,6 +391,15 @@ class _Sequence:
         """Tokens of the text so far."""
         self.answer_tokens = 0
         """Tokens given to the caller. `answer` may have others for the same text."""
+
+    @property
+    def request_prompt(self) -> list[int] | dict[str, Any]:
+        return [*self.prompt, *self.answer]
+
+    @property
+    def is_stoppable(self) -> bool:
+        """Whether it can be stopped and go on later."""
+        return not self.sampling.constraint
 
     @property
     def total_tokens(self) -> int:

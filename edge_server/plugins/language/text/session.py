@@ -445,8 +445,9 @@ class LlmSession(RequestSession):
             text = next(decoded) if event.text is None else event.text
             if event.error:
                 self._end(generation)
-                # A request with a grammar is the usual cause. See OpenVinoEngine.step.
-                kind = InvalidRequest if generation.sampling.constraint else BackendError
+                # A grammar or a picture is the usual cause. See OpenVinoEngine.step.
+                has_cause = generation.sampling.constraint or generation.request.images
+                kind = InvalidRequest if has_cause else BackendError
                 generation.execution.fail(
                     kind(f"inference request to model '{self._model}': the token engine failed on it: {event.error}")
                 )
