@@ -151,8 +151,8 @@ def candidates(
 def llama_cpp_reason(config: ConfigMessage, version_dir: Path) -> str:
     """Return why llama.cpp is tried first for a GGUF file, "" if it is not.
 
-    It alone has LoRA adapters, and projectors for pictures. It generates faster with one sequence at a time and takes half the memory; OpenVINO
-    GenAI is faster with several (docs/language-models.md).
+    It alone has LoRA adapters and projectors for pictures. It generates faster with one sequence at a time and takes
+    half the memory; OpenVINO GenAI is faster with several (docs/language-models.md).
     """
     if (version_dir / "adapters").is_dir():
         return "LoRA adapters"
