@@ -17,8 +17,9 @@ MAX_PICTURES = 16
 """Of one request."""
 MAX_BYTES = 32 << 20
 """Of the files of all pictures of a request."""
-MAX_PIXELS = 32 << 20
-"""Of all pictures of a request together: 96 MiB when they are decoded."""
+MAX_PIXELS = 16 << 20
+"""Of all pictures of a request together: 48 MiB when they are decoded. In base64 that is 64 MiB, and llama.cpp's server
+reads requests of up to 100 MB."""
 MAX_SIDES_RATIO = 200
 """Of the longer side to the shorter one, as in the image processor of Qwen2-VL. Image processors enlarge a picture
 until its shorter side has a size of their own."""

@@ -6,11 +6,13 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import math
 import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from edge_server.backends.base import ModelFile
@@ -20,6 +22,7 @@ from edge_server.plugins.language.engines.llama_cpp_vision_engine import LlamaCp
 from edge_server.plugins.language.engines.model_size import read_gguf_for_llama_cpp
 from edge_server.plugins.language.engines.settings import read_settings
 from edge_server.plugins.language.engines.token_engine import ImagePrompt, Sampling, TokenEvent
+from edge_server.plugins.language.pictures import MAX_PIXELS
 
 xllamacpp = pytest.importorskip("xllamacpp", reason="needs xllamacpp, of the extra test-all")
 pytestmark = pytest.mark.full
@@ -94,6 +97,17 @@ def test_answers_at_the_same_time_are_those_of_llama_cpps_own_api(
     found = {number: (text, event.prompt_tokens) for number, (text, event) in run(engine).items()}
     assert [found[number] for number in range(2)] == [truth[question] for question in QUESTIONS]
     assert found[2] == ("Hello! How can I help you?", None)
+
+
+def test_the_largest_picture_reaches_the_server(engine: LlamaCppVisionEngine) -> None:
+    import cv2
+
+    side = math.isqrt(MAX_PIXELS)
+    ok, data = cv2.imencode(".jpg", np.zeros((side, side, 3), np.uint8))
+    assert ok
+    engine.add_image_prompt(10, prompt(engine, "<__media__>say hello", data.tobytes()), Sampling(4))
+    ((_, event),) = run(engine).values()
+    assert event.finish is not None
 
 
 def test_an_answer_without_a_limit_fills_the_context() -> None:
