@@ -1,13 +1,14 @@
-"""Engines of one GGUF file side by side: `python tests/bench/language_engines.py FILE.gguf [ROUNDS]`.
+"""Engines of one GGUF file side by side: `python tests/bench/language_engines.py FILE.gguf [OPTIONS]`, see `--help`.
 
-The server with llama.cpp, the server with OpenVINO GenAI, and llama.cpp's own server, in turns, as streams of OpenAI's
-chat, without prefix caches. It prints tokens per second, the time to the first token (p50 and p99), processor time of
-all server processes a token, and the peak memory of the process that has the model. Needs the extras `llm` and
-`llm-gguf`.
+The server with llama.cpp, the server with OpenVINO GenAI, llama.cpp's own server, and OpenVINO GenAI stepped by a
+script, in turns, without prefix caches; the first three answer streams of OpenAI's chat. It prints tokens per second
+(a round's median, and the range of rounds), the time to the first token (p50 and p99), processor time of all server
+processes a token, and the peak memory of the process that has the model. Needs the extras `llm` and `llm-gguf`.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import http.client
 import json
@@ -19,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,28 +29,59 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.e2e.conftest import running
 
 TOKENS = 64
-PROMPT = "Tell me about the history of bridges, from wood and stone to steel, and name the people. " * 5
-SYSTEMS = ("llama_cpp", "openvino_genai", "own server")
-CELLS = {1: 6, 4: 3}
-"""Requests at once, which is also the most sequences of the engine -> times that they are sent in a round."""
+SENTENCE = "Tell me about the history of bridges, from wood and stone to steel, and name the people. "
+SENTENCE_TOKENS = 21
+LONGEST = 160
+"""Tokens of the chat's frame, of the answer, and to spare."""
 OWN_SERVER = """
 import sys, time, xllamacpp
 parameters = xllamacpp.CommonParams()
 parameters.model.path = sys.argv[1]
 parameters.n_parallel = int(sys.argv[2])
-parameters.n_ctx = 1024 * parameters.n_parallel
+parameters.n_ctx = int(sys.argv[4]) * parameters.n_parallel
 parameters.cache_ram_mib, parameters.verbosity, parameters.ui = 0, 0, False
 parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = int(sys.argv[3])
 server = xllamacpp.Server(parameters)
 print(server.listening_address, flush=True)
 time.sleep(3600)
 """
+BARE_OPENVINO = """
+import json, sys, time
+import numpy, openvino, openvino_genai as genai
+path, count, threads, longest, tokens, prompt = sys.argv[1], *map(int, sys.argv[2:6]), sys.argv[6]
+scheduler = genai.SchedulerConfig()
+scheduler.num_kv_blocks, scheduler.max_num_seqs = count * -(-longest // 32), count
+scheduler.max_num_batched_tokens, scheduler.dynamic_split_fuse, scheduler.enable_prefix_caching = 256, True, False
+tokenizer = genai.Tokenizer(path)
+pipeline = genai.ContinuousBatchingPipeline(path, tokenizer, scheduler, "CPU", INFERENCE_NUM_THREADS=threads)
+config = genai.GenerationConfig()
+config.max_new_tokens, config.ignore_eos, config.logprobs = tokens, True, 1
+text = tokenizer.apply_chat_template([{"role": "user", "content": prompt}], True)
+ids = tokenizer.encode(text, add_special_tokens=False).input_ids
+number = 0
+print("ready", flush=True)
+for _ in sys.stdin:
+    begin, handles, firsts = time.perf_counter(), {}, {}
+    for _ in range(count):
+        number += 1
+        handles[number] = pipeline.add_request(number, ids, config)
+    while pipeline.has_non_finished_requests():
+        pipeline.step()
+        for key, handle in handles.items():
+            while handle.can_read():
+                handle.read()
+                firsts.setdefault(key, time.perf_counter() - begin)
+    print(json.dumps([tokens * count / (time.perf_counter() - begin), [*firsts.values()]]), flush=True)
+"""
 THREADS = str(len(os.sched_getaffinity(0)))
 
 
+Round = tuple[float, list[float]]
+"""Tokens per second, and the times to the first tokens in seconds."""
+
+
 class Target(NamedTuple):
-    address: str
-    model: str
+    send: Callable[[], Round]
     root: int
     """Process whose descendants, and itself, are measured."""
 
@@ -75,21 +107,20 @@ def peak_mb(root: int) -> float:
     return max(int(text.partition("VmHWM:")[2].split()[0]) for text in texts) / 1000
 
 
-def send(target: Target, count: int) -> tuple[float, list[float]]:
-    """Return tokens per second and the times to the first tokens in seconds."""
+def send(address: str, model: str, count: int, prompt: str) -> Round:
     firsts: list[float] = []
     tokens: list[int] = []
     body = json.dumps(
         {
-            "model": target.model, "messages": [{"role": "user", "content": PROMPT}], "temperature": 0, "stream": True,
+            "model": model, "messages": [{"role": "user", "content": prompt}], "temperature": 0, "stream": True,
             "max_tokens": TOKENS, "ignore_eos": True, "stream_options": {"include_usage": True},
             # Of llama.cpp's own server.
-            **({"cache_prompt": False} if not target.model else {}),
+            **({"cache_prompt": False} if not model else {}),
         }
     )  # fmt: skip
 
     def one() -> None:
-        connection = http.client.HTTPConnection(target.address, timeout=120)
+        connection = http.client.HTTPConnection(address, timeout=300)
         begin = time.perf_counter()
         connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
         reply = connection.getresponse()
@@ -114,20 +145,41 @@ def send(target: Target, count: int) -> tuple[float, list[float]]:
 
 
 @contextlib.contextmanager
-def own_server(path: Path, count: int) -> Iterator[Target]:
-    command = [sys.executable, "-c", OWN_SERVER, str(path), str(count), THREADS]
+def own_server(path: Path, count: int, prompt: str, longest: int) -> Iterator[Target]:
+    command = [sys.executable, "-c", OWN_SERVER, str(path), str(count), THREADS, str(longest)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         address = process.stdout.readline().strip().removeprefix("http://")
         try:
-            yield Target(address, "", process.pid)
+            yield Target(lambda: send(address, "", count, prompt), process.pid)
         finally:
             process.kill()
 
 
 @contextlib.contextmanager
-def edge_server(path: Path, backend: str, count: int) -> Iterator[Target]:
-    values = {"max_num_seqs": count, "num_kv_blocks": 32 * count, "threads": THREADS, "enable_prefix_caching": "false"}
+def bare_openvino(path: Path, count: int, prompt: str, longest: int) -> Iterator[Target]:
+    command = [sys.executable, "-c", BARE_OPENVINO, str(path), str(count), THREADS, str(longest), str(TOKENS), prompt]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.readline()
+
+        def step_all() -> Round:
+            process.stdin.write("\n")
+            process.stdin.flush()
+            rate, firsts = json.loads(process.stdout.readline())
+            return rate, firsts
+
+        try:
+            yield Target(step_all, process.pid)
+        finally:
+            process.kill()
+
+
+@contextlib.contextmanager
+def edge_server(path: Path, backend: str, count: int, prompt: str, longest: int) -> Iterator[Target]:
+    blocks = count * -(-longest // 32)
+    values = {"max_num_seqs": count, "num_kv_blocks": blocks, "threads": THREADS, "enable_prefix_caching": "false"}
     with tempfile.TemporaryDirectory() as folder:
         version = Path(folder) / "model/1"
         version.mkdir(parents=True)
@@ -135,38 +187,59 @@ def edge_server(path: Path, backend: str, count: int) -> Iterator[Target]:
         lines = [f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}' for key, value in values.items()]
         (version.parent / "config.pbtxt").write_text("\n".join([f'backend: "{backend}"', *lines]))
         with running(Path(folder)) as server:
-            yield Target(server.http, "model", server.process.pid)
+            yield Target(lambda: send(server.http, "model", count, prompt), server.process.pid)
+
+
+SYSTEMS = {
+    "ours, llama_cpp": lambda path, *cell: edge_server(path, "llama_cpp", *cell),
+    "llama.cpp's own": own_server,
+    "ours, openvino": lambda path, *cell: edge_server(path, "openvino_genai", *cell),
+    "bare openvino": bare_openvino,
+}
 
 
 def main() -> None:
-    path = Path(sys.argv[1])
-    rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 3
-    print("at once  system          tokens/s (range)        first token p50, p99  processor time a token  peak memory")
-    for count, times in CELLS.items():
-        with contextlib.ExitStack() as stack:
-            targets = {
-                name: stack.enter_context(own_server(path, count) if " " in name else edge_server(path, name, count))
-                for name in SYSTEMS
-            }
-            rates: dict[str, list[float]] = {name: [] for name in targets}
-            firsts: dict[str, list[float]] = {name: [] for name in targets}
-            costs: dict[str, list[float]] = {name: [] for name in targets}
+    parser = argparse.ArgumentParser(description="Engines of one GGUF file side by side.")
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--at-once", default="1,4,8,16", help="requests at once, as many as the engine's sequences")
+    parser.add_argument("--prompt", type=int, default=100, help="tokens of the prompt, about")
+    parser.add_argument("--systems", default=",".join(map(str, range(len(SYSTEMS)))), help=f"of {list(SYSTEMS)}")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--times", type=int, default=3, help="in a round")
+    options = parser.parse_args()
+    systems = [list(SYSTEMS)[int(number)] for number in options.systems.split(",")]
+    prompt = SENTENCE * max(1, options.prompt // SENTENCE_TOKENS)
+    print("at once  prompt  system           tokens/s (range)        first p50, p99        CPU a token  peak memory")
+    for count in map(int, options.at_once.split(",")):
+        measure(options, systems, count, prompt)
+
+
+def measure(options: argparse.Namespace, systems: list[str], count: int, prompt: str) -> None:
+    with contextlib.ExitStack() as stack:
+        cell = options.file, count, prompt, options.prompt + LONGEST
+        targets = {name: stack.enter_context(SYSTEMS[name](*cell)) for name in systems}
+        rates: dict[str, list[float]] = {name: [] for name in targets}
+        firsts: dict[str, list[float]] = {name: [] for name in targets}
+        costs: dict[str, list[float]] = {name: [] for name in targets}
+        if options.rounds > 1:
             for target in targets.values():
-                send(target, count)
-            for _ in range(rounds):
-                for name, target in targets.items():
-                    before_s = processor_s(target.root)
-                    results = [send(target, count) for _ in range(times)]
-                    costs[name].append((processor_s(target.root) - before_s) / (TOKENS * count * times))
-                    rates[name].append(statistics.median(rate for rate, _ in results))
-                    firsts[name] += [first for _, times_s in results for first in times_s]
+                target.send()
+        for _ in range(options.rounds):
             for name, target in targets.items():
-                p50, p99 = (statistics.quantiles(firsts[name], n=100)[index] for index in (49, 98))
-                print(
-                    f"{count:7}  {name:14}  {statistics.median(rates[name]):6.1f} ({min(rates[name]):.1f} to "
-                    f"{max(rates[name]):.1f})   {p50 * 1e3:6.0f} ms, {p99 * 1e3:6.0f} ms    "
-                    f"{statistics.median(costs[name]) * 1e3:6.2f} ms   {peak_mb(target.root):6.0f} MB"
-                )
+                before_s = processor_s(target.root)
+                results = [target.send() for _ in range(options.times)]
+                costs[name].append((processor_s(target.root) - before_s) / (TOKENS * count * options.times))
+                rates[name].append(statistics.median(rate for rate, _ in results))
+                firsts[name] += [first for _, times_s in results for first in times_s]
+        for name, target in targets.items():
+            ordered = sorted(firsts[name])
+            p50, p99 = ordered[len(ordered) // 2], ordered[len(ordered) * 99 // 100]
+            print(
+                f"{count:7}  {options.prompt:6}  {name:15}  {statistics.median(rates[name]):6.1f} "
+                f"({min(rates[name]):.1f} to {max(rates[name]):.1f})   {p50 * 1e3:6.0f} ms, {p99 * 1e3:6.0f} ms    "
+                f"{statistics.median(costs[name]) * 1e3:6.2f} ms   {peak_mb(target.root):6.0f} MB",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
