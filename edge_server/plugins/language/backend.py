@@ -63,6 +63,8 @@ _NOT_FOR_ONNX = {
     "max_num_batched_tokens": "a prompt is read in one step",
     "enable_prefix_caching": "it computes every prompt",
     "deterministic": "it computes as the model was exported",
+    "prompt_lookup": "it guesses no tokens",
+    "draft_model": "it guesses no tokens",
 }
 """Parameter that `onnxruntime_genai` cannot obey -> why."""
 
@@ -137,7 +139,12 @@ class OpenVinoLlmBackend(_LlmBackend):
 
     def memory_parts(self, file: ModelFile, model: str, parameters: Mapping[str, str]) -> Mapping[str, int]:
         size = _read_size(file)
-        return memory_parts(read_settings(model, parameters, size, _BLOCK_TOKENS), size, _BLOCK_TOKENS)
+        settings = read_settings(model, parameters, size, _BLOCK_TOKENS)
+        if settings.draft_model:
+            raise LoadError(f"model '{model}': parameter draft_model: it is for the backend llama_cpp")
+        if settings.prompt_lookup and self.takes_pictures(file):
+            raise LoadError(f"model '{model}': parameter prompt_lookup: expected none for a model that takes pictures")
+        return memory_parts(settings, size, _BLOCK_TOKENS)
 
     def open(self, job: OpenJob) -> RequestSession:
         return IsolatedSession(job, open_openvino)
@@ -170,7 +177,8 @@ class LlamaCppBackend(_LlmBackend):
 
     def memory_parts(self, file: ModelFile, model: str, parameters: Mapping[str, str]) -> Mapping[str, int]:
         size = _read_llama_cpp_size(file)
-        parts = memory_parts(_llama_cpp_settings(model, parameters, size), size, _BLOCK_TOKENS)
+        settings = _llama_cpp_settings(model, parameters, size)
+        parts = memory_parts(settings, size, _BLOCK_TOKENS) | _draft_memory(file, settings)
         adapters = sum(path.stat().st_size for path in find_adapters(file.path).values())
         projector = find_projector(file.path)
         more = {"adapters": adapters, "projector": projector.stat().st_size if projector is not None else 0}
@@ -318,6 +326,20 @@ def _llama_cpp_settings(model: str, parameters: Mapping[str, str], size: LlmSize
     if "deterministic" in parameters:
         raise LoadError(f"model '{model}': parameter deterministic: the backend llama_cpp has no such mode")
     return read_settings(model, parameters, size, _BLOCK_TOKENS)
+
+
+def _draft_memory(file: ModelFile, settings: LlmSettings) -> dict[str, int]:
+    """Return the memory of the draft model; nothing if there is none. Raises LoadError."""
+    if not settings.draft_model:
+        return {}
+    try:
+        size = read_gguf_for_llama_cpp(file.path.with_name(settings.draft_model))
+    except (OSError, BadModelFile) as error:
+        said = error.strerror if isinstance(error, OSError) else str(error)
+    else:
+        cached_bytes = settings.num_kv_blocks * _BLOCK_TOKENS * size.bytes_per_token
+        return {"draft model": size.weight_bytes + cached_bytes}
+    raise LoadError(f"{file_title(file)}: parameter draft_model: file '{settings.draft_model[:80]}': {said}")
 
 
 def _read_llama_cpp_size(file: ModelFile) -> LlmSize:

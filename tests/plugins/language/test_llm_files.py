@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server import backends as backends_module
+from edge_server.backends.base import ModelFile
 from edge_server.errors import BackendMissing, LoadError
 from edge_server.plugins.language.backend import make
 from edge_server.plugins.language.engines.generation_config import GenerationConfig, read_generation_config
@@ -92,6 +93,19 @@ def test_too_many_adapters_are_refused(tmp_path: Path) -> None:
         shutil.copy(ADAPTERS / "first.gguf", tmp_path / f"adapters/{number}.gguf")
     with pytest.raises(BadModelFile, match="expected at most 32 adapters, got 33"):
         find_adapters(tmp_path / "model.gguf")
+
+
+@pytest.mark.full
+def test_a_draft_model_is_read_for_its_memory(tmp_path: Path) -> None:
+    pytest.importorskip("xllamacpp", reason="needs xllamacpp, of the extra test-all")
+    shutil.copy(TINY, tmp_path / "model.gguf")
+    file = ModelFile(tmp_path / "model.gguf", tmp_path, 1)
+    backend = make("llama_cpp")
+    with pytest.raises(LoadError, match=r"parameter draft_model: file 'small.gguf': No such file"):
+        backend.memory_parts(file, "m", {"draft_model": "small.gguf"})
+    shutil.copy(TINY, tmp_path / "small.gguf")
+    parts = backend.memory_parts(file, "m", {"draft_model": "small.gguf"})
+    assert parts["draft model"] == parts["weights"] + parts["KV cache"]
 
 
 def test_a_file_with_adapters_goes_to_llama_cpp_first(tmp_path: Path) -> None:

@@ -266,6 +266,20 @@ def test_adapters_give_the_librarys_own_texts_also_beside_each_other(tmp_path: P
     driven.engine.close()
 
 
+@pytest.mark.parametrize(("name", "value"), [("prompt_lookup", "true"), ("draft_model", TINY.name)])
+def test_guessed_tokens_change_no_text(drive: Callable[..., Driven], name: str, value: str) -> None:
+    plain, driven = drive(), drive(**{name: value})
+    expected = {question: plain.answer(question, most) for question, most in CHATS.items()}
+    numbers = {question: driven.add(question, most) for question, most in CHATS.items()}
+    driven.run()
+    assert {question: driven.texts[number] for question, number in numbers.items()} == expected
+    schema = json.dumps({"type": "array", "items": {"enum": [1, 3]}, "minItems": 4, "maxItems": 4})
+    assert len(json.loads(driven.answer("give me json", 60, json_schema=schema))) == 4
+    call = {"prompt": "one two three four one two three four one two three", "n_predict": 20, "temperature": 0}
+    assert driven.engine._call("POST", "/completion", call)["timings"]["draft_n"] > 0
+    assert "draft_n" not in plain.engine._call("POST", "/completion", call)["timings"]
+
+
 def test_a_bias_excludes_a_token_or_chooses_it(drive: Callable[..., Driven]) -> None:
     driven = drive()
     (first,), (other,) = driven.engine.encode("H"), driven.engine.encode("P")

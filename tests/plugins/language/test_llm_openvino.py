@@ -107,6 +107,23 @@ def test_eight_concurrent_chats_take_the_steps_of_the_longest(
     assert {question: driven.text(number) for question, number in numbers.items()} == alone
 
 
+def test_tokens_that_are_looked_up_change_no_text_and_save_steps(drive: Callable[..., Driven]) -> None:
+    plain = drive(num_kv_blocks="64", enable_prefix_caching="false")
+    driven = drive(num_kv_blocks="64", enable_prefix_caching="false", prompt_lookup="true")
+    for question, most in CHATS.items():
+        numbers = plain.add(question, most), driven.add(question, most)
+        plain.run()
+        driven.run()
+        assert driven.text(numbers[1]) == plain.text(numbers[0])
+    answer = "three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
+    prompt = plain.engine.chat_prompt([{"role": "user", "content": "count from three"}], ())
+    prompt = f"{prompt}{answer}<|im_end|>\n{prompt}"
+    numbers = plain.add_prompt(prompt, 15), driven.add_prompt(prompt, 15)
+    steps = plain.run(), driven.run()
+    assert driven.text(numbers[1]) == plain.text(numbers[0])
+    assert steps[1] < steps[0]
+
+
 def test_a_cancelled_sequence_frees_its_blocks_within_three_steps(
     drive: Callable[..., Driven],
 ) -> None:

@@ -720,6 +720,10 @@ def test_a_closed_model_has_no_metrics_even_while_a_caller_keeps_its_error(engin
         ({"max_num_seqs": "0"}, "max_num_seqs must be a whole number from 1"),
         ({"kv_cache_mb": "10", "num_kv_blocks": "4"}, "expected one of them, got both"),
         ({"kv_cache_mb": "10"}, "set num_kv_blocks"),
+        ({"prompt_lookup": "true", "draft_model": "a.gguf"}, "prompt_lookup and draft_model: expected one of them"),
+        ({"draft_model": "../a.gguf"}, "draft_model: expected a name in the model's folder"),
+        ({"num_speculative_tokens": "4"}, "num_speculative_tokens: expected 1 to 16, with prompt_lookup or"),
+        ({"num_speculative_tokens": "17", "prompt_lookup": "true"}, "expected 1 to 16, .*got 17"),
     ],
 )
 def test_an_invalid_setting_is_named(parameters: dict[str, str], message: str) -> None:

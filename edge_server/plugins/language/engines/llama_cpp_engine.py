@@ -48,6 +48,8 @@ _WAIT_S = 0.05
 """Time after which a step that has read nothing returns, so that the session notices clients that have left."""
 _MARGIN_TOKENS = 32
 """Room in the KV cache for the tokens of a sequence that are computed before a step has read them."""
+_LOOKED_UP_TOKENS = 3
+"""Last tokens of a text that are looked for in it."""
 _CACHE_FULL = "Context size has been exceeded."
 """Error of all running sequences, if the margin was too small."""
 _CALL_TIMEOUT_S = 60.0
@@ -213,6 +215,17 @@ class LlamaCppEngine:
         parameters.kv_unified = True
         parameters.cache_ram_mib = 0
         parameters.n_batch = parameters.n_ubatch = settings.max_num_batched_tokens
+        guesses = parameters.speculative
+        if settings.prompt_lookup:
+            guesses.types = [library.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
+            guesses.ngram_simple.size_n = _LOOKED_UP_TOKENS
+            guesses.ngram_simple.size_m = settings.num_speculative_tokens
+        elif settings.draft_model:
+            guesses.types = [library.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
+            guesses.draft.mparams.path = str(path.with_name(settings.draft_model))
+            guesses.draft.n_max = settings.num_speculative_tokens
+            if settings.threads:
+                guesses.draft.cpuparams.n_threads = guesses.draft.cpuparams_batch.n_threads = settings.threads
         # Each request says which one it wants.
         parameters.lora_adapters = [library.CommonAdapterLoraInfo(str(file), 0.0) for file in adapters]
         if threads := settings.threads or limited_cores():

@@ -38,6 +38,9 @@ log = logging.getLogger(__name__)
 _BLOCK_TOKENS = 32
 """Tokens of a KV block on a CPU."""
 
+_LOOKED_UP_TOKENS = 3
+"""Most last tokens of a text that are looked for in it."""
+
 _MAX_FAILED_STEPS = 4
 """Failures in a row after which the pipeline is given up. A failure is usually one bad request's, and ends with it."""
 
@@ -77,6 +80,9 @@ class OpenVinoEngine:
         if settings.is_deterministic:
             # With the defaults of a CPU (bf16, dynamic quantization) a text depends on what shares its batch.
             options |= {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+        if settings.prompt_lookup:
+            options["prompt_lookup"] = True
+        self._guessed_tokens = settings.num_speculative_tokens
         self._tokenizer = open_tokenizer(library, path)
         self._pipeline = library.ContinuousBatchingPipeline(str(path), self._tokenizer, scheduler, "CPU", **options)
         generation = read_generation_config(path)
@@ -181,6 +187,9 @@ class OpenVinoEngine:
         config.ignore_eos = sampling.ignore_eos
         config.stop_token_ids = set(self._end_tokens)
         config.logprobs = 1
+        if self._guessed_tokens:
+            config.num_assistant_tokens = self._guessed_tokens
+            config.max_ngram_size = _LOOKED_UP_TOKENS
         config.do_sample = sampling.temperature > 0
         if config.do_sample:
             config.temperature = sampling.temperature

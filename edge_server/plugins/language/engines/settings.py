@@ -31,6 +31,9 @@ class LlmSettings:
     - `max_queue_size` (64): most requests that wait for room. Further ones are refused.
     - `tool_call_parser`: `hermes` or `llama3_json`, see `tool_calls`. By default what the chat template shows; "" if it
       shows nothing.
+    - `prompt_lookup` (false): guess the next tokens where the text repeats a part of itself or of the prompt.
+    - `draft_model`: GGUF file beside the model's, of a smaller model that guesses the next tokens, for llama.cpp.
+    - `num_speculative_tokens` (4): most tokens that are guessed at a time; 0 without any of the two.
     """
 
     max_num_seqs: int
@@ -42,7 +45,12 @@ class LlmSettings:
     is_deterministic: bool
     max_queue_size: int
     tool_call_parser: ToolFormat | None = None
+    prompt_lookup: bool = False
+    draft_model: str = ""
+    num_speculative_tokens: int = 0
 
+
+MAX_SPECULATIVE_TOKENS = 16
 
 PROCESS_BYTES = 120 << 20
 """Of the child process with its libraries and a model without weights."""
@@ -98,6 +106,19 @@ def read_settings(model: str, parameters: Mapping[str, str], size: LlmSize, bloc
             f"model '{model}': parameter tool_call_parser: expected {' or '.join(get_args(ToolFormat))}, got "
             f"'{parser[:80]}'"
         )
+    prompt_lookup = yes_or_no(model, parameters, "prompt_lookup", False)
+    draft_model = parameters.get("draft_model", "")
+    if prompt_lookup and draft_model:
+        raise LoadError(f"model '{model}': parameters prompt_lookup and draft_model: expected one of them, got both")
+    if draft_model in (".", "..") or "/" in draft_model:
+        raise LoadError(f"model '{model}': parameter draft_model: expected a name in the model's folder, got "
+                        f"'{draft_model[:80]}'")  # fmt: skip
+    guessed = number("num_speculative_tokens", 4) if prompt_lookup or draft_model else 0
+    if guessed > MAX_SPECULATIVE_TOKENS or ("num_speculative_tokens" in parameters and not guessed):
+        raise LoadError(
+            f"model '{model}': parameter num_speculative_tokens: expected 1 to {MAX_SPECULATIVE_TOKENS}, with "
+            f"prompt_lookup or draft_model, got {parameters['num_speculative_tokens'][:20]}"
+        )
     return LlmSettings(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=number("max_num_batched_tokens", 256),
@@ -108,4 +129,7 @@ def read_settings(model: str, parameters: Mapping[str, str], size: LlmSize, bloc
         is_deterministic=yes_or_no(model, parameters, "deterministic", False),
         max_queue_size=number("max_queue_size", 64, 0),
         tool_call_parser=cast("ToolFormat | None", parser),
+        prompt_lookup=prompt_lookup,
+        draft_model=draft_model,
+        num_speculative_tokens=guessed,
     )
