@@ -260,6 +260,16 @@ def test_tritons_client_gets_samples(server: Any, client: Any) -> None:
         triton.stop_stream()
 
 
+def test_the_command_add_knows_a_voice_and_says_how_to_hear_it(voice: Path, tmp_path: Path) -> None:
+    command = [Path(sys.executable).with_name("edge-server"), "add", voice, "--name=joe"]
+    added = subprocess.run(
+        [*command, f"--model-repository={tmp_path / 'models'}"], capture_output=True, text=True, check=True
+    )
+    assert "opened by piper\nkind    text to speech, with the voices joe\n" in added.stdout
+    assert '/v1/audio/speech --data \'{"model": "joe", "input": "Hello.", "response_format": "wav"}\'' in added.stdout
+    assert {path.name for path in (tmp_path / "models/joe/1").iterdir()} == {"model.onnx", "model.onnx.json"}
+
+
 def test_the_wyoming_client_gets_the_same_audio(server: Any, client: Any) -> None:
     pytest.importorskip("wyoming", reason="needs wyoming, of the extra test-all")
     voices, whole, written = asyncio.run(speak_over_wyoming(server))

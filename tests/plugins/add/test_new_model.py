@@ -52,6 +52,8 @@ def files_of(folder: Path) -> list[str]:
          ["1/model.bin", "1/model.xml"]),
         ("net.onnx", ["net.onnx", "metadata.yaml", "other.yaml"], ["1/metadata.yaml", "1/model.onnx"]),
         ("hub/onnx/net.onnx", ["hub/onnx/net.onnx", "hub/config.json"], ["1/config.json", "1/model.onnx"]),
+        ("joe.onnx", ["joe.onnx", "joe.onnx.json"], ["1/model.onnx", "1/model.onnx.json"]),
+        ("kokoro", ["kokoro/v1.onnx", "kokoro/voices-v1.0.bin"], ["1/model.onnx", "1/voices-v1.0.bin"]),
         ("forest.ubj", ["forest.ubj"], ["1/xgboost.ubj"]),
         ("net.tflite", ["net.tflite"], ["1/model.tflite"]),
         ("net.engine", ["net.engine"], ["1/model.plan"]),

@@ -13,11 +13,12 @@ import pytest
 from onnx import TensorProto, helper
 
 from edge_server.backends.base import ModelFile
-from edge_server.errors import BadModelConfig, LoadError
+from edge_server.errors import BackendMissing, BadModelConfig, LoadError
+from edge_server.plugins.speech.synthesis import espeak_phonemes
 from edge_server.plugins.speech.synthesis.espeak_phonemes import split_phonemes
 from edge_server.plugins.speech.synthesis.kokoro import KokoroModel
 from edge_server.plugins.speech.synthesis.piper import PiperModel
-from edge_server.plugins.speech.synthesis.voice_backend import VoiceBackend
+from edge_server.plugins.speech.synthesis.voice_backend import VoiceBackend, list_names
 from edge_server.repository.backend_choice import candidates
 from edge_server.repository.pbtxt import parse_text
 
@@ -200,6 +201,19 @@ def test_a_configuration_gets_the_tensors_and_voices_of_the_model(piper: Any) ->
     }  # fmt: skip
     assert [item["name"] for item in config["input"]] == ["text", "voice", "speed", "stream"]
     assert config["model_transaction_policy"] == {"decoupled": True}
+
+
+def test_a_machine_without_espeak_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(espeak_phonemes, "_LIBRARY", "libespeak-of-nowhere.so.1")
+    with pytest.raises(
+        BackendMissing, match=r"^libespeak-of-nowhere\.so\.1 does not load .* apt install libespeak-ng1$"
+    ):
+        espeak_phonemes.Phonemizer()
+
+
+def test_of_many_names_the_first_ones_are_listed() -> None:
+    assert list_names(["a", "b"]) == "a, b"
+    assert list_names(map(str, range(1000))).endswith("18, 19 and more")
 
 
 def test_a_long_sentence_is_split_behind_marks_then_between_words() -> None:

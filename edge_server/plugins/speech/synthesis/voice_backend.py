@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import itertools
 import json
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -43,12 +44,13 @@ from edge_server.backends.runtime_errors import message_line, open_with_library
 from edge_server.errors import BackendMissing, EdgeServerError, InvalidRequest, LoadError, install_hint
 from edge_server.plugins.speech.synthesis.espeak_phonemes import Phonemizer
 
-MAX_TEXT_CHARACTERS = 4096
 MIN_SPEED, MAX_SPEED = 0.25, 4.0
-"""Both are OpenAI's bounds."""
-
-_MOST_CHARACTERS = 20_000
+_DEFAULT_MAX_CHARACTERS = 4096
+"""These are OpenAI's bounds."""
+_LIMIT_OF_MAX_CHARACTERS = 20_000
 """About 25 minutes of speech, which the server holds at 6 MB a minute if the client reads nothing."""
+_MAX_LISTED = 20
+"""Voices that a message names. A model may have a thousand."""
 _NICENESS = 5
 _MAX_JSON_BYTES = 1 << 20
 _PROCESS_BYTES = 100 << 20
@@ -149,18 +151,18 @@ class VoiceSession(RequestSession):
         self._name = job.spec.name
         self._model = model
         self._max_characters = whole_number(
-            self._name, job.spec.parameters, "max_text_characters", MAX_TEXT_CHARACTERS, 1
+            self._name, job.spec.parameters, "max_text_characters", _DEFAULT_MAX_CHARACTERS, 1
         )
-        if self._max_characters > _MOST_CHARACTERS:
+        if self._max_characters > _LIMIT_OF_MAX_CHARACTERS:
             raise LoadError(
-                f"model '{self._name}': parameter max_text_characters: expected at most {_MOST_CHARACTERS}, "
+                f"model '{self._name}': parameter max_text_characters: expected at most {_LIMIT_OF_MAX_CHARACTERS}, "
                 f"got {self._max_characters}"
             )
         self._voices = voice_names(job.spec.parameters.get("voices", "")) or list(model.languages)
         for voice in self._voices:
             if voice not in model.languages:
                 raise LoadError(
-                    f"model '{self._name}': parameter voices: expected some of {', '.join(model.languages)}, "
+                    f"model '{self._name}': parameter voices: expected some of {list_names(model.languages)}, "
                     f"got '{voice[:80]}'"
                 )
         model.load_voices(self._voices)
@@ -193,7 +195,7 @@ class VoiceSession(RequestSession):
                 f"max_text_characters allows, got {len(text)}"
             )
         if voice not in self._voices:
-            raise InvalidRequest(f"voice: model '{self._name}' has {', '.join(self._voices)}, got '{voice[:40]}'")
+            raise InvalidRequest(f"voice: model '{self._name}' has {list_names(self._voices)}, got '{voice[:40]}'")
         speed = float(inputs["speed"][0]) if "speed" in inputs else 1.0
         if not math.isfinite(speed) or not MIN_SPEED <= speed <= MAX_SPEED:
             raise InvalidRequest(f"speed: expected {MIN_SPEED:g} to {MAX_SPEED:g}, got {speed:g}")
@@ -219,6 +221,12 @@ class VoiceSession(RequestSession):
 def voice_names(text: str) -> list[str]:
     """Return the names in a text with commas between them: a value of the parameters `voices` and `languages`."""
     return [name for part in text.split(",") if (name := part.strip())]
+
+
+def list_names(names: Iterable[str]) -> str:
+    """Return names with commas between them, of many the first ones."""
+    shown = list(itertools.islice(names, _MAX_LISTED + 1))
+    return ", ".join(shown[:_MAX_LISTED]) + (" and more" if len(shown) > _MAX_LISTED else "")
 
 
 def graph_tensors(title: str, path: Path) -> tuple[Mapping[str, int], Mapping[str, int]]:

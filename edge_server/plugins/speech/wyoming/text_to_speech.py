@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from edge_server.errors import InvalidRequest, NotReady, UnknownModel
@@ -19,13 +18,13 @@ from edge_server.frontends.loop_dispatch import LoopDispatch
 from edge_server.plugins.speech.synthesis.audio_encoder import to_pcm
 from edge_server.plugins.speech.synthesis.speech_call import spoken_parts
 from edge_server.plugins.speech.synthesis.speech_request import SpeechRequest, gives_speech, voices_of
+from edge_server.plugins.speech.synthesis.voice_backend import list_names
 from edge_server.plugins.speech.wyoming.event_stream import EventStream, WyomingEvent
 from edge_server.plugins.speech.wyoming.port import ServiceConnection, WyomingService
 from edge_server.service import InferenceService
 from edge_server.version import __version__
 
 _CHUNK_BYTES = 8192
-_MAX_LISTED = 20
 _LONGEST_WAIT = 1000
 """Characters of an unfinished sentence that are spoken without its end."""
 _SENTENCE_END = re.compile(r".*(?:[.!?]+[\"')\]]*\s|[。！？]|\n)", re.DOTALL)
@@ -103,7 +102,7 @@ class TextToSpeech(WyomingService):
             for item in voices:
                 if item.name in names:
                     return item
-            raise UnknownModel(f"voice: expected {_listed(item.name for item in voices)}, got '{name[:80]}'")
+            raise UnknownModel(f"voice: expected {list_names(item.name for item in voices)}, got '{name[:80]}'")
         if not language:
             return voices[0]
         language = language.lower().replace("_", "-")
@@ -114,7 +113,7 @@ class TextToSpeech(WyomingService):
             if item.language.lower().partition("-")[0] == language.partition("-")[0]:
                 return item
         languages = sorted({item.language for item in voices if item.language})
-        raise InvalidRequest(f"language: expected {_listed(languages)}, got '{language[:40]}'")
+        raise InvalidRequest(f"language: expected {list_names(languages)}, got '{language[:40]}'")
 
 
 class _Speaker(ServiceConnection):
@@ -133,7 +132,8 @@ class _Speaker(ServiceConnection):
         if data.get("text_format") not in (None, "text"):
             raise InvalidRequest(f"text_format: expected text, got {str(data['text_format'])[:40]!r}")
         if event.type == "synthesize-start":
-            self._voice, self._unspoken = self._owner.choose_voice(data.get("voice")), ""
+            self.close()
+            self._voice = self._owner.choose_voice(data.get("voice"))
         elif event.type == "synthesize" and self._voice is None:
             await self._speak(self._owner.choose_voice(data.get("voice")), _text(data, "text"), stream)
             await self._end_audio(stream)
@@ -147,7 +147,7 @@ class _Speaker(ServiceConnection):
         # `synthesize` within a text that is being written is the whole text, for servers that know no other.
 
     def close(self) -> None:
-        self._voice, self._unspoken = None, ""
+        self._voice, self._unspoken, self._rate = None, "", 0
 
     async def _speak_written(self, voice: OfferedVoice, text: str, stream: EventStream) -> None:
         """Speak the sentences that the text completes."""
@@ -165,6 +165,8 @@ class _Speaker(ServiceConnection):
         call = SpeechRequest(voice.model, text, voice.voice, speed=1.0, response_format="pcm", is_event_stream=False)
         async with contextlib.aclosing(spoken_parts(self._owner.service, self._owner.dispatch, call)) as parts:
             async for part in parts:
+                if not part.samples.size:
+                    continue
                 form = {"rate": part.rate, "width": 2, "channels": 1}
                 if not self._rate:
                     self._rate = part.rate
@@ -178,12 +180,6 @@ class _Speaker(ServiceConnection):
             await stream.write("audio-start", {"rate": 16_000, "width": 2, "channels": 1})
         self._rate = 0
         await stream.write("audio-stop", {})
-
-
-def _listed(names: Iterable[str]) -> str:
-    """Return names with commas between them, of many the first ones."""
-    shown = list(itertools.islice(names, _MAX_LISTED + 1))
-    return ", ".join(shown[:_MAX_LISTED]) + (" and more" if len(shown) > _MAX_LISTED else "")
 
 
 def _text(data: Mapping[str, Any], name: str) -> str:
