@@ -42,7 +42,7 @@ READ_NAMES = frozenset({
     "threads",
     "threshold", "tool_call_parser", "track", "trt_builder_optimization_level", "trt_cuda_graph_enable",
     "trt_dla_core", "trt_dla_enable", "trt_extra_plugin_lib_paths", "trt_max_workspace_size",
-    "trt_profile_max_shapes", "trt_profile_min_shapes", "trt_profile_opt_shapes", "variant", "voices",
+    "trt_profile_max_shapes", "trt_profile_min_shapes", "trt_profile_opt_shapes", "vad", "variant", "voices",
     "warmup_allow_nan", "warmup_probe", "xgboost_allow_unknown_field", "xnnpack",
 })  # fmt: skip
 

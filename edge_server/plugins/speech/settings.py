@@ -9,7 +9,8 @@ from edge_server.config.setting import Kind, setting
 
 
 def _parse_address(text: str) -> str:
-    if text and not re.fullmatch(r"([^\s\[\]/:]+|\[[0-9a-fA-F:.]+\]):[0-9]{1,5}", text):
+    found = re.fullmatch(r"([^\s\[\]/:]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})", text)
+    if text and (found is None or int(found[2]) > 65535):
         raise ValueError("expected HOST:PORT")
     return text
 

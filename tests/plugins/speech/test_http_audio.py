@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ INPUTS = (
     InputSpec("audio", DType.BYTES, (1,)),
     *(InputSpec(name, DType.BYTES, (1,), is_optional=True) for name in ("language", "task", "prompt")),
     InputSpec("temperature", DType.FP32, (1,), is_optional=True),
-    *(InputSpec(name, DType.BOOL, (1,), is_optional=True) for name in ("timestamps", "stream")),
+    *(InputSpec(name, DType.BOOL, (1,), is_optional=True) for name in ("timestamps", "word_timestamps", "stream")),
 )
 OUTPUTS = (OutputSpec("text_output", DType.BYTES, (1,)),)
 SPEC = ModelSpec("ear", "stub", "", inputs=INPUTS, outputs=OUTPUTS, instance_groups=(), max_batch_size=0,
@@ -40,7 +41,8 @@ def form(*fields: tuple[str, str], file: bytes | None = b"sound") -> bytes:
 
 def outputs(texts: list[str], **more: Any) -> tuple[Tensor, ...]:
     found = [Tensor("text_output", DType.BYTES, np.array([text.encode() for text in texts], object))]
-    kinds = {"language": DType.BYTES, "duration": DType.FP32, "segment_texts": DType.BYTES, "segment_times": DType.FP32}
+    kinds = {"language": DType.BYTES, "duration": DType.FP32, "segment_texts": DType.BYTES, "segment_times": DType.FP32,
+             "word_texts": DType.BYTES, "word_times": DType.FP32}  # fmt: skip
     found += [Tensor(name, kinds[name], np.array(value, object if kinds[name] is DType.BYTES else np.float32))
               for name, value in more.items()]  # fmt: skip
     return tuple(found)
@@ -51,6 +53,8 @@ def compute(request: Request) -> list[Response]:
     end: dict[str, Any] = {"language": [b"en"], "duration": [3723.5]}
     if given["timestamps"]:
         end.update(segment_texts=[b"Hello --> you,", b"there."], segment_times=[[0, 1.25], [3722.0625, 3723.5]])
+    if given["word_timestamps"]:
+        end.update(word_texts=[b"Hello", b"there."], word_times=[[0, 0.5], [3722.0625, 3723.5]])
     if not given["stream"]:
         text = " ".join(str(given[name], "utf-8") for name in ("task", "language", "prompt", "audio"))
         return [Response(request.model, 1, request.id, outputs=outputs([f"{text} {given['temperature']:g}"], **end))]
@@ -105,13 +109,31 @@ def test_verbose_json_has_segments(ear: Any) -> None:
     assert reply["segments"][0] == {"id": 0, "start": 0.0, "end": 1.25, "text": "Hello --> you,"}
 
 
+def test_words_have_times_where_they_are_asked_for(ear: Any) -> None:
+    words = [{"word": "Hello", "start": 0.0, "end": 0.5}, {"word": "there.", "start": 3722.062, "end": 3723.5}]
+    wanted = ("response_format", "verbose_json"), ("timestamp_granularities[]", "word")
+    reply = ask(ear, *wanted).json
+    assert reply["words"] == words
+    assert "segments" not in reply
+    reply = ask(ear, *wanted, ("timestamp_granularities[]", "segment")).json
+    assert reply["words"] == words
+    assert len(reply["segments"]) == 2
+
+
+def test_a_model_without_times_of_words_is_named(ear: Any) -> None:
+    inputs = tuple(item for item in INPUTS if item.name != "word_timestamps")
+    ear.service.models["ear"] = (dataclasses.replace(SPEC, inputs=inputs), compute)
+    reply = ask(ear, ("response_format", "verbose_json"), ("timestamp_granularities[]", "word"))
+    assert (reply.status, reply.json["error"]["message"]) == (400, "model 'ear' gives words no times")
+
+
 def test_a_stream_has_the_text_in_pieces_and_then_whole(ear: Any) -> None:
     reply = ask(ear, ("stream", "true"))
     assert reply.headers["Content-Type"] == "text/event-stream; charset=utf-8"
     assert reply.body.decode().split("\n\n") == [
         'data: {"type":"transcript.text.delta","delta":"Hel"}',
         'data: {"type":"transcript.text.delta","delta":"lo"}',
-        'data: {"type":"transcript.text.done","text":"Hello","usage":{"type":"duration","seconds":3723.5}}',
+        'data: {"type":"transcript.text.done","text":"Hello"}',
         "",
     ]
 
@@ -133,9 +155,9 @@ def test_a_stream_has_the_text_in_pieces_and_then_whole(ear: Any) -> None:
             "response_format verbose_json, got json",
         ),
         (
-            [("timestamp_granularities[]", "word"), ("response_format", "verbose_json")],
+            [("timestamp_granularities[]", "letter"), ("response_format", "verbose_json")],
             "timestamp_granularities",
-            "expected segment, which is what this server has, got 'word'",
+            "expected segment, word, got 'letter'",
         ),
     ],
 )

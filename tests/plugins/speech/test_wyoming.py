@@ -315,8 +315,9 @@ def test_a_client_that_leaves_ends_the_speech(port: Port) -> None:
 def test_pings_are_answered_and_unknown_events_ignored(port: Port) -> None:
     client = port.connect()
     client.send("detect", {"names": ["hey"]})
-    client.send("ping", {"text": "a"})
-    assert client.read() == ("pong", {"text": "a"})
+    for text, answer in (("a", "a"), ("\ud800", "?")):
+        client.send("ping", {"text": text})
+        assert client.read() == ("pong", {"text": answer})
 
 
 @pytest.mark.parametrize(
@@ -423,7 +424,7 @@ def test_a_server_that_asks_for_keys_does_not_open_a_port_without_one(tmp_path: 
         server.start()
 
 
-@pytest.mark.parametrize("address", ["10300", "tcp://0.0.0.0:10300", "localhost:", "::1:10300"])
+@pytest.mark.parametrize("address", ["10300", "tcp://0.0.0.0:10300", "localhost:", "::1:10300", "localhost:65536"])
 def test_the_address_has_a_host_and_a_port(tmp_path: Path, address: str) -> None:
     with pytest.raises(ConfigError, match="expected HOST:PORT"):
         edge_server.Server(tmp_path, wyoming=address)
