@@ -19,6 +19,7 @@ READERS = {
     "model_config": 1024,
     "model_size": 1024,
     "export_metadata": 512,
+    "wyoming_events": 1024,
     "archive": 4096,
 }
 """Name -> most bytes of an input: most defects need few, and short inputs are quick."""
