@@ -47,7 +47,7 @@ class ResponseEncoder:
         self._request = request
         self._call = request.completion
         self._store = store
-        # Whoever knows the id can read the response. That of the call is also that of its request, which logs show.
+        # The id is all that a client needs to read the response; the call's is also its request's, which logs show.
         self._id = f"resp_{secrets.token_hex(24)}"
         self._output: list[dict[str, Any]] = []
         """Items. The last one is open while `_open` is not None."""

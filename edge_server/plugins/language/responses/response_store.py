@@ -14,8 +14,8 @@ MAX_BYTES = 32 << 20
 
 
 class StoredResponse(NamedTuple):
-    """`body` is the JSON of the response, `messages` the chat with its answer, without instructions. Nobody changes
-    them: responses that continue each other share their messages."""
+    """`body` is the JSON of the response, `messages` the chat with its answer, without instructions. The
+    messages are not changed later: responses that continue each other share them."""
 
     body: bytes
     messages: Sequence[Mapping[str, Any]]
