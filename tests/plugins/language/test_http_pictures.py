@@ -224,6 +224,16 @@ def test_a_url_that_is_none_is_an_error(url: str) -> None:
         fetch_pictures([url], {"127.0.0.1"})
 
 
+def test_pictures_share_one_deadline(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    monkeypatch.setattr(remote_pictures, "_TIMEOUT_S", 0.0)
+    with pytest.raises(InvalidRequest, match="cannot be fetched: the pictures took 0 s"):
+        fetch_pictures([JPEG, f"http://{host}/picture?size=1"], {host})
+
+
+def test_ollamas_clients_are_told_that_a_model_sees(seer: Any) -> None:
+    assert seer.post("/api/show", {"model": "seer"}).json["capabilities"] == ["completion", "vision"]
+
+
 def test_many_pictures_are_refused_before_any_is_fetched() -> None:
     with pytest.raises(InvalidRequest, match="expected at most 16 pictures, got 17"):
         fetch_pictures(["http://127.0.0.1:9/"] * 17, {"127.0.0.1:9"})

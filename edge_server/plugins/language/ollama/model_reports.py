@@ -60,6 +60,7 @@ def show_model(spec: ModelSpec) -> dict[str, Any]:
     abilities = {
         "completion": is_for_text,
         "tools": spec.output("tool_calls") is not None,
+        "vision": spec.input("image") is not None,
         "embedding": not is_for_text,
     }
     information: dict[str, Any] = {"general.architecture": spec.backend, "general.basename": spec.name}

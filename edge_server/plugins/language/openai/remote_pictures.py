@@ -7,6 +7,7 @@ import http.client
 import re
 import socket
 import threading
+import time
 from collections.abc import Collection, Sequence
 from urllib.parse import urljoin, urlsplit
 
@@ -22,7 +23,7 @@ _MAX_REDIRECTS = 3
 _MAX_URL = 2048
 """Characters of the URL in a redirect."""
 _TIMEOUT_S = 10.0
-"""For one picture, with its redirects."""
+"""For all pictures of a call."""
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -43,24 +44,30 @@ def fetch_pictures(images: Sequence[bytes | str], hosts: Collection[str]) -> tup
     """Return the files, those that are URLs fetched from `hosts`. Blocks. Raises InvalidRequest."""
     if len(images) > MAX_PICTURES:
         raise InvalidRequest(f"expected at most {MAX_PICTURES} pictures, got {len(images)}")
-    left = MAX_BYTES
+    left, end_s = MAX_BYTES, time.monotonic() + _TIMEOUT_S
     files = []
     for image in images:
-        files.append(_fetch(image, hosts, left) if isinstance(image, str) else image)
+        files.append(_fetch(image, hosts, left, end_s) if isinstance(image, str) else image)
         left -= len(files[-1])
     return tuple(files)
 
 
-def _fetch(url: str, hosts: Collection[str], max_bytes: int) -> bytes:
+def _fetch(url: str, hosts: Collection[str], max_bytes: int, end_s: float) -> bytes:
+    """Return the file. `end_s`: time of the monotonic clock at which it must be there."""
     first = url
     with contextlib.ExitStack() as resources:
         for _ in range(_MAX_REDIRECTS + 1):
-            connection, target = _connect(url, hosts)
+            left_s = end_s - time.monotonic()
+            if left_s <= 0:
+                raise InvalidRequest(
+                    f"the picture {_shown(first)} cannot be fetched: the pictures took {_TIMEOUT_S:g} s"
+                )
+            connection, target = _connect(url, hosts, left_s)
             resources.callback(connection.close)
             try:
                 connection.connect()
                 # The timeout of a socket is that of each read, of which a slow host may cause many.
-                timer = threading.Timer(_TIMEOUT_S, _shut_down, (connection.sock,))
+                timer = threading.Timer(max(end_s - time.monotonic(), 0), _shut_down, (connection.sock,))
                 timer.daemon = True
                 resources.callback(timer.cancel)
                 timer.start()
@@ -84,7 +91,7 @@ def _fetch(url: str, hosts: Collection[str], max_bytes: int) -> bytes:
     raise InvalidRequest(f"the picture {_shown(first)} cannot be fetched: more than {_MAX_REDIRECTS} redirects")
 
 
-def _connect(url: str, hosts: Collection[str]) -> tuple[http.client.HTTPConnection, str]:
+def _connect(url: str, hosts: Collection[str], timeout_s: float) -> tuple[http.client.HTTPConnection, str]:
     """Return a connection to the host of a URL, which must be one of `hosts`, and the path with the query."""
     try:
         parts = urlsplit(url)
@@ -103,7 +110,7 @@ def _connect(url: str, hosts: Collection[str]) -> tuple[http.client.HTTPConnecti
         )
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    return kind(host, port, timeout=_TIMEOUT_S), target
+    return kind(host, port, timeout=timeout_s), target
 
 
 def _shut_down(connection: socket.socket) -> None:
