@@ -87,6 +87,26 @@ def test_ids_of_piper_have_padding_between_them(piper: Any) -> None:
     assert piper(phoneme_map={"x": ["a", "b"]}).phoneme_ids("x") == [1, 0, 3, 0, 4, 5, 0, 2]
 
 
+def test_a_speaker_and_a_speed_reach_the_graph_of_piper(piper: Any) -> None:
+    given: dict[str, Any] = {}
+
+    class Session:
+        def run(self, inputs: dict[str, Any], outputs: list[str]) -> dict[str, Any]:
+            given.update({name: array.tolist() for name, array in inputs.items()})
+            return {"output": np.ones((1, 1, 1, 5), np.float32)}
+
+    inputs = ("input", "input_lengths", "scales", "sid")
+    model = piper(inputs, {"length_scale": "1.5"}, num_speakers=2, speaker_id_map={"eva": 1, "adam": 0})
+    assert model.speak(Session(), "a", "eva", 2.0).shape == (5,)
+    assert given == {
+        "input": [[1, 0, 3, 0, 2]],
+        "input_lengths": [5],
+        "scales": [0.5, 0.75, pytest.approx(0.8)],
+        "sid": [1],
+    }
+    assert model.speak(Session(), "?", "eva", 2.0).size == 0
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
