@@ -1,9 +1,13 @@
-"""Replacement of the chat role `developer` by `system`, for chat templates that do not know it."""
+"""Adaptation of messages to what a chat template takes: its roles, and its ids of calls."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+_SHORT_ID = 9
+"""Letters and digits of an id of a call, for Mistral's templates, which refuse others."""
 
 
 def replace_developer(messages: Sequence[Mapping[str, Any]], template: str) -> list[Mapping[str, Any]]:
@@ -12,3 +16,25 @@ def replace_developer(messages: Sequence[Mapping[str, Any]], template: str) -> l
     if "developer" in template:
         return list(messages)
     return [{**item, "role": "system"} if item["role"] == "developer" else item for item in messages]
+
+
+def shorten_call_ids(messages: Sequence[Mapping[str, Any]], template: str) -> list[Mapping[str, Any]]:
+    """Return the messages with other ids of calls, the same for the same id, if the template demands their length."""
+    if f"length {_SHORT_ID}" not in template:
+        return list(messages)
+    found: list[Mapping[str, Any]] = []
+    for message in messages:
+        item = dict(message)
+        if "tool_call_id" in item:
+            item["tool_call_id"] = _short_id(item["tool_call_id"])
+        if item.get("tool_calls"):
+            item["tool_calls"] = [{**call, "id": _short_id(call.get("id"))} for call in item["tool_calls"]]
+        found.append(item)
+    return found
+
+
+def _short_id(value: object) -> str:
+    text = str(value)
+    if len(text) == _SHORT_ID and text.isascii() and text.isalnum():
+        return text
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:_SHORT_ID]

@@ -17,6 +17,7 @@ from edge_server.plugins.language.engines.openvino_engine import OpenVinoEngine
 from edge_server.plugins.language.engines.settings import read_settings
 from edge_server.plugins.language.engines.token_engine import FinishReason, Sampling
 from edge_server.plugins.language.text.text_request import DEFAULT_SAMPLING
+from edge_server.plugins.language.text.tool_prompt import describe_tools
 
 pytest.importorskip("openvino_genai", reason="needs openvino-genai, of the extra test-all")
 pytestmark = pytest.mark.full
@@ -326,3 +327,17 @@ def test_sampling_defaults_come_from_the_gguf_file(
     path = Path(shutil.copy(TINY, tmp_path / "model.gguf"))
     add_gguf_metadata(path, {"temp": 0.5, "top_k": 20})
     assert drive(path).engine.default_sampling == Sampling(max_tokens=16, temperature=0.5, top_k=20)
+
+
+@pytest.mark.parametrize("takes_system", [True, False])
+def test_a_template_without_tools_writes_their_description(drive: Callable[..., Driven], takes_system: bool) -> None:
+    driven = drive(num_kv_blocks="64", enable_prefix_caching="false")
+    tool = {"type": "function", "function": {"name": "weather", "description": "of a city"}}
+    question = {"role": "user", "content": "say hello"}
+    prompt = driven.engine.chat_prompt(describe_tools([question], [tool], takes_system=takes_system), ())
+    assert '<tools>\n{"name": "weather", "description": "of a city"}\n</tools>' in prompt
+    assert prompt.index("<tools>") < prompt.index("say hello")
+    assert prompt.startswith("<|im_start|>system" if takes_system else "<|im_start|>user")
+    number = driven.add_prompt(prompt, 12)
+    driven.run()
+    assert driven.text(number)

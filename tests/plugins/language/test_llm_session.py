@@ -128,6 +128,8 @@ def thinker(tmp_path: Path) -> Iterator[Callable[[str], Served]]:
         "open": "so it is</think>It is.",
         "cut": "<think>and then",
         "plain": "  <thing>",
+        "call two": 'At once.<tool_call>{"name": "go", "arguments": {}}</tool_call>'
+        '<tool_call>{"name": "come", "arguments": {}}</tool_call>',
         "call": '<think>call it</think><tool_call>{"name": "go", "arguments": {}}</tool_call>',
     }
     opened: list[Served] = []
@@ -167,6 +169,32 @@ def test_reasoning_is_apart_from_the_content(thinker: Callable[[str], Served], s
     assert parts(client) == ("call it", "")
     deltas = [delta for item in client.responses for delta in json.loads(item["tool_calls"])]
     assert deltas[0]["function"]["name"] == "go"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_model_whose_template_has_no_tools_is_told_of_them_and_may_call(
+    thinker: Callable[[str], Served], stream: bool
+) -> None:
+    served = thinker("{{ messages }}")
+    tools = [{"type": "function", "function": {"name": name, "description": "It moves."}} for name in ("go", "come")]
+    client = ask_chat(served, "call two", tools=tools, stream=stream)
+    assert parts(client) == ("", "At once.")
+    calls = [delta["function"] for item in client.responses for delta in json.loads(item["tool_calls"])]
+    assert [call["name"] for call in calls if "name" in call] == ["go", "come"]
+    assert client.responses[-1]["finish_reason"] == b"tool_calls"
+    asked = request(None, messages={"messages": [{"role": "user", "content": "call two"}], "tools": tools})
+    found = ask_tokens(served, replace(asked, inputs={**asked.inputs, "tokenize": tensor("tokenize", True)}))
+    prompt = bytes(found["token_ids"]).decode()
+    assert prompt.endswith("\ncall two")
+    assert prompt.count('"description": "It moves."') == 2
+
+
+def test_tools_of_a_template_that_does_not_show_how_calls_are_written_are_refused(
+    thinker: Callable[[str], Served],
+) -> None:
+    tool = {"type": "function", "function": {"name": "go"}}
+    with pytest.raises(InvalidRequest, match="does not show how it calls tools; set the parameter tool_call_parser"):
+        _ = ask_chat(thinker("{{ tools }}"), "call", tools=[tool]).text
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.errors import InvalidRequest
+from edge_server.plugins.language.chat_roles import shorten_call_ids
 from edge_server.plugins.language.text.tool_calls import ToolCallParser, ToolFormat, Tools, guess_format, read_tools
+from edge_server.plugins.language.text.tool_prompt import describe_tools
 
 
 def tool(name: str, parameters: Any = None) -> dict[str, Any]:
@@ -20,6 +22,7 @@ def tool(name: str, parameters: Any = None) -> dict[str, Any]:
 TOOLS = [tool("weather"), tool("look_up")]
 ONE = '{"name": "weather", "arguments": {"city": "B\\"}{", "n": [1, {"a": 2}]}}'
 TWO = '{"arguments": {"word": "x"}, "name": "look_up"}'
+TAGGED = "<function=look_up>\n<parameter=word>\nx\n</parameter>\n</function>"
 LLAMA = ONE.replace("arguments", "parameters")
 
 CASES: list[tuple[ToolFormat, str, str, list[str]]] = [
@@ -36,6 +39,32 @@ CASES: list[tuple[ToolFormat, str, str, list[str]]] = [
     ("llama3_json", f"\n{LLAMA}; {TWO}", "", ["weather", "look_up"]),
     ("llama3_json", f"Text, then {LLAMA}", f"Text, then {LLAMA}", []),
     ("llama3_json", '{"name": "edge", "size": 3}', '{"name": "edge", "size": 3}', []),
+    ("hermes", f"Now:\n<tool_call>\n{TAGGED}\n</tool_call>", "Now:", ["look_up"]),
+    ("hermes", f"<tool_call>{TAGGED}</tool_call>\n<tool_call>{ONE}</tool_call>", "", ["look_up", "weather"]),
+    ("hermes", "<tool_call><function=nosuch></tool_call>", "<tool_call><function=nosuch></tool_call>", []),
+    ("hermes", "<tool_call><function=look_up><parameter=a>", "<tool_call><function=look_up><parameter=a>", []),
+    ("mistral", f"[{ONE}, {TWO}]", "", ["weather", "look_up"]),
+    ("mistral", f" [TOOL_CALLS] [ {TWO}]", "", ["look_up"]),
+    ("mistral", f"<|tool_call|>[{ONE}]", "", ["weather"]),
+    ("mistral", '[TOOL_CALLS]weather[ARGS]{"n": {}}[TOOL_CALLS]look_up[ARGS]{}', "", ["weather", "look_up"]),
+    ("mistral", 'weather{"n": 1}look_up[CALL_ID]abc456789[ARGS]{}', "", ["weather", "look_up"]),
+    ("mistral", 'look_upabc456789{"n": 1} ', "", ["look_up"]),
+    ("mistral", "weather is fine", "weather is fine", []),
+    ("mistral", "weather", "weather", []),
+    ("mistral", "weatherman {a}", "weatherman {a}", []),
+    ("mistral", "[1, 2] and [", "[1, 2] and [", []),
+    ("mistral", '[{"name": "nosuch"}] [x] ', '[{"name": "nosuch"}] [x] ', []),
+    ("mistral", "[TOOL_ is text", "[TOOL_ is text", []),
+    ("mistral", f"[{ONE}] and [more]", "and [more]", ["weather"]),
+    ("mistral", "[", "[", []),
+    ("pythonic", """[weather(city='B"}{', n=[1, {"a": 2}]), look_up(word="x")]""", "", ["weather", "look_up"]),
+    ("pythonic", "<|tool_call_start|>[look_up()]<|tool_call_end|>", "", ["look_up"]),
+    ("pythonic", "[nosuch()]", "[nosuch()]", []),
+    ("pythonic", "[weather(open('x'))]", "[weather(open('x'))]", []),
+    ("pythonic", "[weather(city=open('x'))]", "[weather(city=open('x'))]", []),
+    ("pythonic", "[look_up(word='x'", "[look_up(word='x'", []),
+    ("pythonic", "[a, b] is a list", "[a, b] is a list", []),
+    ("pythonic", "[" * 300, "[" * 300, []),
     ("llama3_json", '{"type": "function", "name": "weather", "parameters": {}}', "", ["weather"]),
 ]  # fmt: skip
 
@@ -72,6 +101,25 @@ def test_the_arguments_are_the_models_own_text() -> None:
     assert arguments == '{"city": "B\\"}{", "n": [1, {"a": 2}]}'
 
 
+def test_arguments_between_tags_have_the_types_of_the_schema() -> None:
+    types = {"city": "string", "days": "integer", "places": "array", "exact": "boolean", "wrong": "number"}
+    weather = tool("weather", {"type": "object", "properties": {name: {"type": kind} for name, kind in types.items()}})
+    values = {
+        "city": "12\n<b>",
+        "days": "3",
+        "places": '["a", {"b": 1}]',
+        "exact": "true",
+        "wrong": "much",
+        "more": "7",
+    }
+    lines = "".join(f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in values.items())
+    text = f"<tool_call>\n<function=weather>\n{lines}</function>\n</tool_call>"
+    _, _, (arguments,) = parse(ToolCallParser(Tools([weather], "auto"), "hermes"), text, 7)
+    assert json.loads(arguments) == {
+        "city": "12\n<b>", "days": 3, "places": ["a", {"b": 1}], "exact": True, "wrong": "much", "more": "7",
+    }  # fmt: skip
+
+
 def test_a_truncated_call_returns_its_arguments_so_far() -> None:
     text = '<tool_call>{"name": "weather", "arguments": {"city": "Be'
     assert parse(ToolCallParser(Tools(TOOLS, "auto"), "hermes"), text, 4) == ("", ["weather"], ['{"city": "Be'])
@@ -94,9 +142,9 @@ def test_several_required_calls_are_a_list(size: int) -> None:
     assert [json.loads(text).get("city") for text in arguments] == ['B"}{', None, 'B"}{']
 
 
-@given(text=st.text(alphabet='<tool_cal>/{}":,; namergus', max_size=80), size=st.integers(1, 9))
+@given(text=st.text(alphabet='<tool_cal>/{}":,; namergus[]()|', max_size=80), size=st.integers(1, 9))
 def test_text_without_a_call_is_never_lost(text: str, size: int) -> None:
-    for form in ("hermes", "llama3_json"):
+    for form in ("hermes", "llama3_json", "mistral", "pythonic"):
         content, names, _ = parse(ToolCallParser(Tools(TOOLS, "auto"), form), text, size) if text else ("", [], [])
         assert names or content == text
 
@@ -147,4 +195,61 @@ def test_tool_choice_none_omits_the_tools() -> None:
 def test_the_chat_template_shows_the_format() -> None:
     assert guess_format("... <tool_call> ...") == "hermes"
     assert guess_format('Respond as {"name": ..., "parameters": ...}') == "llama3_json"
+    assert guess_format("[TOOL_CALLS] [") == "mistral"
+    assert guess_format("[TOOL_CALLS]name[ARGS]{}") == "mistral"
+    assert guess_format("<tools>{{ tools }} [") is None
+    assert guess_format("<|tool_call|>") == "mistral"
+    assert guess_format("<|tool_call_start|>[") == "pythonic"
     assert guess_format("{{ messages }}") is None
+
+
+CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Köln"}}}
+
+
+def test_tools_are_described_where_the_template_does_not() -> None:
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "And in Köln?"},
+        {"role": "assistant", "content": "I look.", "tool_calls": [CALL, CALL]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "3 degrees"},
+        {"role": "tool", "tool_call_id": "call_1", "content": "4 degrees"},
+        {"role": "user", "content": "Thanks."},
+    ]
+    system, question, called, results = describe_tools(messages, TOOLS, takes_system=True)
+    described = [json.loads(line) for line in system["content"].splitlines() if line.startswith('{"name": "') and
+                 "NAME" not in line]  # fmt: skip
+    assert described == [item["function"] for item in TOOLS]
+    assert system["content"].endswith("Be brief.")
+    assert question == messages[1]
+    assert parse(ToolCallParser(Tools(TOOLS, "auto"), "hermes"), called["content"], 5) == (
+        "I look.", ["weather", "weather"], ['{"city": "Köln"}'] * 2,
+    )  # fmt: skip
+    assert results == {"role": "user", "content": "<tool_response>\n3 degrees\n</tool_response>\n\n<tool_response>\n"
+                       "4 degrees\n</tool_response>\n\nThanks."}  # fmt: skip
+    first, *rest = describe_tools(messages, TOOLS, takes_system=False)
+    assert first["role"] == "user"
+    assert first["content"] == f"{system['content']}\n\nAnd in Köln?"
+    assert rest == [called, results]
+
+
+def test_calls_of_a_chat_without_tools_become_text_too() -> None:
+    question, called = describe_tools([{"role": "user", "content": "w"}, {"role": "assistant", "content": "",
+                                                                          "tool_calls": [CALL]}], (),
+                                      takes_system=True)  # fmt: skip
+    assert question["content"] == "w"
+    assert called["content"].startswith("<tool_call>\n{")
+
+
+def test_ids_of_calls_have_the_length_that_the_template_demands() -> None:
+    messages = [
+        {"role": "user", "content": "w"},
+        {"role": "assistant", "content": "", "tool_calls": [CALL, {**CALL, "id": "abcdefgh9"}]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "3"},
+    ]
+    assert shorten_call_ids(messages, "no limit") == messages
+    template = "raise_exception('Tool call IDs should be alphanumeric strings with length 9!')"
+    _, called, result = shorten_call_ids(messages, template)
+    ids = [call["id"] for call in called["tool_calls"]]
+    assert ids[1] == "abcdefgh9"
+    assert (len(ids[0]), ids[0].isalnum()) == (9, True)
+    assert result["tool_call_id"] == ids[0]

@@ -29,8 +29,7 @@ class LlmSettings:
     - `threads` (0: the engine's choice).
     - `deterministic` (false): compute in f32, so that a text never depends on what shares its batch.
     - `max_queue_size` (64): most requests that wait for room. Further ones are refused.
-    - `tool_call_parser`: `hermes` or `llama3_json`, see `tool_calls`. By default what the chat template shows; "" if it
-      shows nothing.
+    - `tool_call_parser`: how the model writes calls, see `tool_calls`. By default what the chat template shows.
     - `prompt_lookup` (false): guess the next tokens where the text repeats a part of itself or of the prompt.
     - `draft_model`: GGUF file beside the model's, of a smaller model that guesses the next tokens, for llama.cpp.
     - `num_speculative_tokens` (4): most tokens that are guessed at a time; 0 without any of the two.

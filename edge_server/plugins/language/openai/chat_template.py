@@ -14,12 +14,14 @@ from typing import Any, NoReturn
 
 from edge_server.core.model_spec import ModelSpec
 from edge_server.errors import BackendMissing, BadModelConfig, InvalidRequest, install_hint
-from edge_server.plugins.language.chat_roles import replace_developer
+from edge_server.plugins.language.chat_roles import replace_developer, shorten_call_ids
 from edge_server.plugins.language.template_variables import template_variables
 
 try:
     import jinja2
     import jinja2.ext
+    import jinja2.nodes
+    import jinja2.parser
     import jinja2.sandbox
 except ImportError as error:
     raise BackendMissing(
@@ -65,7 +67,9 @@ def chat_prompt(spec: ModelSpec, chat: Any) -> str:
         return _compile(spec.chat_template.text).render(
             **variables,
             **spec.chat_template.tokens,
-            messages=replace_developer(members["messages"], spec.chat_template.text),
+            messages=shorten_call_ids(
+                replace_developer(members["messages"], spec.chat_template.text), spec.chat_template.text
+            ),
             tools=members.get("tools"),
             add_generation_prompt=True,
         )
@@ -89,12 +93,26 @@ def _texts(value: Any) -> Iterator[str]:
 @lru_cache(maxsize=32)
 def _compile(text: str) -> jinja2.Template:
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationTag]
     )
-    environment.filters["tojson"] = lambda value, **more: json.dumps(value, ensure_ascii=False, **more)
+    environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment.from_string(text)
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """Tag around what the model writes, which only training uses."""
+
+    tags = {"generation"}  # noqa: RUF012  (as Jinja declares it)
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, **more: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, **more)
 
 
 def _refuse(message: str) -> NoReturn:

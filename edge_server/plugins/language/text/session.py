@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from edge_server.errors import (
     QueueFull,
     SessionLost,
 )
-from edge_server.plugins.language.chat_roles import replace_developer
+from edge_server.plugins.language.chat_roles import replace_developer, shorten_call_ids
 from edge_server.plugins.language.engines.settings import LlmSettings
 from edge_server.plugins.language.engines.token_engine import (
     FinishReason,
@@ -46,7 +46,14 @@ from edge_server.plugins.language.text.schema_check import check_choice, check_g
 from edge_server.plugins.language.text.special_tokens import ChatEncoder
 from edge_server.plugins.language.text.text_grammar import TextGrammar
 from edge_server.plugins.language.text.text_request import TextRequest, read_request, read_token_ids
-from edge_server.plugins.language.text.tool_calls import ToolCallDelta, ToolCallParser, guess_format, schema_place
+from edge_server.plugins.language.text.tool_calls import (
+    ToolCallDelta,
+    ToolCallParser,
+    guess_format,
+    has_tools,
+    schema_place,
+)
+from edge_server.plugins.language.text.tool_prompt import describe_tools
 from edge_server.plugins.language.text.vllm_metrics import LlmMetrics
 
 log = logging.getLogger(__name__)
@@ -126,7 +133,10 @@ class LlmSession(RequestSession):
         self._settings = settings
         self._metrics = LlmMetrics(labels)
         self._work_share = work_share
-        self._tool_format = settings.tool_call_parser or guess_format(engine.chat_template)
+        stated, shown = settings.tool_call_parser, guess_format(engine.chat_template)
+        self._describes_tools = not has_tools(engine.chat_template) and shown is None and stated in (None, "hermes")
+        """Whether the prompt describes tools, because the chat template does not."""
+        self._tool_format = "hermes" if self._describes_tools else stated or shown
         self._has_reasoning = has_reasoning(engine.chat_template)
         self._changed = threading.Condition()
         self._waiting: deque[_Generation] = deque()
@@ -280,6 +290,11 @@ class LlmSession(RequestSession):
         title = f"inference request to model '{self._model}'"
         variables = template_variables(request.variables, engine.chat_template, f"{title}: chat_template_kwargs")
         messages, text = replace_developer(request.messages, engine.chat_template), request.prompt
+        if self._describes_tools:
+            if described or any(item["role"] == "tool" or item.get("tool_calls") for item in messages):
+                messages = describe_tools(messages, described, takes_system=self._takes_system)
+            described = ()
+        messages = shorten_call_ids(messages, engine.chat_template)
         if vision is None or (vision.takes_tokens and not request.images):
             if request.images:
                 raise InvalidRequest(f"{title}: the model takes no pictures")
@@ -294,6 +309,16 @@ class LlmSession(RequestSession):
         if text is None:
             text = self._chat_encoder.text(messages, described, variables, vision.image_tag)
         return ImagePrompt(text, request.images, len(engine.encode(vision.without_image_tags(text))))
+
+    @cached_property
+    def _takes_system(self) -> bool:
+        """Whether the chat template writes what the system says."""
+        mark = "qxzv"
+        try:
+            chat = [{"role": "system", "content": mark}, {"role": "user", "content": ""}]
+            return mark in self._engine.chat_prompt(chat, ())
+        except InvalidRequest:
+            return False
 
     def _check_bias(self, bias: Sequence[tuple[int, float]]) -> None:
         """Raise BadSchema if the engine has no biases, or no such token."""

@@ -1,0 +1,46 @@
+"""Chats that the server turns into prompts: what templates of current models use of Jinja, as transformers has it."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+
+from edge_server.core.model_spec import ChatTemplate, ModelSpec
+
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(importlib.util.find_spec("jinja2") is None, reason="needs jinja2, of the extra chat"),
+]
+
+MESSAGES = [{"role": "user", "content": "Grüße <b>"}]
+
+
+def render(text: str, **chat: Any) -> str:
+    from edge_server.plugins.language.openai.chat_template import chat_prompt
+
+    spec = ModelSpec("m", "python", "", 0, (), (), (), chat_template=ChatTemplate(text, {}))
+    return chat_prompt(spec, {"messages": MESSAGES, **chat})
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt"),
+    [
+        ("{{ messages[0] | tojson }}", '{"role": "user", "content": "Grüße <b>"}'),
+        ("{{ messages[0].content | tojson(ensure_ascii=False) }}", '"Grüße <b>"'),
+        ("{{ messages[0].content | tojson(ensure_ascii=True) }}", '"Gr\\u00fc\\u00dfe <b>"'),
+        ("{{ [1, 2] | tojson(separators=(',', ':')) }}", "[1,2]"),
+        (
+            "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% break %}{% endfor %}",
+            "Grüße <b>",
+        ),
+    ],
+)
+def test_templates_render_as_with_transformers(template: str, prompt: str) -> None:
+    assert render(template) == prompt
+
+
+def test_ids_of_calls_fit_a_template_that_demands_nine_characters() -> None:
+    template = "{% if messages[0].tool_call_id | length != 9 %}{{ raise_exception('ids with length 9!') }}{% endif %}ok"
+    assert render(template, messages=[{"role": "tool", "content": "3", "tool_call_id": "call_0123456789"}]) == "ok"
