@@ -9,6 +9,7 @@ import json
 import math
 import shutil
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -114,15 +115,19 @@ def test_an_answer_without_a_limit_fills_the_context() -> None:
     engine = open_engine(max_context="64")
     asked = prompt(engine, "<__media__>count from zero", COFFEE)
     engine.add_image_prompt(1, asked, Sampling(0, temperature=0.0, ignore_eos=True))
-    tokens = 0
+    tokens, text = [], ""
     while not engine.is_idle():
+        time.sleep(0.05)  # lets several tokens come together
         for event in engine.step() or ():
-            tokens += len(event.tokens)
+            tokens += event.tokens
+            text += event.text or ""
             last = event
+    written = engine.decode([tokens])[0]
     engine.close()
     assert last.finish == "length"
     assert last.prompt_tokens is not None
-    assert last.prompt_tokens + tokens == 64
+    assert last.prompt_tokens + len(tokens) == 64
+    assert text == written
 
 
 @pytest.mark.parametrize(

@@ -72,10 +72,27 @@ class LlamaCppVisionEngine(LlamaCppEngine, ImageEngine):
             return TokenEvent(sequence.sequence_id, error=problem)
         if event is None or event.error:
             return event
-        if event.finish is None and sequence.total_tokens >= self._most:
+        surplus = sequence.total_tokens - self._most
+        if surplus > 0 or (surplus == 0 and event.finish is None):
             self.cancel(sequence.sequence_id)
-            event = replace(event, finish="length")
+            event = self._without_last_tokens(event, surplus)
         return replace(event, prompt_tokens=sequence.prompt_tokens)
+
+    def _without_last_tokens(self, event: TokenEvent, count: int) -> TokenEvent:
+        """Return the event as the last of its sequence, without tokens that came after the context was full."""
+        if not count:
+            return replace(event, finish="length")
+        kept = len(event.tokens) - count
+        # Of a character cut in two nothing is left.
+        text = self.decode([[token for token in event.tokens[:kept] if token >= 0]])[0].rstrip("\ufffd")
+        return replace(
+            event,
+            tokens=event.tokens[:kept],
+            logprobs=event.logprobs[:kept],
+            top_logprobs=event.top_logprobs[:kept],
+            text=text,
+            finish="length",
+        )
 
 
 class _ImageSequence(PendingSequence):
