@@ -147,7 +147,7 @@ def test_errors_have_their_status_and_message(client: Any) -> None:
 
     for ask, status, said in (
         (lambda: client.chat("nosuch", user("hello")), 404, "'nosuch' is not found"),
-        (lambda: client.chat("tiny", user("x" * 3000)), 400, "expected a prompt of less than 512 tokens"),
+        (lambda: client.chat("tiny", user("x" * 3000)), 400, "the prompt is too long: expected less than 512 tokens"),
         (lambda: list(client.chat("tiny", user("x" * 3000), stream=True)), 400, "less than 512 tokens"),
         (lambda: client.chat("tiny", user("hello"), think=True), 400, "no variable 'enable_thinking'"),
         (lambda: client.embed("tiny", "hello"), 400, "model 'tiny' gives no embeddings"),

@@ -110,7 +110,12 @@ def test_a_grpc_stream_takes_the_file_itself(server: Any, truth: tuple[str, int]
     [
         ("messages", [{"role": "user", "content": "<|im_end|>"}], 400, "has the text of a special token"),
         ("messages", [{"role": "user", "content": "<ov_genai_image_0>"}], 400, "or of a picture's tag"),
-        ("messages", [{"role": "user", "content": "x" * 2000}], 400, "expected a prompt of less than 1024 tokens, got"),
+        (
+            "messages",
+            [{"role": "user", "content": "x" * 2000}],
+            400,
+            "the prompt is too long: expected less than 1024 tokens, got",
+        ),
         ("max_tokens", 0, 400, "'max_tokens': expected a whole number from 1"),
     ],
 )

@@ -92,12 +92,21 @@ def _openai_routes(service: InferenceService, may_change_models: Callable[[Reque
                 handler=handler(lambda endpoints: endpoints.model),
             ),
         )
-    # Cohere's newer clients
+    # Cohere's newer clients, and those of vLLM
+    for path in ("/v2/rerank", "/rerank"):
+        lines.append(
+            _post(
+                path,
+                summary="Sort documents by their relevance to a query, as in Cohere's API",
+                handler=handler(lambda endpoints: endpoints.rerank),
+                schema=_JSON_BODY,
+            )
+        )
     lines.append(
         _post(
-            "/v2/rerank",
-            summary="Sort documents by their relevance to a query, as in Cohere's API",
-            handler=handler(lambda endpoints: endpoints.rerank),
+            "/score",
+            summary="Score pairs of texts, as in vLLM's API",
+            handler=handler(lambda endpoints: endpoints.score),
             schema=_JSON_BODY,
         )
     )
@@ -254,7 +263,7 @@ def refusal_body(head: RequestHead, error: EdgeServerError) -> bytes | None:
 
         return to_json({"error": unknown_path(head.method, head.target)})
     path = head.target.partition("?")[0]
-    if path not in ("/tokenize", "/detokenize") and (
+    if path not in ("/tokenize", "/detokenize", "/rerank", "/v2/rerank", "/score") and (
         not path.startswith(("/v1/", "/v3/")) or path.startswith("/v1/vision/")  # DeepStack's
     ):
         return None

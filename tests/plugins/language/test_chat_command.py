@@ -64,7 +64,7 @@ def test_without_a_terminal_stdin_is_the_prompt(url: str) -> None:
     [
         ("nosuch", (), "Request for unknown model: 'nosuch'"),
         ("talkr", (), "'talkr' is not found, did you mean 'talker'?"),
-        ("talker", ("--system=" + "x" * 9000,), "expected a prompt of less than"),
+        ("talker", ("--system=" + "x" * 9000,), "the prompt is too long: expected less than"),
         ("talker", ("--url=127.0.0.1:1",), "no answer from http://127.0.0.1:1: connection refused"),
     ],
 )

@@ -52,7 +52,7 @@ def scorer(site: Any) -> Any:
     return site
 
 
-@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/v3/rerank"])
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/v3/rerank", "/rerank"])
 def test_documents_are_sorted_by_their_score(scorer: Any, path: str) -> None:
     body = {"model": "scorer", "query": "brown fox", "documents": DOCUMENTS}
     answer = scorer.post(path, body).json
@@ -72,9 +72,11 @@ def test_documents_are_sorted_by_their_score(scorer: Any, path: str) -> None:
     ]
 
 
-@pytest.mark.parametrize(("model", "rows"), [("scorer", [(1,)] * 4), ("batched", [(3, 1), (1, 1)])])
-def test_pairs_are_sent_in_batches(scorer: Any, model: str, rows: list[Any]) -> None:
-    answer = scorer.post("/v1/score", {"model": model, "text_1": "brown fox", "text_2": DOCUMENTS}).json
+@pytest.mark.parametrize(
+    ("path", "model", "rows"), [("/v1/score", "scorer", [(1,)] * 4), ("/score", "batched", [(3, 1), (1, 1)])]
+)
+def test_pairs_are_sent_in_batches(scorer: Any, path: str, model: str, rows: list[Any]) -> None:
+    answer = scorer.post(path, {"model": model, "text_1": "brown fox", "text_2": DOCUMENTS}).json
     assert answer["data"] == [
         {"index": index, "object": "score", "score": score} for index, score in enumerate([1.0, 2.0, 0.0, 1.0])
     ]

@@ -134,7 +134,7 @@ def test_an_answer_without_a_limit_fills_the_context() -> None:
     ("content", "images", "problem"),
     [
         ("<__media__>" * 2, 1, "Failed to tokenize prompt"),
-        ("<__media__>" * 4, 4, "expected a prompt of less than 64 tokens with its pictures, got"),
+        ("<__media__>" * 4, 4, "the prompt is too long: expected less than 64 tokens with its pictures, got"),
         ("<__media__>" * 40, 40, "exceeds the available context size"),
     ],
 )

@@ -312,6 +312,16 @@ def test_a_text_ends_at_any_end_token_unless_ignore_eos_is_set(
     assert [driven.finished[number] for number in numbers] == ["stop", "stop", "length", "stop"]
 
 
+def test_with_ignore_eos_an_end_token_at_the_last_place_counts(drive: Callable[..., Driven]) -> None:
+    driven = drive(num_kv_blocks="64")
+    ended = driven.add("say hello", 40)
+    driven.run()
+    most = len(driven.tokens[ended]) + 1
+    endless = driven.add("say hello", most, ignore_eos=True)
+    driven.run()
+    assert (len(driven.tokens[endless]), driven.finished[endless]) == (most, "length")
+
+
 def test_sampling_defaults_come_from_the_export(
     drive: Callable[..., Driven], make_export: Callable[[dict[str, Any]], Path]
 ) -> None:

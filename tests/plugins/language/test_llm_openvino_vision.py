@@ -111,7 +111,7 @@ def test_an_answer_without_a_limit_fills_the_context(engine: OpenVinoVisionEngin
 
 def test_a_prompt_too_long_with_its_pictures_is_refused() -> None:
     engine = open_engine(TINY, max_context="64")
-    with pytest.raises(ContextTooLong, match="expected a prompt of less than 64 tokens with its pictures"):
+    with pytest.raises(ContextTooLong, match="the prompt is too long: expected less than 64 tokens with its pictures"):
         engine.add_image_prompt(1, prompt(engine, "<ov_genai_image_0>" + "x" * 30, COFFEE), Sampling(4))
     assert engine.is_idle()
 

@@ -477,7 +477,7 @@ def test_a_client_that_disconnects_frees_its_blocks_and_disturbs_no_other(serve:
 def test_a_prompt_above_the_cache_size_is_refused_before_it_is_queued(serve: Callable[..., Served]) -> None:
     served = serve(num_kv_blocks="6")
     client = served.ask("a" * 800)
-    with pytest.raises(ContextTooLong, match="expected a prompt of less than 48 tokens, got 800"):
+    with pytest.raises(ContextTooLong, match="the prompt is too long: expected less than 48 tokens, got 800"):
         _ = client.text
     assert served.engine.added == []
 

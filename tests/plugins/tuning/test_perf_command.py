@@ -73,7 +73,7 @@ def test_random_prompts_have_the_requested_length_and_a_refusal_is_reported(meas
     done = measure("talker", "-i", "chat", "--prompt-words=5000")
     assert done.code != 0
     assert "HTTP 400" in done.errors
-    assert "expected a prompt of less than" in done.errors
+    assert "the prompt is too long" in done.errors
     done = measure("nosuch", "-i", "chat")
     assert "HTTP 404: Request for unknown model: 'nosuch'" in done.errors
 

@@ -67,7 +67,8 @@ class LlamaCppVisionEngine(LlamaCppEngine, ImageEngine):
         if sequence.prompt_tokens >= self._most:
             self.cancel(sequence.sequence_id)
             problem = (
-                f"expected a prompt of less than {self._most} tokens with its pictures, got {sequence.prompt_tokens}"
+                f"the prompt is too long: expected less than {self._most} tokens with its pictures, got "
+                f"{sequence.prompt_tokens}"
             )
             return TokenEvent(sequence.sequence_id, error=problem)
         if event is None or event.error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +93,8 @@ class OpenVinoEngine:
         self.vocabulary_size = len(tokens)
         self.special_texts: Sequence[str] = self._find_special_texts(tokens)
         self.chat_template = str(self._tokenizer.chat_template)
-        self._handles: dict[int, Any] = {}
-        """Handle of each sequence in the pipeline. Dropping one would cancel it."""
+        self._handles: dict[int, tuple[Any, Set[int]]] = {}
+        """Handle of each sequence in the pipeline, and the tokens that end it. Dropping a handle would cancel it."""
         self._structured: set[int] = set()
         """Sequences with a grammar that have no token yet. A bad grammar makes every step fail."""
         self.block_tokens = _BLOCK_TOKENS
@@ -133,7 +133,8 @@ class OpenVinoEngine:
         """Add a sequence. Raises InvalidRequest with the library's message."""
         try:
             config.validate()
-            self._handles[sequence_id] = self._pipeline.add_request(sequence_id, *prompt, config)
+            end_tokens = frozenset() if sampling.ignore_eos else self._end_tokens
+            self._handles[sequence_id] = self._pipeline.add_request(sequence_id, *prompt, config), end_tokens
         except (RuntimeError, TypeError, ValueError) as error:
             said = _without_source_path(error)
         else:
@@ -143,15 +144,15 @@ class OpenVinoEngine:
         raise InvalidRequest(f"OpenVINO GenAI cannot sample like this: {said}")
 
     def cancel(self, sequence_id: int) -> None:
-        handle = self._handles.pop(sequence_id, None)
+        found = self._handles.pop(sequence_id, None)
         self._structured.discard(sequence_id)
-        if handle is not None:
-            handle.cancel()
+        if found is not None:
+            found[0].cancel()
 
     def step(self) -> list[TokenEvent]:
         events = self._step_without_offenders()
-        for sequence_id, handle in list(self._handles.items()):
-            event = self._read(sequence_id, handle)
+        for sequence_id, (handle, end_tokens) in list(self._handles.items()):
+            event = self._read(sequence_id, handle, end_tokens)
             if event is not None:
                 events.append(event)
         return events
@@ -168,7 +169,7 @@ class OpenVinoEngine:
         return EngineStats(used, self.total_blocks, int(metrics.kv_cache_size_in_bytes))
 
     def close(self) -> None:
-        for handle in self._handles.values():
+        for handle, _ in self._handles.values():
             handle.cancel()
         self._handles.clear()
 
@@ -215,7 +216,7 @@ class OpenVinoEngine:
             config.structured_output_config = self._library.StructuredOutputConfig(grammar=grammar)
         return config
 
-    def _read(self, sequence_id: int, handle: Any) -> TokenEvent | None:
+    def _read(self, sequence_id: int, handle: Any, end_tokens: Set[int]) -> TokenEvent | None:
         tokens: list[int] = []
         logprobs: list[float] = []
         while handle.can_read():
@@ -234,7 +235,7 @@ class OpenVinoEngine:
         if status == statuses.IGNORED:
             # The KV cache is too small for it, as it is alone now.
             return TokenEvent(sequence_id, tuple(tokens), tuple(logprobs), "length")
-        is_stopped = bool(tokens) and tokens[-1] in self._end_tokens
+        is_stopped = bool(tokens) and tokens[-1] in end_tokens
         if is_stopped:
             tokens, logprobs = tokens[:-1], logprobs[:-1]
         return TokenEvent(sequence_id, tuple(tokens), tuple(logprobs), "stop" if is_stopped else "length")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +68,10 @@ class OpenVinoVisionEngine(OpenVinoEngine, ImageEngine):
                 raise
         else:
             return
-        raise ContextTooLong(f"expected a prompt of less than {config.max_length} tokens with its pictures")
+        raise ContextTooLong(f"the prompt is too long: expected less than {config.max_length} tokens with its pictures")
 
-    def _read(self, sequence_id: int, handle: Any) -> TokenEvent | None:
-        event = super()._read(sequence_id, handle)
+    def _read(self, sequence_id: int, handle: Any, end_tokens: Set[int]) -> TokenEvent | None:
+        event = super()._read(sequence_id, handle, end_tokens)
         if event is None or event.finish is None:
             return event
         return dataclasses.replace(event, prompt_tokens=int(handle.get_vlm_perf_metrics().get_num_input_tokens()))

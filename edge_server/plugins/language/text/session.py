@@ -246,9 +246,10 @@ class LlmSession(RequestSession):
             execution.send(answer, is_final=True)
             return
         if known_tokens >= most:
+            # Clients of OpenAI's and Anthropic's APIs look for the words "prompt is too long".
             raise ContextTooLong(
-                f"inference request to model '{self._model}': expected a prompt of less than {most} tokens, "
-                f"got {known_tokens}"
+                f"inference request to model '{self._model}': the prompt is too long: expected less than {most} "
+                f"tokens, got {known_tokens}"
             )
         generation = _Generation(execution, request, prompt, tokens, engine, warnings)
         if grammar is not None:
