@@ -38,14 +38,18 @@ def error_of(call: Callable[..., object], *args: Any, **more: Any) -> str:
 
 
 def is_one_running() -> bool:
-    """Return whether the model `slow`, whose answer takes minutes, generates one text."""
-    return _running() == 1
+    """Wait until the model `slow`, whose answer takes minutes, generates one text; return False if it does not."""
+    return _is_soon(1)
 
 
 def is_idle_soon() -> bool:
     """Wait until the model `slow` generates nothing; return False if it goes on."""
+    return _is_soon(0)
+
+
+def _is_soon(count: int) -> bool:
     end = time.monotonic() + 20
-    while _running():
+    while _running() != count:
         if time.monotonic() > end:
             return False
         time.sleep(0.05)

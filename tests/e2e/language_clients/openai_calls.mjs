@@ -20,9 +20,9 @@ async function running() {
   return Number(text.match(/^vllm:num_requests_running\{[^}]*model_name="slow"[^}]*\} (\S+)$/m)[1])
 }
 
-async function isIdleSoon() {
+async function isSoon(count) {
   const end = Date.now() + 20000
-  while (await running()) {
+  while ((await running()) !== count) {
     if (Date.now() > end) return false
     await new Promise((done) => setTimeout(done, 50))
   }
@@ -90,15 +90,15 @@ const features = {
   },
   async timeout() {
     const error = await errorOf(() => ask('slow', user('hello'), {}, { timeout: 1000 }))
-    return { package: [error, await isIdleSoon()] }
+    return { package: [error, await isSoon(0)] }
   },
   async cancel() {
     let wasRunning
     for await (const _ of await ask('slow', user('hello'), { stream: true })) {
-      wasRunning = (await running()) === 1
+      wasRunning = await isSoon(1)
       break
     }
-    return { package: [wasRunning, await isIdleSoon()] }
+    return { package: [wasRunning, await isSoon(0)] }
   },
 }
 
