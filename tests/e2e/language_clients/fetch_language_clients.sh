@@ -24,6 +24,7 @@ environment litellm litellm==1.110.2
 environment langchain langchain-openai==1.7.4 langchain-ollama==1.1.0 langchain-anthropic==1.7.10 \
     langchain-community==0.4.2
 environment instructor instructor==1.17.0
+environment openai_agents openai-agents==0.24.0
 environment pydantic_ai 'pydantic-ai-slim[openai,anthropic]==2.68.0'
 environment llm llm==0.36
 environment cohere cohere==7.3.1

@@ -30,13 +30,14 @@ def clients(model: str, **more: Any) -> dict[str, Any]:
     hosted = {"model": model, "api_key": "none", "max_retries": 0, "temperature": 0, **more}
     return {
         "openai": ChatOpenAI(base_url=f"{URL}/v1", **hosted),
+        "responses": ChatOpenAI(base_url=f"{URL}/v1", use_responses_api=True, **hosted),
         "ollama": ChatOllama(model=model, base_url=URL, temperature=0),
         "anthropic": ChatAnthropic(base_url=URL, max_tokens=100, **hosted),
     }
 
 
 def chat() -> dict[str, Any]:
-    return {name: client.invoke(JAPAN).content for name, client in clients("tiny").items()}
+    return {name: client.invoke(JAPAN).text for name, client in clients("tiny").items()}
 
 
 def stream() -> dict[str, Any]:
@@ -53,7 +54,7 @@ def tools() -> dict[str, Any]:
             streamed = part if streamed is None else streamed + part
         for way, message in ((name, able.invoke(messages)), (f"{name}, streamed", streamed)):
             (call,) = message.tool_calls
-            found[way] = [call["args"], able.invoke([*messages, message, weather.invoke(call)]).content]
+            found[way] = [call["args"], able.invoke([*messages, message, weather.invoke(call)]).text]
     return found
 
 

@@ -1,4 +1,4 @@
-"""Calls of Pydantic AI's agents over OpenAI's API, also as of ollama, and Anthropic's."""
+"""Calls of Pydantic AI's agents over OpenAI's chats, also as of ollama, its responses, and Anthropic's API."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from openai import AsyncOpenAI
 from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput, ToolOutput
 from pydantic_ai.models.anthropic import AnthropicModel
-from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.ollama import OllamaProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 
-WAYS = ("openai", "ollama", "anthropic")
+WAYS = ("openai", "responses", "ollama", "anthropic")
 
 
 class Thing(BaseModel):
@@ -31,7 +31,8 @@ def agent(way: str, model: str, timeout: float = 60, **more: Any) -> Any:
         return Agent(AnthropicModel(model, provider=AnthropicProvider(anthropic_client=client)), **more)
     openai = AsyncOpenAI(base_url=f"{URL}/v1", **options)
     provider = (OllamaProvider if way == "ollama" else OpenAIProvider)(openai_client=openai)
-    return Agent(OpenAIChatModel(model, provider=provider), **more)
+    kind = OpenAIResponsesModel if way == "responses" else OpenAIChatModel
+    return Agent(kind(model, provider=provider), **more)
 
 
 def ask(way: str, model: str, text: str, **more: Any) -> Any:
@@ -68,7 +69,7 @@ def tools() -> dict[str, Any]:
 def schema() -> dict[str, Any]:
     tool = {f"{way}, tool": ask(way, "wide", "say hello", output_type=ToolOutput(Thing)).model_dump() for way in WAYS}
     # Of Anthropic's models the package asks those for JSON that it knows.
-    native = {way: ask(way, "wide", "say hello", output_type=NativeOutput(Thing)).model_dump() for way in WAYS[:2]}
+    native = {way: ask(way, "wide", "say hello", output_type=NativeOutput(Thing)).model_dump() for way in WAYS[:3]}
     return {**tool, **native}
 
 

@@ -65,6 +65,7 @@ SCRIPTS: dict[str, dict[str, Any]] = {
 
 NAMES = {
     "openai": "openai for JavaScript",
+    "openai_agents": "OpenAI Agents",
     "litellm": "litellm",
     "langchain": "LangChain",
     "instructor": "instructor",
@@ -83,12 +84,14 @@ ERRORS: dict[str, dict[str, tuple[str, ...]]] = {
     | {"ollama_chat": ("NotFoundError", "BadRequestError")},
     "langchain": {
         "openai": ("OpenAIModelNotFoundError", "OpenAIContextOverflowError"),
+        "responses": ("OpenAIModelNotFoundError", "OpenAIContextOverflowError"),
         "ollama": ("ResponseError", "ResponseError"),
         "anthropic": ("AnthropicModelNotFoundError", "AnthropicContextOverflowError"),
     },
     "instructor": dict.fromkeys(("tool_call", "tools_strict", "json_schema_mode"), ("InstructorRetryException",) * 2),
+    "openai_agents": dict.fromkeys(("responses", "chats"), ("NotFoundError", "BadRequestError")),
     "pydantic_ai": dict.fromkeys(
-        ("openai", "ollama", "anthropic"), ("ModelNotFoundError", "ModelContextWindowExceededError")
+        ("openai", "responses", "ollama", "anthropic"), ("ModelNotFoundError", "ModelContextWindowExceededError")
     ),
     "llm": {"package": ("NotFoundError", "BadRequestError")},
     "cohere": {"v1": ("NotFoundError", "BadRequestError"), "v2": ("NotFoundError", "BadRequestError")},
