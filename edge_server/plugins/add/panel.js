@@ -17,7 +17,7 @@ export function makePanel() {
     "add-refusal", "On this page only with a key that may change models.", "On the machine: ", element("code", {}, "edge-server add FILE"),
   );
   const report = element("pre", { id: "add-report", class: "output", role: "status", tabindex: "0", hidden: true });
-  const again = element("button", { type: "button", id: "add-again", hidden: true, click: () => addNext() }, "Try again");
+  const again = element("button", { id: "add-again", hidden: true, click: () => addNext() }, "Try again");
   const [chooseFile, fileInput] = chooser("Choose a model file", { accept: ACCEPTED, id: "add-file", multiple: true }, take);
   const [choosePicture, pictureInput] = chooser("Try it on a picture of yours", { accept: "image/*", id: "add-picture" }, take);
   const pictureText = element("p", { class: "note", id: "add-picture-text" }, "It is tried on a portrait, or on drawn lines of text.");
@@ -104,5 +104,5 @@ function chooser(label, attributes, onFiles) {
     // The same file may be chosen again.
     input.value = "";
   } });
-  return [element("button", { type: "button", click: () => input.click() }, label), input];
+  return [element("button", { click: () => input.click() }, label), input];
 }

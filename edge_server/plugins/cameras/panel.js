@@ -16,6 +16,7 @@ const REASONS = {
 };
 const KINDS = { RUNNING: "ok", FAILED: "bad" };
 const cards = new Map();
+let questions = [];
 
 export function makePanel() {
   const count = element("span", { id: "cameras-count", class: "muted" });
@@ -29,7 +30,8 @@ export function makePanel() {
   );
   const hint = element("p", { id: "cameras-note", class: "note", hidden: true });
   function update(found, own) {
-    const cameras = merged(found?.streams ?? [], own?.sources ?? [], own?.questions ?? []);
+    questions = own?.questions ?? [];
+    const cameras = merged(found?.streams ?? [], own?.sources ?? []);
     const lost = cameras.filter((camera) => camera.source?.state === "FAILED").length;
     setText(count, cameras.length ? `${cameras.filter((camera) => camera.stream).length} of ${cameras.length} open` : "");
     setBadge(failed, lost ? `${lost} failed` : "", "bad");
@@ -47,19 +49,17 @@ export function makePanel() {
 }
 
 /**
- * Return {name, stream, source, questions}: the cameras of the server, failed ones first, else in the order of their file,
- * then other frame streams.
+ * Return {name, stream, source}: the cameras of the server, failed ones first, else in the order of their file, then other
+ * frame streams.
  */
-function merged(streams, sources, questions) {
+function merged(streams, sources) {
   const byName = new Map(streams.map((stream) => [stream.stream_id, stream]));
   // The frame stream of a camera stays open while the camera is lost.
   const streamOf = ({ name, state }) => (state === "FAILED" ? null : byName.get(name) ?? null);
   const isWorking = ({ state }) => state !== "FAILED";
-  const own = sources.toSorted((a, b) => isWorking(a) - isWorking(b)).map((source) => (
-    { name: source.name, source, stream: streamOf(source), questions: questions.filter((question) => question.source === source.name) }
-  ));
+  const own = sources.toSorted((a, b) => isWorking(a) - isWorking(b)).map((source) => ({ name: source.name, source, stream: streamOf(source) }));
   const names = new Set(sources.map((source) => source.name));
-  return [...own, ...streams.filter((stream) => !names.has(stream.stream_id)).map((stream) => ({ name: stream.stream_id, source: null, stream, questions: [] }))];
+  return [...own, ...streams.filter((stream) => !names.has(stream.stream_id)).map((stream) => ({ name: stream.stream_id, source: null, stream }))];
 }
 
 document.addEventListener("visibilitychange", () => {
@@ -69,8 +69,8 @@ document.addEventListener("visibilitychange", () => {
 function makeCard({ name }) {
   const image = element("img", { alt: `Live picture of ${name}`, hidden: true });
   const text = element("span", { class: "message" });
-  const picture = element("button", { type: "button", class: "picture", title: "Enlarge", click: () => openLarge(name, { hasZones: Boolean(now?.source) }) }, text, image);
-  const toggle = element("button", { type: "button", click: () => { isWanted = !isWanted; refresh(); } });
+  const picture = element("button", { class: "picture", title: "Enlarge", click: () => openLarge(name, { hasZones: Boolean(now?.source) }) }, text, image);
+  const toggle = element("button", { click: () => { isWanted = !isWanted; refresh(); } });
   const state = element("span");
   const model = element("p", { class: "muted origin" });
   const facts = ["Frames in", "Frames out", "Age, median", "Age, 99 %"].map((fact) => [element("dt", {}, fact), element("dd", {})]);
@@ -101,22 +101,21 @@ function makeCard({ name }) {
       : ["–", "–", "–", "–"];
     facts.forEach(([, value], place) => setText(value, values[place]));
     // Of a camera without a stream the reason stands in place of the picture.
-    const problems = camera.questions.filter(({ reason }) => reason).map((question) => `Question ${question.name}: ${question.reason}`);
+    const asked = questions.filter((question) => question.source === name);
+    const problems = asked.filter(({ reason }) => reason).map((question) => `Question ${question.name}: ${question.reason}`);
     note(warning, [stream ? source?.reason : "", ...problems].filter(Boolean).join("\n"));
-    readAnswers(camera.questions);
+    readAnswers(asked.map(({ answered }) => answered).join());
     setText(drops, detailOf(camera));
     refresh();
   }
 
-  /** Show the last answers to the questions about this camera. They are read after a new one only. */
-  async function readAnswers(questions) {
-    const counts = access.allowed.view ? questions.map((question) => `${question.name} ${question.answered}`).join() : "";
-    if (counts === readCounts) return;
+  /** Show the last answers about this camera, read again when their counts change. */
+  async function readAnswers(counts) {
+    if (counts === readCounts || !access.allowed.view) return;
     readCounts = counts;
     try {
-      const found = questions.some((question) => question.answered) && counts
-        ? (await getJson(`edge/v1/cameras/${encodeURIComponent(name)}/answers`)).answers : [];
-      note(answers, found.map((answer) => `${new Date(answer.time_s * 1000).toLocaleTimeString()} ${answer.question}: ${answer.text}`).join("\n"));
+      const found = await getJson(`edge/v1/cameras/${encodeURIComponent(name)}/answers`);
+      note(answers, found.answers.map((answer) => `${new Date(answer.time_s * 1000).toLocaleTimeString()} ${answer.question}: ${answer.text}`).join("\n"));
     } catch {
       readCounts = ""; // The next update tries again.
     }

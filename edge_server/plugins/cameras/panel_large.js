@@ -23,7 +23,7 @@ export function openLarge(name, { hasZones }) {
   const problem = element("p", { class: "error", role: "status", hidden: true });
   let isEditing = false;
   const editor = makeZoneEditor(name, stage, canvas, (state) => { isEditing = edit.hidden = state; });
-  const edit = element("button", { type: "button", class: "edit-zones", hidden: !hasZones, click: editZones }, "Zones");
+  const edit = element("button", { class: "edit-zones", hidden: !hasZones, click: editZones }, "Zones");
   const refusal = keyNotice(
     "zones-refusal", "Zones and lines are changed on this page only with a key that may change models.", "Without one, edit the sources file.",
   );
@@ -33,7 +33,7 @@ export function openLarge(name, { hasZones }) {
   }
   const dialog = element(
     "dialog", { class: "large", "aria-label": `Camera ${name}`, close: () => { ended.abort(); dialog.remove(); } },
-    element("div", { class: "head" }, element("h2", {}, name), found, edit, element("button", { type: "button", click: () => dialog.close() }, "Close")),
+    element("div", { class: "head" }, element("h2", {}, name), found, edit, element("button", { click: () => dialog.close() }, "Close")),
     stage, problem, refusal.node, ...editor.nodes,
   );
   document.body.append(dialog);

@@ -34,10 +34,10 @@ export function makeZoneEditor(camera, stage, canvas, onState) {
     problem,
     element(
       "div", { class: "row" },
-      element("button", { type: "button", "data-add": "zone", click: () => add("zone") }, "Add a zone"),
-      element("button", { type: "button", "data-add": "line", click: () => add("line") }, "Add a line"),
+      element("button", { "data-add": "zone", click: () => add("zone") }, "Add a zone"),
+      element("button", { "data-add": "line", click: () => add("line") }, "Add a line"),
       element("button", { type: "submit", class: "primary" }, "Save"),
-      element("button", { type: "button", click: close }, "Cancel"),
+      element("button", { click: close }, "Cancel"),
     ),
   );
   let items = [];
@@ -116,35 +116,34 @@ export function makeZoneEditor(camera, stage, canvas, onState) {
       "label", {}, label, element("input", { ...attributes, input: ({ target }) => take(target.value.trim(), target) }),
     );
     const optional = (key, value) => {
-      if (value === undefined) delete rest[key];
-      else rest[key] = value;
+      if (value) rest[key] = value;
+      else delete rest[key];
     };
-    const split = (text) => text.split(",").map((part) => part.trim()).filter(Boolean);
+    const takeNumber = (key) => (text) => optional(key, Number(text));
     const unknown = element("p", { class: "warning", role: "status", hidden: true });
-    const choices = classes.map((name) => element("button", { type: "button", click: () => {
+    const choices = classes.map((name) => element("button", { click: () => {
       const chosen = rest.classes ?? [];
       chooseClasses(chosen.includes(name) ? chosen.filter((one) => one !== name) : [...chosen, name]);
       classField.querySelector("input").value = (rest.classes ?? []).join(", ");
     } }, name));
-    const classField = field("Classes", { value: (rest.classes ?? []).join(", "), placeholder: "all" }, (text) => chooseClasses(split(text)));
+    const classField = field("Classes", { value: (rest.classes ?? []).join(", "), placeholder: "all" }, (text) => chooseClasses(text.split(",").map((part) => part.trim()).filter(Boolean)));
     function chooseClasses(chosen) {
-      optional("classes", chosen.length ? chosen : undefined);
+      optional("classes", chosen.length && chosen);
       for (const choice of choices) choice.setAttribute("aria-pressed", chosen.includes(choice.textContent));
       note(unknown, problemOf(item));
     }
     chooseClasses(rest.classes ?? []);
     const numbers = kind === "line" ? [] : [
-      field("Frames until it counts", { type: "number", min: 1, max: 255, value: rest.inertia ?? 3 }, (text) => optional("inertia", text ? Number(text) : undefined)),
-      field("Loiters after seconds", { type: "number", min: 0, step: "any", value: rest.loitering_s ?? "", placeholder: "never" }, (text) => optional("loitering_s", text ? Number(text) : undefined)),
+      field("Frames until it counts", { type: "number", min: 1, max: 255, value: rest.inertia ?? 3 }, takeNumber("inertia")),
+      field("Loiters after seconds", { type: "number", min: 0, step: "any", value: rest.loitering_s ?? "", placeholder: "never" }, takeNumber("loitering_s")),
     ];
-    const turn = element("button", { type: "button", click: () => { item.points.reverse(); buildDrawing(); } }, "Turn round");
     return element(
       "fieldset", { class: "zone-row", focusin: () => choose(item) },
       element("legend", {}, kind === "zone" ? "Zone" : "Line"),
       field("Name", { value: rest.name, required: true, pattern: "[A-Za-z0-9_.\\-]{1,64}", title: "1 to 64 letters, digits, _ - ." }, (text) => { rest.name = text; }),
       classField,
-      ...numbers, kind === "line" ? turn : null,
-      element("button", { type: "button", click: () => { items = items.filter((one) => one !== item); build(); } }, "Remove"),
+      ...numbers, kind === "line" ? element("button", { click: () => { item.points.reverse(); buildDrawing(); } }, "Turn round") : null,
+      element("button", { click: () => { items = items.filter((one) => one !== item); build(); } }, "Remove"),
       choices.length ? element(
         "details", {}, element("summary", {}, `Classes of the model (${choices.length})`),
         element("div", { class: "choices", role: "group", "aria-label": "Classes of the model" }, ...choices),
@@ -236,8 +235,7 @@ export function makeZoneEditor(camera, stage, canvas, onState) {
     else item.points[index] = to;
     item.place();
   });
-  drawing.addEventListener("pointerup", () => { dragged = null; });
-  drawing.addEventListener("pointercancel", () => { dragged = null; });
+  for (const end of ["pointerup", "pointercancel"]) drawing.addEventListener(end, () => { dragged = null; });
 
   function press(event, item, index) {
     const step = STEPS[event.key];

@@ -5,6 +5,7 @@ export const byId = (id) => document.getElementById(id);
 /** Return an element with attributes or event listeners (functions) and children; strings become text. */
 export function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
+  if (tag === "button") made.type = "button";
   for (const [name, value] of Object.entries(attributes)) {
     if (typeof value === "function") made.addEventListener(name, value);
     else if (value === true) made.setAttribute(name, "");

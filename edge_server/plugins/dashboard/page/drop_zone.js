@@ -11,7 +11,7 @@ export function dropZone(id, text, label, accept, onFile) {
   } });
   const drop = element(
     "div", { class: "drop", id }, element("p", {}, text),
-    element("button", { type: "button", class: "primary", click: () => input.click() }, label), input,
+    element("button", { class: "primary", click: () => input.click() }, label), input,
   );
   const over = (isOver) => (event) => {
     event.preventDefault();

@@ -43,7 +43,7 @@ export function keyNotice(id, what, ...instead) {
     "span", {}, "This server asks for none: start it with ", element("code", {}, FLAG), ", then enter ", element("code", {}, "SECRET"), " here (",
     element("a", { href: "docs#operations.md/a-key-for-the-page" }, "more"), "). ",
   );
-  const enter = element("button", { type: "button", click: openDialog }, "Enter a key");
+  const enter = element("button", { click: openDialog }, "Enter a key");
   const node = element("p", { class: "note", id, hidden: true }, what, " ", advice, enter, " ", ...instead);
   function update() {
     node.hidden = access.may_change_models;

@@ -100,7 +100,7 @@ function makeRow(first, tryModel, changed) {
   const latency = cell("number", "Latency");
   const perSecond = cell("number", "Requests/s");
   const memory = cell("number", "Memory");
-  const button = (text, run, label) => element("button", { type: "button", click: run, "aria-label": `${label} ${first.name}` }, text);
+  const button = (text, run, label) => element("button", { click: run, "aria-label": `${label} ${first.name}` }, text);
   const order = (path, question) => async () => {
     if (!window.confirm(question)) return;
     try {

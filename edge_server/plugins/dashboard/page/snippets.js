@@ -6,6 +6,7 @@ import { element, setText } from "./dom.js";
 const MAX_JSON = 2000;
 
 const addressOf = (path) => new URL(path, document.baseURI).href;
+const json = JSON.stringify;
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 
 /** Return the headers that the caller's key needs; the key itself is not shown. */
@@ -25,7 +26,7 @@ export function snippets(make) {
 }
 
 export function snippet(title, text) {
-  const copy = element("button", { type: "button", "aria-label": `Copy ${title}`, click: async () => {
+  const copy = element("button", { "aria-label": `Copy ${title}`, click: async () => {
     // Browsers give no clipboard to pages of plain http from another machine: then the text is selected instead.
     if (navigator.clipboard) await navigator.clipboard.writeText(text);
     else getSelection().selectAllChildren(code);
@@ -60,8 +61,8 @@ from PIL import Image, ImageOps  # pip install pillow
 
 picture = ImageOps.exif_transpose(Image.open("picture.jpg")).convert("${isGray ? "L" : "RGB"}")
 pixels = np.asarray(${fitted}, np.float32)
-values = ((pixels * ${scale === 1 ? "1" : "(1 / 255)"} - ${JSON.stringify(mean)}) / ${JSON.stringify(stddev)})${steps}
-inputs = [{"name": ${JSON.stringify(name)}, "datatype": "${datatype}", "shape": ${JSON.stringify(shape)}, "data": values.ravel().tolist()}]
+values = ((pixels * ${scale === 1 ? "1" : "(1 / 255)"} - ${json(mean)}) / ${json(stddev)})${steps}
+inputs = [{"name": ${json(name)}, "datatype": "${datatype}", "shape": ${json(shape)}, "data": values.ravel().tolist()}]
 `;
   const path = `v2/models/${encodeURIComponent(model)}/infer`;
   return [
@@ -73,21 +74,21 @@ inputs = [{"name": ${JSON.stringify(name)}, "datatype": "${datatype}", "shape": 
 /** Return curl and Python for a JSON body. */
 export function jsonSnippets(path, value) {
   const url = addressOf(path);
-  const json = JSON.stringify(value);
+  const body = json(value);
   return [
-    ["curl", `curl -H 'Content-Type: application/json'${curlKey()} \\\n  -d ${quoted(json)} \\\n  ${quoted(url)}`],
+    ["curl", `curl -H 'Content-Type: application/json'${curlKey()} \\\n  -d ${quoted(body)} \\\n  ${quoted(url)}`],
     ["Python", python("application/json", `json.dumps(${pythonValue(value)}).encode()`, url)],
   ];
 }
 
 function python(type, body, url) {
   const headers = keyHeaders();
-  const more = headers.map(([name, prefix]) => `, ${JSON.stringify(name)}: ${prefix ? `"${prefix}" + ` : ""}os.environ["EDGE_KEY"]`).join("");
+  const more = headers.map(([name, prefix]) => `, ${json(name)}: ${prefix ? `"${prefix}" + ` : ""}os.environ["EDGE_KEY"]`).join("");
   return `import json
 ${headers.length ? "import os\n" : ""}import urllib.request
 
 request = urllib.request.Request(
-    ${JSON.stringify(url)},
+    ${json(url)},
     ${body},
     {"Content-Type": "${type}"${more}},
 )
@@ -96,7 +97,7 @@ with urllib.request.urlopen(request) as response:
 `;
 }
 
-const pythonValue = (value) => JSON.stringify(value).replace(/"(?:[^"\\]|\\.)*"|true|false|null/g, (part) => ({ true: "True", false: "False", null: "None" })[part] ?? part);
+const pythonValue = (value) => json(value).replace(/"(?:[^"\\]|\\.)*"|true|false|null/g, (part) => ({ true: "True", false: "False", null: "None" })[part] ?? part);
 
 /**
  * Return curl and Python for tensors: {name, datatype, shape, fill ("zeros", "random" or "values"), values}. `parameters` are those
@@ -104,18 +105,18 @@ const pythonValue = (value) => JSON.stringify(value).replace(/"(?:[^"\\]|\\.)*"|
  */
 export function tensorSnippets(model, tensors, parameters) {
   const path = `v2/models/${encodeURIComponent(model)}/infer`;
-  const json = JSON.stringify(tensors.map(({ values }) => Array.from(values ?? [])));
-  if (tensors.every(({ values }) => values) && json.length <= MAX_JSON) {
+  const data = json(tensors.map(({ values }) => Array.from(values ?? [])));
+  if (tensors.every(({ values }) => values) && data.length <= MAX_JSON) {
     return jsonSnippets(path, { inputs: tensors.map(({ name, datatype, shape, values }) => ({ name, datatype, shape, data: Array.from(values) })), parameters });
   }
   const url = addressOf(path);
   const dataOf = ({ fill, values, shape, datatype }) => {
-    if (values && JSON.stringify(Array.from(values)).length <= MAX_JSON) return pythonValue(Array.from(values));
+    if (values && json(Array.from(values)).length <= MAX_JSON) return pythonValue(Array.from(values));
     const count = shape.reduce((product, size) => product * size, 1);
     const zero = datatype === "BYTES" ? '""' : datatype === "BOOL" ? "False" : "0";
     return fill === "random" ? `[${/^(FP|BF)/.test(datatype) ? "random.random()" : "random.randrange(2)"} for _ in range(${count})]` : `[${zero}] * ${count}`;
   };
-  const inputs = tensors.map((tensor) => `    {"name": ${JSON.stringify(tensor.name)}, "datatype": "${tensor.datatype}", "shape": ${JSON.stringify(tensor.shape)}, "data": ${dataOf(tensor)}},`).join("\n");
+  const inputs = tensors.map((tensor) => `    {"name": ${json(tensor.name)}, "datatype": "${tensor.datatype}", "shape": ${json(tensor.shape)}, "data": ${dataOf(tensor)}},`).join("\n");
   const rest = parameters ? `, "parameters": ${pythonValue(parameters)}` : "";
   const body = `json.dumps({"inputs": [\n${inputs}\n    ]${rest}}).encode()`;
   const program = python("application/json", body, url).replace("import urllib", `${/random\./.test(inputs) ? "import random\n" : ""}import urllib`);

@@ -40,7 +40,7 @@ export function textForm(name, isChat, isDecoupled) {
     element("div", { class: "row" },
             ...(isChat ? [element("label", { for: "try-tokens" }, "At most this many tokens"), limit] : []),
             element("button", { type: "submit", class: "primary" }, "Send"),
-            element("button", { type: "button", click: stopRun }, "Stop")),
+            element("button", { click: stopRun }, "Stop")),
   )];
 }
 
