@@ -28,6 +28,10 @@ PLUGIN_OF: Mapping[str, str] = {
             "frames", "--frames-max-streams", "--frames-max-frame-bytes", "--frames-priority-weight",
             "sources", "--sources-file", "--source", "--sink", "frigate", "--frigate-zmq",
         ),
+        "fleet": (
+            "follow", "--follow", "--follow-root", "--box-id", "--box-groups", "--follow-interval-secs",
+            "--follow-max-kbytes-per-sec", "--follow-hours",
+        ),
         "governor": (
             "governor", "--governor", "--power-budget-watts", "--temperature-limit", "--control-floor-percent",
             "--governor-interval-ms", "--governor-load-wait-secs", "--sysfs-root", "--grant-clock-cap",

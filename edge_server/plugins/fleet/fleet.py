@@ -1,5 +1,5 @@
 """`edge-server fleet status`: show many running servers in one table, and which of them serve other versions or
-configurations than the rest.
+configurations than the rest; and the hosts of `edge-server fleet rollout`.
 
 It asks each server for what `edge-server status` shows. There is no server or database of its own.
 """
@@ -22,6 +22,7 @@ from edge_server.cli.console import render, wrap
 from edge_server.cli.options import CommandParser
 from edge_server.cli.status import NO_REPORT, read_report
 from edge_server.errors import InvalidRequest
+from edge_server.plugins.fleet.follow import rollout_command
 
 COLUMN_TITLES = ("HOST", "STATE", "SERVER", "MODELS", "TEMPERATURE", "WORK ALLOWED", "STREAMS", "DROPPED", "FAILED")
 OPTIONAL_COLUMNS = ("STREAMS", "SERVER", "TEMPERATURE")
@@ -32,7 +33,10 @@ _NOT_SERVED = "not served"
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print the table. Return 0 if all servers are ready, serve the same and nothing failed, else 1."""
+    """Print the table, or lead a rollout. Return 0 if all servers are ready, serve the same and nothing failed.
+
+    Else return 1.
+    """
     parser = CommandParser(prog="edge-server fleet", description="Commands for many servers.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     status = commands.add_parser(
@@ -43,22 +47,18 @@ def run(arguments: Sequence[str]) -> int:
         "files, no version failed on any and each --expect is met on all, else 1.",
         allow_abbrev=False,
     )
-    status.add_argument(
-        "hosts",
-        nargs="+",
-        metavar="HOST",
-        help="HOST, HOST:PORT or https://HOST:PORT (default port 8000), or a file with one on each line; # begins a "
-        "comment",
-    )
+    _add_hosts(status)
     status.add_argument("--json", action="store_true", help="print JSON")
     expected_versions.add_options(status)
-    http_client.add_request_options(status, timeout_s=5.0)
+    rollout_command.add_parser(commands, _add_hosts)
     options = parser.parse_args(arguments)
     try:
         urls = read_hosts(options.hosts)
     except argparse.ArgumentTypeError as error:
-        print(f"edge-server fleet status: {error}", file=sys.stderr)
+        print(f"edge-server fleet: {error}", file=sys.stderr)
         return 2
+    if hasattr(options, "repository"):
+        return rollout_command.run(options, _ask_all(urls, options))
 
     def are_settled(hosts: Sequence[Mapping[str, Any]]) -> bool:
         return _are_well(hosts) and not any(expected_versions.is_loading(host["report"]) for host in hosts)
@@ -66,6 +66,17 @@ def run(arguments: Sequence[str]) -> int:
     hosts = expected_versions.wait_until_well(lambda: _look(urls, options), are_settled, options.wait)
     print(json.dumps({"hosts": hosts}, indent=1) if options.json else "\n".join(_lines(hosts)))
     return 0 if _are_well(hosts) else 1
+
+
+def _add_hosts(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "hosts",
+        nargs="+",
+        metavar="HOST",
+        help="HOST, HOST:PORT or https://HOST:PORT (default port 8000), or a file with one on each line; # begins a "
+        "comment",
+    )
+    http_client.add_request_options(parser, timeout_s=5.0)
 
 
 def _look(urls: Sequence[str], options: argparse.Namespace) -> list[dict[str, Any]]:

@@ -16,8 +16,9 @@ _edge_server_words() {
     "cameras") echo find --help ;;
     "cameras find") echo --help --seconds --user --model --address --write-password ;;
     "doctor") echo --help --json --user --sysfs-root --skip-runtimes ;;
-    "fleet") echo status --help ;;
-    "fleet status") echo --help --json --expect --wait --header --tls-root --tls-cert --tls-key --timeout ;;
+    "fleet") echo status rollout --help ;;
+    "fleet status") echo --help --header --tls-root --tls-cert --tls-key --timeout --json --expect --wait ;;
+    "fleet rollout") echo --help --keys --model --after-secs --header --tls-root --tls-cert --tls-key --timeout ;;
     "pull") echo --help --sha256 --model-repository --name --replace --max-bytes --index --list --header --tls-root --tls-cert --tls-key --timeout ;;
     "publish") echo --help --keys --withdraw ;;
     "follow") echo --help --root --model-repository --box-id --box-groups --interval-secs --max-kbytes-per-sec --hours --once ;;
@@ -104,6 +105,7 @@ _edge_server_values() {
     "check --engine-builder") echo true false ;;
     "stream --transport") echo tcp udp auto ;;
     "stream --encoding") echo bgr8 rgb8 mono8 jpeg png ;;
+    ) echo status continue stop rollback ;;
     "governor simulate --scenario") echo ambient-25 ambient-35 ambient-45 ambient-55 step dead-fan failing-sensor offset over-current all ;;
     "ros bridge --transport") echo dds rclpy ros1 ;;
     "ros bridge --input-qos") echo DEFAULT SENSOR_DATA ;;

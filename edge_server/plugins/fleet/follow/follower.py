@@ -60,7 +60,7 @@ class FollowedModel(NamedTuple):
 class Report(NamedTuple):
     """What a follower knows after its last round. `problem` is why the round was not complete, "" if it was."""
 
-    box: str
+    box: Box
     repository: str
     models: Mapping[str, FollowedModel]
     problem: str
@@ -80,7 +80,7 @@ class Follower:
         self._trial = trial
         self._judge = judge
         self._is_stopping = False
-        self.report = Report(box.id, address, {}, "no round has ended yet", 0.0)
+        self.report = Report(box, address, {}, "no round has ended yet", 0.0)
 
     def stop(self) -> None:
         """End a download and a trial. What was downloaded is kept."""

@@ -42,14 +42,15 @@ def run(arguments: Sequence[str]) -> int:
     for path in options.withdraw:
         publisher.withdraw(f"{path}.json")
         print(f"{path}: withdrawn")
+    now = datetime.now(timezone.utc)
     for name, model in sorted(found.items()):
-        if name in {path.partition("/")[0] for path in options.withdraw}:
-            # Its files are those of the release that was just withdrawn, or older.
+        release = publisher.add(name, model.path, rollout.get(name, {}), now.timestamp())
+        if release is None:
+            print(f"{name}: these files were withdrawn; other files become its next release")
             continue
-        release = publisher.add(name, model.path, rollout.get(name, {}))
         what = "new" if release.path not in before else "as before" if before[release.path] == release else "for others"
         print(f"{release.path.removesuffix('.json')}: {what}")
-    publisher.commit(datetime.now(timezone.utc))
+    publisher.commit(now)
     for name in sorted({release.model for release in publisher.releases().values()} - set(found)):
         print(f"{name}: not in {options.folder}; its releases stay until --withdraw={name}/NUMBER")
     return ExitCode.OK

@@ -47,6 +47,9 @@ ROLES_OF_KEYS: Mapping[str, Sequence[str]] = {
 }
 KEPT_RELEASES = 5
 """Releases of a model that stay in a repository: boxes outside of the newest one's choice have an older one."""
+_MAX_WITHDRAWN = 100
+"""Withdrawn releases of a model that are remembered."""
+_WITHDRAWN_KEY = "x-edge-server-withdrawn"
 _LAST_NUMBERS_KEY = "x-edge-server-last-numbers"
 _EXPIRES_DAYS = {"root": 2 * 365, "targets": 365, "snapshot": 30, "timestamp": 30}
 
@@ -120,10 +123,12 @@ class Publisher:
         }
         return {path: release for path, release in found.items() if release is not None}
 
-    def add(self, model: str, folder: Path, selection: Mapping[str, object]) -> Release:
-        """Add a release of the model in `folder`, or give its newest one another selection if no file has changed.
+    def add(self, model: str, folder: Path, selection: Mapping[str, object], now_s: float) -> Release | None:
+        """Add a release of the model in `folder`, or give its newest one another selection if no file has changed; a
+        rollout in waves goes on where it was.
 
-        `selection` is the custom metadata. Raises InvalidRequest and ServingFault.
+        `selection` is the custom metadata. Returns None for files that were withdrawn. Raises InvalidRequest and
+        ServingFault.
         """
         digests = {
             name: self._add_file(model, path) if isinstance(path, Path) else ""
@@ -132,29 +137,49 @@ class Publisher:
         content = render_files(digests)
         if len(content) > MAX_LIST_BYTES:
             raise InvalidRequest(f"'{folder}' has too many files for one release")
-        own = [release for release in self.releases().values() if release.model == model]
-        newest = max(own, key=lambda release: release.number, default=None)
-        is_same = newest is not None and self._targets.targets[newest.path].hashes["sha256"] == _sha256(content)
+        if _sha256(content) in self._noted(_WITHDRAWN_KEY).get(model, ()):
+            return None
+        newest = max(self.releases_of(model), key=lambda release: release.number, default=None)
         # A number is never used again, also if its release was withdrawn: reports name releases by it.
-        last: dict[str, int] = self._targets.unrecognized_fields.setdefault(_LAST_NUMBERS_KEY, {})
-        number = newest.number if newest is not None and is_same else last.get(model, 0) + 1
+        last: dict[str, int] = self._noted(_LAST_NUMBERS_KEY)
+        if newest is not None and self._targets.targets[newest.path].hashes["sha256"] == _sha256(content):
+            number, wave, since_s = newest.number, newest.wave, newest.wave_since_s
+        else:
+            number, wave, since_s = last.get(model, 0) + 1, 0, 0.0
         last[model] = max(number, last.get(model, 0))
         path = f"{model}/{number}.json"
         release = read_release(path, selection)
         if release is None:
             raise InvalidRequest(f"'{model[:200]}' cannot be the name of a model")
-        target = TargetFile.from_data(path, content, ["sha256"])
-        target.unrecognized_fields["custom"] = custom_of(release)
-        self._targets.targets[path] = target
+        if release.waves:
+            release = release._replace(wave=min(wave, len(release.waves) - 1), wave_since_s=since_s or int(now_s))
+        self._targets.targets[path] = TargetFile.from_data(path, content, ["sha256"])
+        self.change(release)
         _write(self.targets / model / f"{_sha256(content)}.{number}.json", content)
         return release
 
+    def releases_of(self, model: str) -> list[Release]:
+        return [release for release in self.releases().values() if release.model == model]
+
+    def change(self, release: Release) -> None:
+        """Give a release this selection."""
+        self._targets.targets[release.path].unrecognized_fields["custom"] = custom_of(release)
+
     def withdraw(self, path: str) -> None:
-        """Remove a release: its boxes go back to an earlier one, or remove the model. Raises InvalidRequest."""
+        """Remove a release: its boxes go back to an earlier one, or remove the model. Its files do not become a release
+        again. Raises InvalidRequest."""
         if path not in self.releases():
             listed = ", ".join(sorted(item.removesuffix(".json") for item in self.releases())) or "none"
             raise InvalidRequest(f"there is no release '{path.removesuffix('.json')}'; there is {listed}")
-        del self._targets.targets[path]
+        target = self._targets.targets.pop(path)
+        model = path.partition("/")[0]
+        withdrawn = [*self._noted(_WITHDRAWN_KEY).get(model, ()), target.hashes["sha256"]]
+        self._noted(_WITHDRAWN_KEY)[model] = withdrawn[-_MAX_WITHDRAWN:]
+
+    def _noted(self, key: str) -> dict[str, Any]:
+        """Return what the publisher notes of each model in a field of the signed list."""
+        noted: dict[str, Any] = self._targets.unrecognized_fields.setdefault(key, {})
+        return noted
 
     def commit(self, now: datetime) -> None:
         """Sign and write what has changed, targets before what names them, and delete what nothing names any more.

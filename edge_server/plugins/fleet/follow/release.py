@@ -31,6 +31,7 @@ PUBLISHED_KEY = "x-edge-server-published"
 
 _RELEASE_PATH = re.compile(r"([^/]+)/([1-9][0-9]{0,8})\.json")
 _NOT_IN_DIGEST = (FILE_NAME, SIGNATURE_NAME)
+_WAVE_PERCENT = re.compile(r"([0-9]{1,2}(?:\.[0-9]+)?|100) ?%")
 _SHA256 = re.compile("[0-9a-f]{64}")
 
 
@@ -54,6 +55,12 @@ class Release(NamedTuple):
     ids: frozenset[str] | None
     percent: float
     """Share of the boxes, chosen by the hash of their ids."""
+    waves: tuple[str, ...]
+    """Who gets it after whom: names of boxes with commas between them, "10 %", or "all". (): all at once."""
+    wave: int
+    """Index of the wave that the rollout has reached."""
+    wave_since_s: float
+    """When it reached that wave, in seconds since the epoch."""
     not_before_s: float
     """Seconds since the epoch."""
     max_latency_ms: float | None
@@ -70,8 +77,15 @@ class Release(NamedTuple):
             and (self.machines is None or bool(self.machines & box.machines))
             and (self.ids is None or box.id in self.ids)
             and _place(self.path, box.id) < self.percent
+            and (not self.waves or any(self._is_in(wave, box) for wave in self.waves[: self.wave + 1]))
             and self.not_before_s <= now_s
         )
+
+    def _is_in(self, wave: str, box: Box) -> bool:
+        percent = _WAVE_PERCENT.fullmatch(wave)
+        if percent is not None:
+            return _place(self.path, box.id) < float(percent[1])
+        return wave == "all" or box.id in (name.strip() for name in wave.split(","))
 
 
 def _place(path: str, box_id: str) -> float:
@@ -110,22 +124,33 @@ def read_release(path: str, custom: object) -> Release | None:
         machines=_names(path, "machines", given.pop("machines", None)),
         ids=_names(path, "ids", given.pop("ids", None)),
         percent=_number(path, "percent", given.pop("percent", None), 0, 100, 100.0),
+        waves=_texts(path, "waves", given.pop("waves", None)) or (),
+        wave=int(_number(path, "wave", given.pop("wave", None), 0, 1000, 0.0)),
+        wave_since_s=_number(path, "wave_since", given.pop("wave_since", None), 0, 1e12, 0.0),
         not_before_s=_number(path, "not_before", given.pop("not_before", None), 0, 1e12, 0.0),
         max_latency_ms=_limit(path, "max_latency_ms", given.pop("max_latency_ms", None), 0.001, 1e6),
         max_slowdown=_limit(path, "max_slowdown", given.pop("max_slowdown", None), 1, 1000),
         tolerance=_limit(path, "tolerance", given.pop("tolerance", None), 0, 1000),
     )  # fmt: skip
+    for wave in release.waves:
+        if "%" in wave and _WAVE_PERCENT.fullmatch(wave) is None:
+            raise InvalidRequest(f"release '{path}': waves: expected names of boxes, N % or all, given '{wave[:80]}'")
     if given:
         raise InvalidRequest(f"release '{path}': unknown keys {', '.join(sorted(map(str, given)))[:200]}")
     return release
 
 
 def _names(path: str, key: str, value: object) -> frozenset[str] | None:
+    texts = _texts(path, key, value)
+    return None if texts is None else frozenset(texts)
+
+
+def _texts(path: str, key: str, value: object) -> tuple[str, ...] | None:
     if value is None:
         return None
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise InvalidRequest(f"release '{path}': {key}: expected a list of texts, given {repr(value)[:80]}")
-    return frozenset(value)
+    return tuple(value)
 
 
 def _limit(path: str, key: str, value: object, low: float, high: float) -> float | None:
@@ -154,10 +179,17 @@ def custom_of(release: Release) -> dict[str, object]:
         names = getattr(release, key)
         if names is not None:
             fields[key] = sorted(names)
-    numbers = {"percent": release.percent if release.percent != 100 else None,
-               "not_before": release.not_before_s or None,
-               "max_latency_ms": release.max_latency_ms, "max_slowdown": release.max_slowdown,
-               "tolerance": release.tolerance}  # fmt: skip
+    if release.waves:
+        fields["waves"] = list(release.waves)
+    numbers = {
+        "percent": release.percent if release.percent != 100 else None,
+        "wave": release.wave or None,
+        "wave_since": release.wave_since_s or None,
+        "not_before": release.not_before_s or None,
+        "max_latency_ms": release.max_latency_ms,
+        "max_slowdown": release.max_slowdown,
+        "tolerance": release.tolerance,
+    }
     fields |= {key: str(value) for key, value in numbers.items() if value is not None}
     return fields
 

@@ -83,7 +83,7 @@ class FollowPlugin(RunningPlugin):
         assert self._follower is not None
         report = self._follower.report
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(report.checked_s)) if report.checked_s else "never"
-        texts = [f"{report.repository} as box {report.box}, last complete {when}"]
+        texts = [f"{report.repository} as box {report.box.id}, last complete {when}"]
         if report.problem:
             texts.append(report.problem)
         failed = [(name, model) for name, model in report.models.items() if model.state in ("failed", "foreign")]
@@ -95,7 +95,9 @@ class FollowPlugin(RunningPlugin):
         assert self._follower is not None
         report = self._follower.report
         models = {name: model._asdict() for name, model in report.models.items()}
-        return {"follow": {**report._asdict(), "models": models}}
+        groups, machines = sorted(report.box.groups), sorted(report.box.machines)
+        box = {"box": report.box.id, "groups": groups, "machines": machines}
+        return {"follow": {**report._asdict(), **box, "models": models}}
 
     def families(self) -> Iterable[Family]:
         assert self._follower is not None

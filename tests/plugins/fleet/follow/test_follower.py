@@ -39,6 +39,22 @@ def test_a_release_is_installed_updated_and_withdrawn(publication: Any, box: Any
     assert box.factor() is None
 
 
+def test_files_that_were_withdrawn_do_not_become_a_release_again(
+    publication: Any, box: Any, add_model: AddModel
+) -> None:
+    add_model(publication.models / "m", 0.5)
+    publication.publish()
+    add_model(publication.models / "m", 0.25)
+    publication.publish()
+    publication.publish("", "--withdraw=m/2")
+    publication.publish()
+    box.follow()
+    assert box.factor() == 0.5
+    add_model(publication.models / "m", 0.125)
+    publication.publish()
+    assert box.follow().report.models["m"].installed == "m/3.json"
+
+
 def test_only_files_that_changed_are_downloaded(publication: Any, box: Any, add_model: AddModel) -> None:
     add_model(publication.models / "m", 0.5, filler=100_000)
     publication.publish()

@@ -72,6 +72,21 @@ def test_per_cent_choose_about_so_many_boxes_and_others_for_each_release() -> No
 
 
 @pytest.mark.parametrize(
+    ("wave", "chosen"),
+    [(0, {"box-1"}), (1, {"box-1", "box-2", "box-3"}), (2, None), (3, {f"box-{n}" for n in range(50)})],
+)
+def test_a_wave_adds_its_boxes_to_those_before(wave: int, chosen: set[str] | None) -> None:
+    waves = ["box-1", "box-2, box-3", "20 %", "all"]
+    boxes = [BOX._replace(id=f"box-{number}") for number in range(50)]
+    found = {box.id for box in boxes if release(waves=waves, wave=str(wave)).concerns(box, 0.0)}
+    if chosen is not None:
+        assert found == chosen
+    else:
+        assert {"box-1", "box-2", "box-3"} < found
+        assert 5 < len(found) < 20
+
+
+@pytest.mark.parametrize(
     ("custom", "message"),
     [
         (None, "expected custom metadata"),
@@ -82,6 +97,8 @@ def test_per_cent_choose_about_so_many_boxes_and_others_for_each_release() -> No
         ({"percent": True}, "percent: expected a number"),
         ({"tolerance": []}, "tolerance: expected a number"),
         ({"max_slowdown": "0.5"}, "max_slowdown: expected a number from 1 to 1000"),
+        ({"waves": "all"}, "waves: expected a list of texts"),
+        ({"waves": ["110 %"]}, "waves: expected names of boxes, N % or all, given '110 %'"),
         ({"onlyfor": ["box-1"]}, "unknown keys onlyfor"),
     ],
 )
@@ -104,7 +121,17 @@ def test_a_release_cannot_name_a_folder_that_is_no_model(model: str) -> None:
 
 
 def test_custom_metadata_are_read_as_they_were_written_and_have_no_fractions() -> None:
-    given = release(3, groups=["b", "a"], percent=12.5, not_before=7, tolerance=1e-3, max_slowdown=1.5)
+    given = release(
+        3,
+        groups=["b", "a"],
+        percent=12.5,
+        waves=["x", "all"],
+        wave=1,
+        wave_since=5,
+        not_before=7,
+        tolerance=1e-3,
+        max_slowdown=1.5,
+    )
     written = custom_of(given)
     assert not any(isinstance(value, float) for value in written.values())
     assert read_release("m/3.json", written) == given

@@ -1,0 +1,157 @@
+"""`edge-server fleet rollout ACTION`: lead releases through their waves, by what the boxes say."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from edge_server.cli.console import render, wrap
+from edge_server.cli.options import float_range
+from edge_server.errors import InvalidRequest
+from edge_server.plugins.fleet.follow.release import Box, Release
+
+ACTIONS = ("status", "continue", "stop", "rollback")
+
+Reports = Mapping[str, Mapping[str, Any] | str]
+"""Address of a server -> its status report, or why there is none."""
+
+
+class ReleaseProgress(NamedTuple):
+    """How far a release has come, by what the boxes of its present wave say."""
+
+    release: Release
+    installed: list[str]
+    """Ids of boxes, as in `waiting` and `failed`."""
+    waiting: list[str]
+    failed: dict[str, str]
+    """Id -> reason."""
+
+    @property
+    def can_continue(self) -> bool:
+        has_next = self.release.wave < len(self.release.waves) - 1
+        return has_next and bool(self.installed) and not self.waiting and not self.failed
+
+
+def add_parser(commands: Any, add_hosts: Callable[[argparse.ArgumentParser], None]) -> None:
+    """Add the subcommand. `add_hosts` adds the arguments that name the servers of the boxes."""
+    parser = commands.add_parser(
+        "rollout",
+        help="lead releases through their waves",
+        description="Show how far the newest releases of a signed repository have come on the boxes (status), publish "
+        "the next wave if all boxes of this one that answer have it, and none failed (continue), let no further box "
+        "have it (stop), or withdraw it (rollback). Exits with 1 if a box failed or does not answer, or if a wave is "
+        "not complete.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("action", choices=ACTIONS)
+    parser.add_argument("repository", type=Path, metavar="REPOSITORY", help="folder of `edge-server publish`")
+    parser.add_argument("--keys", type=Path, metavar="DIR", help="folder of the private keys; `status` needs none")
+    parser.add_argument("--model", default="", metavar="NAME", help="only this model; stop and rollback need it")
+    parser.add_argument(
+        "--after-secs", type=float_range(0, 1e9), default=0.0, metavar="N",
+        help="seconds that a wave must have lasted before `continue` publishes the next one; default: 0",
+    )  # fmt: skip
+    add_hosts(parser)
+
+
+def run(options: argparse.Namespace, reports: Reports) -> int:
+    """Do the action and print the state. Return the exit code. Raises EdgeServerError."""
+    from edge_server.plugins.fleet.follow.publisher import Keys, Publisher
+
+    if options.action != "status" and options.keys is None:
+        raise InvalidRequest(f"rollout {options.action} needs --keys=DIR")
+    if options.action in ("stop", "rollback") and not options.model:
+        raise InvalidRequest(f"rollout {options.action} needs --model=NAME")
+    if not (options.repository / "metadata").is_dir():
+        raise InvalidRequest(f"'{options.repository}' is no signed repository")
+    publisher = Publisher(options.repository, Keys(options.keys or Path()))
+    newest: dict[str, Release] = {}
+    for release in publisher.releases().values():
+        if release.number >= newest.get(release.model, release).number:
+            newest[release.model] = release
+    if options.model:
+        if options.model not in newest:
+            raise InvalidRequest(f"the repository has no model '{options.model}'; it has {', '.join(newest) or 'none'}")
+        newest = {options.model: newest[options.model]}
+    now = datetime.now(timezone.utc)
+    silent = {host: reason for host, reason in reports.items() if isinstance(reason, str)}
+    boxes = [report for report in reports.values() if not isinstance(report, str)]
+    progress = [see_progress(release, boxes, now.timestamp()) for _, release in sorted(newest.items())]
+    print("\n".join(_lines(progress, silent)))
+    changed = _change(options, publisher, progress, now.timestamp())
+    if changed:
+        publisher.commit(now)
+        print("\n".join(changed))
+    if options.action in ("stop", "rollback"):
+        return 0
+    return 1 if silent or any(item.failed or item.waiting for item in progress) else 0
+
+
+def see_progress(release: Release, reports: Sequence[Mapping[str, Any]], now_s: float) -> ReleaseProgress:
+    """Return what the boxes say of a release. Those that do not follow, and those that it is not for, do not count."""
+    progress = ReleaseProgress(release, [], [], {})
+    for report in reports:
+        follow = report.get("follow")
+        if not isinstance(follow, dict):
+            continue
+        box = Box(follow["box"], frozenset(follow["groups"]), frozenset(follow["machines"]))
+        if not release.concerns(box, now_s):
+            continue
+        state = follow["models"].get(release.model, {})
+        if state.get("installed") == release.path and report["ready"]:
+            progress.installed.append(box.id)
+        elif state.get("installed") == release.path:
+            progress.failed[box.id] = "the server is not ready"
+        elif state.get("wanted") == release.path and state["state"] in ("failed", "foreign"):
+            progress.failed[box.id] = state["reason"]
+        else:
+            progress.waiting.append(box.id)
+    return progress
+
+
+def _change(
+    options: argparse.Namespace, publisher: Any, progress: Sequence[ReleaseProgress], now_s: float
+) -> list[str]:
+    """Change the releases as the action says, and return what was changed.
+
+    Boxes that do not answer do not hold a rollout up: they get what is newest when they are back.
+    """
+    changed = []
+    for item in progress:
+        release, name = item.release, item.release.path.removesuffix(".json")
+        if options.action == "rollback":
+            publisher.withdraw(release.path)
+            changed.append(f"{name}: withdrawn")
+        elif options.action == "stop":
+            publisher.change(release._replace(ids=frozenset(item.installed)))
+            changed.append(f"{name}: stopped at {len(item.installed)} boxes")
+        elif options.action == "continue" and item.can_continue:
+            left_s = release.wave_since_s + options.after_secs - now_s
+            if left_s > 0:
+                print(f"{name}: its wave lasts {left_s:.0f} s more")
+                continue
+            publisher.change(release._replace(wave=release.wave + 1, wave_since_s=int(now_s)))
+            changed.append(
+                f"{name}: wave {release.wave + 2} of {len(release.waves)}, {release.waves[release.wave + 1]}"
+            )
+    return changed
+
+
+def _lines(progress: Sequence[ReleaseProgress], silent: Mapping[str, str]) -> list[str]:
+    titles = ("RELEASE", "WAVE", "SINCE", "INSTALLED", "WAITING", "FAILED")
+    rows, lines = [], []
+    for item in progress:
+        release, name = item.release, item.release.path.removesuffix(".json")
+        wave, since = "-", "-"
+        if release.waves:
+            wave = f"{release.wave + 1} of {len(release.waves)}: {release.waves[release.wave]}"
+            since = time.strftime("%Y-%m-%d %H:%M", time.localtime(release.wave_since_s))
+        rows.append((name, wave, since, *(str(len(each)) for each in (item.installed, item.waiting, item.failed))))
+        lines += [f"{name} failed on {box}: {reason}" for box, reason in item.failed.items()]
+    lines += [f"{host}: {reason}" for host, reason in silent.items()]
+    return [render(titles, rows, sys.stdout), *(wrap(line, sys.stdout) for line in lines)]
