@@ -105,7 +105,6 @@ _edge_server_values() {
     "check --engine-builder") echo true false ;;
     "stream --transport") echo tcp udp auto ;;
     "stream --encoding") echo bgr8 rgb8 mono8 jpeg png ;;
-    ) echo status continue stop rollback ;;
     "governor simulate --scenario") echo ambient-25 ambient-35 ambient-45 ambient-55 step dead-fan failing-sensor offset over-current all ;;
     "ros bridge --transport") echo dds rclpy ros1 ;;
     "ros bridge --input-qos") echo DEFAULT SENSOR_DATA ;;

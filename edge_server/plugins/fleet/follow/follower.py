@@ -6,14 +6,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from edge_server.errors import EdgeServerError, InvalidRequest
 from edge_server.plugins.fleet.follow.installed_models import FailedRelease, Installed, InstalledModels
 from edge_server.plugins.fleet.follow.release import Box, Release, choose
-from edge_server.plugins.fleet.follow.signed_repository import SignedRepository
 from edge_server.plugins.fleet.follow.trial import Rejected, Trial
 from edge_server.plugins.fleet.pull_archive import check_space
+
+if TYPE_CHECKING:
+    from edge_server.plugins.fleet.follow.signed_repository import SignedRepository
 
 log = logging.getLogger(__name__)
 

@@ -24,9 +24,9 @@ ROLLOUT_NAME = "rollout.toml"
 
 def run(arguments: Sequence[str]) -> int:
     """Publish. Return 0. Raises EdgeServerError; then the repository is as before."""
+    options = _parser().parse_args(arguments)
     from edge_server.plugins.fleet.follow.publisher import Keys, Publisher
 
-    options = _parser().parse_args(arguments)
     if not options.folder.is_dir():
         raise InvalidRequest(f"'{options.folder}' is not a folder with models")
     found = Scanner([options.folder]).scan().models

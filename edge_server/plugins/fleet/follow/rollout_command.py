@@ -48,7 +48,7 @@ def add_parser(commands: Any, add_hosts: Callable[[argparse.ArgumentParser], Non
         "not complete.",
         allow_abbrev=False,
     )
-    parser.add_argument("action", choices=ACTIONS)
+    parser.add_argument("action", type=_action, metavar="ACTION", help=", ".join(ACTIONS))
     parser.add_argument("repository", type=Path, metavar="REPOSITORY", help="folder of `edge-server publish`")
     parser.add_argument("--keys", type=Path, metavar="DIR", help="folder of the private keys; `status` needs none")
     parser.add_argument("--model", default="", metavar="NAME", help="only this model; stop and rollback need it")
@@ -57,6 +57,12 @@ def add_parser(commands: Any, add_hosts: Callable[[argparse.ArgumentParser], Non
         help="seconds that a wave must have lasted before `continue` publishes the next one; default: 0",
     )  # fmt: skip
     add_hosts(parser)
+
+
+def _action(text: str) -> str:
+    if text not in ACTIONS:
+        raise argparse.ArgumentTypeError(f"expected one of {', '.join(ACTIONS)}, given '{text[:80]}'")
+    return text
 
 
 def run(options: argparse.Namespace, reports: Reports) -> int:

@@ -15,7 +15,6 @@ from edge_server.errors import InvalidRequest
 from edge_server.plugins.fleet.follow.follower import Follower, Judge
 from edge_server.plugins.fleet.follow.installed_models import InstalledModels
 from edge_server.plugins.fleet.follow.release import Box
-from edge_server.plugins.fleet.follow.signed_repository import SignedRepository
 from edge_server.plugins.fleet.follow.site_files import SiteFiles
 from edge_server.plugins.fleet.follow.trial import Trial
 from edge_server.plugins.fleet.settings import FollowConfig
@@ -73,7 +72,12 @@ def this_box(config: FollowConfig, root: Path) -> Box:
 
 
 def make_follower(config: FollowConfig, models: InstalledModels, root: Path, judge: Judge) -> Follower:
-    """Return the follower of this box. Opens nothing. Raises EdgeServerError for wrong settings and a wrong root."""
+    """Return the follower of this box. Opens nothing.
+
+    Raises EdgeServerError for wrong settings, a wrong root, and without the extra `fleet`.
+    """
+    from edge_server.plugins.fleet.follow.signed_repository import SignedRepository
+
     site = SiteFiles(config.url, config.max_kbytes_per_s * 1000, _SITE_TIMEOUT_S)
     if not config.root:
         raise InvalidRequest("--follow needs --follow-root, the file of root metadata that `edge-server publish` names")
