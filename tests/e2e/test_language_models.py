@@ -1055,8 +1055,11 @@ class TestLlamaCpp:
         assert done == "[DONE]"
         texts = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks]
         assert "".join(texts) == "three four five six"
-        assert len(texts) >= 4
         assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+        # So short a text may come in one piece on a busy machine: llama.cpp does not wait for its reader.
+        call = chat("count from three", temperature=0, stream=True, ignore_eos=True, max_tokens=300)
+        *chunks, _ = events(llama_cpp_server, "/v1/chat/completions", call)
+        assert len(chunks) >= 10
 
     def test_an_adapter_is_chosen_by_the_models_name_in_every_api(self, llama_cpp_server: Any) -> None:
         server = llama_cpp_server
