@@ -181,6 +181,30 @@ def test_a_rollout_goes_through_its_waves_and_stops_at_a_failure(
         assert eventually(lambda: value(first) == 4.0)
         assert eventually(lambda: "m/4: stopped at 1 boxes" in lead("stop", "--model=m").stdout)
         assert value(second) == 2.0
+        publication.publish(4.0)  # as cron does
+        assert "(stopped)" in lead("status").stdout
+        assert "wave 2" not in lead("continue").stdout
+
+
+def test_a_server_that_does_not_follow_is_named(publication: Publication, serve: Any) -> None:
+    publication.publish(1.0)
+    with serve(publication.box) as server:
+        command = [str(COMMAND), "fleet", "rollout", "status", "site", server.http]
+        found = subprocess.run(command, cwd=publication.folder, capture_output=True, text=True, timeout=60)
+    assert "does not follow a signed repository" in found.stdout
+    assert found.returncode == 1
+
+
+def test_a_release_of_an_idle_model_is_kept(
+    publication: Publication, serve: Any, eventually: Callable[[Callable[[], bool]], bool]
+) -> None:
+    publication.publish(1.0)
+    with serve(publication.box, *publication.flags, "--idle-unload-secs=0.3") as server:
+        assert eventually(lambda: follow_report(server)["models"].get("m", {}).get("state") == "installed")
+        assert eventually(lambda: "idle" in server.ask("/v2/repository/index", {})[1][0].get("reason", ""))
+        publication.publish(2.0)
+        assert eventually(lambda: follow_report(server)["models"]["m"]["installed"] == "m/2.json")
+        assert eventually(lambda: value(server) == 2.0)
 
 
 @pytest.mark.parametrize(

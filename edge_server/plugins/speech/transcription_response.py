@@ -85,7 +85,7 @@ def done_event(heard: Transcript) -> bytes:
 
 
 def _timed_texts(outputs: Mapping[str, Any], kind: str) -> list[TimedText]:
-    """Return what the outputs `KIND_texts` and `KIND_times` have, nothing if the model has none."""
+    """Return the texts of the output `KIND_texts` with their times of `KIND_times`; none without these outputs."""
     if not {f"{kind}_texts", f"{kind}_times"} <= outputs.keys():
         return []
     times = outputs[f"{kind}_times"].reshape(-1, 2).tolist()

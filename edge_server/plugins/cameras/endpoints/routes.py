@@ -52,7 +52,7 @@ def source_routes(access: AccessCheck, find: Callable[[], ServerCameras]) -> Seq
     pictures. `find` returns the cameras, or raises NotFound."""
 
     async def show_answers(request: HttpRequest) -> HttpResponse:
-        # They say what the pictures show: whoever may see these may read them.
+        # The answers describe the pictures, so they need the same rights.
         access.check_pictures(request.head, request.peer)
         return json_response(find().answers_as_json(request.names["source"]))
 

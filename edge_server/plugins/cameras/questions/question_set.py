@@ -39,7 +39,7 @@ MAX_ANSWER_S = 300.0
 """Longest time for an answer: a model on a processor may take minutes for a picture. Then the request is cancelled."""
 
 MAX_WAIT_S = 60.0
-"""Longest time that a question waits for its turn: nobody asks for the answer about an older picture."""
+"""Longest time that a question waits for its turn: an answer about an older picture is of no use."""
 
 MAX_TEXT_CHARACTERS = 16_384
 """The rest of a longer answer is cut off."""

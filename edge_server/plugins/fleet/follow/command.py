@@ -11,7 +11,7 @@ from pathlib import Path
 
 from edge_server.cli.options import CommandParser, float_range, int_range
 from edge_server.core.exit_code import ExitCode
-from edge_server.plugins.fleet.follow.follower import Follower, NoServer
+from edge_server.plugins.fleet.follow.follower import NoServer
 from edge_server.plugins.fleet.follow.installed_models import InstalledModels
 from edge_server.plugins.fleet.follow.rounds import Rounds, make_follower
 from edge_server.plugins.fleet.settings import FollowConfig
@@ -36,15 +36,13 @@ def run(arguments: Sequence[str]) -> int:
         follower.begin()
         follower.judge_probations()
         if options.once:
-            return ExitCode.OK if rounds.run_once() and _is_well(follower) else ExitCode.FAILED
+            is_complete = rounds.run_once()
+            are_installed = all(model.state == "installed" for model in follower.report.models.values())
+            return ExitCode.OK if is_complete and are_installed else ExitCode.FAILED
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: rounds.stop())
         rounds.run()
     return ExitCode.OK
-
-
-def _is_well(follower: Follower) -> bool:
-    return all(model.state == "installed" for model in follower.report.models.values())
 
 
 def _parser() -> argparse.ArgumentParser:

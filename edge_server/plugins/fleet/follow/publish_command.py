@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Collection, Sequence
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from edge_server.cli.options import CommandParser
@@ -51,6 +51,10 @@ def run(arguments: Sequence[str]) -> int:
         what = "new" if release.path not in before else "as before" if before[release.path] == release else "for others"
         print(f"{release.path.removesuffix('.json')}: {what}")
     publisher.commit(now)
+    if publisher.root_expires - now < timedelta(days=365):
+        print(
+            f"the keys are valid until {publisher.root_expires:%Y-%m-%d}: publish once with root.pem in {options.keys}"
+        )
     for name in sorted({release.model for release in publisher.releases().values()} - set(found)):
         print(f"{name}: not in {options.folder}; its releases stay until --withdraw={name}/NUMBER")
     return ExitCode.OK

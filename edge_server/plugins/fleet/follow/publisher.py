@@ -77,6 +77,9 @@ class Keys:
             raise ServingFault(f"'{error.filename}' cannot be written: {error.strerror}") from None
         return signers
 
+    def has(self, name: str) -> bool:
+        return self._path(name).exists()
+
     def signer(self, role: str, root: Root) -> Signer:
         """Return the signer of a role. Raises InvalidRequest if its key is missing or is not the one of `root`."""
         name = next(name for name, roles in ROLES_OF_KEYS.items() if role in roles)
@@ -125,7 +128,7 @@ class Publisher:
 
     def add(self, model: str, folder: Path, selection: Mapping[str, object], now_s: float) -> Release | None:
         """Add a release of the model in `folder`, or give its newest one another selection if no file has changed; a
-        rollout in waves goes on where it was.
+        rollout in waves stays where it is, and one that was stopped stays stopped.
 
         `selection` is the custom metadata. Returns None for files that were withdrawn. Raises InvalidRequest and
         ServingFault.
@@ -143,14 +146,15 @@ class Publisher:
         # A number is never used again, also if its release was withdrawn: reports name releases by it.
         last: dict[str, int] = self._noted(_LAST_NUMBERS_KEY)
         if newest is not None and self._targets.targets[newest.path].hashes["sha256"] == _sha256(content):
-            number, wave, since_s = newest.number, newest.wave, newest.wave_since_s
+            number, wave, since_s, stopped_at = newest.number, newest.wave, newest.wave_since_s, newest.stopped_at
         else:
-            number, wave, since_s = last.get(model, 0) + 1, 0, 0.0
+            number, wave, since_s, stopped_at = last.get(model, 0) + 1, 0, 0.0, None
         last[model] = max(number, last.get(model, 0))
         path = f"{model}/{number}.json"
         release = read_release(path, selection)
         if release is None:
             raise InvalidRequest(f"'{model[:200]}' cannot be the name of a model")
+        release = release._replace(stopped_at=stopped_at)
         if release.waves:
             release = release._replace(wave=min(wave, len(release.waves) - 1), wave_since_s=since_s or int(now_s))
         self._targets.targets[path] = TargetFile.from_data(path, content, ["sha256"])
@@ -177,20 +181,22 @@ class Publisher:
         self._noted(_WITHDRAWN_KEY)[model] = withdrawn[-_MAX_WITHDRAWN:]
 
     def _noted(self, key: str) -> dict[str, Any]:
-        """Return what the publisher notes of each model in a field of the signed list."""
+        """Return the publisher's own notes, by model, in a field of the signed list."""
         noted: dict[str, Any] = self._targets.unrecognized_fields.setdefault(key, {})
         return noted
 
     def commit(self, now: datetime) -> None:
-        """Sign and write what has changed, targets before what names them, and delete what nothing names any more.
+        """Sign and write the changes, each file before the one that names it, and delete files without a name.
 
-        Snapshot and timestamp are signed anew each time, which extends their validity. Raises InvalidRequest, and
-        ServingFault if the disk cannot be written.
+        Snapshot and timestamp are signed anew each time, targets and root in the second half of their validity; root
+        only if its key is here. Raises InvalidRequest, and ServingFault if the disk cannot be written.
         """
         self._prune()
+        if self._is_old(self._root, "root", now) and self._keys.has("root"):
+            self._root.version += 1
+            self._sign(self._root, "root", now)
         before = self._read(f"{self._snapshot.meta['targets.json'].version}.targets.json", Targets).signed
-        is_old = self._targets.expires - now < timedelta(days=_EXPIRES_DAYS["targets"] / 2)
-        if is_old or before.to_dict() != self._targets.to_dict():
+        if self._is_old(self._targets, "targets", now) or before.to_dict() != self._targets.to_dict():
             self._targets.version += 1
             self._sign(self._targets, "targets", now)
             self._snapshot.meta["targets.json"] = MetaFile(self._targets.version)
@@ -215,6 +221,14 @@ class Publisher:
         timestamp.unrecognized_fields[PUBLISHED_KEY] = int(now.timestamp())
         for signed in (self._root, Targets(), Snapshot(), timestamp):
             self._sign(signed, signed.type, now)
+
+    @staticmethod
+    def _is_old(signed: Any, role: str, now: datetime) -> bool:
+        return bool(signed.expires - now < timedelta(days=_EXPIRES_DAYS[role] / 2))
+
+    @property
+    def root_expires(self) -> datetime:
+        return self._root.expires
 
     def _sign(self, signed: Any, role: str, now: datetime) -> None:
         signed.expires = now.replace(microsecond=0) + timedelta(days=_EXPIRES_DAYS[role])

@@ -53,6 +53,8 @@ class Release(NamedTuple):
     groups: frozenset[str] | None
     machines: frozenset[str] | None
     ids: frozenset[str] | None
+    stopped_at: frozenset[str] | None
+    """Names of the boxes that had it when its rollout was stopped: no other gets it. None: it was not stopped."""
     percent: float
     """Share of the boxes, chosen by the hash of their ids."""
     waves: tuple[str, ...]
@@ -76,6 +78,7 @@ class Release(NamedTuple):
             (self.groups is None or bool(self.groups & box.groups))
             and (self.machines is None or bool(self.machines & box.machines))
             and (self.ids is None or box.id in self.ids)
+            and (self.stopped_at is None or box.id in self.stopped_at)
             and _place(self.path, box.id) < self.percent
             and (not self.waves or any(self._is_in(wave, box) for wave in self.waves[: self.wave + 1]))
             and self.not_before_s <= now_s
@@ -123,6 +126,7 @@ def read_release(path: str, custom: object) -> Release | None:
         groups=_names(path, "groups", given.pop("groups", None)),
         machines=_names(path, "machines", given.pop("machines", None)),
         ids=_names(path, "ids", given.pop("ids", None)),
+        stopped_at=_names(path, "stopped_at", given.pop("stopped_at", None)),
         percent=_number(path, "percent", given.pop("percent", None), 0, 100, 100.0),
         waves=_texts(path, "waves", given.pop("waves", None)) or (),
         wave=int(_number(path, "wave", given.pop("wave", None), 0, 1000, 0.0)),
@@ -175,7 +179,7 @@ def _number(path: str, key: str, value: object, low: float, high: float, default
 def custom_of(release: Release) -> dict[str, object]:
     """Return the custom metadata from which `read_release` makes the release."""
     fields: dict[str, object] = {}
-    for key in ("groups", "machines", "ids"):
+    for key in ("groups", "machines", "ids", "stopped_at"):
         names = getattr(release, key)
         if names is not None:
             fields[key] = sorted(names)

@@ -26,14 +26,14 @@ class ReleaseProgress(NamedTuple):
 
     release: Release
     installed: list[str]
-    """Ids of boxes, as in `waiting` and `failed`."""
-    waiting: list[str]
+    """Ids of boxes."""
+    waiting: dict[str, str]
+    """Id -> reason, "" if the box gives none; as in `failed`."""
     failed: dict[str, str]
-    """Id -> reason."""
 
     @property
     def can_continue(self) -> bool:
-        has_next = self.release.wave < len(self.release.waves) - 1
+        has_next = self.release.wave < len(self.release.waves) - 1 and self.release.stopped_at is None
         return has_next and bool(self.installed) and not self.waiting and not self.failed
 
 
@@ -85,8 +85,15 @@ def run(options: argparse.Namespace, reports: Reports) -> int:
             raise InvalidRequest(f"the repository has no model '{options.model}'; it has {', '.join(newest) or 'none'}")
         newest = {options.model: newest[options.model]}
     now = datetime.now(timezone.utc)
-    silent = {host: reason for host, reason in reports.items() if isinstance(reason, str)}
-    boxes = [report for report in reports.values() if not isinstance(report, str)]
+    silent: dict[str, str] = {}
+    boxes: list[Mapping[str, Any]] = []
+    for host, report in reports.items():
+        if isinstance(report, str):
+            silent[host] = report
+        elif not isinstance(report.get("follow"), dict):
+            silent[host] = "its server does not follow a signed repository"
+        else:
+            boxes.append(report)
     progress = [see_progress(release, boxes, now.timestamp()) for _, release in sorted(newest.items())]
     print("\n".join(_lines(progress, silent)))
     changed = _change(options, publisher, progress, now.timestamp())
@@ -99,12 +106,10 @@ def run(options: argparse.Namespace, reports: Reports) -> int:
 
 
 def see_progress(release: Release, reports: Sequence[Mapping[str, Any]], now_s: float) -> ReleaseProgress:
-    """Return what the boxes say of a release. Those that do not follow, and those that it is not for, do not count."""
-    progress = ReleaseProgress(release, [], [], {})
+    """Return the state of a release on the boxes that it is for now."""
+    progress = ReleaseProgress(release, [], {}, {})
     for report in reports:
-        follow = report.get("follow")
-        if not isinstance(follow, dict):
-            continue
+        follow = report["follow"]
         box = Box(follow["box"], frozenset(follow["groups"]), frozenset(follow["machines"]))
         if not release.concerns(box, now_s):
             continue
@@ -116,14 +121,14 @@ def see_progress(release: Release, reports: Sequence[Mapping[str, Any]], now_s: 
         elif state.get("wanted") == release.path and state["state"] in ("failed", "foreign"):
             progress.failed[box.id] = state["reason"]
         else:
-            progress.waiting.append(box.id)
+            progress.waiting[box.id] = state.get("reason", "") or follow["problem"]
     return progress
 
 
 def _change(
     options: argparse.Namespace, publisher: Any, progress: Sequence[ReleaseProgress], now_s: float
 ) -> list[str]:
-    """Change the releases as the action says, and return what was changed.
+    """Change the releases as the action says. Return a line for each change.
 
     Boxes that do not answer do not hold a rollout up: they get what is newest when they are back.
     """
@@ -134,7 +139,7 @@ def _change(
             publisher.withdraw(release.path)
             changed.append(f"{name}: withdrawn")
         elif options.action == "stop":
-            publisher.change(release._replace(ids=frozenset(item.installed)))
+            publisher.change(release._replace(stopped_at=frozenset(item.installed)))
             changed.append(f"{name}: stopped at {len(item.installed)} boxes")
         elif options.action == "continue" and item.can_continue:
             left_s = release.wave_since_s + options.after_secs - now_s
@@ -156,8 +161,10 @@ def _lines(progress: Sequence[ReleaseProgress], silent: Mapping[str, str]) -> li
         wave, since = "-", "-"
         if release.waves:
             wave = f"{release.wave + 1} of {len(release.waves)}: {release.waves[release.wave]}"
+            wave += "" if release.stopped_at is None else " (stopped)"
             since = time.strftime("%Y-%m-%d %H:%M", time.localtime(release.wave_since_s))
         rows.append((name, wave, since, *(str(len(each)) for each in (item.installed, item.waiting, item.failed))))
+        lines += [f"{name} waits on {box}: {reason}" for box, reason in item.waiting.items() if reason]
         lines += [f"{name} failed on {box}: {reason}" for box, reason in item.failed.items()]
     lines += [f"{host}: {reason}" for host, reason in silent.items()]
     return [render(titles, rows, sys.stdout), *(wrap(line, sys.stdout) for line in lines)]

@@ -51,7 +51,7 @@ def are_in(hours: Hours | None, minute: int) -> bool:
 
 
 def this_box(config: FollowConfig, root: Path) -> Box:
-    """Return what releases may ask for. `root`: folder with the /proc that describes the machine.
+    """Return this box, as releases select it. `root`: folder with the /proc that describes the machine.
 
     Raises InvalidRequest for a name that is too long or cannot be printed.
     """

@@ -21,6 +21,8 @@ from edge_server.plugins.fleet.pull_archive import PullFailed, check_space
 
 CHUNK_BYTES = 1 << 16
 _MAX_URL_CHARS = 2000
+_MIN_BYTES_PER_S = 200
+"""A site that sends less for longer than the timeout holds the box at old releases, as an attacker would."""
 
 
 class SiteUnavailable(ServingFault):
@@ -79,13 +81,18 @@ class SiteFiles:
 
     def _chunks(self, response: IO[bytes], url: str) -> Generator[bytes, None, None]:
         begin_s, count = time.monotonic(), 0
+        read = getattr(response, "read1", response.read)  # a file has `read` alone
         while True:
+            passed_s = time.monotonic() - begin_s
+            if passed_s > self._timeout_s and count < passed_s * _MIN_BYTES_PER_S:
+                raise SiteUnavailable(f"'{url}' is too slow: {count} bytes in {passed_s:.0f} s")
             if self._rate and self._stopping.wait(max(0.0, begin_s + count / self._rate - time.monotonic())):
                 raise SiteUnavailable(f"'{url}': stopped")
             if self._stopping.is_set():
                 raise SiteUnavailable(f"'{url}': stopped")
             try:
-                chunk = response.read(CHUNK_BYTES)
+                # read1: a chunk as it comes, so that a slow site delays neither `stop` nor the check below.
+                chunk = read(CHUNK_BYTES)
             except http_client.NO_ANSWER as error:
                 raise SiteUnavailable(f"'{url}': the connection broke: {http_client.describe_failure(error)}") from None
             if not chunk:

@@ -41,7 +41,7 @@ class Trial:
             process.kill()
 
     def run(self, release: Release, staged: Path, repository: Path) -> str:
-        """Try the release in `staged` and return what was found, for the log.
+        """Try the release in `staged`. Return the result as a sentence for the log.
 
         The other models of `repository` are there for ensembles. Raises Rejected, OSError, and InterruptedError after
         `stop`.

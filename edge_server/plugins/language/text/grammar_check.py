@@ -115,7 +115,7 @@ class _Stacks:
             raise TooManyWays
 
     def _alternatives(self, cell: _Cell) -> list[_Cell | None]:
-        """Return what the cell, and then its rest, begins with."""
+        """Return the cells that can stand in place of this one, with its rest behind each."""
         node, rest = cell.node, cell.rest
         if isinstance(node, Characters):
             return []

@@ -53,7 +53,7 @@ class AudioEncoder(ABC):
 
     @abstractmethod
     def encode(self, samples: Array, *, is_last: bool) -> bytes:
-        """Return what can be sent after these samples. To be called once with `is_last`, at the end."""
+        """Encode samples, and return the bytes that are complete. The last call, and only it, has `is_last`."""
 
 
 def make_encoder(response_format: str, rate: int) -> AudioEncoder:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from edge_server.errors import InvalidRequest
+from edge_server.plugins.fleet.follow import rounds, site_files
 from edge_server.plugins.fleet.follow.trial import Trial
 
 pytest.importorskip("tuf")
@@ -261,7 +262,48 @@ def test_a_release_that_this_version_does_not_understand_is_not_taken(
         publication.publish('only_for = ["x"]')
 
 
+def test_the_keys_are_renewed_before_they_expire_and_boxes_follow_the_new_ones(
+    publication: Any, box: Any, add_model: AddModel, monkeypatch: pytest.MonkeyPatch, utc_now: datetime, capsys: Any
+) -> None:
+    from edge_server.plugins.fleet.follow import publisher
+
+    class Past(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:
+            return utc_now - timedelta(days=400)
+
+    add_model(publication.models / "m", 0.5)
+    with monkeypatch.context() as patch:
+        patch.setattr(publisher, "datetime", Past)
+        publication.publish()  # all is made then, and signed anew now
+    assert (publication.site / "metadata" / "2.root.json").exists()
+    box.follow()
+    assert box.factor() == 0.5
+
+    other, keys = publication.site.with_name("other"), publication.keys.with_name("keys2")
+    with monkeypatch.context() as patch:
+        patch.setattr(publisher, "datetime", Past)
+        publisher.Publisher(other, publisher.Keys(keys))
+    (keys / "root.pem").unlink()
+    publication.site, publication.keys = other, keys
+    publication.publish()
+    assert "publish once with root.pem" in capsys.readouterr().out
+    assert not (other / "metadata" / "2.root.json").exists()
+
+
 # -- a network and a power that fail
+
+
+def test_a_site_that_sends_too_slowly_is_given_up(
+    publication: Any, box: Any, add_model: AddModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_model(publication.models / "m", 0.5)
+    publication.publish()
+    monkeypatch.setattr(rounds, "_SITE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(site_files, "CHUNK_BYTES", 100)
+    monkeypatch.setattr(site_files, "_MIN_BYTES_PER_S", 1e9)
+    assert "is too slow: " in box.follow(max_kbytes_per_s=1).report.problem
+    assert box.factor() is None
 
 
 def test_a_download_that_breaks_off_is_resumed(publication: Any, box: Any, add_model: AddModel) -> None:

@@ -40,6 +40,8 @@ def release(number: int = 1, **custom: Any) -> Any:
         ({"ids": ["box-1"]}, True),
         ({"ids": ["box-2"]}, False),
         ({"groups": ["line-3"], "ids": ["box-2"]}, False),
+        ({"stopped_at": ["box-1"]}, True),
+        ({"stopped_at": []}, False),
         ({"percent": "100"}, True),
         ({"percent": "0"}, False),
         ({"not_before": "1000"}, True),
@@ -123,6 +125,7 @@ def test_a_release_cannot_name_a_folder_that_is_no_model(model: str) -> None:
 def test_custom_metadata_are_read_as_they_were_written_and_have_no_fractions() -> None:
     given = release(
         3,
+        stopped_at=["x"],
         groups=["b", "a"],
         percent=12.5,
         waves=["x", "all"],
