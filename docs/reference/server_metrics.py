@@ -56,7 +56,7 @@ _GROUPS = (
         "edge_(temperature|power|energy|over_current|governor|throttle|shed|joules|llm|variant)_",
         "See [the governor](../governor.md).",
     ),
-    _Group("Signed releases", "edge_follow_", "See [fleet](../fleet.md)."),
+    _Group("Signed releases", "edge_follow_", "See [signed releases](../signed-releases.md)."),
     _Group(
         "Frame streams, cameras, sinks and questions", "edge_(frame|source|sink|zone|line|question|questions)_",
         "Those of frames have the label `model`, and count the frames of clients and of cameras. "

@@ -308,6 +308,10 @@ def test_arguments_are_known_to_their_commands(monkeypatch: pytest.MonkeyPatch) 
                 pytest.fail(f"{of_page(page)}: edge-server {line}")
 
 
+NEED_TUF = [
+    pytest.mark.full,
+    pytest.mark.skipif(importlib.util.find_spec("tuf") is None, reason="needs tuf, of the extra test-all"),
+]
 LANGUAGE_MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
 RUN = {
     "docs/quickstart.md": (),
@@ -316,10 +320,8 @@ RUN = {
     "docs/python-models.md": (),
     "docs/cameras.md": [pytest.mark.full],
     "docs/deployment.md": [pytest.mark.full],
-    "docs/fleet.md": [
-        pytest.mark.full,
-        pytest.mark.skipif(importlib.util.find_spec("tuf") is None, reason="needs tuf, of the extra test-all"),
-    ],
+    "docs/fleet.md": NEED_TUF,
+    "docs/signed-releases.md": NEED_TUF,
     "docs/operations.md": [pytest.mark.full],
     "docs/language-models.md": [
         pytest.mark.full,
