@@ -1,4 +1,5 @@
-"""Shared fixtures: profiles of property tests, an S3 server with a relay, Redis, ports, and installed servers."""
+"""Shared fixtures: profiles of property tests, an S3 server with a relay, Redis, an MQTT broker, ports, and installed
+servers."""
 
 from __future__ import annotations
 
@@ -681,3 +682,119 @@ def job() -> Callable[..., OpenJob]:
         return OpenJob(model, file, f"{name}_{number}", device_id, dict(settings or {}))
 
     return make
+
+
+BROKER_PATIENCE_S = 20.0
+
+
+class Broker:
+    """Mosquitto on a port of its own, which stays the same when it is killed and started again."""
+
+    def __init__(self, binary: str, folder: Path, port: int) -> None:
+        self.port = port
+        self._binary = binary
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *lines: str) -> None:
+        """Start with these lines of configuration, by default for everybody."""
+        config = self._folder / "mosquitto.conf"
+        lines = lines or ("allow_anonymous true",)
+        common = (f"listener {self.port} 127.0.0.1", "persistence false", "user root")
+        config.write_text("\n".join([*common, *lines]) + "\n")
+        libraries = os.environ.get("EDGE_TEST_CAMERA_SERVER_LIBRARIES", "")
+        environment = {**os.environ, "LD_LIBRARY_PATH": libraries} if libraries else None
+        self._process = subprocess.Popen(
+            [self._binary, "-c", str(config)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
+        )
+        end_s = time.monotonic() + BROKER_PATIENCE_S
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), BROKER_PATIENCE_S).close()
+                return
+            except ConnectionError:
+                assert time.monotonic() < end_s, "the broker did not start"
+                time.sleep(0.002)
+
+    def stop(self) -> None:
+        """End it as its service would."""
+        assert self._process is not None
+        self._process.terminate()
+        self._process.wait(BROKER_PATIENCE_S)
+        self._process = None
+
+    def freeze(self) -> None:
+        """Stop it from running; its connections stay."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(BROKER_PATIENCE_S)
+            self._process = None
+
+
+@pytest.fixture
+def broker(tmp_path: Path, free_ports: Callable[[int], list[int]]) -> Iterator[Broker]:
+    pytest.importorskip("paho.mqtt.client", reason="needs paho-mqtt: pip install '.[test-all]'")
+    binary = Path(os.environ.get("EDGE_TEST_CAMERA_SERVERS", "/")) / "usr/sbin/mosquitto"
+    if not binary.exists():
+        pytest.skip("needs the broker Mosquitto: tests/e2e/fetch_camera_servers.sh, or apt install mosquitto")
+    made = Broker(str(binary), tmp_path, free_ports(1)[0])
+    made.start()
+    yield made
+    made.kill()
+
+
+class Listener:
+    """A client that keeps the last message of each topic, as Home Assistant sees them."""
+
+    def __init__(self, port: int) -> None:
+        from paho.mqtt import client
+
+        self.topics: dict[str, str] = {}
+        self.payloads: dict[str, bytes] = {}
+        self.retained: set[str] = set()
+        self.count = 0
+        self._client = client.Client(client.CallbackAPIVersion.VERSION2)
+        self._client.on_connect = lambda *_: self._client.subscribe("#", qos=1)
+        self._client.on_message = self._on_message
+        self._client.on_subscribe = lambda *_: ready.set()
+        ready = threading.Event()
+        self._client.connect("127.0.0.1", port)
+        self._client.loop_start()
+        assert ready.wait(BROKER_PATIENCE_S)
+
+    def _on_message(self, client: Any, data: Any, message: Any) -> None:
+        self.topics[message.topic] = message.payload.decode(errors="replace")
+        self.payloads[message.topic] = message.payload
+        self.count += 1
+        if message.retain:
+            self.retained.add(message.topic)
+
+    def clear(self, topic: str) -> None:
+        """Have the broker forget a topic."""
+        self._client.publish(topic, "", qos=1, retain=True)
+
+    def close(self) -> None:
+        self._client.disconnect()
+        self._client.loop_stop()
+
+
+@pytest.fixture
+def listen(broker: Broker) -> Iterator[Callable[[], Listener]]:
+    made: list[Listener] = []
+
+    def make() -> Listener:
+        made.append(Listener(broker.port))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+    assert [thread.name for thread in threading.enumerate() if "paho" in thread.name] == []

@@ -36,23 +36,17 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
 import json
 import re
 import socket
-import ssl
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
 
-from edge_server.config.setting import shown_url
-from edge_server.default_tls import make_default_tls_context
-from edge_server.errors import InvalidRequest, Unsupported, install_hint
-from edge_server.plugins.cameras.failure_reason import unknown_host_reason
+from edge_server.errors import InvalidRequest
+from edge_server.mqtt_connection import OFFLINE, ONLINE, BrokerAddress, MqttConnection, MqttError
 from edge_server.plugins.cameras.sinks.result_json import best_class, label_counts
 from edge_server.plugins.cameras.sinks.sink_interface import REMOVED, SinkError, SinkMessage
 from edge_server.plugins.cameras.source_and_sink_settings import SinkEntry
@@ -62,13 +56,6 @@ from edge_server.version import __version__
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-
-TIMEOUT_S = 5.0
-"""Longest time to connect, and until the broker acknowledges a message."""
-
-KEEPALIVE_S = 10
-"""A silent connection is checked this often. The broker reports a server that vanished after one and a half times this
-long, and a frozen broker is noticed after at most twice this long."""
 
 REFRESH_S = 60.0
 """Time between two repetitions of retained messages."""
@@ -83,8 +70,6 @@ STATE_TEMPLATE = "{{ (value_json.text if value else '') | truncate(255, true, 'â
 ATTRIBUTES_TEMPLATE = "{{ value or '{}' }}"
 """Home Assistant's templates for the sensor of an answer. It refuses longer states; the attribute `text` is the whole
 answer. A topic that is deleted sends an empty message."""
-
-ONLINE, OFFLINE = "online", "offline"
 
 _VALUE_TOPICS = (
     "status",
@@ -138,18 +123,19 @@ class MqttBroker:
     def __init__(self, entry: SinkEntry, wake: Callable[[], None]) -> None:
         host = _name(socket.gethostname())
         self._entry = entry
-        self._shown = shown_url(entry.url)
         self._topic = entry.topic.strip("/") or f"edge_server/{host}"
         self._discovery = entry.discovery.strip("/")
         self._classes = {_name(label) for label in entry.classes}
         parts = [_name(part) for part in self._topic.split("/")]
         self._id = "_".join(parts if host in parts else [*parts, host])
         self._wake = wake
-        self._client: Any = None
-        self._connected = threading.Event()
-        self._refusal = ""
-        self._is_lost = False
-        self._loss_reason = ""
+        # Always the same, so that a broker ends the connection from before an interruption at once, and sends its last
+        # will before the new messages instead of after them. 23 characters are what every broker takes.
+        client_id = hashlib.sha256(f"{self._id}/{entry.name}".encode()).hexdigest()[:23]
+        self._connection = MqttConnection(
+            BrokerAddress(entry.url, entry.ca, entry.cert, entry.key), client_id,
+            will=f"{self._topic}/status", on_loss=wake, on_message=self._note_left_over,
+        )  # fmt: skip
         self._sources: dict[str, _RetainedMessages] = {}
         self._removed: dict[str, str] = {}
         """Topics to delete from the broker, descriptions first: an empty message deletes a retained one."""
@@ -160,46 +146,11 @@ class MqttBroker:
         """Topics that the broker retained when the connection began."""
 
     def open(self) -> None:
-        try:
-            mqtt = importlib.import_module("paho.mqtt.client")
-        except ImportError as error:
-            raise Unsupported(
-                f"MQTT needs paho-mqtt, which does not import here ({error}); {install_hint('mqtt')}"
-            ) from None
-        parts = urlsplit(self._entry.url)
-        # Always the same, so that a broker ends the connection from before an interruption at once, and sends its last
-        # will before the new messages instead of after them. 23 characters are what every broker takes.
-        client_id = hashlib.sha256(f"{self._id}/{self._entry.name}".encode()).hexdigest()[:23]
-        client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, client_id, reconnect_on_failure=False)
-        client.on_connect, client.on_disconnect = self._on_connect, self._on_disconnect
-        client.on_message = self._on_message
-        client.connect_timeout = TIMEOUT_S
-        client.will_set(f"{self._topic}/status", OFFLINE, qos=1, retain=True)
-        if parts.username is not None:
-            client.username_pw_set(unquote(parts.username), unquote(parts.password or ""))
-        is_tls = parts.scheme == "mqtts"
-        if is_tls:
-            client.tls_set_context(self._tls_context())
-        self._connected.clear()
-        self._refusal, self._is_lost, self._loss_reason = "", False, "the broker closed the connection"
-        try:
-            client.connect(parts.hostname, parts.port or (8883 if is_tls else 1883), KEEPALIVE_S)
-        except socket.gaierror as error:
-            raise SinkError(f"{self._shown}: {unknown_host_reason(parts.hostname, error)}") from None
-        except OSError as error:
-            is_late = isinstance(error, TimeoutError)
-            reason = f"no answer within {TIMEOUT_S:g} s" if is_late else error.strerror or type(error).__name__
-            raise SinkError(f"{self._shown}: {reason}") from None
-        self._client = client
-        client.loop_start()
-        if not self._connected.wait(TIMEOUT_S) or self._refusal:
-            reason = self._refusal or f"no answer within {TIMEOUT_S:g} s"
-            self.close()
-            raise SinkError(f"{self._shown}: the broker does not accept the connection: {reason}")
+        self._connection.open()
         self._sent.clear()
         self._repeated_s = time.monotonic()
         # A broker may deny reading; then what an earlier run left there expires.
-        client.subscribe([(f"{self._topic}/+/{each}", 1) for each in _VALUE_TOPICS])
+        self._connection.subscribe([f"{self._topic}/+/{each}" for each in _VALUE_TOPICS])
         # Without the server's own status: it is sent last, so that nobody takes what an earlier run left for true.
         self._synchronize(self._sources.values())
 
@@ -207,7 +158,7 @@ class MqttBroker:
         result, base = message.result, f"{self._topic}/{_name(message.source)}"
         if message.event is not None or message.answer is not None:
             text = json.dumps(message.as_json(), allow_nan=False)
-            self._publish([(f"{base}/event", text)], is_retained=False)
+            self._connection.publish([(f"{base}/event", text)], is_retained=False)
             if message.answer is not None:
                 self._keep_answer(message.source, message.answer.question, text)
             return True
@@ -259,7 +210,7 @@ class MqttBroker:
 
         Results, counts and classes are not repeated: they are true only while results come.
         """
-        self._check_connection()
+        self._connection.check()
         values = {topic for retained in self._sources.values() for topic in retained.values}
         if not self._left_over.empty():
             known = {topic for retained in self._sources.values() for topic in retained.all()}
@@ -272,7 +223,7 @@ class MqttBroker:
                 kind = "image" if parts == ["picture"] else "binary_sensor"
                 self._removed |= {self._description_topic(source, kind, parts[-1]): "", topic: ""}
             base = f"{self._topic}/"
-            self._publish([(topic, _neutral_text(topic.removeprefix(base))) for topic in unknown - excluded])
+            self._connection.publish([(topic, _neutral_text(topic.removeprefix(base))) for topic in unknown - excluded])
         now_s = time.monotonic()
         if now_s - self._repeated_s >= self.refresh_s:
             self._repeated_s = now_s
@@ -282,17 +233,12 @@ class MqttBroker:
 
     def close(self) -> None:
         """Disconnect. Unless the connection is lost, tell first that the server and all cameras are offline."""
-        client = self._client
-        if client is None:
-            return
-        if client.is_connected() and not self._is_lost:
+        if self._connection.is_open:
             # A clean disconnection sends no last will.
             statuses = [topic for retained in self._sources.values() for topic in retained.status]
-            with contextlib.suppress(SinkError):
-                self._publish([(topic, OFFLINE) for topic in (f"{self._topic}/status", *statuses)])
-        self._client = None
-        client.disconnect()
-        client.loop_stop()
+            with contextlib.suppress(MqttError):
+                self._connection.publish([(topic, OFFLINE) for topic in (f"{self._topic}/status", *statuses)])
+        self._connection.close()
 
     def _is_excluded(self, topic: str) -> bool:
         """Return whether a topic of the broker is the count of a class that is not in `classes`, or a picture without
@@ -312,23 +258,7 @@ class MqttBroker:
         try:
             return annotated_jpeg(picture(), Perception((), detections), max_side=MAX_PICTURE_SIDE)
         except InvalidRequest as error:
-            raise SinkError(f"{self._shown}: picture of source '{source}': {error.message}") from None
-
-    def _tls_context(self) -> ssl.SSLContext:
-        entry = self._entry
-        try:
-            context = make_default_tls_context(cafile=entry.ca or None)
-        except OSError as error:
-            raise SinkError(f"ca: {entry.ca}: {error.strerror or 'it holds no certificate'}") from None
-        if entry.cert:
-            try:
-                # An empty password: without one, an encrypted key would be asked for on the terminal.
-                context.load_cert_chain(entry.cert, entry.key or None, password="")
-            except OSError as error:
-                files = " and ".join(path for path in (entry.cert, entry.key) if path)
-                keys = "cert and key" if entry.key else "cert"
-                raise SinkError(f"{keys}: {files}: {error.strerror or 'they cannot be used'}") from None
-        return context
+            raise SinkError(f"{self._connection.shown}: picture of source '{source}': {error.message}") from None
 
     def _describe_labels(
         self, retained: _RetainedMessages, source: str, labels: Iterable[str], *, has_class: bool
@@ -467,7 +397,7 @@ class MqttBroker:
 
     def _synchronize(self, sources: Iterable[_RetainedMessages]) -> None:
         """Send the retained messages of sources that the broker does not have, and delete topics."""
-        self._publish(self._removed.items())
+        self._connection.publish(self._removed.items())
         for topic in self._removed:
             self._sent.pop(topic, None)
         self._removed.clear()
@@ -476,46 +406,15 @@ class MqttBroker:
 
     def _retain(self, messages: Mapping[str, str | bytes]) -> None:
         missing = [(topic, text) for topic, text in messages.items() if self._sent.get(topic) != text]
-        self._publish(missing)
+        self._connection.publish(missing)
         self._sent.update(missing)
 
-    def _publish(self, messages: Iterable[tuple[str, str | bytes]], *, is_retained: bool = True) -> None:
-        """Send messages, and wait until the broker has acknowledged each. Raises SinkError."""
-        self._check_connection()
-        for sent in [self._client.publish(topic, text, qos=1, retain=is_retained) for topic, text in messages]:
-            end_s = time.monotonic() + TIMEOUT_S
-            # In short waits: paho does not wake the waiting thread when the connection is lost.
-            while sent.rc == 0 and not sent.is_published() and not self._is_lost and time.monotonic() < end_s:
-                sent.wait_for_publish(0.1)
-            self._check_connection()
-            if sent.rc != 0 or not sent.is_published():
-                self._is_lost = True
-                raise SinkError(f"{self._shown}: the broker does not acknowledge messages")
-
-    def _check_connection(self) -> None:
-        if self._is_lost:
-            raise SinkError(f"{self._shown}: {self._loss_reason}")
-
-    # -- paho's thread
-
-    def _on_connect(self, client: Any, data: Any, flags: Any, reason: Any, properties: Any) -> None:
-        self._refusal = str(reason) if reason.is_failure else ""
-        self._connected.set()
-
-    def _on_disconnect(self, client: Any, data: Any, flags: Any, reason: Any, properties: Any) -> None:
-        if client is not self._client:
-            return
-        if reason == "Keep alive timeout":
-            self._loss_reason = f"the broker does not answer: no sign of life for {KEEPALIVE_S} to {2 * KEEPALIVE_S} s"
-        self._is_lost = True
-        self._connected.set()
-        self._wake()
-
-    def _on_message(self, client: Any, data: Any, message: Any) -> None:
+    def _note_left_over(self, topic: str, payload: bytes, is_retained: bool) -> None:
+        """Called on the connection's thread."""
         # Only messages that were retained before the subscription have the flag.
-        is_neutral = message.payload in (b"0", OFFLINE.encode()) and not self._is_excluded(message.topic)
-        if message.retain and not is_neutral:
-            self._left_over.put(message.topic)
+        is_neutral = payload in (b"0", OFFLINE.encode()) and not self._is_excluded(topic)
+        if is_retained and not is_neutral:
+            self._left_over.put(topic)
             self._wake()
 
 

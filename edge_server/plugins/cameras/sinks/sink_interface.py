@@ -109,15 +109,15 @@ class Sink(Protocol):
         """Longest time between two calls of `refresh`, or None for a receiver without a connection."""
 
     def open(self) -> None:
-        """Connect. Called before the first `send`, and again after an error. Raises SinkError."""
+        """Connect. Called before the first `send`, and again after an error. Raises EdgeServerError."""
 
     def send(self, message: SinkMessage) -> bool:
         """Send a message, and return once the receiver has it. Return False if it held nothing for the receiver. Raises
-        SinkError."""
+        EdgeServerError."""
 
     def refresh(self) -> None:
         """Check the connection, and repeat what the receiver may have forgotten. Called only while open. Raises
-        SinkError."""
+        EdgeServerError."""
 
     def close(self) -> None:
         """Disconnect. Does nothing if not open."""

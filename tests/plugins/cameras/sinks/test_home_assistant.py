@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from edge_server import mqtt_connection
 from edge_server.core.back_off import BackOff
 from edge_server.plugins.cameras.questions.question_answer import QuestionAnswer
 from edge_server.plugins.cameras.questions.question_settings import QuestionEntry
@@ -208,8 +209,8 @@ def test_counts_without_results_expire(home: HomeAssistant, start, message, even
 def test_after_a_restart_without_data_the_broker_gets_all_states_again(
     home: HomeAssistant, start, message, eventually, broker, monkeypatch, how
 ) -> None:
-    monkeypatch.setattr(mqtt, "KEEPALIVE_S", 1)
-    monkeypatch.setattr(mqtt, "TIMEOUT_S", 1.0)
+    monkeypatch.setattr(mqtt_connection, "KEEPALIVE_S", 1)
+    monkeypatch.setattr(mqtt_connection, "TIMEOUT_S", 1.0)
     runner = start()
     runner.put(state("door", "RUNNING", "person", "cat"))
     runner.put(message("door", "person"))
@@ -234,8 +235,8 @@ def test_detections_of_an_earlier_run_are_cleared(home: HomeAssistant, start, me
     before.put(message("door", "person", "ghost"))
     assert eventually(lambda: home.states() == {"binary_sensor.door_person": "on", "binary_sensor.door_ghost": "on"})
     # It ends as after a power cut; the broker has not noticed yet.
-    before._sink._client.loop_stop()
-    before._sink._client = None
+    before._sink._connection._client.loop_stop()
+    before._sink._connection._client = None
     runner = start()
     runner.put(state("door", "RUNNING", "person"))
     assert eventually(lambda: home.states() == {"binary_sensor.door_person": "off", "binary_sensor.door_ghost": "off"})

@@ -13,6 +13,7 @@ import cv2
 import numpy as np
 import pytest
 
+from edge_server import mqtt_connection
 from edge_server.core.back_off import BackOff
 from edge_server.errors import Unsupported
 from edge_server.plugins.cameras.questions.question_answer import QuestionAnswer
@@ -32,7 +33,7 @@ ID = mqtt.MqttBroker(SinkEntry("home", "mqtt://host", topic="edge_server"), lamb
 @pytest.fixture
 def start(monkeypatch):
     monkeypatch.setattr(sink_runner, "BACK_OFF", BackOff(0.01, 0.1))
-    monkeypatch.setattr(mqtt, "TIMEOUT_S", 3.0)
+    monkeypatch.setattr(mqtt_connection, "TIMEOUT_S", 3.0)
     made = []
 
     def make(url: str, **fields) -> SinkRunner:
@@ -338,7 +339,7 @@ def test_a_silent_broker_delays_nothing(start, message, eventually, free_ports, 
     import socket
 
     pytest.importorskip("paho.mqtt.client")
-    monkeypatch.setattr(mqtt, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(mqtt_connection, "TIMEOUT_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         runner = start(f"mqtt://127.0.0.1:{listener.getsockname()[1]}")
         runner.put(message())
@@ -365,8 +366,8 @@ def test_at_the_start_every_label_is_published_with_zero(broker, listen, start, 
     before.put(message("gone", "person"))
     assert eventually(lambda: before.report().delivered == 3)
     # It ends without a message, as after a power cut.
-    before._sink._client.loop_stop()
-    before._sink._client = None
+    before._sink._connection._client.loop_stop()
+    before._sink._connection._client = None
     runner = start(address(broker), topic="t")
     runner.put(state("door", "RUNNING", "person", "sports ball"))
     listener = listen()
@@ -400,8 +401,8 @@ def test_a_clean_stop_publishes_offline_for_every_camera(broker, listen, start, 
 def test_a_lost_broker_is_noticed_while_idle_and_gets_everything_when_it_is_back(
     broker, listen, start, message, eventually, monkeypatch, how
 ):
-    monkeypatch.setattr(mqtt, "KEEPALIVE_S", 1)
-    monkeypatch.setattr(mqtt, "TIMEOUT_S", 0.5)
+    monkeypatch.setattr(mqtt_connection, "KEEPALIVE_S", 1)
+    monkeypatch.setattr(mqtt_connection, "TIMEOUT_S", 0.5)
     runner = start(address(broker), topic="t")
     runner.put(state("door", "RUNNING", "person", "cat"))
     runner.put(message("door", "person"))
@@ -533,6 +534,6 @@ def test_without_the_package_the_error_names_what_to_install(monkeypatch):
     def absent(name):
         raise ImportError(f"No module named '{name}'")
 
-    monkeypatch.setattr(mqtt.importlib, "import_module", absent)
+    monkeypatch.setattr(mqtt_connection.importlib, "import_module", absent)
     with pytest.raises(Unsupported, match=r"pip install '\.\[mqtt\]'"):
         mqtt.MqttBroker(SinkEntry("home", "mqtt://host"), lambda: None).open()
