@@ -133,6 +133,15 @@ class Handle:
                 request.release()
             raise
 
+    def hold(self) -> Callable[[], None]:
+        """Let this generation take this handle's requests, also after it was retired, until the returned function is
+        called. Where each submit chooses the version, this does nothing. Raises Draining if it is being retired."""
+        return _do_nothing if self._version is None else self._version.hold()
+
+
+def _do_nothing() -> None:
+    pass
+
 
 class HandleCache:
     """Finds handles, and keeps them until the map of routes changes. May be used by any thread.

@@ -65,6 +65,7 @@ PLUGINS_BELOW = {
     ("speech", "language"): "OpenAI's API has one form of errors and of event streams",
     ("language", "vision"): "pictures of vision-language models: their bounds, and decoding",
     ("speech", "vision"): "files come in forms: the parser of multipart bodies",
+    ("policies", "vision"): "pictures of a robot's cameras become inputs as everywhere",
     ("doctor", "governor"): "the machine check reads the machine with the governor's sensors",
 }
 """(Plugin, another plugin) -> why it imports from there."""
@@ -81,7 +82,7 @@ PARTS_OF_BACKENDS = {
 """Who may see backends, and which part of it."""
 
 FENCES: dict[str, tuple[str, ...]] = {
-    "aiohttp": ("frontends/http/", "ray.py"),
+    "aiohttp": ("frontends/http/", "plugins/policies/openpi_port.py", "ray.py"),
     "hpack": ("frontends/http2/", "client/http2_call.py", "plugins/tuning/clients/grpc_connection.py"),
     "grpc": ("frontends/grpc/grpcio_transport.py", "client/", "ray.py"),
     "ray": ("ray.py",),
@@ -103,6 +104,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     ),
     "paho": ("mqtt_connection.py",),
     "cryptography": ("repository/trust/ed25519_keys.py",),
+    "msgpack": ("plugins/policies/array_messages.py",),
     "foxglove": ("plugins/cameras/commands/foxglove_output.py",),
     "fsspec": ("plugins/remote/object_store.py",),
     "s3fs": (),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from edge_server.plugins.policies import policy
 from edge_server.plugins.vision import image_parameters
 from edge_server.plugins.vision.declared_parameter import DeclaredParameter
 from edge_server.plugins.vision.outputs import output_parameters
@@ -57,6 +58,7 @@ def generate() -> str:
         "### Depth\n", *_keys(output_parameters.DEPTH_PARAMETERS), "",
         "### Anomaly maps\n", *_keys(output_parameters.ANOMALY_PARAMETERS), "",
         "## Heads\n", _HEADS, *_heads(),
+        "", "## Robot policies\n", "See [robots](../robots.md).\n", *_keys(policy.PARAMETERS),
     ]) + "\n"  # fmt: skip
 
 

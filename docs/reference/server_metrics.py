@@ -62,6 +62,7 @@ _GROUPS = (
         "Those of frames have the label `model`, and count the frames of clients and of cameras. "
         "See [cameras](../cameras.md).",
     ),
+    _Group("Robot policies", "edge_policy_", "Labels: `model` and `wire`. See [robots](../robots.md)."),
     _Group(
         "TensorRT engines", "edge_engine_",
         "Those of one engine have the labels `model` and `version`. See [TensorRT](../tensorrt-and-jetson.md).",

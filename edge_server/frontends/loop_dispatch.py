@@ -63,6 +63,12 @@ class LoopDispatch:
 
 async def run_model(handle: Handle, dispatch: LoopDispatch, inputs: Mapping[str, Tensor]) -> Response:
     """Run a model, and no variant of it, on these inputs. Return its first response; raise its error."""
+    return await run_request(handle, dispatch, Request(model=handle.spec.name, inputs=dict(inputs)))
+
+
+async def run_request(handle: Handle, dispatch: LoopDispatch, request: Request) -> Response:
+    """Submit a request to a model, and no variant of it. Return its first response; raise its error. Cancelled, it
+    cancels the request."""
     done: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
 
     def receive(response: Response) -> None:
@@ -73,7 +79,6 @@ async def run_model(handle: Handle, dispatch: LoopDispatch, inputs: Mapping[str,
         elif response.is_final:
             done.set_exception(ServingFault(f"model '{handle.spec.name}' sent no response"))
 
-    request = Request(model=handle.spec.name, inputs=dict(inputs))
     ticket = handle.submit(request, partial(dispatch.deliver, receive), may_stand_in=False)
     try:
         response = await done

@@ -37,6 +37,7 @@ READ_NAMES = frozenset({
     "memory.enable_memory_arena_shrinkage", "model_type", "network_image_height", "network_image_width", "niceness",
     "noise_scale", "noise_w", "normalize", "num_kv_blocks", "num_speculative_tokens", "num_threads",
     "optimization.graph.level", "output_class", "pooling", "precision",
+    "policy_action_key", "policy_dt_ms", "policy_horizon", "policy_inputs", "policy_max_age_ms", "policy_metadata",
     "predict_proba", "priority_class", "prompt_lookup", "read_only_inputs", "reload_policy", "stub_delay_ms",
     "stub_fail", "stub_fail_after", "stub_fail_open", "stub_hang", "stub_leak_bytes", "stub_op", "stub_open_delay_ms",
     "threads",

@@ -68,7 +68,7 @@ class DepthUnit(enum.Enum):
 PARAMETERS = (
     DeclaredParameter("network_image_width", "pixels", "the input's dims", "width of the network's input"),
     DeclaredParameter("network_image_height", "pixels", "the input's dims", "height of the network's input"),
-    DeclaredParameter("image_input", "name", "the only input", "input that takes the image"),
+    DeclaredParameter("image_input", "name, a policy: names", "the only input", "input that takes the image"),
     DeclaredParameter(
         "image_constants",
         "name=number,... separated by ;",

@@ -25,6 +25,7 @@ from edge_server.errors import DeadlineExceeded, Draining, EdgeServerError, Memb
 from edge_server.serving.ensemble.ensemble_request import EnsembleContext, EnsembleRequest, SubmitStep
 from edge_server.serving.execution.counters import VersionCounters
 from edge_server.serving.execution.ticket import Ticket
+from edge_server.serving.execution.version_holds import VersionHolds
 from edge_server.serving.execution.warmup import build, not_tried_error, probe_sample
 from edge_server.serving.timer import Timer
 
@@ -80,6 +81,7 @@ class EnsembleVersion:
         self._idle = threading.Condition(self._lock)
         self._in_flight: set[EnsembleRequest] = set()
         self._on_idle: Callable[[], None] | None = None
+        self._holds = VersionHolds()
         self._refusal: Callable[[], EdgeServerError] | None = lambda: NotReady(f"model '{self.name}' is not ready yet")
         self._load_s = 0.0
         self._graph: StepGraph
@@ -215,10 +217,21 @@ class EnsembleVersion:
         """Do nothing: the members' sequences end on their own."""
 
     def stop_accepting(self) -> None:
-        """Refuse new requests; those in flight continue."""
+        """Refuse new requests once nobody holds the version; those in flight continue."""
         self._move(VersionState.DRAINING)
+        self._holds.end_when_free(self._refuse_new)
+
+    def hold(self) -> Callable[[], None]:
+        """See ServedVersion.hold. The members serve as long as the ensemble needs them."""
+        return self._holds.take(self._is_unloading)
+
+    def _is_unloading(self) -> Draining:
+        return Draining(f"model '{self.name}' version {self.version} is being unloaded")
+
+    def _refuse_new(self) -> None:
         with self._lock:
-            self._refusal = lambda: Draining(f"model '{self.name}' version {self.version} is being unloaded")
+            self._refusal = self._is_unloading
+            self._notify_if_idle()
 
     def drain(self) -> None:
         """Wait, after `stop_accepting`, for the last request."""
@@ -233,7 +246,7 @@ class EnsembleVersion:
             self._notify_if_idle()
 
     def _notify_if_idle(self) -> None:
-        if self._in_flight:
+        if self._in_flight or self._refusal is None:
             return
         self._idle.notify_all()
         if self._on_idle is not None:

@@ -43,6 +43,7 @@ from edge_server.serving.execution.instance import Instance
 from edge_server.serving.execution.rate_limiter import RateLimiter, needs_of
 from edge_server.serving.execution.thread_pool import RunPool
 from edge_server.serving.execution.ticket import Ticket
+from edge_server.serving.execution.version_holds import VersionHolds
 from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.serving.execution.warmup import check_opened, probe, sample_run, warm
 from edge_server.serving.sequence.scheduler import SequenceScheduler, schedule
@@ -127,6 +128,7 @@ class ModelVersion:
         self._gpu_bytes: Mapping[int, int] = {}
         self._memory_refusals = 0
         self._runs_at_refusal = -1
+        self._holds = VersionHolds()
 
     def open(self) -> None:
         """Open and warm up every instance, then accept requests. Raises the backend's errors; nothing stays open
@@ -277,9 +279,16 @@ class ModelVersion:
         self._scheduler.end_sequence(sequence_id)
 
     def stop_accepting(self) -> None:
-        """Refuse new requests; waiting and running ones continue."""
+        """Refuse new requests once nobody holds the version; waiting and running ones continue."""
         self._move(VersionState.DRAINING)
-        self._scheduler.close(lambda: Draining(f"model '{self.name}' version {self.version} is being unloaded"))
+        self._holds.end_when_free(lambda: self._scheduler.close(self._is_unloading))
+
+    def hold(self) -> Callable[[], None]:
+        """See ServedVersion.hold."""
+        return self._holds.take(self._is_unloading)
+
+    def _is_unloading(self) -> Draining:
+        return Draining(f"model '{self.name}' version {self.version} is being unloaded")
 
     def drain(self) -> None:
         """Wait, after `stop_accepting`, for the last request."""

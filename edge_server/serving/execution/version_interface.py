@@ -36,11 +36,15 @@ class ServedVersion(Protocol):
     def end_sequence(self, sequence_id: int | str) -> None:
         """End a sequence whose client has disconnected. Does nothing for an unknown one. Returns at once."""
 
+    def hold(self) -> Callable[[], None]:
+        """Let the version take requests also after `stop_accepting`, until the returned function is called. Raises
+        Draining after `stop_accepting`."""
+
     def stop_accepting(self) -> None:
-        """Refuse new requests; waiting and running ones continue."""
+        """Refuse new requests once nobody holds the version; waiting and running ones continue."""
 
     def drain(self) -> None:
-        """Wait, after `stop_accepting`, for the last request."""
+        """Wait, after `stop_accepting`, for the last request. Holds do not count."""
 
     def when_drained(self, call: Callable[[], None]) -> None:
         """Call the function on the timer's thread once the last request is over; after `stop_accepting`. Returns at

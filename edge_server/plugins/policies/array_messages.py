@@ -1,0 +1,120 @@
+"""MessagePack messages with arrays, in the form of openpi's client: reads them within limits, and writes them.
+
+An array is a map {b"__ndarray__": true, b"data": bytes, b"dtype": str, b"shape": [...]}, a number of numpy
+{b"__npgeneric__": true, b"data": number, b"dtype": str} (openpi-client 0.1.2, msgpack_numpy.py). Only the types b, i, u
+and f are read: nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+import numpy as np
+
+from edge_server.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+MAX_MESSAGE_BYTES = 32 << 20
+MAX_VALUES = 200_000
+"""Maximum number of values in all lists and maps of a message: each takes 8 bytes and more here, and one in it."""
+
+_MAX_LIST = 65_536
+_MAX_TEXT_BYTES = 1 << 20
+_MAX_RANK = 8
+_DTYPE = re.compile(r"[<>|=]?(?:b1|[iu][1248]|f[248])")
+
+
+def read_message(data: bytes) -> dict[Any, Any]:
+    """Return the map that a message is. Arrays are read-only views of `data`, or copies in the machine's byte order.
+
+    Raises InvalidRequest.
+    """
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise InvalidRequest(f"expected a message of at most {MAX_MESSAGE_BYTES} bytes, given {len(data)}")
+    left = MAX_VALUES
+
+    def count(values: Any) -> Any:
+        nonlocal left
+        left -= len(values)
+        if left < 0:
+            raise InvalidRequest(f"the message has more than {MAX_VALUES} values in lists and maps")
+        return values
+
+    def read_map(found: dict[Any, Any]) -> Any:
+        count(found)
+        if b"__ndarray__" in found:
+            return read_array(found)
+        if b"__npgeneric__" in found:
+            return _read_number(found)
+        return found
+
+    try:
+        message = msgpack.unpackb(
+            data,
+            object_hook=read_map,
+            list_hook=count,
+            strict_map_key=True,
+            max_array_len=_MAX_LIST,
+            max_map_len=_MAX_LIST,
+            max_str_len=_MAX_TEXT_BYTES,
+            max_ext_len=0,
+        )
+    except (ValueError, RecursionError, msgpack.exceptions.UnpackException) as error:
+        text = str(error)[:200] or type(error).__name__
+        raise InvalidRequest(f"expected a message in MessagePack: {text}") from None
+    if not isinstance(message, dict):
+        raise InvalidRequest(f"expected a map in MessagePack, given a value of type {type(message).__name__}")
+    return message
+
+
+def read_array(found: Mapping[bytes, Any]) -> npt.NDArray[np.generic]:
+    """Return the array that a map describes. Raises InvalidRequest."""
+    data, shape = found.get(b"data"), found.get(b"shape")
+    dtype = _read_dtype(found.get(b"dtype"))
+    lengths = shape if isinstance(shape, (list, tuple)) else [-1]
+    if len(lengths) > _MAX_RANK or not all(type(length) is int and length >= 0 for length in lengths):
+        raise InvalidRequest(f"expected the shape of an array, at most {_MAX_RANK} numbers, given {str(shape)[:60]}")
+    size = math.prod(lengths) * dtype.itemsize
+    if not isinstance(data, bytes) or len(data) != size:
+        given = f"{len(data)} bytes" if isinstance(data, bytes) else f"a value of type {type(data).__name__}"
+        raise InvalidRequest(f"expected {size} bytes for an array {list(lengths)} of {dtype.name}, given {given}")
+    array = np.frombuffer(data, dtype).reshape(lengths)
+    return array if dtype.isnative else array.astype(dtype.newbyteorder("="))
+
+
+def _read_number(found: Mapping[bytes, Any]) -> np.generic:
+    dtype, value = _read_dtype(found.get(b"dtype")), found.get(b"data")
+    if isinstance(value, (bool, int, float)):
+        try:
+            number: np.generic = dtype.type(value)
+        except (OverflowError, ValueError):
+            pass
+        else:
+            return number
+    raise InvalidRequest(f"expected a number that {dtype.name} holds, given {str(value)[:60]}")
+
+
+def _read_dtype(text: object) -> np.dtype[np.generic]:
+    text = text.decode("ascii", "replace") if isinstance(text, bytes) else text
+    if not isinstance(text, str) or _DTYPE.fullmatch(text) is None:
+        raise InvalidRequest(f"expected the type of numbers, as '<f4' or '|u1', given {str(text)[:60]!r}")
+    return np.dtype(text)
+
+
+def _pack_array(value: object) -> object:
+    if isinstance(value, np.ndarray):
+        return {b"__ndarray__": True, b"data": value.tobytes(), b"dtype": value.dtype.str, b"shape": value.shape}
+    if isinstance(value, np.generic):
+        return {b"__npgeneric__": True, b"data": value.item(), b"dtype": value.dtype.str}
+    raise TypeError(f"cannot write a value of type {type(value).__name__}")
+
+
+write_message = functools.partial(msgpack.packb, default=_pack_array)
+"""Return the message of a map of texts, numbers, lists, maps and arrays."""

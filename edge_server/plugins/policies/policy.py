@@ -1,0 +1,274 @@
+"""Policy of a robot: a model that declares parameters `policy_*`, with the conversion of observations to its inputs and
+of its outputs to actions.
+
+PARAMETERS lists the keys. An observation is a map, as robots send it: arrays, numbers and texts by name. Maps inside it
+count as names with slashes: {"images": {"top": ...}} has the key "images/top". It has no batch dimension.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
+from edge_server.core.tensor import DType, Tensor
+from edge_server.errors import BadModelConfig, InvalidRequest
+from edge_server.plugins.vision.declared_parameter import DeclaredParameter, describe_unknown
+from edge_server.plugins.vision.image_plan import ImagePlan, make_image_plans
+from edge_server.plugins.vision.resize import Color
+from edge_server.record import record
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+MAX_HORIZON = 10_000
+
+PARAMETERS = (
+    DeclaredParameter("policy_action_key", "key", "none: no policy", "key of the actions in an answer, as actions"),
+    DeclaredParameter("policy_inputs", "INPUT=KEY, ...", "the inputs' names", "keys of the observation, by input"),
+    DeclaredParameter("policy_horizon", f"1 to {MAX_HORIZON}", "all", "number of actions in an answer"),
+    DeclaredParameter("policy_dt_ms", "milliseconds", "not stated", "time between two actions"),
+    DeclaredParameter("policy_max_age_ms", "milliseconds", "any age", "age of an observation that ends its use"),
+    DeclaredParameter("policy_metadata", "JSON object", "{}", "what a client gets when it connects"),
+)
+"""All keys that begin with `policy_`."""
+
+MAX_DEPTH = 8
+_PREFIX = "policy_"
+_KEYS = tuple(parameter.key for parameter in PARAMETERS)
+
+
+@record(frozen=True, slots=True)
+class ObservationField:
+    """An input, the key of its value in an observation, and how a picture becomes its value (None: it takes none)."""
+
+    spec: InputSpec
+    key: str
+    images: ImagePlan | None
+
+
+@record(frozen=True, slots=True)
+class Policy:
+    """Conversion plan of one version of a policy. Immutable and thread-safe.
+
+    `horizon` None: as many actions as the model returns. `dt_ms` None: not stated. `max_age_ns` 0: any age.
+    """
+
+    spec: ModelSpec
+    inputs: tuple[ObservationField, ...]
+    output: OutputSpec
+    action_key: str
+    horizon: int | None
+    dt_ms: float | None
+    max_age_ns: int
+    metadata: Mapping[str, Any]
+
+    @property
+    def takes_pictures(self) -> bool:
+        """Whether reading an observation may take milliseconds."""
+        return any(item.images is not None for item in self.inputs)
+
+    def read(self, observation: Mapping[str, object]) -> dict[str, Tensor]:
+        """Return the inputs for an observation. Values for no input are ignored. Raises InvalidRequest: model, key,
+        expected, given."""
+        values = _flat(observation)
+        tensors: dict[str, Tensor] = {}
+        for item in self.inputs:
+            if item.key in values:
+                tensors[item.spec.name] = self._tensor(item, values[item.key])
+            elif not item.spec.is_optional:
+                given = ", ".join(f"'{key[:60]}'" for key in list(values)[:20]) or "none"
+                raise InvalidRequest(f"model '{self.spec.name}': the observation lacks '{item.key}'; given: {given}")
+        return tensors
+
+    def actions(self, outputs: Mapping[str, npt.NDArray[np.generic]]) -> dict[str, npt.NDArray[np.generic]]:
+        """Return the actions under their key, of shape (horizon, values of one action), and under their own names all
+        other outputs with as many rows. Types are those of the model; FP16 and BF16 become float32."""
+        own = {output.name: output for output in self.spec.outputs}
+        rows = {name: self._rows(own[name], array) for name, array in outputs.items() if name in own}
+        chunk = rows.pop(self.output.name)
+        others = {name: array[: self.horizon] for name, array in rows.items() if array.shape[:1] == chunk.shape[:1]}
+        return {**others, self.action_key: chunk[: self.horizon]}
+
+    def _rows(self, spec: OutputSpec, array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+        if spec.dtype is DType.BF16:
+            array = (array.astype(np.uint32) << 16).view(np.float32)
+        elif spec.dtype is DType.FP16:
+            array = array.astype(np.float32)
+        has_batch = self.spec.max_batch_size > 0 or (array.ndim == 3 and array.shape[0] == 1)
+        return array[0] if has_batch else array
+
+    def _tensor(self, item: ObservationField, value: object) -> Tensor:
+        spec = item.spec
+        if spec.dtype is DType.BYTES:
+            return Tensor(spec.name, spec.dtype, self._shaped(item, self._texts(item, value)))
+        array = self._numbers(item, value)
+        if item.images is not None and array.dtype == np.uint8 and array.ndim in (2, 3):
+            return self._picture(item, item.images, array)
+        if not np.can_cast(array.dtype, spec.dtype.numpy, "same_kind") or spec.dtype is DType.BF16:
+            self._refuse(item, f"numbers that {spec.dtype.value} holds", array.dtype.name)
+        return Tensor(spec.name, spec.dtype, self._shaped(item, array.astype(spec.dtype.numpy, copy=False)))
+
+    def _numbers(self, item: ObservationField, value: object) -> npt.NDArray[np.generic]:
+        if isinstance(value, (np.ndarray, np.generic, bool, int, float, list, tuple)):
+            try:
+                array = np.asarray(value)
+            except (ValueError, OverflowError):
+                self._refuse(item, "numbers", "lists of several lengths")
+            if array.dtype.kind not in "biuf":
+                self._refuse(item, "an array of numbers", _describe(value))
+            return array
+        return self._refuse(item, "an array of numbers", _describe(value))
+
+    def _texts(self, item: ObservationField, value: object) -> npt.NDArray[np.object_]:
+        values = value if isinstance(value, (list, tuple)) else [value]
+        texts = np.empty(len(values), object)
+        for at, text in enumerate(values):
+            if not isinstance(text, (str, bytes)):
+                self._refuse(item, "a text", _describe(value))
+            texts[at] = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+        return texts
+
+    def _picture(self, item: ObservationField, plan: ImagePlan, array: npt.NDArray[np.generic]) -> Tensor:
+        if array.ndim == 3 and array.shape[2] not in (1, 3) and array.shape[0] in (1, 3):
+            array = np.ascontiguousarray(array.transpose(1, 2, 0))
+        if array.ndim == 3 and array.shape[2] == 1:
+            array = array[:, :, 0]
+        if not array.size or (array.ndim == 3 and array.shape[2] != 3):
+            self._refuse(item, "a picture (height, width, 3) or (3, height, width)", list(array.shape))
+        color = Color.GRAY if array.ndim == 2 else Color.RGB
+        return plan.fit(array, color, model=self.spec.name)[0]
+
+    def _shaped(self, item: ObservationField, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the array in the input's shape, with the leading ones that it lacks."""
+        dims = item.spec.dims
+        full = (1, *dims) if self.spec.max_batch_size > 0 else dims
+        shape = ((1,) * (len(full) - array.ndim)) + array.shape
+        if len(shape) == len(full) and all(want in (-1, have) for want, have in zip(full, shape, strict=True)):
+            return array.reshape(shape)
+        return self._refuse(item, f"shape {list(dims)}", list(array.shape))
+
+    def _refuse(self, item: ObservationField, expected: str, given: object) -> NoReturn:
+        raise InvalidRequest(
+            f"model '{self.spec.name}', '{item.key}' of the observation: expected {expected}, given {given}"
+        )
+
+
+def is_policy(spec: ModelSpec) -> bool:
+    return "policy_action_key" in spec.all_parameters
+
+
+def make_policy(spec: ModelSpec) -> Policy:
+    """Return the plan of a policy. Raises BadModelConfig for wrong parameters."""
+    reader = _Reader(spec)
+    reader.check_keys()
+    pictures = {plan.input_name: plan for plan in make_image_plans(spec)}
+    keys = reader.keys()
+    action_key = reader.text("policy_action_key")
+    output = spec.output(action_key) or spec.outputs[0]
+    horizon = reader.number("policy_horizon", MAX_HORIZON, is_whole=True)
+    rows = output.dims[1 if spec.max_batch_size == 0 and len(output.dims) == 3 else 0] if output.dims else 0
+    if horizon is not None and 0 < rows < horizon:
+        reader.refuse("policy_horizon", f"at most the {rows} rows of output '{output.name}'", f"{horizon:g}")
+    return Policy(
+        spec=spec,
+        inputs=tuple(
+            ObservationField(item, keys.get(item.name, item.name), pictures.get(item.name)) for item in spec.inputs
+        ),
+        output=output,
+        action_key=action_key,
+        horizon=int(horizon) if horizon is not None else rows if rows > 0 else None,
+        dt_ms=reader.number("policy_dt_ms", 60_000),
+        max_age_ns=int((reader.number("policy_max_age_ms", 600_000) or 0) * 1e6),
+        metadata=reader.metadata(),
+    )
+
+
+class _Reader:
+    """Reads and checks the parameters of one model."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._spec = spec
+        self._parameters = spec.all_parameters
+
+    def check_keys(self) -> None:
+        for key in self._parameters:
+            if key.startswith(_PREFIX) and key not in _KEYS:
+                raise BadModelConfig(
+                    f"model '{self._spec.name}', parameter '{key[:100]}': {describe_unknown(key, _KEYS)}"
+                )
+        if self._spec.is_decoupled:
+            raise BadModelConfig(f"model '{self._spec.name}' is decoupled: a policy gives one answer to an observation")
+        if self._spec.sequence is not None and self._spec.sequence.is_iterative:
+            raise BadModelConfig(f"model '{self._spec.name}' is iterative: a policy gives one answer to an observation")
+
+    def text(self, key: str) -> str:
+        text = self._parameters[key]
+        if not 0 < len(text) <= 200:
+            self.refuse(key, "1 to 200 characters", text)
+        return text
+
+    def keys(self) -> Mapping[str, str]:
+        """Return input -> key of the observation, as `policy_inputs` says."""
+        found: dict[str, str] = {}
+        for pair in filter(None, (part.strip() for part in self._parameters.get("policy_inputs", "").split(","))):
+            name, sign, key = (part.strip() for part in pair.partition("="))
+            if not sign or not key or self._spec.input(name) is None or name in found:
+                names = ", ".join(item.name for item in self._spec.inputs)
+                self.refuse("policy_inputs", f"INPUT=KEY, ..., each of the inputs ({names}) at most once", pair)
+            found[name] = key
+        return found
+
+    def number(self, key: str, largest: float, *, is_whole: bool = False) -> float | None:
+        text = self._parameters.get(key)
+        if text is None:
+            return None
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not 0 < value <= largest or (is_whole and value != int(value)):
+            self.refuse(key, f"a {'whole ' if is_whole else ''}number above 0, at most {largest:g}", text)
+        return value
+
+    def metadata(self) -> Mapping[str, Any]:
+        text = self._parameters.get("policy_metadata", "{}")
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            self.refuse("policy_metadata", "a JSON object", text)
+        return found
+
+    def refuse(self, key: str, expected: str, given: str) -> NoReturn:
+        raise BadModelConfig(
+            f"model '{self._spec.name}', parameter '{key}': expected {expected}, given '{given[:100]}'"
+        )
+
+
+def _flat(observation: Mapping[str, object]) -> dict[str, object]:
+    """Return the values by their path: keys with slashes between them. Raises InvalidRequest."""
+    values: dict[str, object] = {}
+    waiting: list[tuple[str, Mapping[Any, object], int]] = [("", observation, 0)]
+    while waiting:
+        prefix, found, depth = waiting.pop()
+        if depth == MAX_DEPTH:
+            raise InvalidRequest(f"the observation has maps in maps, more than {MAX_DEPTH} deep")
+        for key, value in found.items():
+            name = f"{prefix}{key.decode(errors='replace') if isinstance(key, bytes) else key}"
+            if isinstance(value, Mapping):
+                waiting.append((f"{name}/", value, depth + 1))
+            else:
+                values[name] = value
+    return values
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, np.ndarray):
+        return f"an array of {value.dtype.name}"
+    return f"'{value[:60]}'" if isinstance(value, str) else f"a value of type {type(value).__name__}"

@@ -1,0 +1,28 @@
+"""Declaration of the settings of robot policies."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from edge_server.config.setting import Kind, setting
+
+
+def _parse_address(text: str) -> str:
+    found = re.fullmatch(r"([^\s\[\]/:]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})", text)
+    if text and (found is None or int(found[2]) > 65535):
+        raise ValueError("expected HOST:PORT")
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class PoliciesConfig:
+    """Wires of robot policies."""
+
+    openpi: str = setting(
+        "",
+        "--policy-openpi",
+        Kind("host:port", _parse_address),
+        "Serve robot policies at this address by openpi's WebSocket protocol: ws://HOST:PORT, or ws://HOST:PORT/MODEL "
+        "if there are several.",
+    )
