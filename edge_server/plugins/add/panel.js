@@ -1,7 +1,8 @@
 // Section of the page: a drop zone for model files, which `edge-server add` puts into the repository one after the other.
 
-import { access, Refused, request } from "../api.js";
+import { access, post, Refused } from "../api.js";
 import { element, note, setBadge, setText } from "../dom.js";
+import { chooser, dropZone } from "../drop_zone.js";
 import { keyNotice } from "../key.js";
 
 export const id = "add-model";
@@ -14,16 +15,15 @@ const MAX_REPORTS = 20;
 export function makePanel() {
   const badge = element("span", { id: "add-state", hidden: true });
   const refusal = keyNotice(
-    "add-refusal", "On this page only with a key that may change models.", "On the machine: ", element("code", {}, "edge-server add FILE"),
+    "add-refusal", "On this page only with a key that may change models.", "On the machine: ", element("code", "edge-server add FILE"),
   );
-  const report = element("pre", { id: "add-report", class: "output", role: "status", tabindex: "0", hidden: true });
+  const report = element("pre.output", { id: "add-report", role: "status", tabindex: "0", hidden: true });
   const again = element("button", { id: "add-again", hidden: true, click: () => addNext() }, "Try again");
-  const [chooseFile, fileInput] = chooser("Choose a model file", { accept: ACCEPTED, id: "add-file", multiple: true }, take);
-  const [choosePicture, pictureInput] = chooser("Try it on a picture of yours", { accept: "image/*", id: "add-picture" }, take);
-  const pictureText = element("p", { class: "note", id: "add-picture-text" }, "It is tried on a portrait, or on drawn lines of text.");
-  const drop = element(
-    "div", { class: "drop", id: "add-drop" },
-    element("p", {}, "Drop a model file here: ONNX, TensorFlow Lite, GGUF, XGBoost"), chooseFile, fileInput, pictureText, choosePicture, pictureInput,
+  const [chooseFile, fileInput] = chooser("button", "Choose a model file", { accept: ACCEPTED, id: "add-file", multiple: true }, take);
+  const [choosePicture, pictureInput] = chooser("button", "Try it on a picture of yours", { accept: "image/*", id: "add-picture" }, take);
+  const pictureText = element("p.note", { id: "add-picture-text" }, "It is tried on a portrait, or on drawn lines of text.");
+  const drop = dropZone(
+    "add-drop", take, element("p", "Drop a model file here: ONNX, TensorFlow Lite, GGUF, XGBoost"), chooseFile, fileInput, pictureText, choosePicture, pictureInput,
   );
   // The newest first.
   const reports = [];
@@ -33,13 +33,6 @@ export function makePanel() {
   // Of the files that came together, or while others waited.
   let total = 0;
   let added = 0;
-  const over = (isOver) => (event) => { event.preventDefault(); drop.classList.toggle("over", isOver); };
-  drop.addEventListener("dragover", over(true));
-  drop.addEventListener("dragleave", over(false));
-  drop.addEventListener("drop", (event) => {
-    over(false)(event);
-    take([...event.dataTransfer.files]);
-  });
 
   /** Add the model files after those that wait. A picture is what they are tried on. */
   function take(files) {
@@ -64,8 +57,7 @@ export function makePanel() {
       show();
       try {
         const path = `edge/v1/new-models/${encodeURIComponent(file.name)}?picture_bytes=${picture?.size ?? 0}`;
-        const body = picture ? new Blob([picture, file]) : file;
-        const response = await request(path, { method: "POST", headers: { "Content-Type": "application/octet-stream" }, body });
+        const response = await post(path, picture ? new Blob([picture, file]) : file, { type: "application/octet-stream" });
         reports[0] = (await response.json()).report;
         added += 1;
       } catch (error) {
@@ -84,7 +76,6 @@ export function makePanel() {
   }
 
   function show() {
-    badge.hidden = !reports.length;
     reports.splice(MAX_REPORTS);
     const names = waiting.map(({ name }) => `${name}: waits`);
     note(report, [...names, ...reports].join("\n\n"));
@@ -95,14 +86,4 @@ export function makePanel() {
     refusal.update();
   }
   return { heading: badge, nodes: [refusal.node, drop, again, report], update };
-}
-
-/** Return a button and the hidden input of files that it opens. `onFiles` gets the chosen ones. */
-function chooser(label, attributes, onFiles) {
-  const input = element("input", { type: "file", class: "hidden-text", tabindex: "-1", "aria-label": label, ...attributes, change: () => {
-    onFiles([...input.files]);
-    // The same file may be chosen again.
-    input.value = "";
-  } });
-  return [element("button", { click: () => input.click() }, label), input];
 }

@@ -19,23 +19,22 @@ const cards = new Map();
 let questions = [];
 
 export function makePanel() {
-  const count = element("span", { id: "cameras-count", class: "muted" });
+  const count = element("span.muted", { id: "cameras-count" });
   const failed = element("span", { id: "cameras-failed" });
-  const problem = element("p", { id: "cameras-problem", class: "banner", hidden: true });
-  const container = element("div", { id: "cameras-cards", class: "grid cameras" });
+  const problem = element("p.banner", { id: "cameras-problem" });
+  const container = element("div.grid.cameras", { id: "cameras-cards" });
   const empty = element(
-    "p", { id: "cameras-empty", class: "card empty" }, "No camera is connected. ",
-    element("code", {}, "edge-server stream --source=demo"), " sends one; a camera in the file of ",
-    element("code", {}, "--sources-file"), " is opened by the server.",
+    "p.card.empty", { id: "cameras-empty" }, "No camera is connected. ",
+    element("code", "edge-server stream --source=demo"), " sends one; a camera in the file of ",
+    element("code", "--sources-file"), " is opened by the server.",
   );
-  const hint = element("p", { id: "cameras-note", class: "note", hidden: true });
+  const hint = element("p.note", { id: "cameras-note" });
   function update(found, own) {
     questions = own?.questions ?? [];
     const cameras = merged(found?.streams ?? [], own?.sources ?? []);
     const lost = cameras.filter((camera) => camera.source?.state === "FAILED").length;
     setText(count, cameras.length ? `${cameras.filter((camera) => camera.stream).length} of ${cameras.length} open` : "");
     setBadge(failed, lost ? `${lost} failed` : "", "bad");
-    failed.hidden = !lost;
     const sinks = (own?.sinks ?? []).filter((sink) => sink.reason)
         .map((sink) => `${sink.state === "FAILED" ? "Results do not reach sink" : "Sink"} ${sink.name}: ${sink.reason}`);
     note(problem, [own?.problem && `${own.problem[0].toUpperCase()}${own.problem.slice(1)}`, ...sinks].filter(Boolean).join("\n"));
@@ -45,7 +44,7 @@ export function makePanel() {
     keepChildren(container, cards, cameras, (camera) => camera.name, makeCard);
     return cameras.length > 0 || Boolean(own?.problem);
   }
-  return { heading: element("span", { class: "row" }, count, failed), nodes: [problem, container, empty, hint], update };
+  return { heading: element("span.row", count, failed), nodes: [problem, container, empty, hint], update };
 }
 
 /**
@@ -68,19 +67,19 @@ document.addEventListener("visibilitychange", () => {
 
 function makeCard({ name }) {
   const image = element("img", { alt: `Live picture of ${name}`, hidden: true });
-  const text = element("span", { class: "message" });
-  const picture = element("button", { class: "picture", title: "Enlarge", click: () => openLarge(name, { hasZones: Boolean(now?.source) }) }, text, image);
+  const text = element("span.message");
+  const picture = element("button.picture", { title: "Enlarge", click: () => openLarge(name, { hasZones: Boolean(now?.source) }) }, text, image);
   const toggle = element("button", { click: () => { isWanted = !isWanted; refresh(); } });
   const state = element("span");
-  const model = element("p", { class: "muted origin" });
-  const facts = ["Frames in", "Frames out", "Age, median", "Age, 99 %"].map((fact) => [element("dt", {}, fact), element("dd", {})]);
-  const warning = element("p", { class: "warning", hidden: true });
-  const answers = element("p", { class: "answers", hidden: true });
-  const drops = element("p", { class: "chips" });
+  const model = element("p.muted.origin");
+  const facts = ["Frames in", "Frames out", "Age, median", "Age, 99 %"].map((fact) => [element("dt", fact), element("dd")]);
+  const warning = element("p.warning");
+  const answers = element("p.answers", { hidden: true });
+  const drops = element("p.chips");
   const node = element(
-    "article", { class: "card camera", "data-stream": name },
-    element("div", { class: "head" }, element("h3", {}, name), state, toggle), model, picture,
-    element("dl", { class: "facts" }, ...facts.map((pair) => element("div", {}, ...pair))), warning, answers, drops,
+    "article.card.camera", { "data-stream": name },
+    element("div.head", element("h3", name), state, toggle), model, picture,
+    element("dl.facts", ...facts.map((pair) => element("div", ...pair))), warning, answers, drops,
   );
   let isWanted = [...cards.values()].filter((card) => card.isLive()).length < MAX_SHOWN;
   let now = null;
@@ -96,10 +95,8 @@ function makeCard({ name }) {
     node.classList.toggle("failed", isFailed);
     setBadge(state, source?.state ?? "OPEN", KINDS[source?.state ?? "RUNNING"] ?? "busy");
     setText(model, [stream?.model ?? source.model, source?.url ?? stream?.client].filter(Boolean).join(" · "));
-    const values = stream
-      ? [`${formatNumber(stream.fps_in)}/s`, `${formatNumber(stream.fps_out)}/s`, `${formatNumber(stream.age_p50_ms)} ms`, `${formatNumber(stream.age_p99_ms)} ms`]
-      : ["–", "–", "–", "–"];
-    facts.forEach(([, value], place) => setText(value, values[place]));
+    const values = [[stream?.fps_in, "/s"], [stream?.fps_out, "/s"], [stream?.age_p50_ms, " ms"], [stream?.age_p99_ms, " ms"]];
+    values.forEach(([value, unit], place) => setText(facts[place][1], formatNumber(value, 1, unit)));
     // Of a camera without a stream the reason stands in place of the picture.
     const asked = questions.filter((question) => question.source === name);
     const problems = asked.filter(({ reason }) => reason).map((question) => `Question ${question.name}: ${question.reason}`);
@@ -122,11 +119,11 @@ function makeCard({ name }) {
   }
 
   function refresh() {
-    const isLive = isWanted && now?.stream && access.allowed.view && !document.hidden;
+    const isOpen = access.allowed.view && Boolean(now?.stream);
+    const isLive = isOpen && isWanted && !document.hidden;
     setText(toggle, isWanted ? "Hide" : "Show");
     toggle.setAttribute("aria-label", `${toggle.textContent} the picture of ${name}`);
-    toggle.hidden = !access.allowed.view || !now?.stream;
-    picture.disabled = !access.allowed.view || !now?.stream;
+    toggle.hidden = picture.disabled = !isOpen;
     if (isLive && running === null) start();
     if (!isLive && running !== null) stop();
     if (!isWanted || !now?.stream) image.hidden = true;

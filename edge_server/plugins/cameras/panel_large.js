@@ -18,12 +18,12 @@ const EDGE_PX = 10;
 export function openLarge(name, { hasZones }) {
   const ended = new AbortController();
   const canvas = element("canvas", { role: "img", "aria-label": `Live picture of ${name}` });
-  const stage = element("div", { class: "stage" }, canvas);
-  const found = element("span", { class: "muted found" });
-  const problem = element("p", { class: "error", role: "status", hidden: true });
+  const stage = element("div.stage", canvas);
+  const found = element("span.muted.found");
+  const problem = element("p.error", { role: "status", hidden: true });
   let isEditing = false;
   const editor = makeZoneEditor(name, stage, canvas, (state) => { isEditing = edit.hidden = state; });
-  const edit = element("button", { class: "edit-zones", hidden: !hasZones, click: editZones }, "Zones");
+  const edit = element("button.edit-zones", { hidden: !hasZones, click: editZones }, "Zones");
   const refusal = keyNotice(
     "zones-refusal", "Zones and lines are changed on this page only with a key that may change models.", "Without one, edit the sources file.",
   );
@@ -32,8 +32,8 @@ export function openLarge(name, { hasZones }) {
     if (access.may_change_models) editor.open();
   }
   const dialog = element(
-    "dialog", { class: "large", "aria-label": `Camera ${name}`, close: () => { ended.abort(); dialog.remove(); } },
-    element("div", { class: "head" }, element("h2", {}, name), found, edit, element("button", { click: () => dialog.close() }, "Close")),
+    "dialog.large", { "aria-label": `Camera ${name}`, close: () => { ended.abort(); dialog.remove(); } },
+    element("div.head", element("h2", name), found, edit, element("button", { click: () => dialog.close() }, "Close")),
     stage, problem, refusal.node, ...editor.nodes,
   );
   document.body.append(dialog);

@@ -1,7 +1,7 @@
 // Editor of the zones and lines of a camera, over its large picture. Points are dragged, or moved with the arrow keys.
 
-import { getJson, request } from "../api.js";
-import { element, note, svg } from "../dom.js";
+import { getJson, post } from "../api.js";
+import { element, note, setAttributes, svg } from "../dom.js";
 
 const LEAST_POINTS = { zone: 3, line: 2 };
 const MOST_POINTS = 64;
@@ -20,23 +20,24 @@ const inside = (value) => Math.round(1e4 * Math.min(1, Math.max(0, value))) / 1e
  */
 export function makeZoneEditor(camera, stage, canvas, onState) {
   const path = `edge/v1/cameras/${encodeURIComponent(camera)}/zones`;
-  const drawing = svg("svg", { class: "zones", role: "group", "aria-label": "Points of zones and lines" });
-  const rows = element("div", { class: "zone-rows" });
+  const drop = () => { dragged = null; };
+  const drawing = svg("svg.zones", { role: "group", "aria-label": "Points of zones and lines", pointermove: drag, pointerup: drop, pointercancel: drop });
+  const rows = element("div.zone-rows");
   const hint = element(
-    "p", { class: "note" }, "Drag points, zones and lines; Tab and the arrow keys move points too. A small point adds one, Delete or a double click " +
+    "p.note", "Drag points, zones and lines; Tab and the arrow keys move points too. A small point adds one, Delete or a double click " +
       "removes one. An object is where the middle of its box's lower edge is.",
   );
-  const problem = element("p", { class: "error", role: "alert", hidden: true });
-  const saved = element("p", { class: "note", role: "status", hidden: true });
+  const problem = element("p.error", { role: "alert", hidden: true });
+  const saved = element("p.note", { role: "status", hidden: true });
   const form = element(
-    "form", { class: "zone-form", hidden: true, submit: (event) => { event.preventDefault(); save(); } },
-    element("div", { class: "zone-list" }, hint, rows),
+    "form.zone-form", { hidden: true, submit: (event) => { event.preventDefault(); save(); } },
+    element("div.zone-list", hint, rows),
     problem,
     element(
-      "div", { class: "row" },
+      "div.row",
       element("button", { "data-add": "zone", click: () => add("zone") }, "Add a zone"),
       element("button", { "data-add": "line", click: () => add("line") }, "Add a line"),
-      element("button", { type: "submit", class: "primary" }, "Save"),
+      element("button.primary", { type: "submit" }, "Save"),
       element("button", { click: close }, "Cancel"),
     ),
   );
@@ -93,9 +94,7 @@ export function makeZoneEditor(camera, stage, canvas, onState) {
   async function save() {
     const of = (wanted) => items.filter(({ kind }) => kind === wanted).map(({ points, rest }) => ({ ...rest, points }));
     try {
-      const response = await request(path, {
-        method: "PUT", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ zones: of("zone"), lines: of("line") }),
-      });
+      const response = await post(path, { zones: of("zone"), lines: of("line") }, { method: "PUT" });
       const unknown = items.map(problemOf).filter(Boolean);
       note(saved, [STORED_IN[(await response.json()).stored_in], ...unknown].join(" "));
       close();
@@ -113,14 +112,14 @@ export function makeZoneEditor(camera, stage, canvas, onState) {
   function makeRow(item) {
     const { kind, rest } = item;
     const field = (label, attributes, take) => element(
-      "label", {}, label, element("input", { ...attributes, input: ({ target }) => take(target.value.trim(), target) }),
+      "label", label, element("input", { ...attributes, input: ({ target }) => take(target.value.trim(), target) }),
     );
     const optional = (key, value) => {
       if (value) rest[key] = value;
       else delete rest[key];
     };
     const takeNumber = (key) => (text) => optional(key, Number(text));
-    const unknown = element("p", { class: "warning", role: "status", hidden: true });
+    const unknown = element("p.warning", { role: "status", hidden: true });
     const choices = classes.map((name) => element("button", { click: () => {
       const chosen = rest.classes ?? [];
       chooseClasses(chosen.includes(name) ? chosen.filter((one) => one !== name) : [...chosen, name]);
@@ -138,15 +137,15 @@ export function makeZoneEditor(camera, stage, canvas, onState) {
       field("Loiters after seconds", { type: "number", min: 0, step: "any", value: rest.loitering_s ?? "", placeholder: "never" }, takeNumber("loitering_s")),
     ];
     return element(
-      "fieldset", { class: "zone-row", focusin: () => choose(item) },
-      element("legend", {}, kind === "zone" ? "Zone" : "Line"),
+      "fieldset.zone-row", { focusin: () => choose(item) },
+      element("legend", kind === "zone" ? "Zone" : "Line"),
       field("Name", { value: rest.name, required: true, pattern: "[A-Za-z0-9_.\\-]{1,64}", title: "1 to 64 letters, digits, _ - ." }, (text) => { rest.name = text; }),
       classField,
       ...numbers, kind === "line" ? element("button", { click: () => { item.points.reverse(); buildDrawing(); } }, "Turn round") : null,
       element("button", { click: () => { items = items.filter((one) => one !== item); build(); } }, "Remove"),
       choices.length ? element(
-        "details", {}, element("summary", {}, `Classes of the model (${choices.length})`),
-        element("div", { class: "choices", role: "group", "aria-label": "Classes of the model" }, ...choices),
+        "details", element("summary", `Classes of the model (${choices.length})`),
+        element("div.choices", { role: "group", "aria-label": "Classes of the model" }, ...choices),
       ) : null, unknown,
     );
   }
@@ -177,24 +176,20 @@ export function makeZoneEditor(camera, stage, canvas, onState) {
   /** Make `shape`, `handles` (the points) and `place()` of an item, which puts both where they belong. */
   function drawItem(item) {
     const isLine = item.kind === "line";
-    const outline = svg(isLine ? "polyline" : "polygon", {});
+    const pointerdown = (event) => begin(event, item, null);
+    const outline = svg(isLine ? "polyline" : "polygon", { pointerdown });
     // A line of two pixels is hard to hit.
-    const grip = svg(outline.tagName, { class: "grip" });
-    const arrow = svg("path", { class: "arrow" });
-    for (const part of [outline, grip]) part.addEventListener("pointerdown", (event) => begin(event, item, null));
-    const between = item.points.length < MOST_POINTS ? pairsOf(item).map(() => svg("circle", { class: "between", r: 5 })) : [];
-    const corners = item.points.map((_, index) => svg("circle", {
-      class: "point", r: 8, tabindex: 0, role: "button", "aria-label": `Point ${index + 1} of ${item.kind} ${item.rest.name}`,
-    }));
-    corners.forEach((point, index) => {
-      point.addEventListener("pointerdown", (event) => begin(event, item, index));
-      point.addEventListener("dblclick", () => removePoint(item, index));
-      point.addEventListener("keydown", (event) => press(event, item, index));
-    });
-    between.forEach((point, index) => point.addEventListener("pointerdown", (event) => {
+    const grip = svg(`${outline.tagName}.grip`, { pointerdown });
+    const arrow = svg("path.arrow");
+    const insert = (index) => (event) => {
       item.points.splice(index + 1, 0, positionOf(event));
       buildDrawing();
       begin(event, item, index + 1);
+    };
+    const between = item.points.length < MOST_POINTS ? pairsOf(item).map((_, index) => svg("circle.between", { r: 5, pointerdown: insert(index) })) : [];
+    const corners = item.points.map((_, index) => svg("circle.point", {
+      r: 8, tabindex: 0, role: "button", "aria-label": `Point ${index + 1} of ${item.kind} ${item.rest.name}`,
+      pointerdown: (event) => begin(event, item, index), dblclick: () => removePoint(item, index), keydown: (event) => press(event, item, index),
     }));
     item.place = () => {
       const { clientWidth: width, clientHeight: height } = canvas;
@@ -208,8 +203,8 @@ export function makeZoneEditor(camera, stage, canvas, onState) {
       if (isLine) arrow.setAttribute("d", arrowOf(pixels));
     };
     item.place();
-    item.shape = svg("g", {}, outline, arrow, grip);
-    item.handles = svg("g", {}, ...between, ...corners);
+    item.shape = svg("g", outline, arrow, grip);
+    item.handles = svg("g", ...between, ...corners);
   }
 
   const pairsOf = ({ kind, points }) => (kind === "line" ? points.slice(1) : points);
@@ -227,15 +222,14 @@ export function makeZoneEditor(camera, stage, canvas, onState) {
     drawing.setPointerCapture(event.pointerId);
   }
 
-  drawing.addEventListener("pointermove", (event) => {
+  function drag(event) {
     if (!dragged) return;
     const { item, index, from, points: before } = dragged;
     const to = positionOf(event);
     if (index === null) item.points = moved(before, [to[0] - from[0], to[1] - from[1]]);
     else item.points[index] = to;
     item.place();
-  });
-  for (const end of ["pointerup", "pointercancel"]) drawing.addEventListener(end, () => { dragged = null; });
+  }
 
   function press(event, item, index) {
     const step = STEPS[event.key];
@@ -275,7 +269,7 @@ function moved(points, distance) {
   return points.map((point) => point.map((value, axis) => inside(value + possible[axis])));
 }
 
-const moveTo = (circle, [x, y]) => { circle.setAttribute("cx", x); circle.setAttribute("cy", y); };
+const moveTo = (circle, [cx, cy]) => setAttributes(circle, { cx, cy });
 
 /** Return the path of an arrow from the middle of the longest part of a line to its right, the direction "in". */
 export function arrowOf(points, line = 2) {

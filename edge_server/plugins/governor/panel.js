@@ -2,7 +2,7 @@
 
 import { access } from "../api.js";
 import { element, note, setBadge } from "../dom.js";
-import { Charts } from "../charts.js";
+import { Charts, PERCENT } from "../charts.js";
 
 export const id = "machine";
 export const title = "Machine";
@@ -12,8 +12,8 @@ const STATES = { NORMAL: "ok", WARM: "busy", HOT: "busy", THROTTLED: "bad", CRIT
 
 export function makePanel() {
   const badge = element("span", { id: "machine-state" });
-  const text = element("p", { id: "machine-detail", class: "note", hidden: true });
-  const container = element("div", { id: "machine-charts", class: "grid charts" });
+  const text = element("p.note", { id: "machine-detail" });
+  const container = element("div.grid.charts", { id: "machine-charts" });
   const charts = new Charts(container);
   function update(governor) {
     if (governor?.enabled) {
@@ -41,32 +41,25 @@ function hostCharts(machine) {
   if (!machine) return [];
   const total = machine.memory_total_bytes / 1e9;
   return [
-    { key: "cpu", title: "Processor", value: machine.cpu_utilization * 100, unit: "%", top: 100, digits: 0, detail: "of all cores" },
+    { key: "cpu", title: "Processor", value: machine.cpu_utilization * 100, ...PERCENT, detail: "of all cores" },
     { key: "memory", title: "Memory", value: machine.memory_used_bytes / 1e9, scale: 1e9, unit: "GB", top: total, detail: `in use, of ${total.toFixed(1)} GB` },
   ];
 }
 
 function governorCharts(governor) {
-  const limitOf = (name, value, unit) => (value ? `${name} ${Math.round(value)} ${unit}` : "");
+  const limited = (key, title, value, unit, limit, name) => ({ key, title, value, unit, limit, detail: limit ? `${name} ${Math.round(limit)} ${unit}` : "" });
   const items = [
+    limited("temperature", "Temperature", governor.temperature_c, "°C", governor.set_point_c, "held below"),
+    limited("power", "Power", governor.power_w, "W", governor.power_budget_w, "budget"),
     {
-      key: "temperature", title: "Temperature", value: governor.temperature_c, unit: "°C", limit: governor.set_point_c,
-      detail: limitOf("held below", governor.set_point_c, "°C"),
-    },
-    {
-      key: "power", title: "Power", value: governor.power_w, unit: "W", limit: governor.power_budget_w,
-      detail: limitOf("budget", governor.power_budget_w, "W"),
-    },
-    {
-      key: "load limit", title: "Load limit", value: governor.share * 100, unit: "%", top: 100, digits: 0,
+      key: "load limit", title: "Load limit", value: governor.share * 100, ...PERCENT,
       detail: governor.share < 1 ? `held back: ${governor.limited_by || governor.causes.join(", ") || "heat"}` : "models may run at full speed",
     },
-    { key: "busy instances", title: "Busy instances", value: governor.busy, unit: "", top: 1, digits: 1, detail: "running at once, on average" },
+    { key: "busy instances", title: "Busy instances", value: governor.busy, top: 1, detail: "running at once, on average" },
   ];
   for (const gpu of governor.box.gpus) {
     if (gpu.utilization !== null) {
-      items.push({ key: `gpu ${gpu.uuid}`, title: gpu.name, value: gpu.utilization * 100, unit: "%", top: 100, digits: 0,
-                   detail: gpu.held_back_by.join(", ") });
+      items.push({ key: `gpu ${gpu.uuid}`, title: gpu.name, value: gpu.utilization * 100, ...PERCENT, detail: gpu.held_back_by.join(", ") });
     }
   }
   return items.filter((item) => item.value !== null);

@@ -1,7 +1,7 @@
 // Requests, queues, cache and tokens, as curves.
 
 import { byId, note } from "./dom.js";
-import { Charts, Rates } from "./charts.js";
+import { Charts, PERCENT, Rates } from "./charts.js";
 
 const activity = new Charts(byId("activity-charts"));
 const rates = new Rates();
@@ -13,10 +13,7 @@ export function updateActivity(now) {
     return;
   }
   const sum = (name) => now.models.reduce((total, model) => total + model[name], 0);
-  const perSecond = (name, count) => {
-    const step = rates.step(name, count, now.readAt);
-    return step ? step.count / step.seconds : null;
-  };
+  const perSecond = (name, count) => rates.perSecond(name, count, now.readAt);
   const requests = sum("succeeded") + sum("failed");
   const queued = rates.step("queued", sum("queue_ns"), now.readAt);
   const answered = rates.step("answered", requests, now.readAt);
@@ -31,8 +28,7 @@ export function updateActivity(now) {
   if (cached.length) {
     const hits = sum("cache_hits");
     const lookups = hits + sum("cache_misses");
-    items.push({ key: "cache", title: "Answered from the cache", value: lookups ? (100 * hits) / lookups : 0, unit: "%", top: 100,
-                 digits: 0, detail: `${hits} of ${lookups} lookups` });
+    items.push({ key: "cache", title: "Answered from the cache", value: lookups ? (100 * hits) / lookups : 0, ...PERCENT, detail: `${hits} of ${lookups} lookups` });
   }
   for (const [model, counts] of Object.entries(now.tokens)) {
     items.push({ key: `tokens ${model}`, title: `Tokens of ${model}`, value: perSecond(`tokens ${model}`, counts.generated), unit: "/s",

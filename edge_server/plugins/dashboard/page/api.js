@@ -3,7 +3,7 @@
 const STORE = "edge-server-key";
 
 /** What the page may do for this caller, from /edge/v1/page. */
-export let access = { allowed: {}, may_change_models: false, is_key_accepted: false, key_headers: [], takes_tokens: false };
+export let access = { allowed: {}, key_headers: [] };
 
 export const key = () => sessionStorage.getItem(STORE) ?? "";
 
@@ -19,10 +19,9 @@ export class Refused extends Error {
   }
 }
 
-/** Return the headers that carry the key to a server that takes it so. */
-function keyHeaders({ takes_tokens: takesTokens, key_headers: names }) {
-  const value = key();
-  if (!value) return {};
+/** Return the headers that carry the key to a server that takes it so. `value` may stand for the key. */
+export function keyHeaders({ takes_tokens: takesTokens, key_headers: names }, value = key()) {
+  if (!key()) return {};
   return { ...(takesTokens && { Authorization: `Bearer ${value}` }), ...Object.fromEntries(names.map((name) => [name, value])) };
 }
 
@@ -44,13 +43,20 @@ const WAIT_MS = 10000;
 
 export const getJson = async (path) => (await request(path, { signal: AbortSignal.timeout(WAIT_MS) })).json();
 
+/** Send a body, which is JSON unless `type` says otherwise. Return the response. */
+export function post(path, body, { type = "application/json", headers = {}, ...options } = {}) {
+  const isJson = type === "application/json";
+  return request(path, { method: "POST", headers: { "Content-Type": type, ...headers }, body: isJson ? JSON.stringify(body) : body, ...options });
+}
+
 export async function postJson(path, value) {
-  const response = await request(path, {
-    method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(value),
-  });
+  const response = await post(path, value);
   const text = await response.text();
   return text ? JSON.parse(text) : null;
 }
+
+/** Return the path of a model, or of its `action`, in the v2 API or below another `root`. */
+export const modelPath = (name, action = "", root = "v2") => `${root}/models/${encodeURIComponent(name)}${action && `/${action}`}`;
 
 /** Return what the server allows with the key. `root` is the path from the page to the server's root. */
 export async function refreshAccess(root = "") {

@@ -1,4 +1,4 @@
-// The page: asks the server every two seconds while it is visible, and at once when an event comes.
+// The page: asks the server every two seconds while it is visible, and at once after an event.
 
 import { getJson, key, postJson, Refused, refreshAccess } from "./api.js";
 import { updateActivity } from "./activity.js";
@@ -38,8 +38,7 @@ async function refresh() {
   }
   document.body.classList.toggle("lost", isLost);
   isRunning = false;
-  timer = setTimeout(refresh, isWanted ? EVENT_WAIT_MS : INTERVAL_MS);
-  if (document.hidden) clearTimeout(timer);
+  if (!document.hidden) timer = setTimeout(refresh, isWanted ? EVENT_WAIT_MS : INTERVAL_MS);
 }
 
 function showLost(error) {

@@ -1,6 +1,6 @@
 // Curves of the last half hour: what the server has kept, then what the page reads.
 
-import { element, formatNumber, keepChildren, setText, svg } from "./dom.js";
+import { element, formatNumber, keepChildren, setAttributes, setText, svg } from "./dom.js";
 import { pastOf, pastVersion } from "./history.js";
 
 const SPAN_MS = 30 * 60 * 1000;
@@ -8,6 +8,9 @@ const GAP_MS = 20 * 1000;
 const MIN_STEP_MS = 1000;
 const WIDTH = 300;
 const HEIGHT = 76;
+
+/** Scale of an item in per cent. */
+export const PERCENT = { unit: "%", top: 100, digits: 0 };
 
 /**
  * Charts in one container. Each item is {key, title, value, scale, unit, limit, top, digits, detail}. `key` is the name of
@@ -27,18 +30,18 @@ export class Charts {
 function makeChart(first) {
   let points = [];
   let version = -1;
-  const value = element("span", { class: "value" });
-  const area = svg("path", { class: "area" });
-  const line = svg("path", { class: "line" });
-  const limit = svg("line", { class: "limit", x1: 0, x2: WIDTH });
+  const value = element("span.value");
+  const area = svg("path.area");
+  const line = svg("path.line");
+  const limit = svg("line.limit", { x1: 0, x2: WIDTH });
   const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" }, area, limit, line);
   const detail = element("span");
   const span = element("span");
   const node = element(
-    "article", { class: "card chart", "data-chart": first.key },
-    element("div", { class: "head" }, element("h3", { title: first.title }, first.title), value),
+    "article.card.chart", { "data-chart": first.key },
+    element("div.head", element("h3", { title: first.title }, first.title), value),
     picture,
-    element("div", { class: "foot" }, detail, span),
+    element("div.foot", detail, span),
   );
 
   function update(item) {
@@ -49,7 +52,7 @@ function makeChart(first) {
     }
     points.push([now, item.value]);
     while (points[0][0] < now - SPAN_MS) points.shift();
-    const text = item.value === null ? "–" : `${formatNumber(item.value, item.digits)}${item.unit ? ` ${item.unit}` : ""}`;
+    const text = formatNumber(item.value, item.digits, item.unit && ` ${item.unit}`);
     setText(value, text);
     setText(detail, item.detail ?? "");
     setText(span, spanText(now - points[0][0]));
@@ -67,11 +70,8 @@ function makeChart(first) {
     const pathOf = (part) => `M${part.map(([time, number]) => `${x(time)} ${y(number)}`).join("L")}`;
     line.setAttribute("d", parts.map(pathOf).join(""));
     area.setAttribute("d", parts.map((part) => `${pathOf(part)}L${x(part.at(-1)[0])} ${HEIGHT}L${x(part[0][0])} ${HEIGHT}Z`).join(""));
-    limit.setAttribute("visibility", item.limit ? "visible" : "hidden");
-    if (item.limit) {
-      limit.setAttribute("y1", y(item.limit));
-      limit.setAttribute("y2", y(item.limit));
-    }
+    const level = y(item.limit ?? 0);
+    setAttributes(limit, { visibility: item.limit ? "visible" : "hidden", y1: level, y2: level });
   }
   return { node, update };
 }
@@ -109,5 +109,11 @@ export class Rates {
     const step = before && !isReset ? { count: count - before.count, seconds: (time - before.time) / 1000 } : null;
     this.known.set(name, { count, time, step });
     return step;
+  }
+
+  /** Return the growth a second, as `step`. */
+  perSecond(name, count, time) {
+    const step = this.step(name, count, time);
+    return step && step.count / step.seconds;
   }
 }

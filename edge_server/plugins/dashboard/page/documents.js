@@ -1,7 +1,7 @@
 // The documents of the project, which are Markdown. `#NAME.md` in the address chooses one.
 
 import { request } from "./api.js";
-import { byId, element } from "./dom.js";
+import { byId, element, headOf } from "./dom.js";
 
 async function show() {
   // #models.md, or #models.md/own-parameters for a place in it
@@ -13,7 +13,7 @@ async function show() {
     if (place) byId(place)?.scrollIntoView();
     else window.scrollTo(0, 0);
   } catch (error) {
-    byId("content").replaceChildren(element("p", { class: "error" }, error.message));
+    byId("content").replaceChildren(element("p.error", error.message));
   }
 }
 
@@ -33,7 +33,7 @@ function blocksOf(text, name) {
       lines.shift();
     } else if (/^ *```/.test(line)) {
       lines.shift();
-      blocks.push(element("pre", { class: "output", tabindex: "0" }, take((next) => !/^ *```/.test(next)).join("\n")));
+      blocks.push(element("pre.output", { tabindex: "0" }, take((next) => !/^ *```/.test(next)).join("\n")));
       lines.shift();
     } else if (heading) {
       lines.shift();
@@ -47,10 +47,10 @@ function blocksOf(text, name) {
         if (item) items.push(item[1]);
         else items.push(`${items.pop()} ${next.trim()}`);
       }
-      blocks.push(element(/^\d/.test(line) ? "ol" : "ul", {}, ...items.map((item) => element("li", {}, ...inline(item)))));
+      blocks.push(element(/^\d/.test(line) ? "ol" : "ul", {}, ...items.map((item) => element("li", ...inline(item)))));
     } else {
       const paragraph = [lines.shift(), ...take((next) => next.trim() && !/^( *```|#|\||[-*] )/.test(next))];
-      blocks.push(element("p", {}, ...inline(paragraph.join(" "))));
+      blocks.push(element("p", ...inline(paragraph.join(" "))));
     }
   }
   return blocks;
@@ -59,9 +59,9 @@ function blocksOf(text, name) {
 function tableOf(lines, inline) {
   const cells = (line) => line.trim().replace(/^\||\|$/g, "").split(/(?<!\\)\|/).map((cell) => cell.trim().replaceAll("\\|", "|"));
   const [head, , ...rows] = lines.map(cells);
-  return element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table" }, element(
-    "table", {}, element("thead", {}, element("tr", {}, ...head.map((cell) => element("th", { scope: "col" }, ...inline(cell))))),
-    element("tbody", {}, ...rows.map((row) => element("tr", {}, ...row.map((cell) => element("td", {}, ...inline(cell)))))),
+  return element("div.scroll", { tabindex: "0", role: "region", "aria-label": "Table" }, element(
+    "table", headOf(...head.map(inline)),
+    element("tbody", ...rows.map((row) => element("tr", ...row.map((cell) => element("td", ...inline(cell)))))),
   ));
 }
 
@@ -75,9 +75,9 @@ function inlineOf(content, name) {
     nodes.push(content.slice(end, found.index));
     end = found.index + found[0].length;
     const [, code, bold, picture, label, target] = found;
-    if (code !== undefined) nodes.push(element("code", {}, code));
-    else if (bold !== undefined) nodes.push(element("strong", {}, ...inlineOf(bold, name)));
-    else if (picture !== undefined) nodes.push(element("em", { class: "muted" }, picture));
+    if (code !== undefined) nodes.push(element("code", code));
+    else if (bold !== undefined) nodes.push(element("strong", ...inlineOf(bold, name)));
+    else if (picture !== undefined) nodes.push(element("em.muted", picture));
     else nodes.push(linkOf(inlineOf(label, name), target, name));
   }
   nodes.push(content.slice(end));
@@ -88,7 +88,7 @@ function linkOf(label, target, name) {
   if (/^https?:/.test(target)) return element("a", { href: target, rel: "noreferrer" }, ...label);
   const [file, place] = target.split("#");
   // Not every file of the project is a document.
-  if (file && (!file.endsWith(".md") || /^\.\.\/(.*\/|[A-Z])/.test(file) || file.startsWith("examples/"))) return element("span", {}, ...label);
+  if (file && (!file.endsWith(".md") || /^\.\.\/(.*\/|[A-Z])/.test(file) || file.startsWith("examples/"))) return element("span", ...label);
   return element("a", { href: `#${file ? file.split("/").pop() : name}${place ? `/${place}` : ""}` }, ...label);
 }
 

@@ -2,27 +2,35 @@
 
 export const byId = (id) => document.getElementById(id);
 
-/** Return an element with attributes or event listeners (functions) and children; strings become text. */
-export function element(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
+/**
+ * Return an element. `kind` is its tag, and its classes: "p.note". `first` may be its attributes, with functions as event
+ * listeners; all others are children, of which strings become text.
+ */
+export const element = (kind, first, ...children) => create(null, kind, first, children);
+
+export const svg = (kind, first, ...children) => create("http://www.w3.org/2000/svg", kind, first, children);
+
+function create(namespace, kind, first, children) {
+  const [tag, ...classes] = kind.split(".");
+  const made = namespace ? document.createElementNS(namespace, tag) : document.createElement(tag);
   if (tag === "button") made.type = "button";
+  if (classes.length) made.setAttribute("class", classes.join(" "));
+  const hasAttributes = first?.constructor === Object;
+  setAttributes(made, hasAttributes ? first : {});
+  made.append(...(hasAttributes ? children : [first, ...children]).filter((child) => child != null));
+  return made;
+}
+
+export function setAttributes(target, attributes) {
   for (const [name, value] of Object.entries(attributes)) {
-    if (typeof value === "function") made.addEventListener(name, value);
-    else if (value === true) made.setAttribute(name, "");
-    else if (value !== false && value !== null) made.setAttribute(name, value);
+    if (typeof value === "function") target.addEventListener(name, value);
+    else if (value === true) target.setAttribute(name, "");
+    else if (value !== false && value !== null) target.setAttribute(name, value);
   }
-  made.append(...children.filter((child) => child !== null));
-  return made;
 }
 
-const SVG = "http://www.w3.org/2000/svg";
-
-export function svg(tag, attributes = {}, ...children) {
-  const made = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  made.append(...children);
-  return made;
-}
+/** Return the head of a table: a column for each list of texts and elements. */
+export const headOf = (...titles) => element("thead", element("tr", ...titles.map((title) => element("th", { scope: "col" }, ...title))));
 
 /** Set text only if it changes, so that selections and screen readers are not disturbed. */
 export function setText(target, text) {
@@ -35,8 +43,9 @@ export function note(target, text) {
   target.hidden = !text;
 }
 
+/** Show text as a badge; without text, hide it. */
 export function setBadge(target, text, kind) {
-  setText(target, text);
+  note(target, text);
   target.className = `badge ${kind}`;
 }
 
@@ -56,20 +65,29 @@ export function keepChildren(parent, known, items, keyOf, make) {
   }
   // The head of a table stays before them.
   const offset = parent.children.length - known.size;
-  items.forEach((item, index) => {
-    const place = offset + index;
+  placeChildren(parent, items.map((item) => {
     const key = keyOf(item);
     if (!known.has(key)) known.set(key, make(item));
     const child = known.get(key);
     child.update(item);
-    if (parent.children[place] !== child.node) parent.insertBefore(child.node, parent.children[place] ?? null);
-  });
+    return child.node;
+  }), offset);
 }
 
-export function formatNumber(value, digits = 1) {
+/** Make `nodes` the children from `offset` on, and move only those that are elsewhere: a moved one loses its focus. */
+export function placeChildren(parent, nodes, offset = 0) {
+  nodes.forEach((node, index) => {
+    const before = parent.children[offset + index] ?? null;
+    if (before !== node) parent.insertBefore(node, before);
+  });
+  while (parent.children.length > offset + nodes.length) parent.lastElementChild.remove();
+}
+
+/** Return a number with its unit, "–" if it is unknown. */
+export function formatNumber(value, digits = 1, unit = "") {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   if (Math.abs(value) >= 100) digits = 0;
-  return value.toFixed(digits);
+  return value.toFixed(digits) + unit;
 }
 
 export function formatBytes(bytes) {

@@ -8,18 +8,20 @@ const COLORS = [
 ];
 
 /** Return a canvas with the colours of a mask's classes. Class 0 is the background and stays as it is. */
-export async function colored(mask) {
-  const bytes = Uint8Array.from(atob(mask.png), (letter) => letter.charCodeAt(0));
-  const classes = await createImageBitmap(new Blob([bytes], { type: "image/png" }), { colorSpaceConversion: "none" });
-  const canvas = element("canvas", { width: classes.width, height: classes.height });
+export const colored = (mask) => recolored(mask.png, (index) => {
+  const color = parseInt(COLORS[(index + COLORS.length - 1) % COLORS.length].slice(1), 16);
+  return [color >> 16, (color >> 8) & 255, color & 255, index ? 128 : 0];
+});
+
+/** Return a canvas with a gray PNG (base64), each pixel in the colour `rgba(value)`. */
+async function recolored(png, rgba) {
+  const bytes = Uint8Array.from(atob(png), (letter) => letter.charCodeAt(0));
+  const bitmap = await createImageBitmap(new Blob([bytes], { type: "image/png" }), { colorSpaceConversion: "none" });
+  const canvas = element("canvas", { width: bitmap.width, height: bitmap.height });
   const pen = canvas.getContext("2d");
-  pen.drawImage(classes, 0, 0);
+  pen.drawImage(bitmap, 0, 0);
   const image = pen.getImageData(0, 0, canvas.width, canvas.height);
-  for (let at = 0; at < image.data.length; at += 4) {
-    const index = image.data[at];
-    const color = parseInt(COLORS[(index + COLORS.length - 1) % COLORS.length].slice(1), 16);
-    image.data.set([color >> 16, (color >> 8) & 255, color & 255, index ? 128 : 0], at);
-  }
+  for (let at = 0; at < image.data.length; at += 4) image.data.set(rgba(image.data[at]), at);
   pen.putImageData(image, 0, 0);
   return canvas;
 }
@@ -27,25 +29,17 @@ export async function colored(mask) {
 const GRADIENT = ["#30123b", "#4686fb", "#1ae4b6", "#a4fc3c", "#faba39", "#e4460a", "#7a0403"].map((color) => parseInt(color.slice(1), 16));
 
 /** Return a canvas with the colours of a map: red is near or anomalous. */
-export async function coloredMap(map) {
-  const bytes = Uint8Array.from(atob(map.png), (letter) => letter.charCodeAt(0));
-  const levels = await createImageBitmap(new Blob([bytes], { type: "image/png" }), { colorSpaceConversion: "none" });
-  const canvas = element("canvas", { width: levels.width, height: levels.height });
-  const pen = canvas.getContext("2d");
-  pen.drawImage(levels, 0, 0);
-  const image = pen.getImageData(0, 0, canvas.width, canvas.height);
+export function coloredMap(map) {
   const [low, high] = map.kind === "anomaly" ? [Math.min(map.minimum, 0), Math.max(map.maximum, 1)] : [map.minimum, map.maximum];
   const isFar = map.kind === "metric_depth" || map.kind === "relative_depth";
-  for (let at = 0; at < image.data.length; at += 4) {
-    const value = map.minimum + (map.maximum - map.minimum) * image.data[at] / 255;
+  return recolored(map.png, (level) => {
+    const value = map.minimum + (map.maximum - map.minimum) * level / 255;
     const share = high > low ? (value - low) / (high - low) : 0;
     const step = (isFar ? 1 - share : share) * (GRADIENT.length - 1);
     const before = Math.floor(step), after = Math.min(before + 1, GRADIENT.length - 1);
     const mix = (shift) => ((GRADIENT[before] >> shift) & 255) * (1 - step + before) + ((GRADIENT[after] >> shift) & 255) * (step - before);
-    image.data.set([mix(16), mix(8), mix(0), 153], at);
-  }
-  pen.putImageData(image, 0, 0);
-  return canvas;
+    return [mix(16), mix(8), mix(0), 153];
+  });
 }
 
 export function describeMap(map) {

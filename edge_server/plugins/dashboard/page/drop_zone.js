@@ -1,28 +1,30 @@
-// A place to drop a file on, with a button to choose one.
+// A place to drop files on, with buttons to choose them.
 
 import { element } from "./dom.js";
 
-/** Return the drop zone. `onFile(file)` is called with each file. */
-export function dropZone(id, text, label, accept, onFile) {
-  const input = element("input", { type: "file", accept, class: "hidden-text", tabindex: "-1", "aria-label": label, change: () => {
-    if (input.files[0]) onFile(input.files[0]);
-    // The same file may be chosen again.
-    input.value = "";
-  } });
-  const drop = element(
-    "div", { class: "drop", id }, element("p", {}, text),
-    element("button", { class: "primary", click: () => input.click() }, label), input,
-  );
+/** Return a place to drop files on. `onFiles` gets them. */
+export function dropZone(id, onFiles, ...children) {
   const over = (isOver) => (event) => {
     event.preventDefault();
     drop.classList.toggle("over", isOver);
+    if (event.type === "drop") onFiles([...event.dataTransfer.files]);
   };
-  drop.addEventListener("dragover", over(true));
-  drop.addEventListener("dragleave", over(false));
-  drop.addEventListener("drop", (event) => {
-    over(false)(event);
-    const file = event.dataTransfer.files[0];
-    if (file) onFile(file);
-  });
+  const drop = element("div.drop", { id, dragover: over(true), dragleave: over(false), drop: over(false) }, ...children);
   return drop;
+}
+
+/** Return a button of a class, and the hidden input of files that it opens. `onFiles` gets the chosen ones. */
+export function chooser(kind, label, attributes, onFiles) {
+  const input = element("input.hidden-text", { type: "file", tabindex: "-1", "aria-label": label, ...attributes, change: () => {
+    onFiles([...input.files]);
+    // The same file may be chosen again.
+    input.value = "";
+  } });
+  return [element(kind, { click: () => input.click() }, label), input];
+}
+
+/** Return a place for one picture. `onFile` gets it. */
+export function pictureZone(text, onFile) {
+  const take = ([file]) => file && onFile(file);
+  return dropZone("try-drop", take, element("p", text), ...chooser("button.primary", "Choose a picture", { accept: "image/*" }, take));
 }

@@ -64,8 +64,8 @@ function show(event) {
   list.prepend(element(
     "li", { "data-kind": kind },
     element("time", { datetime: time.toISOString() }, time.toLocaleTimeString()),
-    element("span", {}, element("span", { class: `badge ${kindOf(event)}` }, kind)),
-    element("span", {}, [subject, ...rest].filter(Boolean).join(" · ")),
+    element("span", element(`span.badge.${kindOf(event)}`, kind)),
+    element("span", [subject, ...rest].filter(Boolean).join(" · ")),
   ));
   while (list.children.length > MAX_SHOWN) list.lastElementChild.remove();
 }

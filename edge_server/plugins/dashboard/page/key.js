@@ -5,11 +5,20 @@ import { byId, element, setText } from "./dom.js";
 
 const FLAG = "--http-restricted-api=model-repository:admin-key=SECRET";
 
-const dialog = byId("key-dialog");
+const value = element("input", { id: "key-value", type: "password", autocomplete: "off", spellcheck: "false" });
+const result = element("p.note", { id: "key-result", role: "status" });
+const dialog = element("dialog", { id: "key-dialog", "aria-labelledby": "key-title" }, element(
+  "form", { method: "dialog" }, element("h2", { id: "key-title" }, "Key or token"),
+  element("p.note", "It is kept until this tab is closed and sent only to this server."),
+  element("label", { for: "key-value" }, "Key"), value, result,
+  // Enter presses the first one.
+  element("div.row.end", element("button.primary", { value: "save", type: "submit" }, "Use"), element("button", { value: "forget", type: "submit" }, "Forget")),
+));
+document.body.append(dialog);
 
 function openDialog() {
-  byId("key-value").value = key();
-  setText(byId("key-result"), "");
+  value.value = key();
+  setText(result, "");
   // Escape leaves it as it is.
   dialog.returnValue = "";
   dialog.showModal();
@@ -21,14 +30,14 @@ byId("key").addEventListener("click", openDialog);
 export function followKey(onChange) {
   dialog.addEventListener("close", async () => {
     if (!["save", "forget"].includes(dialog.returnValue)) return;
-    setKey(dialog.returnValue === "save" ? byId("key-value").value.trim() : "");
+    setKey(dialog.returnValue === "save" ? value.value.trim() : "");
     let isWrong = false;
     try {
       isWrong = !(await refreshAccess()).is_key_accepted && Boolean(key());
     } catch { /* The page says that the server does not answer. */ }
     onChange();
     if (isWrong) {
-      setText(byId("key-result"), "The server does not accept this key.");
+      setText(result, "The server does not accept this key.");
       dialog.showModal();
     }
   });
@@ -40,11 +49,11 @@ export function followKey(onChange) {
  */
 export function keyNotice(id, what, ...instead) {
   const advice = element(
-    "span", {}, "This server asks for none: start it with ", element("code", {}, FLAG), ", then enter ", element("code", {}, "SECRET"), " here (",
+    "span", "This server asks for none: start it with ", element("code", FLAG), ", then enter ", element("code", "SECRET"), " here (",
     element("a", { href: "docs#operations.md/a-key-for-the-page" }, "more"), "). ",
   );
   const enter = element("button", { click: openDialog }, "Enter a key");
-  const node = element("p", { class: "note", id, hidden: true }, what, " ", advice, enter, " ", ...instead);
+  const node = element("p.note", { id, hidden: true }, what, " ", advice, enter, " ", ...instead);
   function update() {
     node.hidden = access.may_change_models;
     // What is open to everyone takes no key. The server's keys, if any, are for other things.

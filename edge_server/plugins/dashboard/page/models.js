@@ -1,6 +1,6 @@
 // The table of models: states, versions, how they run, latency, and why one failed. Failed ones are first.
 
-import { access, postJson } from "./api.js";
+import { access, modelPath, postJson } from "./api.js";
 import { byId, element, formatBytes, formatNumber, keepChildren, note, setBadge, setText } from "./dom.js";
 import { Rates } from "./charts.js";
 
@@ -10,6 +10,11 @@ const KINDS = { READY: "ok", LOADING: "busy", UNLOADING: "busy", UNAVAILABLE: "b
 const ORDER = { UNAVAILABLE: 0, LOADING: 1, UNLOADING: 1 };
 // Words of the server that say little to who does not know them.
 const PRECISIONS = { "as the model says": "as in the file", int: "integers" };
+/** Classes and titles. */
+const COLUMNS = [
+  ["name", "Model"], ["version", "Version"], ["state", "State"], ["runs", "Runs on"], ["precision", "Precision"], ["number", "Latency"],
+  ["number", "Requests/s"], ["number", "Memory"], ["actions", "Actions"],
+];
 const rates = new Rates();
 const means = new Map();
 const rows = new Map();
@@ -17,6 +22,10 @@ const filter = byId("models-filter");
 const more = byId("models-more");
 let isOpen = false;
 let show = () => {};
+
+byId("models-head").append(element("tr", { role: "row" }, ...COLUMNS.map(([kind, title]) => element(
+  "th", { role: "columnheader", class: kind === "number" ? kind : null }, kind === "actions" ? element("span.hidden-text", title) : title,
+))));
 
 filter.addEventListener("input", () => show());
 more.addEventListener("click", () => {
@@ -33,8 +42,9 @@ const isGood = (item) => item.state !== "UNAVAILABLE" || isUnloaded(item);
 /** Return the entries to show: those of the repository index, else the loaded versions. */
 function entriesOf({ index, versions, loaded, activity }) {
   const key = (item) => `${item.name}\n${item.version ?? ""}`;
-  const reports = new Map((loaded ?? []).map((item) => [key(item), item]));
-  const counts = new Map((activity?.models ?? []).map((item) => [key(item), item]));
+  const byKey = (items) => new Map((items ?? []).map((item) => [key(item), item]));
+  const reports = byKey(loaded);
+  const counts = byKey(activity?.models);
   const entries = index ?? (loaded ?? []).map(({ name, version }) => ({ name, version, state: "READY" }));
   const all = entries.map((entry) => {
     const counted = counts.get(key(entry));
@@ -47,13 +57,12 @@ function entriesOf({ index, versions, loaded, activity }) {
 
 /** Return the mean latency and the requests a second, null where unknown. Called once for each reading of the counts. */
 function figuresOf(key, counts, readAt) {
-  const requests = rates.step(`${key} requests`, counts.succeeded + counts.failed, readAt);
   const computed = rates.step(`${key} computed`, counts.computed, readAt);
   const time = rates.step(`${key} time`, counts.compute_ns, readAt);
   // Of the last seconds in which something ran, else the mean since the load.
   if (computed?.count && time) means.set(key, time.count / computed.count / 1e6);
   else if (!means.has(key) && counts.computed) means.set(key, counts.compute_ns / counts.computed / 1e6);
-  return { latencyMs: means.get(key) ?? null, perSecond: requests ? requests.count / requests.seconds : null };
+  return { latencyMs: means.get(key) ?? null, perSecond: rates.perSecond(`${key} requests`, counts.succeeded + counts.failed, readAt) };
 }
 
 export function updateModels(state, tryModel, changed) {
@@ -62,9 +71,8 @@ export function updateModels(state, tryModel, changed) {
   const failed = names("UNAVAILABLE");
   setText(byId("models-count"), entries.length ? `${names("READY")} ${state.index ? `of ${names()} ` : ""}ready` : "");
   setBadge(byId("models-failed"), failed ? `${failed} failed` : "", "bad");
-  byId("models-failed").hidden = !failed;
   byId("models-head").hidden = !entries.length;
-  byId("models-filter-row").hidden = entries.length < MIN_FILTERED && !filter.value;
+  filter.hidden = entries.length < MIN_FILTERED && !filter.value;
   note(byId("models-note"), state.index || !access.allowed.metadata ? "" : "States of models that are not loaded need a key.");
   show = () => showRows(entries, tryModel, changed);
   show();
@@ -88,21 +96,18 @@ function showRows(entries, tryModel, changed) {
 }
 
 /** Return a name with places where a narrow column may break it. */
-const breakable = (name) => name.split(/(?<=[_.-])/).flatMap((part) => [part, element("wbr")]);
+export const breakable = (name) => name.split(/(?<=[_.-])/).flatMap((part) => [part, element("wbr")]);
 
 function makeRow(first, tryModel, changed) {
   const state = element("span");
-  const reason = element("td", { colspan: "9", class: "reason", role: "cell" });
+  const reason = element("td.reason", { colspan: "9", role: "cell" });
   const reasonRow = element("tr", { role: "row" }, reason);
-  const cell = (kind, label) => element("td", { class: kind, role: "cell", "data-label": label });
-  const runs = cell("runs", "Runs on");
-  const precision = cell("", "Precision");
-  const latency = cell("number", "Latency");
-  const perSecond = cell("number", "Requests/s");
-  const memory = cell("number", "Memory");
-  const button = (text, run, label) => element("button", { click: run, "aria-label": `${label} ${first.name}` }, text);
-  const order = (path, question) => async () => {
+  const cells = COLUMNS.map(([kind, title]) => element(`td.${kind}`, { role: "cell", "data-label": /name|state|actions/.test(kind) ? null : title }));
+  const [name, version, stateCell, runs, precision, latency, perSecond, memory, actions] = cells;
+  const button = (text, click, label = text) => element("button", { click, "aria-label": `${label} ${first.name}` }, text);
+  const order = (root, action, question) => async () => {
     if (!window.confirm(question)) return;
+    const path = modelPath(first.name, action, root);
     try {
       await postJson(path, {});
       note(byId("problem"), "");
@@ -111,29 +116,18 @@ function makeRow(first, tryModel, changed) {
     }
     changed();
   };
-  const base = `v2/repository/models/${encodeURIComponent(first.name)}`;
   const buttons = {
-    try: button("Try", () => tryModel(first.name), "Try"),
-    load: button("Load", order(`${base}/load`, `Load ${first.name}?`), "Load"),
-    unload: button("Unload", order(`${base}/unload`, `Unload ${first.name}?`), "Unload"),
-    rollback: button(
-      "Roll back",
-      order(`edge/v1/models/${encodeURIComponent(first.name)}/rollback`, `Roll ${first.name} back to the version before?`),
-      "Roll back",
-    ),
-    unpin: button(
-      "Remove pin", order(`edge/v1/models/${encodeURIComponent(first.name)}/unpin`, `Serve the newest version of ${first.name} again?`),
-      "Remove the pin of",
-    ),
+    try: button("Try", () => tryModel(first.name)),
+    load: button("Load", order("v2/repository", "load", `Load ${first.name}?`)),
+    unload: button("Unload", order("v2/repository", "unload", `Unload ${first.name}?`)),
+    rollback: button("Roll back", order("edge/v1", "rollback", `Roll ${first.name} back to the version before?`)),
+    unpin: button("Remove pin", order("edge/v1", "unpin", `Serve the newest version of ${first.name} again?`), "Remove the pin of"),
   };
-  const version = cell("version", "Version");
+  name.append(...breakable(first.name));
   setText(version, first.version ?? "");
-  const row = element(
-    "tr", { role: "row" }, element("td", { class: "name", role: "cell" }, ...breakable(first.name)), version,
-    element("td", { class: "state", role: "cell" }, state), runs, precision, latency, perSecond, memory,
-    element("td", { class: "actions", role: "cell" }, ...Object.values(buttons)),
-  );
-  const node = element("tbody", { "data-model": first.name, role: "rowgroup" }, row, reasonRow);
+  stateCell.append(state);
+  actions.append(...Object.values(buttons));
+  const node = element("tbody", { "data-model": first.name, role: "rowgroup" }, element("tr", { role: "row" }, ...cells), reasonRow);
   function update({ state: named, reason: why, hasEarlier, report, figures }) {
     setBadge(state, named, KINDS[named] ?? "");
     setText(reason, why ?? "");
@@ -142,8 +136,8 @@ function makeRow(first, tryModel, changed) {
     setText(runs, report ? (report.instance_count ? `${report.runtime} on ${report.device}` : report.runtime) : "");
     setText(precision, PRECISIONS[report?.precision] ?? report?.precision ?? "");
     setText(memory, report ? formatBytes(report.load_rss_bytes) : "");
-    setText(latency, !figures ? "" : figures.latencyMs === null ? "–" : `${formatNumber(figures.latencyMs)} ms`);
-    setText(perSecond, !figures ? "" : formatNumber(figures.perSecond));
+    setText(latency, figures ? formatNumber(figures.latencyMs, 1, " ms") : "");
+    setText(perSecond, figures ? formatNumber(figures.perSecond) : "");
     const isReady = named === "READY";
     const mayLoad = access.may_change_models && access.loads_on_request;
     buttons.try.hidden = !isReady || !access.allowed.inference;

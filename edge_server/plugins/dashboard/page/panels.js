@@ -2,7 +2,7 @@
 // {heading, nodes, update(...reports)}: the JSON of each path, null if the caller may not read it. A true result of
 // `update` puts the section before the models.
 
-import { byId, element } from "./dom.js";
+import { byId, element, placeChildren } from "./dom.js";
 
 const modules = new Map();
 const sections = new Map();
@@ -24,18 +24,10 @@ export function updatePanels(panels, reports) {
     const section = sections.get(panel.id);
     (section.update(...reports[index]) ? before : after).push(section);
   });
-  place(byId("panels-before"), before.map(({ node }) => node));
-  place(byId("panels"), after.map(({ node }) => node));
-  place(byId("panel-links-before"), before.map(({ link }) => link));
-  place(byId("panel-links"), after.map(({ link }) => link));
-}
-
-/** Make these the children, and move only nodes that are elsewhere: a moved one loses its focus. */
-function place(parent, nodes) {
-  nodes.forEach((node, index) => {
-    if (parent.children[index] !== node) parent.insertBefore(node, parent.children[index] ?? null);
-  });
-  while (parent.children.length > nodes.length) parent.lastElementChild.remove();
+  for (const [sections, place] of [[before, "-before"], [after, ""]]) {
+    placeChildren(byId(`panels${place}`), sections.map(({ node }) => node));
+    placeChildren(byId(`panel-links${place}`), sections.map(({ link }) => link));
+  }
 }
 
 function makeSection(panel) {

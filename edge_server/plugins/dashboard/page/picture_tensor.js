@@ -1,19 +1,17 @@
 // A picture as the values of an input, and the lines of config.pbtxt that let the server do the same.
 
 import { element } from "./dom.js";
+import { isFloat } from "./tensors.js";
 
 const DEFAULT_SIDE = 640;
 const MAX_SIDE = 4096;
 
 /** value of 0..255 -> (value * scale - mean) / stddev, as the server's image_scale, image_mean and image_stddev. */
 const VALUES = {
-  "0 to 1": { scale: 1 / 255, lines: { image_scale: "1/255" } },
-  "0 to 255": { scale: 1, lines: { image_scale: "1" } },
-  "-1 to 1": { scale: 1 / 255, mean: [0.5], stddev: [0.5], lines: { image_scale: "1/255", image_mean: "0.5", image_stddev: "0.5" } },
-  "ImageNet's mean": {
-    scale: 1 / 255, mean: [0.485, 0.456, 0.406], stddev: [0.229, 0.224, 0.225], channels: 3,
-    lines: { image_scale: "1/255", image_mean: "0.485,0.456,0.406", image_stddev: "0.229,0.224,0.225" },
-  },
+  "0 to 1": { scale: 1 / 255 },
+  "0 to 255": { scale: 1 },
+  "-1 to 1": { scale: 1 / 255, mean: [0.5], stddev: [0.5] },
+  "ImageNet's mean": { scale: 1 / 255, mean: [0.485, 0.456, 0.406], stddev: [0.229, 0.224, 0.225], channels: 3 },
 };
 
 /** Return {channels, isPlanar, height, width} of an input that may take a picture, open sides as -1; else null. */
@@ -22,10 +20,11 @@ export function pictureLayout({ datatype, shape }) {
   if (shape.length !== 4 && shape.length !== 3) return null;
   const [first, , last] = shape.slice(-3);
   const hasChannels = (size) => size === 1 || size === 3;
-  if (hasChannels(first)) return { channels: first, isPlanar: true, height: shape.at(-2), width: shape.at(-1) };
+  const planar = (channels) => ({ channels, isPlanar: true, height: shape.at(-2), width: shape.at(-1) });
+  if (hasChannels(first)) return planar(first);
   if (hasChannels(last)) return { channels: last, isPlanar: false, height: shape.at(-3), width: shape.at(-2) };
   // Four dimensions with open channels, or as many as a picture never has.
-  if (shape.length === 4 && first === -1) return { channels: 3, isPlanar: true, height: shape.at(-2), width: shape.at(-1) };
+  if (shape.length === 4 && first === -1) return planar(3);
   return null;
 }
 
@@ -33,27 +32,25 @@ export function pictureLayout({ datatype, shape }) {
 export function isClassifier(outputs) {
   if (outputs.length !== 1) return false;
   const [{ datatype, shape }] = outputs;
-  return /^(FP|BF)/.test(datatype) && shape.length === 2 && Math.abs(shape[0]) === 1 && shape[1] > 1;
+  return isFloat(datatype) && shape.length === 2 && Math.abs(shape[0]) === 1 && shape[1] > 1;
 }
 
 /** Return the settings of a picture as form fields: {nodes, read()}, which returns {color, fit, values, height, width}. */
 export function pictureSettings(id, layout, datatype, takesClasses) {
-  const choice = (name, label, options) => {
-    const select = element("select", { id: `${id}-${name}` }, ...options.map((option) => element("option", { value: option }, option)));
-    return { select, node: element("span", { class: "field" }, element("label", { for: `${id}-${name}` }, label), select) };
+  const field = (name, label, input) => {
+    input.id = `${id}-${name}`;
+    return { input, node: element("span.field", element("label", { for: input.id }, label), input) };
   };
-  const side = (name, label, size) => {
-    const input = element("input", { id: `${id}-${name}`, type: "number", min: "1", max: String(MAX_SIDE), value: String(size > 0 ? size : DEFAULT_SIDE) });
-    return { input, node: element("span", { class: "field" }, element("label", { for: `${id}-${name}` }, label), input) };
-  };
+  const choice = (name, label, options) => field(name, label, element("select", ...options.map((option) => element("option", { value: option }, option))));
+  const side = (name, label, size) => field(name, label, element("input", { type: "number", min: 1, max: MAX_SIDE, value: size > 0 ? size : DEFAULT_SIDE }));
   const color = choice("color", "Colours", layout.channels === 1 ? ["gray"] : ["rgb", "bgr"]);
   const fit = choice("fit", "Fit", ["letterbox", "stretch", "crop"]);
   const names = Object.keys(VALUES).filter((name) => (VALUES[name].channels ?? layout.channels) === layout.channels);
-  const values = choice("values", "Values", /^(FP|BF)/.test(datatype) ? names : ["0 to 255"]);
+  const values = choice("values", "Values", isFloat(datatype) ? names : ["0 to 255"]);
   // As the first candidate of `edge-server add`. The last values are ImageNet's, if the input takes them.
   if (takesClasses && layout.channels === 3) {
-    fit.select.value = "stretch";
-    values.select.selectedIndex = values.select.length - 1;
+    fit.input.value = "stretch";
+    values.input.selectedIndex = values.input.length - 1;
   }
   const height = side("height", "Height", layout.height);
   const width = side("width", "Width", layout.width);
@@ -62,7 +59,7 @@ export function pictureSettings(id, layout, datatype, takesClasses) {
   if (layout.width < 0) nodes.push(width.node);
   const sized = ({ input }) => Math.min(MAX_SIDE, Math.max(1, Math.round(Number(input.value)) || DEFAULT_SIDE));
   const read = () => ({
-    color: color.select.value, fit: fit.select.value, values: values.select.value, height: sized(height), width: sized(width),
+    color: color.input.value, fit: fit.input.value, values: values.input.value, height: sized(height), width: sized(width),
   });
   return { nodes, read };
 }
@@ -107,7 +104,9 @@ export function conversionOf(layout, settings) {
 
 /** Return the lines of config.pbtxt with which the server makes the same input of a picture. */
 export function configLines(name, isOnlyInput, layout, settings) {
-  const lines = { image_color: settings.color, image_fit: settings.fit, ...VALUES[settings.values].lines };
+  const { scale, mean, stddev } = VALUES[settings.values];
+  const lines = { image_color: settings.color, image_fit: settings.fit, image_scale: scale === 1 ? "1" : "1/255" };
+  if (mean) Object.assign(lines, { image_mean: mean.join(), image_stddev: stddev.join() });
   if (!isOnlyInput) lines.image_input = name;
   if (layout.height < 0) lines.network_image_height = String(settings.height);
   if (layout.width < 0) lines.network_image_width = String(settings.width);

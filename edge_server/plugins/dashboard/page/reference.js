@@ -26,17 +26,17 @@ function bodyText(title, content) {
   if (!content) return [];
   return Object.entries(content).map(([type, { schema }]) => {
     const shape = type === "application/json" ? `\n${JSON.stringify(resolve(schema), null, 1)}` : "";
-    return element("pre", { class: "output", tabindex: "0" }, `${title}: ${type}${shape}`);
+    return element("pre.output", { tabindex: "0" }, `${title}: ${type}${shape}`);
   });
 }
 
 function operationNode(path, method, operation) {
   const parameters = (operation.parameters ?? []).map((item) => `${item.name} (${item.in})`).join(", ");
   return element(
-    "details", { class: "card operation" },
-    element("summary", {}, element("span", { class: `badge ${KINDS[method] ?? ""}` }, method.toUpperCase()),
-            element("code", {}, path), element("span", { class: "muted" }, operation.summary)),
-    ...(parameters ? [element("p", { class: "note" }, `Parameters: ${parameters}`)] : []),
+    "details.card.operation",
+    element("summary", element(`span.badge.${KINDS[method] ?? ""}`, method.toUpperCase()),
+            element("code", path), element("span.muted", operation.summary)),
+    parameters ? element("p.note", `Parameters: ${parameters}`) : null,
     ...bodyText("Request", operation.requestBody?.content),
     ...bodyText("Response", operation.responses["200"].content),
   );
@@ -47,6 +47,6 @@ for (const tag of api.tags) {
     Object.entries(methods).filter(([, operation]) => operation.tags.includes(tag.name)).map(([method, operation]) => operationNode(path, method, operation)));
   byId("operations").append(element(
     "section", { "aria-labelledby": `tag-${tag.name}` },
-    element("h2", { id: `tag-${tag.name}` }, tag.name, element("span", { class: "muted" }, tag.description)), ...found,
+    element("h2", { id: `tag-${tag.name}` }, tag.name, element("span.muted", tag.description)), ...found,
   ));
 }

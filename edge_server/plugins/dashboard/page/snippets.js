@@ -1,7 +1,8 @@
 // The request of the form as a command and as a program, to copy.
 
-import { access, key } from "./api.js";
+import { access, keyHeaders, modelPath } from "./api.js";
 import { element, setText } from "./dom.js";
+import { countOf, isFloat } from "./tensors.js";
 
 const MAX_JSON = 2000;
 
@@ -9,19 +10,16 @@ const addressOf = (path) => new URL(path, document.baseURI).href;
 const json = JSON.stringify;
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 
-/** Return the headers that the caller's key needs; the key itself is not shown. */
-function keyHeaders() {
-  if (!key()) return [];
-  return [...(access.takes_tokens ? [["Authorization", "Bearer "]] : []), ...access.key_headers.map((name) => [name, ""])];
-}
+/** Return the headers that the caller's key needs, with a variable in its place. */
+const headersOf = (variable) => Object.entries(keyHeaders(access, variable));
 
-const curlKey = () => keyHeaders().map(([name, prefix]) => ` \\\n  -H "${name}: ${prefix}$EDGE_KEY"`).join("");
+const curlKey = () => headersOf("$EDGE_KEY").map(([name, value]) => ` \\\n  -H "${name}: ${value}"`).join("");
 
 /** Return a disclosure with texts to copy: [title, text] each. `make` is called when it is opened. */
 export function snippets(make) {
-  const body = element("div", { class: "snippets" });
+  const body = element("div.snippets");
   const node = element("details", { toggle: () => node.open && body.replaceChildren(...make().map(([title, text]) => snippet(title, text))) },
-                       element("summary", {}, "The same request as a command or a program"), body);
+                       element("summary", "The same request as a command or a program"), body);
   return node;
 }
 
@@ -33,8 +31,8 @@ export function snippet(title, text) {
     setText(copy, navigator.clipboard ? "Copied" : "Selected: press Ctrl+C");
     setTimeout(() => setText(copy, "Copy"), 2000);
   } }, "Copy");
-  const code = element("pre", { class: "output", tabindex: "0", "aria-label": title }, text);
-  return element("div", { class: "snippet" }, element("div", { class: "row" }, element("h3", {}, title), copy), code);
+  const code = element("pre.output", { tabindex: "0", "aria-label": title }, text);
+  return element("div.snippet", element("div.row", element("h3", title), copy), code);
 }
 
 /** Return curl and Python for a picture file as the body of a POST. */
@@ -46,12 +44,9 @@ export function pictureSnippets(path) {
   ];
 }
 
-/**
- * Return a program that makes an input of a picture as the form does. `conversion` is {color, fit, width, height, scale, mean,
- * stddev, isPlanar}.
- */
-export function pictureTensorSnippets(model, { name, datatype, shape, conversion }, parameters) {
-  const { color, fit, width, height, scale, mean, stddev, isPlanar } = conversion;
+/** Return a program that makes an input of a picture as the form does, by the tensor's `conversion`. */
+export function pictureTensorSnippets(model, tensor, parameters) {
+  const { color, fit, width, height, scale, mean, stddev, isPlanar } = tensor.conversion;
   const fitted = { letterbox: `ImageOps.pad(picture, (${width}, ${height}))`, crop: `ImageOps.fit(picture, (${width}, ${height}))`,
                    stretch: `picture.resize((${width}, ${height}))` }[fit];
   const isGray = color === "gray";
@@ -62,12 +57,12 @@ from PIL import Image, ImageOps  # pip install pillow
 picture = ImageOps.exif_transpose(Image.open("picture.jpg")).convert("${isGray ? "L" : "RGB"}")
 pixels = np.asarray(${fitted}, np.float32)
 values = ((pixels * ${scale === 1 ? "1" : "(1 / 255)"} - ${json(mean)}) / ${json(stddev)})${steps}
-inputs = [{"name": ${json(name)}, "datatype": "${datatype}", "shape": ${json(shape)}, "data": values.ravel().tolist()}]
+inputs = [${inputText(tensor, "values.ravel().tolist()")}]
 `;
-  const path = `v2/models/${encodeURIComponent(model)}/infer`;
+  const path = modelPath(model, "infer");
   return [
     ["curl, with the lines above in config.pbtxt", pictureSnippets(path)[0][1]],
-    ["Python", python("application/json", `json.dumps({"inputs": inputs${parameters ? `, "parameters": ${pythonValue(parameters)}` : ""}}).encode()`, addressOf(path)).replace("import urllib.request\n", `import urllib.request\n\n${program}`)],
+    ["Python", pythonJson(`{"inputs": inputs${restOf(parameters)}}`, addressOf(path)).replace("import urllib.request\n", `import urllib.request\n\n${program}`)],
   ];
 }
 
@@ -77,13 +72,13 @@ export function jsonSnippets(path, value) {
   const body = json(value);
   return [
     ["curl", `curl -H 'Content-Type: application/json'${curlKey()} \\\n  -d ${quoted(body)} \\\n  ${quoted(url)}`],
-    ["Python", python("application/json", `json.dumps(${pythonValue(value)}).encode()`, url)],
+    ["Python", pythonJson(pythonValue(value), url)],
   ];
 }
 
 function python(type, body, url) {
-  const headers = keyHeaders();
-  const more = headers.map(([name, prefix]) => `, ${json(name)}: ${prefix ? `"${prefix}" + ` : ""}os.environ["EDGE_KEY"]`).join("");
+  const headers = headersOf("{os.environ['EDGE_KEY']}");
+  const more = headers.map(([name, value]) => `, ${json(name)}: f${json(value)}`).join("");
   return `import json
 ${headers.length ? "import os\n" : ""}import urllib.request
 
@@ -97,14 +92,20 @@ with urllib.request.urlopen(request) as response:
 `;
 }
 
+const pythonJson = (value, url) => python("application/json", `json.dumps(${value}).encode()`, url);
+
 const pythonValue = (value) => json(value).replace(/"(?:[^"\\]|\\.)*"|true|false|null/g, (part) => ({ true: "True", false: "False", null: "None" })[part] ?? part);
+
+const inputText = ({ name, datatype, shape }, data) => `{"name": ${json(name)}, "datatype": "${datatype}", "shape": ${json(shape)}, "data": ${data}}`;
+
+const restOf = (parameters) => (parameters ? `, "parameters": ${pythonValue(parameters)}` : "");
 
 /**
  * Return curl and Python for tensors: {name, datatype, shape, fill ("zeros", "random" or "values"), values}. `parameters` are those
  * of the request, if it has any.
  */
 export function tensorSnippets(model, tensors, parameters) {
-  const path = `v2/models/${encodeURIComponent(model)}/infer`;
+  const path = modelPath(model, "infer");
   const data = json(tensors.map(({ values }) => Array.from(values ?? [])));
   if (tensors.every(({ values }) => values) && data.length <= MAX_JSON) {
     return jsonSnippets(path, { inputs: tensors.map(({ name, datatype, shape, values }) => ({ name, datatype, shape, data: Array.from(values) })), parameters });
@@ -112,14 +113,13 @@ export function tensorSnippets(model, tensors, parameters) {
   const url = addressOf(path);
   const dataOf = ({ fill, values, shape, datatype }) => {
     if (values && json(Array.from(values)).length <= MAX_JSON) return pythonValue(Array.from(values));
-    const count = shape.reduce((product, size) => product * size, 1);
+    const count = countOf(shape);
     const zero = datatype === "BYTES" ? '""' : datatype === "BOOL" ? "False" : "0";
-    return fill === "random" ? `[${/^(FP|BF)/.test(datatype) ? "random.random()" : "random.randrange(2)"} for _ in range(${count})]` : `[${zero}] * ${count}`;
+    return fill === "random" ? `[${isFloat(datatype) ? "random.random()" : "random.randrange(2)"} for _ in range(${count})]` : `[${zero}] * ${count}`;
   };
-  const inputs = tensors.map((tensor) => `    {"name": ${json(tensor.name)}, "datatype": "${tensor.datatype}", "shape": ${json(tensor.shape)}, "data": ${dataOf(tensor)}},`).join("\n");
-  const rest = parameters ? `, "parameters": ${pythonValue(parameters)}` : "";
-  const body = `json.dumps({"inputs": [\n${inputs}\n    ]${rest}}).encode()`;
-  const program = python("application/json", body, url).replace("import urllib", `${/random\./.test(inputs) ? "import random\n" : ""}import urllib`);
+  const inputs = tensors.map((tensor) => `    ${inputText(tensor, dataOf(tensor))},`).join("\n");
+  const rest = restOf(parameters);
+  const program = pythonJson(`{"inputs": [\n${inputs}\n    ]${rest}}`, url).replace("import urllib", `${/random\./.test(inputs) ? "import random\n" : ""}import urllib`);
   const command = `python3 -c 'import json, random; print(json.dumps({"inputs": [\n${inputs}\n]${rest}}))' |\n  curl -H 'Content-Type: application/json'${curlKey()} -d @- ${quoted(url)}`;
   return [["curl", command], ["Python", program]];
 }

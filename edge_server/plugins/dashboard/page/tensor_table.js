@@ -1,34 +1,34 @@
 // Inputs and outputs of a request as a table: names, types, shapes, and the values in short.
 
-import { element } from "./dom.js";
+import { element, headOf } from "./dom.js";
 import { isFloat } from "./tensors.js";
 
 const MAX_LISTED = 32;
 const MAX_RANKED = 5;
 const MAX_CLASSES = 100000;
 
-/** Return a table of tensors {name, datatype, shape, text or values}. */
+/** Return a table of tensors {name, datatype, shape, values}; without values, `fill` says what they are. */
 export function tensorTable(title, tensors) {
   return element(
-    "table", { class: "tensors", "aria-label": title },
-    element("thead", {}, element("tr", {}, element("th", { scope: "col" }, title), ...["Type", "Shape", "Values"].map((name) => element("th", { scope: "col" }, name)))),
-    element("tbody", {}, ...tensors.map(({ name, datatype, shape, text, values }) => element(
-      "tr", {}, element("td", { class: "name" }, name), element("td", {}, datatype), element("td", {}, `[${shape.join(", ")}]`),
-      element("td", { class: "values" }, ...(text === undefined ? valueNodes(values, shape, datatype) : [text])),
+    "table.tensors", { "aria-label": title },
+    headOf([title], ["Type"], ["Shape"], ["Values"]),
+    element("tbody", ...tensors.map(({ name, datatype, shape, fill, values }) => element(
+      "tr", element("td.name", name), element("td", datatype), element("td", `[${shape.join(", ")}]`),
+      element("td.values", ...(values ? valueNodes(values, shape, datatype) : [fill])),
     ))),
   );
 }
 
 function valueNodes(values, shape, datatype) {
   if (!values.length) return ["no elements"];
-  if (datatype === "BYTES" || datatype === "BOOL") return [element("code", {}, listed(values, datatype))];
-  const nodes = [element("div", {}, summaryOf(values))];
+  if (datatype === "BYTES" || datatype === "BOOL") return [element("code", listed(values, datatype))];
+  const nodes = [element("div", summaryOf(values))];
   // A vector of scores: which are the largest?
   if (isFloat(datatype) && shape.filter((size) => size !== 1).length === 1 && values.length > MAX_RANKED && values.length <= MAX_CLASSES) {
     const best = Array.from(values.keys()).sort((a, b) => values[b] - values[a]).slice(0, MAX_RANKED);
-    nodes.push(element("div", { class: "muted" }, `largest: ${best.map((index) => `[${index}] ${short(values[index])}`).join(", ")}`));
+    nodes.push(element("div.muted", `largest: ${best.map((index) => `[${index}] ${short(values[index])}`).join(", ")}`));
   }
-  nodes.push(element("code", {}, listed(values, datatype)));
+  nodes.push(element("code", listed(values, datatype)));
   return nodes;
 }
 

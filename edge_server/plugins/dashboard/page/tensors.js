@@ -1,6 +1,6 @@
 // Tensors over the v2 API as bytes (Triton's binary tensor data extension), and their numbers.
 
-import { request } from "./api.js";
+import { modelPath, post } from "./api.js";
 
 const ARRAYS = {
   BOOL: Uint8Array, UINT8: Uint8Array, UINT16: Uint16Array, UINT32: Uint32Array, UINT64: BigUint64Array, INT8: Int8Array,
@@ -32,7 +32,7 @@ export function encode(datatype, values) {
 function stored(datatype, value, array) {
   if (datatype === "FP16") return toHalf(value);
   if (datatype === "BF16") return new Uint32Array(new Float32Array([value]).buffer)[0] >>> 16;
-  if (/64$/.test(datatype) && datatype !== "FP64") return BigInt(Math.round(value));
+  if (/INT64$/.test(datatype)) return BigInt(Math.round(value));
   if (isFloat(datatype)) return value;
   const bits = 8 * array.BYTES_PER_ELEMENT;
   const low = /^U|BOOL/.test(datatype) ? 0 : -(2 ** (bits - 1));
@@ -75,7 +75,7 @@ function decode(datatype, bytes) {
   const array = new ARRAYS[datatype](bytes.slice().buffer);
   if (datatype === "FP16") return Float32Array.from(array, fromHalf);
   if (datatype === "BF16") return new Float32Array(Uint32Array.from(array, (bits) => bits << 16).buffer);
-  return /64$/.test(datatype) && datatype !== "FP64" ? Array.from(array, Number) : array;
+  return /INT64$/.test(datatype) ? Array.from(array, Number) : array;
 }
 
 /** Run a model. `inputs` are {name, datatype, shape, bytes}, `parameters` those of the request; returns {version, outputs: [{name, datatype, shape, values}]}. */
@@ -84,9 +84,8 @@ export async function infer(model, inputs, signal, parameters = {}) {
     inputs: inputs.map(({ name, datatype, shape, bytes }) => ({ name, datatype, shape, parameters: { binary_data_size: bytes.length } })),
     parameters: { binary_data_output: true, ...parameters },
   }));
-  return readOutputs(await request(`v2/models/${encodeURIComponent(model)}/infer`, {
-    method: "POST", signal, body: new Blob([head, ...inputs.map(({ bytes }) => bytes)]),
-    headers: { "Content-Type": "application/octet-stream", "Inference-Header-Content-Length": String(head.length) },
+  return readOutputs(await post(modelPath(model, "infer"), new Blob([head, ...inputs.map(({ bytes }) => bytes)]), {
+    type: "application/octet-stream", headers: { "Inference-Header-Content-Length": String(head.length) }, signal,
   }));
 }
 

@@ -4,6 +4,12 @@ import { byId, element, setText } from "./dom.js";
 
 let running = null;
 
+/** Return a function that says how long a version took. */
+export function stopwatch() {
+  const began = performance.now();
+  return (version) => `Version ${version ?? ""}, answered in ${Math.round(performance.now() - began)} ms`;
+}
+
 export const stopRun = () => running?.abort();
 
 /** Run `work(signal)`, say that it runs, and show what it throws. Starting again stops the run before. */
@@ -22,7 +28,7 @@ export async function run(work, message = "Waiting for the model") {
   try {
     await work(mine.signal);
   } catch (error) {
-    if (!mine.signal.aborted) showResult(element("p", { class: "error" }, error.message));
+    if (!mine.signal.aborted) showResult(element("p.error", error.message));
   }
   clearInterval(clock);
   if (running === mine) {

@@ -1,12 +1,12 @@
 // "Try it" for any model: each input is filled with a picture, values, zeros or random numbers.
 
 import { element } from "./dom.js";
-import { dropZone } from "./drop_zone.js";
+import { pictureZone } from "./drop_zone.js";
 import { classLines, configLines, conversionOf, isClassifier, pictureLayout, pictureNumbers, pictureSettings } from "./picture_tensor.js";
 import { pictureTensorSnippets, snippet, snippets, tensorSnippets } from "./snippets.js";
 import { tensorTable } from "./tensor_table.js";
 import { countOf, encode, infer, isFloat } from "./tensors.js";
-import { run, showResult } from "./try_run.js";
+import { run, showResult, stopwatch } from "./try_run.js";
 
 const MAX_TYPED = 256;
 const MAX_ELEMENTS = 64e6;
@@ -20,24 +20,21 @@ export function tensorForm(name, metadata, hasSequences) {
   const send = () => run(async (signal) => {
     const parameters = sequence?.read();
     const tensors = await Promise.all(fields.map((field) => field.read()));
-    const began = performance.now();
+    const took = stopwatch();
     const inputs = tensors.map((tensor) => ({ ...tensor, bytes: encode(tensor.datatype, tensor.values) }));
     const { version, outputs } = await infer(name, inputs, signal, parameters);
     sequence?.advance();
-    const took = `Version ${version ?? ""}, answered in ${Math.round(performance.now() - began)} ms`;
     const typed = tensors.map((tensor) => (tensor.fill === "values" ? tensor : { ...tensor, values: null }));
     showResult(
-      ...tensors.flatMap(({ canvas }) => (canvas ? [element("figure", {}, canvas, element("figcaption", { class: "note" }, "The picture as the model gets it"))] : [])),
-      tensorTable("Inputs", tensors.map(({ values, ...tensor }) => ({ ...tensor, text: tensor.fill === "values" ? undefined : tensor.fill, values }))),
-      tensorTable("Outputs", outputs), element("p", { class: "note" }, took),
+      ...tensors.flatMap(({ canvas }) => (canvas ? [element("figure", canvas, element("figcaption.note", "The picture as the model gets it"))] : [])),
+      tensorTable("Inputs", typed), tensorTable("Outputs", outputs), element("p.note", took(version)),
       ...tensors.flatMap(({ lines }) => (lines ? permanent(lines, takesClasses ? outputs[0] : null) : [])),
       snippets(() => (tensors.length === 1 && tensors[0].conversion ? pictureTensorSnippets(name, tensors[0], parameters) : tensorSnippets(name, typed, parameters))),
     );
   });
   return [element(
     "form", { submit: (event) => { event.preventDefault(); send(); } }, ...fields.map(({ node }) => node),
-    ...(sequence ? [sequence.node] : []),
-    element("div", { class: "row" }, element("button", { type: "submit", class: "primary" }, "Send")),
+    sequence?.node, element("div.row", element("button.primary", { type: "submit" }, "Send")),
   )];
 }
 
@@ -45,7 +42,7 @@ export function tensorForm(name, metadata, hasSequences) {
 function permanent(lines, scores) {
   const text = scores ? ", here, over HTTP and from cameras, and answers with classes:"
     : " over HTTP. For results here and from cameras it also needs what its outputs mean, as detection_head or mask_output:";
-  return [element("p", { class: "note" }, `With these lines in its config.pbtxt the model takes pictures as they are${text}`), snippet("config.pbtxt", scores ? `${lines}\n${classLines(scores)}` : lines)];
+  return [element("p.note", `With these lines in its config.pbtxt the model takes pictures as they are${text}`), snippet("config.pbtxt", scores ? `${lines}\n${classLines(scores)}` : lines)];
 }
 
 /** Return {node, read(), advance()} of the place of a request in its sequence. `advance` sets the boxes for the next request. */
@@ -54,9 +51,9 @@ function sequenceFields() {
   const first = element("input", { type: "checkbox", id: "try-first", checked: true });
   const last = element("input", { type: "checkbox", id: "try-last" });
   const node = element(
-    "fieldset", {}, element("legend", {}, "Sequence"),
-    element("div", { class: "row" }, element("label", { for: "try-sequence" }, "Id"), id,
-            element("label", { class: "field" }, first, "First request"), element("label", { class: "field" }, last, "Last request")),
+    "fieldset", element("legend", "Sequence"),
+    element("div.row", element("label", { for: "try-sequence" }, "Id"), id,
+            element("label.field", first, "First request"), element("label.field", last, "Last request")),
   );
   const read = () => ({ sequence_id: /^\d{1,15}$/.test(id.value) ? Number(id.value) : id.value, sequence_start: first.checked, sequence_end: last.checked });
   const advance = () => {
@@ -71,22 +68,23 @@ function inputField(id, input, isPictured, isOnly, takesClasses, send) {
   const layout = pictureLayout(input);
   const open = input.shape.map((size, axis) => (size < 0 ? element("input", { type: "number", min: "0", value: "1", "aria-label": `Size of dimension ${axis} of ${input.name}` }) : null));
   const isText = input.datatype === "BYTES";
-  const isSmall = countOf(input.shape.map((size) => Math.abs(size))) <= MAX_TYPED;
+  const count = countOf(input.shape.map(Math.abs));
+  const isSmall = count <= MAX_TYPED;
   const fills = [...(layout ? ["picture"] : []), ...(isSmall ? ["values"] : []), "zeros", ...(isText ? [] : ["random"])];
   const fill = element("select", { id, change: () => showFill() }, ...fills.map((option) => element("option", { value: option }, FILLS[option])));
   fill.value = isPictured ? "picture" : isSmall ? "values" : "zeros";
   const values = element("textarea", { id: `${id}-values`, rows: "2", class: "mono", spellcheck: "false", "aria-label": `Values of ${input.name} as JSON` });
-  values.value = JSON.stringify(zerosOf(input.datatype, countOf(input.shape.map((size) => Math.abs(size)))));
+  values.value = JSON.stringify(zerosOf(input.datatype, count));
   let file = null;
-  const chosen = element("p", { class: "note" }, "");
+  const chosen = element("p.note", "");
   const settings = layout && pictureSettings(id, layout, input.datatype, takesClasses);
-  const drop = layout && dropZone("try-drop", "Drop a picture here", "Choose a picture", "image/*", (given) => {
+  const drop = layout && pictureZone("Drop a picture here", (given) => {
     file = given;
     chosen.textContent = `Picture: ${given.name || "without a name"}`;
     send();
   });
-  const picture = layout && element("div", { class: "picture-input" }, drop, chosen, element("div", { class: "row" }, ...settings.nodes));
-  const sizes = element("span", { class: "row" }, ...open.flatMap((field, axis) => (field ? [element("label", { class: "field" }, `Size of dimension ${axis}`, field)] : [])));
+  const picture = layout && element("div.picture-input", drop, chosen, element("div.row", ...settings.nodes));
+  const sizes = element("span.row", ...open.flatMap((field, axis) => (field ? [element("label.field", `Size of dimension ${axis}`, field)] : [])));
   const showFill = () => {
     values.hidden = fill.value !== "values";
     if (picture) picture.hidden = fill.value !== "picture";
@@ -94,8 +92,8 @@ function inputField(id, input, isPictured, isOnly, takesClasses, send) {
   };
   showFill();
   const node = element(
-    "fieldset", {}, element("legend", {}, input.name, element("span", { class: "muted" }, ` ${input.datatype} [${input.shape.join(", ")}]`)),
-    element("div", { class: "row" }, element("label", { for: id }, "Fill with"), fill, sizes), values, ...(picture ? [picture] : []),
+    "fieldset", element("legend", input.name, element("span.muted", ` ${input.datatype} [${input.shape.join(", ")}]`)),
+    element("div.row", element("label", { for: id }, "Fill with"), fill, sizes), values, picture,
   );
 
   async function read() {

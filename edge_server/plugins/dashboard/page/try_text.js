@@ -1,6 +1,6 @@
 // "Try it" for a model that takes text: a prompt, and the answer as it comes.
 
-import { postJson, request, serverEvents } from "./api.js";
+import { modelPath, post, postJson, serverEvents } from "./api.js";
 import { byId, element, formatNumber, setText } from "./dom.js";
 import { jsonSnippets, snippets } from "./snippets.js";
 import { run, showResult, stopRun } from "./try_run.js";
@@ -14,8 +14,8 @@ export function textForm(name, isChat, isDecoupled) {
     event.preventDefault();
     if (!prompt.value.trim()) return;
     const asked = { text: prompt.value, limit: Number(limit.value) };
-    const output = element("pre", { class: "output prose", tabindex: "0", "aria-label": "Answer", hidden: true });
-    const rate = element("p", { class: "note" });
+    const output = element("pre.output.prose", { tabindex: "0", "aria-label": "Answer", hidden: true });
+    const rate = element("p.note");
     showResult(output, rate, snippets(() => snippetsOf(name, asked, isChat)));
     const began = performance.now();
     let first = 0;
@@ -36,10 +36,10 @@ export function textForm(name, isChat, isDecoupled) {
   };
   return [element(
     "form", { submit: send }, element("label", { for: "try-prompt" }, "Prompt"), prompt,
-    element("p", { class: "note" }, "Enter sends, Shift+Enter begins a new line. Each prompt is a conversation of its own."),
-    element("div", { class: "row" },
+    element("p.note", "Enter sends, Shift+Enter begins a new line. Each prompt is a conversation of its own."),
+    element("div.row",
             ...(isChat ? [element("label", { for: "try-tokens" }, "At most this many tokens"), limit] : []),
-            element("button", { type: "submit", class: "primary" }, "Send"),
+            element("button.primary", { type: "submit" }, "Send"),
             element("button", { click: stopRun }, "Stop")),
   )];
 }
@@ -48,18 +48,12 @@ const chatBody = (name, { text, limit }) => ({ model: name, messages: [{ role: "
 
 function snippetsOf(name, asked, isChat) {
   return isChat ? jsonSnippets("v1/chat/completions", chatBody(name, asked))
-    : jsonSnippets(`v2/models/${encodeURIComponent(name)}/generate`, { text_input: asked.text });
+    : jsonSnippets(modelPath(name, "generate"), { text_input: asked.text });
 }
 
 async function chat(name, asked, add, end, signal) {
   const body = { ...chatBody(name, asked), stream: true, stream_options: { include_usage: true } };
-  const response = await request("v1/chat/completions", {
-    method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal,
-  });
-  for await (const { data } of serverEvents(response)) {
-    if (data === "[DONE]") return;
-    const part = JSON.parse(data);
-    if (part.error) throw new Error(part.error.message);
+  for await (const part of partsOf("v1/chat/completions", body, signal)) {
     const text = part.choices?.[0]?.delta?.content;
     if (text) add(text);
     if (part.usage) end(part.usage.completion_tokens);
@@ -67,17 +61,17 @@ async function chat(name, asked, add, end, signal) {
 }
 
 async function generate(name, prompt, isDecoupled, add, signal) {
-  const path = `v2/models/${encodeURIComponent(name)}/generate`;
-  if (!isDecoupled) {
-    add(String((await postJson(path, { text_input: prompt })).text_output));
-    return;
-  }
-  const response = await request(`${path}_stream`, {
-    method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ text_input: prompt }), signal,
-  });
-  for await (const { data } of serverEvents(response)) {
+  const parts = isDecoupled ? partsOf(modelPath(name, "generate_stream"), { text_input: prompt }, signal)
+    : [await postJson(modelPath(name, "generate"), { text_input: prompt })];
+  for await (const part of parts) add(String(part.text_output));
+}
+
+/** Yield the objects of a stream of events until its end. Throws the error in one. */
+async function* partsOf(path, body, signal) {
+  for await (const { data } of serverEvents(await post(path, body, { signal }))) {
+    if (data === "[DONE]") return;
     const part = JSON.parse(data);
-    if (part.error) throw new Error(part.error);
-    add(String(part.text_output));
+    if (part.error) throw new Error(part.error.message ?? part.error);
+    yield part;
   }
 }

@@ -1,6 +1,6 @@
 // The form of one model: a picture, a prompt, or tensors as JSON. It is inference, and follows its access rule.
 
-import { access, getJson } from "./api.js";
+import { access, getJson, modelPath } from "./api.js";
 import { byId, element } from "./dom.js";
 import { pictureForm } from "./try_picture.js";
 import { stopRun } from "./try_run.js";
@@ -37,20 +37,19 @@ async function open(name) {
   const form = byId("try-form");
   byId("try-result").replaceChildren();
   if (!name) {
-    form.replaceChildren(element("p", { class: "note" }, access.allowed.inference ? "No model is ready." : "Inference needs a key."));
+    form.replaceChildren(element("p.note", access.allowed.inference ? "No model is ready." : "Inference needs a key."));
     return;
   }
   form.replaceChildren();
   let made;
   try {
-    const path = `v2/models/${encodeURIComponent(name)}`;
-    const metadata = access.allowed.metadata ? await getJson(path) : { inputs: [], outputs: [] };
-    const config = access.allowed["model-config"] ? await getJson(`${path}/config`) : {};
+    const metadata = access.allowed.metadata ? await getJson(modelPath(name)) : { inputs: [], outputs: [] };
+    const config = access.allowed["model-config"] ? await getJson(modelPath(name, "config")) : {};
     const loaded = access.allowed.metadata ? (await getJson("edge/v1/models")).models : [];
     const recognised = loaded.find((model) => model.name === name)?.recognised;
     made = formOf(name, metadata, { ...config, parameters: { ...config.parameters, ...recognised } });
   } catch (error) {
-    made = [element("p", { class: "error" }, error.message)];
+    made = [element("p.error", error.message)];
   }
   if (shown === name) form.replaceChildren(...made);
 }
