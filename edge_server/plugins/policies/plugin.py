@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from edge_server.config.setting import SettingTable
-from edge_server.plugin import Plugin, RunningPlugin
+from edge_server.plugin import Command, Plugin, RunningPlugin
 from edge_server.plugins.policies.settings import PoliciesConfig
 
 if TYPE_CHECKING:
@@ -23,6 +23,14 @@ _PORT_STOP_S = 2.0
 
 class PoliciesPlugin(Plugin):
     name = "policies"
+    commands = (
+        Command(
+            "demo",
+            "show simulated robots that follow a policy of the server",
+            "edge_server.plugins.policies.demo.command",
+            "Cameras, robots and chats",
+        ),
+    )
     tables = (SettingTable("policies", "Robot policies", PoliciesConfig),)
 
     def prepare(self, config: ServerConfig) -> RunningPlugin:

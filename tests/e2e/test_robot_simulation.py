@@ -1,0 +1,149 @@
+"""The simulated arm in real time against a real server: with a slow policy, a busy camera model beside it, and heat."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
+
+from edge_server.client import ActionBroker
+from edge_server.plugins.policies.demo.arm import DT_S, Arm
+from edge_server.plugins.policies.demo.cloned_policy import train, write_policy
+from edge_server.plugins.policies.demo.loop import ChunkByChunk, run_loop
+
+client = pytest.importorskip("edge_server.plugins.policies.demo.robot_client", reason="needs msgpack, of policies")
+
+COMMAND = Path(sys.executable).parent / "edge-server"
+SECONDS = float(os.environ.get("EDGE_TEST_ARM_S", "60"))
+"""Of each loop. Ten minutes were run with EDGE_TEST_ARM_S=600."""
+
+CAMERA = """
+backend: "stub"
+max_batch_size: 1
+input { name: "IN" data_type: TYPE_FP32 dims: [3, 8, 8] }
+output { name: "SUM" data_type: TYPE_FP32 dims: [1] }
+instance_group { count: 1 kind: KIND_CPU }
+parameters { key: "stub_op" value { string_value: "sum" } }
+parameters { key: "stub_delay_ms" value { string_value: "15" } }
+parameters { key: "priority_class" value { string_value: "bulk" } }
+"""
+
+
+class CameraLoad:
+    """Threads that ask the camera's model as fast as it answers, and count what they get."""
+
+    def __init__(self, address: str, threads: int = 4) -> None:
+        self.answers: Counter[str] = Counter()
+        self._address = address
+        self._is_over = threading.Event()
+        self._threads = [threading.Thread(target=self._ask) for _ in range(threads)]
+
+    def __enter__(self) -> CameraLoad:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _ask(self) -> None:
+        import numpy as np
+
+        with contextlib.closing(grpcclient.InferenceServerClient(self._address)) as server:
+            picture = grpcclient.InferInput("IN", [1, 3, 8, 8], "FP32")
+            picture.set_data_from_numpy(np.ones((1, 3, 8, 8), np.float32))
+            while not self._is_over.is_set():
+                try:
+                    server.infer("camera", [picture])
+                    self.answers["answered"] += 1
+                except InferenceServerException as error:
+                    self.answers[error.status()] += 1
+                    self._is_over.wait(0.02)
+
+
+@pytest.mark.soak
+def test_a_slow_policy_never_lets_the_loop_run_dry_beside_a_busy_camera_and_heat(
+    serve: Any, make_board: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = tmp_path / "models"
+    write_policy(models / "arm", train(), delay_ms=120, count=1)
+    (models / "camera/1").mkdir(parents=True)
+    (models / "camera/config.pbtxt").write_text(CAMERA)
+    board = make_board("orin_nano_jp6")
+    # The policy computes a quarter of the time, more than the fifth that control keeps by default.
+    governor = (f"--sysfs-root={board.root}", "--governor-interval-ms=100", "--control-floor-percent=40")
+    rows = []
+    with serve(models, "--policy-openpi=127.0.0.1:0", *governor) as server:
+        address = re.search(r"openpi (ws://\S+?);", "\n".join(server.banner) + ";")[1] + "/arm"
+        with contextlib.closing(client.RobotClient(address)) as robot:
+            alone = run_loop(Arm(1), ChunkByChunk(robot.infer).step, 10)
+            rows.append(("chunk by chunk, alone", alone))
+            with ActionBroker(lambda seen: robot.infer(seen)["actions"], dt_s=DT_S) as broker:
+                rows.append(("broker, alone", run_loop(Arm(1), broker.step, 10)))
+                board.set_temperature("tj-thermal", 98.5)
+                broker.reset()
+                with CameraLoad(server.grpc) as load:
+                    busy = run_loop(Arm(1), broker.step, SECONDS)
+                rows.append(("broker, busy camera and heat", busy))
+                counts = broker.counts
+        shed = load.answers["StatusCode.RESOURCE_EXHAUSTED"]
+    with capsys.disabled():
+        print(f"\n{'loop':30}{'ticks':>7}{'dry':>6}{'error mm':>10}{'largest':>9}")
+        for name, report in rows:
+            print(f"{name:30}{report.ticks:7}{report.dry_ticks:6}{report.error_mm:10.1f}{report.largest_error_mm:9.1f}")
+        print(f"camera requests: {load.answers['answered']} answered, {shed} refused for heat")
+    assert alone.dry_ticks > 30
+    assert counts.dry_steps == 0
+    assert counts.failures == 0
+    assert shed > 0
+
+
+@pytest.mark.full
+def test_the_demonstration_shows_both_arms(tmp_path: Path, free_ports: Any) -> None:
+    page, policy = free_ports(2)
+    process = subprocess.Popen(
+        [COMMAND, "demo", "robot", f"--port={page}", f"--policy-port={policy}", "--seconds=6"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process, process.stdout, process.stderr:
+        assert process.stdout.readline().startswith("training a policy")
+        assert process.stdout.readline() == f"http://127.0.0.1:{page} shows both arms; Ctrl-C ends it\n"
+        with urllib.request.urlopen(f"http://127.0.0.1:{page}/", timeout=30) as answer:
+            assert "Two arms, one policy" in answer.read().decode()
+        with urllib.request.urlopen(f"http://127.0.0.1:{page}/state", timeout=30) as events:
+            state = json.loads(events.readline().decode().removeprefix("data: "))
+        assert [arm["name"] for arm in state["arms"]] == ["With ActionBroker", "Chunk by chunk"]
+        assert [len(arm["points"]) for arm in state["arms"]] == [3, 3]
+        lines = process.stdout.read().splitlines()
+        assert process.wait(30) == 0, process.stderr.read()
+    assert [line.partition(":")[0] for line in lines] == ["With ActionBroker", "Chunk by chunk"]
+    dry = [int(re.search(r"(\d+) without a new command", line)[1]) for line in lines]
+    assert dry[1] > 5
+
+
+def test_a_port_that_is_taken_ends_the_demonstration_with_a_sentence(tmp_path: Path, free_ports: Any) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        found = subprocess.run(
+            [COMMAND, "demo", "robot", f"--policy-port={port}", "--port=0"], capture_output=True, text=True, check=False
+        )
+    assert found.returncode == 1
+    assert f"edge-server demo: --policy-openpi=127.0.0.1:{port}: cannot listen" in found.stderr
