@@ -7,6 +7,7 @@ other files, old ones (rollback), ones that are held back (expiry) and mixed one
 from __future__ import annotations
 
 import time
+import urllib.parse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -95,14 +96,14 @@ class SignedRepository:
 
     def digest(self, release: Release) -> str:
         """Return the SHA-256 of the release's list of files, which identifies what it installs."""
-        return self._target(release.path).hashes["sha256"]
+        return self.find_target(release.path).hashes["sha256"]
 
     def files(self, release: Release, parts: Path) -> dict[str, str]:
         """Return path in the model's folder -> SHA-256. Raises as `fetch`, and InvalidRequest."""
-        target = self._target(release.path)
+        target = self.find_target(release.path)
         if target.length > MAX_LIST_BYTES:
             raise InvalidRequest(f"release '{release.path}': its list of files has {target.length} bytes")
-        return read_files(release.path, self._download(target, parts).read_bytes())
+        return read_files(release.path, self.download(target, parts).read_bytes())
 
     def fetch(self, release: Release, digests: Sequence[str], parts: Path) -> dict[str, Path]:
         """Download files of a release into the folder `parts`, as SHA-256; those that are there are not downloaded.
@@ -110,12 +111,12 @@ class SignedRepository:
         Raises SiteUnavailable if the site breaks off, which the next call resumes; Untrusted for other bytes than those
         that were signed; PullFailed if the disk is too small; OSError.
         """
-        return {digest: self._download(self._target(f"{release.model}/{digest}"), parts) for digest in digests}
+        return {digest: self.download(self.find_target(f"{release.model}/{digest}"), parts) for digest in digests}
 
     def size_bytes(self, release: Release, digests: Sequence[str]) -> int:
-        return sum(self._target(f"{release.model}/{digest}").length for digest in digests)
+        return sum(self.find_target(f"{release.model}/{digest}").length for digest in digests)
 
-    def _target(self, path: str) -> TargetFile:
+    def find_target(self, path: str) -> TargetFile:
         assert self._updater is not None
         try:
             target = self._updater.get_targetinfo(path)
@@ -125,14 +126,14 @@ class SignedRepository:
             raise Untrusted(f"'{path}' is not in the signed list of files, or has no SHA-256 there")
         return target
 
-    def _download(self, target: TargetFile, parts: Path) -> Path:
+    def download(self, target: TargetFile, parts: Path) -> Path:
         digest = target.hashes["sha256"]
-        folder, _, name = target.path.rpartition("/")
+        folder, slash, name = target.path.rpartition("/")
         part, whole = parts / f"{digest}.part", parts / digest
         if whole.exists():
             return whole
         try:
-            self._site.download(f"targets/{folder}/{digest}.{name}", part, target.length)
+            self._site.download(urllib.parse.quote(f"targets/{folder}{slash}{digest}.{name}"), part, target.length)
         except FileNotFoundError as error:
             raise SiteUnavailable(str(error)) from None
         file: IO[bytes]

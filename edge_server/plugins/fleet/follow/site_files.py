@@ -44,12 +44,12 @@ class SiteFiles:
         self._stopping.set()
 
     def read(self, name: str, start: int = 0) -> Generator[bytes, None, None]:
-        """Yield the bytes of a file, from `start` on if the site can, else from 0.
+        """Yield the bytes of a file, from `start` on if the site can, else from 0. `name`: quoted, as in a URL.
 
         The first item says where the bytes begin, as a decimal number. Raises SiteUnavailable, and FileNotFoundError if
         the site says that there is no such file.
         """
-        url = self.url + urllib.parse.quote(name)
+        url = self.url + name
         headers = {"Range": f"bytes={start}-"} if start else {}
         try:
             response = self._opener.open(urllib.request.Request(url, headers=headers), timeout=self._timeout_s)
