@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Collection, Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from pathlib import Path
 
 from edge_server.cli.options import CommandParser
@@ -25,7 +25,8 @@ ROLLOUT_NAME = "rollout.toml"
 def run(arguments: Sequence[str]) -> int:
     """Publish. Return 0. Raises EdgeServerError; then the repository is as before."""
     options = _parser().parse_args(arguments)
-    from edge_server.plugins.fleet.follow.publisher import Keys, Publisher
+    from edge_server.plugins.fleet.follow.publisher import Publisher
+    from edge_server.plugins.fleet.follow.signing_keys import SigningKeys
 
     if not options.folder.is_dir():
         raise InvalidRequest(f"'{options.folder}' is not a folder with models")
@@ -34,7 +35,7 @@ def run(arguments: Sequence[str]) -> int:
     broken = [f"model '{name}': {model.problem}" for name, model in found.items() if model.problem]
     if broken:
         raise InvalidRequest("; ".join(broken))
-    publisher = Publisher(options.repository, Keys(options.keys))
+    publisher = Publisher(options.repository, SigningKeys(options.keys))
     if publisher.is_new:
         print(f"{options.keys} has the private keys; keep copies of them where no box is")
         print(f"{publisher.root_file} goes to each box: --follow-root=FILE")
@@ -51,9 +52,10 @@ def run(arguments: Sequence[str]) -> int:
         what = "new" if release.path not in before else "as before" if before[release.path] == release else "for others"
         print(f"{release.path.removesuffix('.json')}: {what}")
     publisher.commit(now)
-    if publisher.root_expires - now < timedelta(days=365):
+    if publisher.root_problem:
         print(
-            f"the keys are valid until {publisher.root_expires:%Y-%m-%d}: publish once with root.pem in {options.keys}"
+            f"the keys are valid until {publisher.root_expires:%Y-%m-%d}: publish once with the key 'root' "
+            f"({publisher.root_problem})"
         )
     for name in sorted({release.model for release in publisher.releases().values()} - set(found)):
         print(f"{name}: not in {options.folder}; its releases stay until --withdraw={name}/NUMBER")

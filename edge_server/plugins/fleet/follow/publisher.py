@@ -9,6 +9,7 @@ what is newest and expire soon. The private keys of root and targets can stay on
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 import shutil
@@ -28,12 +29,12 @@ from edge_server.plugins.fleet.follow.release import (
     read_release,
     render_files,
 )
+from edge_server.plugins.fleet.follow.signing_keys import SigningKeys
 from edge_server.repository.file_fingerprint import is_ignored
 from edge_server.repository.replace_file import replace_file, sync_folder
 from edge_server.repository.trust.checksum_file import digest_file
 
 try:
-    from securesystemslib.signer import CryptoSigner, Signer
     from tuf.api.exceptions import RepositoryError
     from tuf.api.metadata import Metadata, MetaFile, Root, Snapshot, TargetFile, Targets, Timestamp
     from tuf.api.serialization import DeserializationError
@@ -54,55 +55,17 @@ _LAST_NUMBERS_KEY = "x-edge-server-last-numbers"
 _EXPIRES_DAYS = {"root": 2 * 365, "targets": 365, "snapshot": 30, "timestamp": 30}
 
 
-class Keys:
-    """Folder of private keys: root.pem, targets.pem and online.pem, Ed25519 without a password."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def create(self) -> dict[str, CryptoSigner]:
-        """Create all keys. Raises InvalidRequest if there is one, ServingFault if they cannot be written."""
-        signers = {name: CryptoSigner.generate_ed25519() for name in ROLES_OF_KEYS}
-        try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for name, signer in signers.items():
-                descriptor = os.open(self._path(name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(signer.private_bytes)
-        except FileExistsError as error:
-            raise InvalidRequest(
-                f"'{error.filename}' exists, but the repository does not: give other folders"
-            ) from None
-        except OSError as error:
-            raise ServingFault(f"'{error.filename}' cannot be written: {error.strerror}") from None
-        return signers
-
-    def has(self, name: str) -> bool:
-        return self._path(name).exists()
-
-    def signer(self, role: str, root: Root) -> Signer:
-        """Return the signer of a role. Raises InvalidRequest if its key is missing or is not the one of `root`."""
-        name = next(name for name, roles in ROLES_OF_KEYS.items() if role in roles)
-        path = self._path(name)
-        (key_id,) = root.roles[role].keyids
-        try:
-            return Signer.from_priv_key_uri(f"file2:{path.absolute()}", root.keys[key_id])
-        except Exception as error:  # noqa: BLE001 - each kind of key has errors of its own
-            raise InvalidRequest(f"the key '{path}' cannot sign {role}.json: {error}") from None
-
-    def _path(self, name: str) -> Path:
-        return self._folder / f"{name}.pem"
-
-
 class Publisher:
     """The repository in `folder`. Not thread-safe; one process at a time may write it."""
 
-    def __init__(self, folder: Path, keys: Keys) -> None:
+    def __init__(self, folder: Path, keys: SigningKeys) -> None:
         """Open the repository, or create it with new keys. Raises InvalidRequest and ServingFault."""
         self.metadata = folder / "metadata"
         self.targets = folder / "targets"
         self._keys = keys
         self.is_new = not self.metadata.exists()
+        self.root_problem = ""
+        """Why `commit` could not renew root, "" if it did or need not."""
         if self.is_new:
             self._create()
         newest = max((int(path.name.split(".")[0]) for path in self.metadata.glob("*.root.json")), default=1)
@@ -188,13 +151,12 @@ class Publisher:
     def commit(self, now: datetime) -> None:
         """Sign and write the changes, each file before the one that names it, and delete files without a name.
 
-        Snapshot and timestamp are signed anew each time, targets and root in the second half of their validity; root
-        only if its key is here. Raises InvalidRequest, and ServingFault if the disk cannot be written.
+        Snapshot and timestamp are signed anew each time; targets and root in the second half of their validity, root
+        only if its key is here. Raises InvalidRequest if another key is not, ServingFault if files cannot be written.
         """
         self._prune()
-        if self._is_old(self._root, "root", now) and self._keys.has("root"):
-            self._root.version += 1
-            self._sign(self._root, "root", now)
+        if self._is_old(self._root, "root", now):
+            self._renew_root(now)
         before = self._read(f"{self._snapshot.meta['targets.json'].version}.targets.json", Targets).signed
         if self._is_old(self._targets, "targets", now) or before.to_dict() != self._targets.to_dict():
             self._targets.version += 1
@@ -211,16 +173,32 @@ class Publisher:
     # -- files ------------------------------------------------------------------------------------------------------
 
     def _create(self) -> None:
-        signers = self._keys.create()
-        keys = {role: signers[name].public_key for name, roles in ROLES_OF_KEYS.items() for role in roles}
+        keys = self._keys.make(list(ROLES_OF_KEYS))
         now = datetime.now(timezone.utc)
         self._root = Root(consistent_snapshot=True)
-        for role, key in keys.items():
-            self._root.add_key(key, role)
+        for name, roles in ROLES_OF_KEYS.items():
+            for role in roles:
+                self._root.add_key(keys[name], role)
         timestamp = Timestamp()
         timestamp.unrecognized_fields[PUBLISHED_KEY] = int(now.timestamp())
-        for signed in (self._root, Targets(), Snapshot(), timestamp):
-            self._sign(signed, signed.type, now)
+        try:
+            for signed in (self._root, Targets(), Snapshot(), timestamp):
+                self._sign(signed, signed.type, now)
+        except InvalidRequest:
+            shutil.rmtree(self.metadata, ignore_errors=True)
+            self._keys.delete_made()
+            raise
+
+    def _renew_root(self, now: datetime) -> None:
+        renewed = Root.from_dict(copy.deepcopy(self._root.to_dict()))
+        renewed.version += 1
+        try:
+            self._sign(renewed, "root", now)
+        except InvalidRequest as error:
+            # Nothing is lost yet: root has half of its validity left, and its key may be in a safe.
+            self.root_problem = error.message
+        else:
+            self._root = renewed
 
     @staticmethod
     def _is_old(signed: Any, role: str, now: datetime) -> bool:
@@ -231,10 +209,14 @@ class Publisher:
         return self._root.expires
 
     def _sign(self, signed: Any, role: str, now: datetime) -> None:
+        """Sign and write metadata. Raises InvalidRequest if keys are missing; then nothing is written."""
         signed.expires = now.replace(microsecond=0) + timedelta(days=_EXPIRES_DAYS[role])
         metadata: Metadata[Any] = Metadata(signed)
-        metadata.sign(self._keys.signer(role, self._root))
         name = "timestamp.json" if role == "timestamp" else f"{signed.version}.{role}.json"
+        missing = self._keys.sign(metadata, self._root.keys, self._root.roles[role].keyids)
+        if len(metadata.signatures) < self._root.roles[role].threshold:
+            reasons = "; ".join(f"the key {key}: {reason}" for key, reason in missing.items())
+            raise InvalidRequest(f"{name} cannot be signed: {reasons}")
         _write(self.metadata / name, metadata.to_bytes())
 
     def _read(self, name: str, kind: type[Any]) -> Metadata[Any]:

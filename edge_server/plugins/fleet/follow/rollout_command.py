@@ -67,7 +67,8 @@ def _action(text: str) -> str:
 
 def run(options: argparse.Namespace, reports: Reports) -> int:
     """Do the action and print the state. Return the exit code. Raises EdgeServerError."""
-    from edge_server.plugins.fleet.follow.publisher import Keys, Publisher
+    from edge_server.plugins.fleet.follow.publisher import Publisher
+    from edge_server.plugins.fleet.follow.signing_keys import SigningKeys
 
     if options.action != "status" and options.keys is None:
         raise InvalidRequest(f"rollout {options.action} needs --keys=DIR")
@@ -75,7 +76,7 @@ def run(options: argparse.Namespace, reports: Reports) -> int:
         raise InvalidRequest(f"rollout {options.action} needs --model=NAME")
     if not (options.repository / "metadata").is_dir():
         raise InvalidRequest(f"'{options.repository}' is no signed repository")
-    publisher = Publisher(options.repository, Keys(options.keys or Path()))
+    publisher = Publisher(options.repository, SigningKeys(options.keys or Path()))
     newest: dict[str, Release] = {}
     for release in publisher.releases().values():
         if release.number >= newest.get(release.model, release).number:

@@ -266,6 +266,7 @@ def test_the_keys_are_renewed_before_they_expire_and_boxes_follow_the_new_ones(
     publication: Any, box: Any, add_model: AddModel, monkeypatch: pytest.MonkeyPatch, utc_now: datetime, capsys: Any
 ) -> None:
     from edge_server.plugins.fleet.follow import publisher
+    from edge_server.plugins.fleet.follow.signing_keys import SigningKeys
 
     class Past(datetime):
         @classmethod
@@ -283,11 +284,11 @@ def test_the_keys_are_renewed_before_they_expire_and_boxes_follow_the_new_ones(
     other, keys = publication.site.with_name("other"), publication.keys.with_name("keys2")
     with monkeypatch.context() as patch:
         patch.setattr(publisher, "datetime", Past)
-        publisher.Publisher(other, publisher.Keys(keys))
+        publisher.Publisher(other, SigningKeys(keys))
     (keys / "root.pem").unlink()
     publication.site, publication.keys = other, keys
     publication.publish()
-    assert "publish once with root.pem" in capsys.readouterr().out
+    assert "publish once with the key 'root'" in capsys.readouterr().out
     assert not (other / "metadata" / "2.root.json").exists()
 
 
