@@ -1,13 +1,16 @@
-"""MessagePack messages with arrays, in the form of openpi's client: reads them within limits, and writes them.
+"""MessagePack messages with arrays, in the forms of openpi's and GR00T's clients: reads them within limits, and writes
+them.
 
-An array is a map {b"__ndarray__": true, b"data": bytes, b"dtype": str, b"shape": [...]}, a number of numpy
-{b"__npgeneric__": true, b"data": number, b"dtype": str} (openpi-client 0.1.2, msgpack_numpy.py). Only the types b, i, u
-and f are read: nothing is unpickled.
+An array of openpi is a map {b"__ndarray__": true, b"data": bytes, b"dtype": str, b"shape": [...]}, a number of numpy
+{b"__npgeneric__": true, b"data": number, b"dtype": str} (openpi-client 0.1.2, msgpack_numpy.py). GR00T (N1.5 to N1.7)
+sends {"__ndarray_class__": true, "as_npy": a file of numpy.save}. Only the types b, i, u and f are read: nothing is
+unpickled.
 """
 
 from __future__ import annotations
 
 import functools
+import io
 import math
 import re
 from collections.abc import Mapping
@@ -28,6 +31,13 @@ MAX_VALUES = 200_000
 _MAX_LIST = 65_536
 _MAX_TEXT_BYTES = 1 << 20
 _MAX_RANK = 8
+_NPY = re.compile(
+    rb"\x93NUMPY(?:\x01\x00..|[\x02\x03]\x00....)"
+    rb"\{'descr': '(?P<dtype>[^']{2,4})', 'fortran_order': (?P<order>True|False), "
+    rb"'shape': \((?P<shape>(?:\d{1,12}, ?|\d{1,12}){0,9})\),? ?\} *\n",
+    re.DOTALL,
+)
+"""Head of a file of numpy.save (numpy's documentation of its module numpy.lib.format, versions 1 to 3)."""
 _DTYPE = re.compile(r"[<>|=]?(?:b1|[iu][1248]|f[248])")
 
 
@@ -53,6 +63,8 @@ def read_message(data: bytes) -> dict[Any, Any]:
             return read_array(found)
         if b"__npgeneric__" in found:
             return _read_number(found)
+        if "__ndarray_class__" in found:
+            return _read_npy(found.get("as_npy"))
         return found
 
     try:
@@ -76,8 +88,22 @@ def read_message(data: bytes) -> dict[Any, Any]:
 
 def read_array(found: Mapping[bytes, Any]) -> npt.NDArray[np.generic]:
     """Return the array that a map describes. Raises InvalidRequest."""
-    data, shape = found.get(b"data"), found.get(b"shape")
-    dtype = _read_dtype(found.get(b"dtype"))
+    return _make_array(found.get(b"data"), _read_dtype(found.get(b"dtype")), found.get(b"shape"))
+
+
+def _read_npy(file: object) -> npt.NDArray[np.generic]:
+    """Return the array of a file of numpy.save. Its header is read here, because numpy's reader runs it as Python."""
+    found = _NPY.match(file) if isinstance(file, bytes) else None
+    if found is None:
+        raise InvalidRequest("expected an array of numbers as a file of numpy.save")
+    assert isinstance(file, bytes)
+    shape = [int(length) for length in found["shape"].replace(b" ", b"").split(b",") if length]
+    is_fortran = found["order"] == b"True"
+    array = _make_array(file[found.end() :], _read_dtype(found["dtype"]), shape[::-1] if is_fortran else shape)
+    return array.transpose() if is_fortran else array
+
+
+def _make_array(data: object, dtype: np.dtype[np.generic], shape: object) -> npt.NDArray[np.generic]:
     lengths = shape if isinstance(shape, (list, tuple)) else [-1]
     if len(lengths) > _MAX_RANK or not all(type(length) is int and length >= 0 for length in lengths):
         raise InvalidRequest(f"expected the shape of an array, at most {_MAX_RANK} numbers, given {str(shape)[:60]}")
@@ -117,4 +143,16 @@ def _pack_array(value: object) -> object:
 
 
 write_message = functools.partial(msgpack.packb, default=_pack_array)
-"""Return the message of a map of texts, numbers, lists, maps and arrays."""
+"""Return the message of a map of texts, numbers, lists, maps and arrays, as openpi's client reads it."""
+
+
+def _pack_npy(value: object) -> object:
+    if isinstance(value, np.ndarray):
+        file = io.BytesIO()
+        np.save(file, value, allow_pickle=False)
+        return {"__ndarray_class__": True, "as_npy": file.getvalue()}
+    raise TypeError(f"cannot write a value of type {type(value).__name__}")
+
+
+write_groot_message = functools.partial(msgpack.packb, default=_pack_npy)
+"""Return the message of a map or list of texts, numbers, lists, maps and arrays, as GR00T's client reads it."""

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import WSMsgType, web
@@ -20,28 +20,19 @@ from edge_server.errors import (
     EdgeServerError,
     ErrorCode,
     InvalidRequest,
-    NotFound,
     NotReady,
     QueueFull,
     ServingFault,
-    Unsupported,
-    install_hint,
 )
 from edge_server.frontends.http.request_head import Headers
 from edge_server.frontends.loop_dispatch import LoopDispatch
+from edge_server.plugins.policies.array_messages import MAX_MESSAGE_BYTES, read_message, write_message
 from edge_server.plugins.policies.policy_counters import PolicyCounters
 from edge_server.plugins.policies.robot import Robot
 from edge_server.service import InferenceService
 
 if TYPE_CHECKING:
     from edge_server.frontends.http.access_check import AccessCheck
-
-try:
-    from edge_server.plugins.policies.array_messages import MAX_MESSAGE_BYTES, read_message, write_message
-except ImportError as error:
-    raise Unsupported(
-        f"--policy-openpi needs msgpack, which does not import here ({error}); {install_hint('policies')}"
-    ) from None
 
 log = logging.getLogger(__name__)
 
@@ -67,14 +58,15 @@ class OpenpiPort:
         service: InferenceService,
         access: AccessCheck,
         counters: PolicyCounters,
-        policy_names: Callable[[], Sequence[str]],
+        choose_policy: Callable[[str], str],
         address: str,
     ) -> None:
-        """Listen, to know that no other server does; clients wait until `start`. Raises ServingFault."""
+        """`choose_policy(name)` returns the model for a name, "": the only policy. Listens, to know that no other
+        server does; clients wait until `start`. Raises ServingFault."""
         self._service = service
         self._access = access
         self._counters = counters
-        self._policy_names = policy_names
+        self._choose_policy = choose_policy
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
         try:
@@ -164,17 +156,8 @@ class OpenpiPort:
             raise InvalidRequest(f"expected a WebSocket of openpi's protocol at {self.address}/MODEL")
         if len(self._robots) >= MAX_ROBOTS:
             raise QueueFull(f"{MAX_ROBOTS} robots are connected, which is the maximum")
-        return Robot(self._service, self._dispatch, self._counters, self._model(request.path.strip("/")), "openpi")
-
-    def _model(self, name: str) -> str:
-        if name:
-            return name
-        names = self._policy_names()
-        if len(names) == 1:
-            return names[0]
-        if not names:
-            raise NotFound("no policy serves: a policy is a model with the parameter 'policy_action_key'")
-        raise NotFound(f"several policies serve ({', '.join(names[:20])}): name one in the path, {self.address}/MODEL")
+        model = self._choose_policy(request.path.strip("/"))
+        return Robot(self._service, self._dispatch, self._counters, model, "openpi")
 
     def _warn(self, message: str) -> None:
         now_s = asyncio.get_running_loop().time()

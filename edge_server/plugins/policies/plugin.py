@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from edge_server.config import ServerConfig
     from edge_server.core.model_spec import ModelSpec
     from edge_server.plugin import ServingCore
+    from edge_server.plugins.policies.groot_port import GrootPort
     from edge_server.plugins.policies.openpi_port import OpenpiPort
     from edge_server.telemetry.metrics_page import Family
 
@@ -43,52 +44,80 @@ class _Policies(RunningPlugin):
     def __init__(self, settings: PoliciesConfig) -> None:
         self._settings = settings
         self.model_checks = (_check,)
-        self._port: OpenpiPort | None = None
+        self._openpi: OpenpiPort | None = None
+        self._groot: GrootPort | None = None
         self._starting: asyncio.Task[None] | None = None
 
     def build(self, core: ServingCore) -> None:
         self._core = core
 
     def start(self) -> None:
-        """Raises Unsupported without msgpack, ServingFault for an address in use."""
-        if not self._settings.openpi:
+        """Raises Unsupported without the libraries of the extra, ServingFault for an address in use."""
+        settings = self._settings
+        if not settings.openpi and not settings.groot:
             return
         import asyncio
 
-        from edge_server.plugins.policies.openpi_port import OpenpiPort
+        from edge_server.errors import Unsupported, install_hint
         from edge_server.plugins.policies.policy_counters import PolicyCounters
 
         self._loop = asyncio.get_running_loop()
         self._counters = PolicyCounters()
-        self._port = OpenpiPort(
-            self._core.service, self._core.access, self._counters, self._policy_names, self._settings.openpi
-        )
+        core = self._core
+        parts = core.service, core.access, self._counters, self._choose_policy
+        try:
+            if settings.openpi:
+                from edge_server.plugins.policies.openpi_port import OpenpiPort
+
+                self._openpi = OpenpiPort(*parts, settings.openpi)
+            if settings.groot:
+                from edge_server.plugins.policies.groot_port import GrootPort
+
+                self._groot = GrootPort(*parts, settings.groot)
+        except ImportError as error:
+            flag = "--policy-groot" if settings.groot else "--policy-openpi"
+            raise Unsupported(
+                f"{flag} needs a library that does not import here ({error}); {install_hint('policies')}"
+            ) from None
 
     def addresses(self) -> Sequence[str]:
-        return () if self._port is None else (f"openpi {self._port.address}",)
+        openpi = () if self._openpi is None else (f"openpi {self._openpi.address}",)
+        return openpi if self._groot is None else (*openpi, f"GR00T {self._groot.address}")
 
     def models_settled(self) -> None:
         # Not earlier: a client asks once for a policy, and ends if there is none.
-        if self._port is not None:
-            self._starting = self._loop.create_task(self._port.start())
+        if self._openpi is not None:
+            self._starting = self._loop.create_task(self._openpi.start())
+        if self._groot is not None:
+            self._groot.start()
 
     def begin_stop(self) -> None:
-        if self._port is not None:
-            import asyncio
+        # Robots hold the version of their episode, for which the end of the server would wait.
+        for port in (self._openpi, self._groot):
+            if port is not None:
+                import asyncio
 
-            # Robots hold the version of their episode, for which the end of the server would wait.
-            asyncio.run_coroutine_threadsafe(self._port.stop(), self._loop).result(_PORT_STOP_S)
+                asyncio.run_coroutine_threadsafe(port.stop(), self._loop).result(_PORT_STOP_S)
 
     def stop(self, timeout_s: float) -> None:
         self.begin_stop()
 
     def families(self) -> Iterable[Family]:
-        return () if self._port is None else self._counters.families()
+        return () if self._openpi is None and self._groot is None else self._counters.families()
 
-    def _policy_names(self) -> list[str]:
+    def _choose_policy(self, name: str) -> str:
+        """Return the name, or that of the only policy for "". Raises NotFound."""
+        from edge_server.errors import NotFound
         from edge_server.plugins.policies.policy import is_policy
 
-        return sorted({version.name for version in self._core.manager.all_ready() if is_policy(version.spec)})
+        if name:
+            return name
+        names = sorted({version.name for version in self._core.manager.all_ready() if is_policy(version.spec)})
+        if len(names) == 1:
+            return names[0]
+        if not names:
+            raise NotFound("no policy serves: a policy is a model with the parameter 'policy_action_key'")
+        raise NotFound(f"several policies serve ({', '.join(names[:20])}): name one in the path of the address, /MODEL")
 
 
 def _check(spec: ModelSpec) -> None:

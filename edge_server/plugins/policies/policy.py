@@ -107,7 +107,7 @@ class Policy:
         if spec.dtype is DType.BYTES:
             return Tensor(spec.name, spec.dtype, self._shaped(item, self._texts(item, value)))
         array = self._numbers(item, value)
-        if item.images is not None and array.dtype == np.uint8 and array.ndim in (2, 3):
+        if item.images is not None and array.dtype == np.uint8:
             return self._picture(item, item.images, array)
         if not np.can_cast(array.dtype, spec.dtype.numpy, "same_kind") or spec.dtype is DType.BF16:
             self._refuse(item, f"numbers that {spec.dtype.value} holds", array.dtype.name)
@@ -126,6 +126,8 @@ class Policy:
 
     def _texts(self, item: ObservationField, value: object) -> npt.NDArray[np.object_]:
         values = value if isinstance(value, (list, tuple)) else [value]
+        while len(values) == 1 and isinstance(values[0], (list, tuple)):
+            values = values[0]
         texts = np.empty(len(values), object)
         for at, text in enumerate(values):
             if not isinstance(text, (str, bytes)):
@@ -134,20 +136,24 @@ class Policy:
         return texts
 
     def _picture(self, item: ObservationField, plan: ImagePlan, array: npt.NDArray[np.generic]) -> Tensor:
+        while array.ndim > 3 and array.shape[0] == 1:
+            array = array[0]
         if array.ndim == 3 and array.shape[2] not in (1, 3) and array.shape[0] in (1, 3):
             array = np.ascontiguousarray(array.transpose(1, 2, 0))
         if array.ndim == 3 and array.shape[2] == 1:
             array = array[:, :, 0]
-        if not array.size or (array.ndim == 3 and array.shape[2] != 3):
+        if not array.size or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] != 3):
             self._refuse(item, "a picture (height, width, 3) or (3, height, width)", list(array.shape))
         color = Color.GRAY if array.ndim == 2 else Color.RGB
         return plan.fit(array, color, model=self.spec.name)[0]
 
     def _shaped(self, item: ObservationField, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the array in the input's shape, with the leading ones that it lacks."""
+        """Return the array in the input's shape: leading ones are added or removed."""
         dims = item.spec.dims
         full = (1, *dims) if self.spec.max_batch_size > 0 else dims
         shape = ((1,) * (len(full) - array.ndim)) + array.shape
+        while len(shape) > len(full) and shape[0] == 1:
+            shape = shape[1:]
         if len(shape) == len(full) and all(want in (-1, have) for want, have in zip(full, shape, strict=True)):
             return array.reshape(shape)
         return self._refuse(item, f"shape {list(dims)}", list(array.shape))

@@ -7,11 +7,20 @@ from dataclasses import dataclass
 
 from edge_server.config.setting import Kind, setting
 
+_ADDRESS = r"([^\s\[\]/:]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})"
+
 
 def _parse_address(text: str) -> str:
-    found = re.fullmatch(r"([^\s\[\]/:]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})", text)
+    found = re.fullmatch(_ADDRESS, text)
     if text and (found is None or int(found[2]) > 65535):
         raise ValueError("expected HOST:PORT")
+    return text
+
+
+def _parse_address_and_model(text: str) -> str:
+    found = re.fullmatch(rf"{_ADDRESS}(/[^/]+)?", text)
+    if text and (found is None or int(found[2]) > 65535):
+        raise ValueError("expected HOST:PORT or HOST:PORT/MODEL")
     return text
 
 
@@ -25,4 +34,10 @@ class PoliciesConfig:
         Kind("host:port", _parse_address),
         "Serve robot policies at this address by openpi's WebSocket protocol: ws://HOST:PORT, or ws://HOST:PORT/MODEL "
         "if there are several.",
+    )
+    groot: str = setting(
+        "",
+        "--policy-groot",
+        Kind("host:port[/model]", _parse_address_and_model),
+        "Serve a robot policy at this address by GR00T's protocol over ZeroMQ; /MODEL if there are several.",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import re
 from typing import Any
 
@@ -109,3 +110,21 @@ def test_a_message_is_bounded() -> None:
 def test_any_bytes_are_a_message_or_refused(data: bytes) -> None:
     with contextlib.suppress(InvalidRequest):
         messages.read_message(b"\x82" + data)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (1, 1, 2, 3), (0, 4)])
+@pytest.mark.parametrize("dtype", ["|u1", "<f4", ">f8", "|b1"])
+def test_arrays_of_groot_come_back_as_they_were(shape: tuple[int, ...], dtype: str) -> None:
+    values = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
+    for array in (values, np.asfortranarray(values)):
+        found = messages.read_message(messages.write_groot_message({"a": array}))["a"]
+        assert found.tolist() == array.tolist()
+        assert found.shape == array.shape
+
+
+def test_a_longer_head_of_numpy_is_read() -> None:
+    file = io.BytesIO()
+    np.lib.format.write_array(file, np.float32([1, 2]), version=(2, 0))
+    assert messages.read_message(msgpack.packb({"a": {"__ndarray_class__": True, "as_npy": file.getvalue()}}))[
+        "a"
+    ].tolist() == [1, 2]

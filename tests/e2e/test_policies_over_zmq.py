@@ -1,0 +1,275 @@
+"""Robot policies over GR00T's ZeroMQ, with a real server and messages as its clients N1.5, N1.6 and N1.7 send them."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+
+msgpack = pytest.importorskip("msgpack", reason="needs msgpack, of the extra policies")
+zmq = pytest.importorskip("zmq", reason="needs pyzmq, of the extra policies")
+
+HUMANOID = """
+backend: "python"
+input { name: "view" data_type: TYPE_FP32 dims: [ 3, 4, 4 ] }
+input { name: "left" data_type: TYPE_FP32 dims: [ 2 ] }
+input { name: "task" data_type: TYPE_STRING dims: [ 1 ] }
+output { name: "left_arm" data_type: TYPE_FP32 dims: [ 3, 2 ] }
+output { name: "waist" data_type: TYPE_FP32 dims: [ 3, 1 ] }
+parameters { key: "policy_action_key" value { string_value: "left_arm" } }
+parameters { key: "policy_inputs" value { string_value: "KEYS" } }
+parameters { key: "image_input" value { string_value: "view" } }
+parameters { key: "image_scale" value { string_value: "1/255" } }
+"""
+NEW_KEYS = re.search(
+    r'"policy_inputs" value \{ string_value: "(view=.*)"', (Path(__file__).parents[2] / "docs/robots.md").read_text()
+)[1]
+OLD_KEYS = "view=video.ego_view, left=state.left_arm, task=annotation.human.task_description"
+
+WORK = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.act(request) for request in requests]
+
+    def act(self, request):
+        view, left, task = (
+            pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in ("view", "left", "task"))
+        waist = np.float32([[view.mean()], [len(task[0])], [0]])
+        steps = np.arange(3, dtype=np.float32)[:, None]
+        return pb_utils.InferenceResponse([pb_utils.Tensor("left_arm", steps + left), pb_utils.Tensor("waist", waist)])
+"""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("cv2", reason="needs OpenCV, of the extra vision")
+    folder = tmp_path_factory.mktemp("models")
+    for name, keys in (("humanoid", NEW_KEYS), ("old", OLD_KEYS)):
+        (folder / name / "1").mkdir(parents=True)
+        (folder / name / "1/model.py").write_text(WORK)
+        (folder / name / "config.pbtxt").write_text(HUMANOID.replace("KEYS", keys))
+    return folder
+
+
+def find_address(server: Any) -> str:
+    found = re.search(r"GR00T (tcp://127\.0\.0\.1:\d+)", "\n".join(server.banner))
+    assert found, server.banner
+    return found[1]
+
+
+@pytest.fixture(scope="module")
+def server(serve: Any, models: Path) -> Iterator[Any]:
+    with serve(models, "--policy-groot=127.0.0.1:0/humanoid") as server:
+        yield server
+        assert "Traceback" not in server.log(), server.log()
+
+
+class Client:
+    """Sends calls as GR00T's PolicyClient does."""
+
+    def __init__(self, address: str) -> None:
+        self._context = zmq.Context()
+        self.socket = self._context.socket(zmq.REQ)
+        self.socket.setsockopt(zmq.RCVTIMEO, 30_000)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.connect(address)
+
+    def call(self, endpoint: str, data: Any = None, **more: Any) -> Any:
+        request = {"endpoint": endpoint, **more}
+        if data is not None:
+            request["data"] = data
+        return self.send(msgpack.packb(request, default=encode))
+
+    def send(self, message: bytes) -> Any:
+        self.socket.send(message)
+        return msgpack.unpackb(self.socket.recv(), object_hook=decode)
+
+    def close(self) -> None:
+        self.socket.close()
+        self._context.term()
+
+
+def encode(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        file = io.BytesIO()
+        np.save(file, value, allow_pickle=False)
+        return {"__ndarray_class__": True, "as_npy": file.getvalue()}
+    return value
+
+
+def decode(found: Any) -> Any:
+    if "__ModalityConfig_class__" in found:
+        return found["as_json"]
+    return np.load(io.BytesIO(found["as_npy"]), allow_pickle=False) if "__ndarray_class__" in found else found
+
+
+@pytest.fixture
+def connect(server: Any) -> Iterator[Callable[..., Client]]:
+    clients: list[Client] = []
+
+    def connect(address: str = "") -> Client:
+        clients.append(Client(address or find_address(server)))
+        return clients[-1]
+
+    yield connect
+    for client in clients:
+        client.close()
+
+
+VIEW = np.full((1, 1, 4, 4, 3), 51, np.uint8)
+LEFT = np.float32([[[1.5, -2.0]]])
+OBSERVATION = {"video": {"ego_view": VIEW}, "state": {"left_arm": LEFT}, "language": {"task": [["pick it"]]}}
+
+
+def test_the_newest_client_gets_the_actions_that_tritons_client_gets(
+    server: Any, connect: Callable[..., Client]
+) -> None:
+    actions, info = connect().call("get_action", {"observation": OBSERVATION, "options": None})
+    client = grpcclient.InferenceServerClient(server.grpc)
+    inputs = []
+    for name, array, kind in (
+        ("view", np.full((3, 4, 4), 0.2, np.float32), "FP32"),
+        ("left", LEFT[0, 0], "FP32"),
+        ("task", np.array(["pick it"], object), "BYTES"),
+    ):
+        inputs.append(grpcclient.InferInput(name, list(array.shape), kind))
+        inputs[-1].set_data_from_numpy(array)
+    expected = client.infer("humanoid", inputs)
+    client.close()
+    assert sorted(actions) == ["left_arm", "waist"]
+    for name, array in actions.items():
+        assert array.shape[0] == 1
+        np.testing.assert_allclose(array[0], expected.as_numpy(name), rtol=1e-6)
+    assert info == {"model": "humanoid"}
+
+
+def test_an_older_client_sends_a_bare_observation_and_gets_bare_actions(
+    serve: Any, models: Path, connect: Callable[..., Client]
+) -> None:
+    with serve(models, "--policy-groot=127.0.0.1:0/old") as server:
+        observation = {
+            "video.ego_view": VIEW[0], "state.left_arm": LEFT[0], "annotation.human.task_description": ["pick it"],
+        }  # fmt: skip
+        actions = connect(find_address(server)).call("get_action", observation)
+        assert actions["left_arm"].tolist() == [[1.5, -2.0], [2.5, -1.0], [3.5, 0.0]]
+
+
+def test_the_other_calls_are_answered(connect: Callable[..., Client]) -> None:
+    client = connect()
+    assert client.call("ping") == {"status": "ok", "message": "Server is running"}
+    found = client.call("get_modality_config")
+    assert found["video"] == {"delta_indices": [0], "modality_keys": ["ego_view"]}
+    assert found["state"] == {"delta_indices": [0], "modality_keys": ["left_arm"]}
+    assert found["language"] == {"delta_indices": [0], "modality_keys": ["task"]}
+    assert found["action"] == {"delta_indices": [0, 1, 2], "modality_keys": ["left_arm", "waist"]}
+    assert client.call("reset", {"options": None}) == {}
+
+
+def test_nobody_stops_the_server_by_a_call(server: Any, connect: Callable[..., Client]) -> None:
+    assert connect().call("kill") == {"error": "the call kill is refused: clients cannot stop this server"}
+    assert server.get("/v2/health/live")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ({"endpoint": "get_action", "data": {"observation": {**OBSERVATION, "state": {}}}}, "lacks 'state/left_arm'"),
+        ({"endpoint": "get_action"}, "expected an observation as a map, given a value of type NoneType"),
+        ({"endpoint": "get_action", "data": {"observation": 5}}, "expected an observation as a map, given a value of"),
+        ({"endpoint": ["x"]}, "expected the call ping, get_modality_config, reset or get_action, given '['x']'"),
+        (
+            {"data": {"observation": {**OBSERVATION, "state": {"left_arm": np.zeros((2, 1, 2), np.float32)}}}},
+            "'state/left_arm' of the observation: expected shape [2], given [2, 1, 2]",
+        ),
+        (
+            {"data": {"observation": {**OBSERVATION, "state": {"left_arm": {"__ndarray_class__": True, "as_npy": 5}}}}},
+            "expected an array of numbers as a file of numpy.save",
+        ),
+    ],
+)
+def test_a_wrong_call_is_answered_with_a_sentence(
+    connect: Callable[..., Client], call: dict[str, Any], message: str
+) -> None:
+    client = connect()
+    assert message in client.send(msgpack.packb(call, default=encode))["error"]
+    assert client.call("ping")["status"] == "ok"
+
+
+def npy(header: str, data: bytes = b"") -> bytes:
+    text = header.encode() + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + data
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        b"",
+        b"\x93NUMPY\x01\x00",
+        npy("{'descr': '|O', 'fortran_order': False, 'shape': (1,)}", b"cos\nsystem\n."),
+        npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1 << 60,)}"),
+        npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000,)}"),
+        npy("{'descr': '<f4', 'fortran_order': False, 'shape': (-1,)}", b"\0" * 4),
+        npy("{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (1,)}", b"\0" * 4),
+        npy("(" * 900),
+        npy("{" + "'a': 1," * 5000 + "}"),
+    ],
+)
+def test_a_hostile_array_is_refused(connect: Callable[..., Client], file: bytes) -> None:
+    client = connect()
+    state = {"left_arm": {"__ndarray_class__": True, "as_npy": file}}
+    answer = client.call("get_action", {"observation": {**OBSERVATION, "state": state}})
+    assert answer["error"].startswith("expected ")
+    assert client.call("get_action", {"observation": OBSERVATION})[0]["left_arm"].shape == (1, 3, 2)
+
+
+def test_what_is_no_message_is_answered_with_a_sentence(connect: Callable[..., Client]) -> None:
+    client = connect()
+    assert client.send(b"\xc1")["error"].startswith("expected a message in MessagePack")
+
+
+def test_arrays_in_the_order_of_fortran_are_read(connect: Callable[..., Client]) -> None:
+    view = np.asfortranarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3))
+    observation = {**OBSERVATION, "video": {"ego_view": view}}
+    actions, _ = connect().call("get_action", {"observation": observation})
+    assert actions["waist"][0, 0, 0] == pytest.approx(np.arange(48).mean() / 255, rel=1e-5)
+
+
+def test_more_robots_than_may_be_replace_those_that_are_silent(server: Any, connect: Callable[..., Client]) -> None:
+    for _ in range(18):
+        assert connect().call("get_action", {"observation": OBSERVATION})[1] == {"model": "humanoid"}
+    robots = re.search(r'edge_policy_robots\{model="humanoid",wire="groot"\} (\d+)', server.read_metrics())
+    assert robots
+    assert int(robots[1]) == 16
+
+
+def test_a_token_is_taken_as_the_client_sends_it(
+    serve: Any, models: Path, connect: Callable[..., Client], tmp_path: Path
+) -> None:
+    token = secrets.token_hex(32)
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"robot {hashlib.sha256(token.encode()).hexdigest()} inference\n")
+    with serve(models, "--policy-groot=127.0.0.1:0/humanoid", f"--auth-tokens-file={tokens}") as server:
+        client = connect(find_address(server))
+        assert "error" in client.call("ping")
+        assert "error" in client.call("ping", api_token="wrong")
+        assert client.call("ping", api_token=token)["status"] == "ok"
+
+
+def test_an_address_in_use_ends_the_start_with_a_sentence(server: Any, serve: Any, models: Path) -> None:
+    port = find_address(server).rpartition(":")[2]
+    with (
+        pytest.raises(AssertionError, match=rf"--policy-groot=127\.0\.0\.1:{port}: cannot listen: Address already in"),
+        serve(models, f"--policy-groot=127.0.0.1:{port}"),
+    ):
+        pass
