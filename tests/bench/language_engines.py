@@ -1,9 +1,9 @@
 """Engines of one GGUF file side by side: `python tests/bench/language_engines.py FILE.gguf [OPTIONS]`, see `--help`.
 
-The server with llama.cpp, the server with OpenVINO GenAI, llama.cpp's own server, and OpenVINO GenAI stepped by a
-script, in turns, without prefix caches; the first three answer streams of OpenAI's chat. It prints tokens per second
-(a round's median, and the range of rounds), the time to the first token (p50 and p99), processor time of all server
-processes a token, and the peak memory of the process that has the model. Needs the extras `llm` and `llm-gguf`.
+The server with llama.cpp, the server with OpenVINO GenAI, llama.cpp's own server, and the smallest server over OpenVINO
+GenAI, in turns, without prefix caches: all answer streams of OpenAI's chat, to the same client. It prints tokens per
+second (a round's median, and the range of rounds), the time to the first token (p50 and p99), processor time of all
+server processes a token, and the peak memory of the process that has the model. Needs the extras `llm` and `llm-gguf`.
 """
 
 from __future__ import annotations
@@ -46,33 +46,58 @@ print(server.listening_address, flush=True)
 time.sleep(3600)
 """
 BARE_OPENVINO = """
-import json, sys, time
-import numpy, openvino, openvino_genai as genai
-path, count, threads, longest, tokens, prompt = sys.argv[1], *map(int, sys.argv[2:6]), sys.argv[6]
+import json, selectors, socket, sys
+import openvino, openvino_genai as genai
+path, count, threads, longest = sys.argv[1], *map(int, sys.argv[2:5])
 scheduler = genai.SchedulerConfig()
 scheduler.num_kv_blocks, scheduler.max_num_seqs = count * -(-longest // 32), count
 scheduler.max_num_batched_tokens, scheduler.dynamic_split_fuse, scheduler.enable_prefix_caching = 256, True, False
 tokenizer = genai.Tokenizer(path)
 pipeline = genai.ContinuousBatchingPipeline(path, tokenizer, scheduler, "CPU", INFERENCE_NUM_THREADS=threads)
-config = genai.GenerationConfig()
-config.max_new_tokens, config.ignore_eos, config.logprobs = tokens, True, 1
-text = tokenizer.apply_chat_template([{"role": "user", "content": prompt}], True)
-ids = tokenizer.encode(text, add_special_tokens=False).input_ids
-number = 0
-print("ready", flush=True)
-for _ in sys.stdin:
-    begin, handles, firsts = time.perf_counter(), {}, {}
-    for _ in range(count):
-        number += 1
-        handles[number] = pipeline.add_request(number, ids, config)
-    while pipeline.has_non_finished_requests():
+listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+selector = selectors.DefaultSelector()
+selector.register(listener, selectors.EVENT_READ)
+running, number = {}, 0
+
+def send(client, **event):
+    client.sendall(b"data: " + json.dumps(event).encode() + b"\\n\\n")
+
+def begin(client, data):
+    head, end, body = data.partition(b"\\r\\n\\r\\n")
+    if not end or len(body) < int(head.lower().partition(b"content-length:")[2].split()[0]):
+        selector.modify(client, selectors.EVENT_READ, data)
+        return
+    selector.unregister(client)
+    call = json.loads(body)
+    config = genai.GenerationConfig()
+    config.max_new_tokens, config.ignore_eos, config.logprobs = call["max_tokens"], True, 1
+    text = tokenizer.apply_chat_template(call["messages"], True)
+    ids = tokenizer.encode(text, add_special_tokens=False).input_ids
+    running[number] = [pipeline.add_request(number, ids, config), client, 0]
+    client.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Type: text/event-stream\\r\\nConnection: close\\r\\n\\r\\n")
+
+print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
+while True:
+    for key, _ in selector.select(0 if running else None):
+        if key.fileobj is listener:
+            selector.register(listener.accept()[0], selectors.EVENT_READ, b"")
+        else:
+            number += 1
+            begin(key.fileobj, key.data + key.fileobj.recv(1 << 20))
+    if running:
         pipeline.step()
-        for key, handle in handles.items():
-            while handle.can_read():
-                handle.read()
-                firsts.setdefault(key, time.perf_counter() - begin)
-    print(json.dumps([tokens * count / (time.perf_counter() - begin), [*firsts.values()]]), flush=True)
+    for key, item in list(running.items()):
+        handle, client, _ = item
+        while handle.can_read():
+            for output in handle.read().values():
+                item[2] += len(output.generated_ids)
+                send(client, choices=[{"delta": {"content": tokenizer.decode(output.generated_ids)}}])
+        if handle.get_status() != genai.GenerationStatus.RUNNING:
+            send(client, choices=[], usage={"completion_tokens": item[2]})
+            client.close()
+            del running[key]
 """
+"""The least that answers the same calls: it steps the engine, and reads and writes in the same thread between steps."""
 THREADS = str(len(os.sched_getaffinity(0)))
 
 
@@ -145,8 +170,8 @@ def send(address: str, model: str, count: int, prompt: str) -> Round:
 
 
 @contextlib.contextmanager
-def own_server(path: Path, count: int, prompt: str, longest: int) -> Iterator[Target]:
-    command = [sys.executable, "-c", OWN_SERVER, str(path), str(count), THREADS, str(longest)]
+def bare_server(program: str, path: Path, count: int, prompt: str, longest: int) -> Iterator[Target]:
+    command = [sys.executable, "-c", program, str(path), str(count), THREADS, str(longest)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         address = process.stdout.readline().strip().removeprefix("http://")
@@ -157,29 +182,12 @@ def own_server(path: Path, count: int, prompt: str, longest: int) -> Iterator[Ta
 
 
 @contextlib.contextmanager
-def bare_openvino(path: Path, count: int, prompt: str, longest: int) -> Iterator[Target]:
-    command = [sys.executable, "-c", BARE_OPENVINO, str(path), str(count), THREADS, str(longest), str(TOKENS), prompt]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdout.readline()
-
-        def step_all() -> Round:
-            process.stdin.write("\n")
-            process.stdin.flush()
-            rate, firsts = json.loads(process.stdout.readline())
-            return rate, firsts
-
-        try:
-            yield Target(step_all, process.pid)
-        finally:
-            process.kill()
-
-
-@contextlib.contextmanager
 def edge_server(path: Path, backend: str, count: int, prompt: str, longest: int) -> Iterator[Target]:
     blocks = count * -(-longest // 32)
-    values = {"max_num_seqs": count, "num_kv_blocks": blocks, "threads": THREADS, "enable_prefix_caching": "false"}
+    values = {
+        "max_num_seqs": count, "num_kv_blocks": blocks, "max_context": longest, "threads": THREADS,
+        "enable_prefix_caching": "false",
+    }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         version = Path(folder) / "model/1"
         version.mkdir(parents=True)
@@ -192,9 +200,9 @@ def edge_server(path: Path, backend: str, count: int, prompt: str, longest: int)
 
 SYSTEMS = {
     "ours, llama_cpp": lambda path, *cell: edge_server(path, "llama_cpp", *cell),
-    "llama.cpp's own": own_server,
+    "llama.cpp's own": lambda path, *cell: bare_server(OWN_SERVER, path, *cell),
     "ours, openvino": lambda path, *cell: edge_server(path, "openvino_genai", *cell),
-    "bare openvino": bare_openvino,
+    "bare openvino": lambda path, *cell: bare_server(BARE_OPENVINO, path, *cell),
 }
 
 

@@ -54,6 +54,9 @@ _LLAMA_CPP_NICENESS = 0
 """Of llama.cpp's. Its threads wait for each other hundreds of times a token. With 5, one thread of another model that
 was always busy left it 4 tokens a second of 209, with 0 it left 73, and the other model was as fast."""
 
+_LLAMA_CPP_PART_TOKENS = 256
+"""The part of llama.cpp's KV cache that a sequence has for itself is a multiple of this."""
+
 _ONNX_CONTEXT = 4096
 """Most tokens of a sequence of `onnxruntime_genai`, if the configuration says nothing. Each reserves memory for what it
 may need, and a chat may need all of it."""
@@ -325,7 +328,12 @@ def _onnx_settings(model: str, parameters: Mapping[str, str], size: LlmSize) -> 
 def _llama_cpp_settings(model: str, parameters: Mapping[str, str], size: LlmSize) -> LlmSettings:
     if "deterministic" in parameters:
         raise LoadError(f"model '{model}': parameter deterministic: the backend llama_cpp has no such mode")
-    return read_settings(model, parameters, size, _BLOCK_TOKENS)
+    settings = read_settings(model, parameters, size, _BLOCK_TOKENS)
+    if settings.num_kv_blocks * _BLOCK_TOKENS < settings.max_num_seqs * settings.max_context:
+        return settings
+    # Each sequence gets a part of its own, which llama.cpp rounds up.
+    part_tokens = -(-settings.max_context // _LLAMA_CPP_PART_TOKENS) * _LLAMA_CPP_PART_TOKENS
+    return dataclasses.replace(settings, num_kv_blocks=settings.max_num_seqs * part_tokens // _BLOCK_TOKENS)
 
 
 def _draft_memory(file: ModelFile, settings: LlmSettings) -> dict[str, int]:

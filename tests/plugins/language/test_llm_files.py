@@ -108,6 +108,19 @@ def test_a_draft_model_is_read_for_its_memory(tmp_path: Path) -> None:
     assert parts["draft model"] == parts["weights"] + parts["KV cache"]
 
 
+@pytest.mark.full
+def test_the_parts_of_sequences_are_rounded_up_in_the_memory_of_llama_cpp(tmp_path: Path) -> None:
+    pytest.importorskip("xllamacpp", reason="needs xllamacpp, of the extra test-all")
+    file = ModelFile(TINY, tmp_path, 1)
+    backend, bytes_per_token = make("llama_cpp"), read_gguf_for_llama_cpp(TINY).bytes_per_token
+
+    def cached_tokens(**parameters: str) -> int:
+        return backend.memory_parts(file, "m", {"max_num_seqs": "4", **parameters})["KV cache"] // bytes_per_token
+
+    assert cached_tokens(max_context="260", num_kv_blocks="33") == 4 * 512
+    assert cached_tokens(max_context="260", num_kv_blocks="32") == 32 * 32
+
+
 def test_a_file_with_adapters_goes_to_llama_cpp_first(tmp_path: Path) -> None:
     shutil.copy(TINY, tmp_path / "model.gguf")
     assert candidates(new_config(), "m", tmp_path)[0].backend == "openvino_genai"

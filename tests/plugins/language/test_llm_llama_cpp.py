@@ -203,6 +203,26 @@ def test_sequences_that_do_not_fit_together_are_all_completed(drive: Callable[..
     narrow.engine.close()
 
 
+def test_a_sequence_may_fill_its_own_part_of_the_cache(drive: Callable[..., Driven]) -> None:
+    wide, parted = drive(), Driven(max_num_seqs="2", max_context="256", num_kv_blocks="16")
+    chat_prompt, encode = wide.engine.chat_prompt, wide.engine.encode
+    questions = ["count from zero", "count from one"]
+    prompts = [len(encode(chat_prompt([{"role": "user", "content": question}], ()))) for question in questions]
+    texts = []
+    for driven in (wide, parted):
+        numbers = [driven.add(q, 256 - size, ignore_eos=True) for q, size in zip(questions, prompts, strict=True)]
+        was_paused = False
+        while not driven.engine.is_idle():
+            driven.step()
+            was_paused |= any(item.answer for item in driven.engine._waiting)
+        assert not driven.errors
+        assert not was_paused
+        assert [len(driven.tokens[number]) for number in numbers] == [256 - size for size in prompts]
+        texts.append([driven.texts[number] for number in numbers])
+    assert texts[0] == texts[1]
+    parted.engine.close()
+
+
 def test_sequences_go_on_after_the_cache_was_full_in_spite_of_the_margin(drive: Callable[..., Driven]) -> None:
     wide, narrow = drive(), Driven(max_num_seqs="3", num_kv_blocks="16")
     questions = ["count from zero", "count from one", "count from two"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import math
 import os
 import re
 import selectors
@@ -70,7 +71,8 @@ _FINAL_FIELDS = ["stop_type", "timings/cache_n"]
 class LlamaCppEngine:
     """A model with its tokenizer. See TokenEngine.
 
-    The sequences share the KV cache. A sequence starts when the cache has room for its prompt and a few tokens. If the
+    If the KV cache holds the longest sequence `max_num_seqs` times, each sequence has a part of its own. Otherwise the
+    sequences share it. A sequence then starts when the cache has room for its prompt and a few tokens. If the
     cache is nearly full, the newest one is stopped, and computed again when there is room: after the prompt and the
     tokens that it has. A sequence with a grammar would lose its place in the grammar. So it starts when there is
     room for all its tokens, and is never stopped.
@@ -106,6 +108,8 @@ class LlamaCppEngine:
         self.max_context = settings.max_context
         self._bytes_per_token = bytes_per_token
         self._max_running = settings.max_num_seqs
+        # llama.cpp compares each token with all of a shared cache, also with the other sequences' part.
+        self._shares_cache = self.total_blocks * block_tokens < settings.max_num_seqs * settings.max_context
         self._caches_prompts = settings.enable_prefix_caching
         adapters = find_adapters(path)
         self.adapters: Sequence[str] = list(adapters)
@@ -212,7 +216,7 @@ class LlamaCppEngine:
         # A call of any other thread takes one too.
         parameters.n_threads_http = settings.max_num_seqs + 4
         parameters.n_ctx = settings.num_kv_blocks * self.block_tokens
-        parameters.kv_unified = True
+        parameters.kv_unified = self._shares_cache
         parameters.cache_ram_mib = 0
         parameters.n_batch = parameters.n_ubatch = settings.max_num_batched_tokens
         guesses = parameters.speculative
@@ -280,8 +284,7 @@ class LlamaCppEngine:
     def _start_waiting(self) -> None:
         """Start waiting sequences, in order, while the KV cache has room."""
         while self._waiting and len(self._running) < self._max_running:
-            used = sum(item.needed_tokens for item in self._running.values())
-            if used and used + self._waiting[0].needed_tokens > self.total_blocks * self.block_tokens:
+            if self._running and self._waiting[0].needed_tokens > self._shared_room():
                 return
             sequence = self._waiting.popleft()
             sequence.stream = _EventStream(
@@ -298,12 +301,18 @@ class LlamaCppEngine:
             self._selector.register(sequence.stream.socket, selectors.EVENT_READ, sequence)
 
     def _make_room(self) -> None:
-        """Stop the newest sequences until the KV cache has room for the others."""
-        while sum(item.needed_tokens for item in self._running.values()) > self.total_blocks * self.block_tokens:
+        """Stop the newest sequences until a shared KV cache has room for the others."""
+        while self._shared_room() < 0:
             stoppable = [item for item in list(self._running.values())[1:] if item.is_stoppable]
             if not stoppable:
                 return
             self._pause(stoppable[-1])
+
+    def _shared_room(self) -> float:
+        """Return the tokens for which a shared KV cache has room beside what the running sequences need."""
+        if not self._shares_cache:
+            return math.inf
+        return self.total_blocks * self.block_tokens - sum(item.needed_tokens for item in self._running.values())
 
     def _pause(self, sequence: PendingSequence) -> None:
         """Stop a sequence, to be started again before those that came later."""
