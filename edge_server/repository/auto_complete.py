@@ -13,7 +13,14 @@ from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.shape_tensors import SHAPE_DTYPES
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendMissing, BadModelConfig, LoadError
-from edge_server.repository.backend_choice import GGUF_ORDER, BackendCandidate, candidates, llama_cpp_reason
+from edge_server.repository.backend_choice import (
+    GGUF_ORDER,
+    BackendCandidate,
+    candidates,
+    llama_cpp_reason,
+    needs_llama_cpp,
+    sequences_at_once,
+)
 from edge_server.repository.load_error_explanation import explain_by_content
 from edge_server.repository.pbtxt import ConfigMessage
 from edge_server.repository.runtime_times import RuntimeTimes
@@ -63,8 +70,8 @@ def inspect_model(
     """Choose the runtime, find the file and read its inputs and outputs.
 
     The first candidate that loads and reads the file is chosen. Those in `passed_over` (name -> reason) failed to open
-    it before and are skipped. `runtime_times` may change the order for an ONNX file whose configuration names no
-    runtime. Raises BackendMissing, BadModelConfig, or LoadError with every candidate's reason.
+    it before and are skipped. `runtime_times` may change the order for an ONNX or GGUF file whose configuration names
+    no runtime. Raises BackendMissing, BadModelConfig, or LoadError with every candidate's reason.
     """
     failures: list[tuple[str, LoadError]] = []
     version_dir = model_dir / str(version)
@@ -76,10 +83,12 @@ def inspect_model(
             choice = "fixed order"
         if choices[0].backend == GGUF_ORDER[-1]:
             choice = f"fixed order for {llama_cpp_reason(config, version_dir)}"
+        names = [item.backend for item in choices]
+        is_language_model = set(names) == set(GGUF_ORDER) and not needs_llama_cpp(version_dir)
         # Not the order of a plugin, whose backends come first.
-        if runtime_times is not None and {item.backend for item in choices} == set(ONNX_ORDER):
+        if runtime_times is not None and (is_language_model or set(names) == set(ONNX_ORDER)):
             file = ModelFile(version_dir / choices[0].file_name, model_dir, version)
-            measured = runtime_times.choose(file, [item.backend for item in choices])
+            measured = runtime_times.choose(file, names, sequences_at_once(config) if is_language_model else 0)
             if measured is not None:
                 choice, is_usual = measured.reason, measured.order[0] == choices[0].backend
                 choices = tuple(sorted(choices, key=lambda item: measured.order.index(item.backend)))

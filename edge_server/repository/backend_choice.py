@@ -32,6 +32,9 @@ _SAVED_MODEL_ORDER = ("tensorflow", "openvino")
 GGUF_ORDER = ("openvino_genai", "llama_cpp")
 """Runtimes for a GGUF file whose configuration names no backend, in this order. See `llama_cpp_reason`."""
 
+DEFAULT_MAX_NUM_SEQS = 8
+"""Sequences that a language model continues together by default, as in `LlmSettings`."""
+
 VOICES_OF_KOKORO = ("voices.npz", "voices.bin", "voices-v1.0.bin")
 """Files with the voices of Kokoro, beside its ONNX file."""
 
@@ -82,6 +85,7 @@ _WRITER_OF_SUFFIX = {".json": "XGBoost", ".model": "XGBoost", ".txt": "LightGBM"
 """Suffixes of model files that other files have too -> the program that writes such a model."""
 
 _PICKLES = (".pkl", ".pickle", ".joblib", ".sav")
+_MAX_DIGITS = 7
 _MAX_NAMES = 8
 """Maximum number of files that a message names."""
 
@@ -154,15 +158,25 @@ def llama_cpp_reason(config: ConfigMessage, version_dir: Path) -> str:
     It alone has LoRA adapters and projectors for pictures. It generates faster with one sequence at a time and takes
     half the memory; OpenVINO GenAI is faster with several (docs/language-models.md).
     """
+    if only_way := needs_llama_cpp(version_dir):
+        return only_way
+    return "max_num_seqs 1" if sequences_at_once(config) == 1 else ""
+
+
+def needs_llama_cpp(version_dir: Path) -> str:
+    """Return what llama.cpp alone can use beside a GGUF file, "" if there is nothing."""
     if (version_dir / "adapters").is_dir():
         return "LoRA adapters"
-    if any(version_dir.glob("mmproj*.gguf")):
-        return "a projector for pictures"
+    return "a projector for pictures" if any(version_dir.glob("mmproj*.gguf")) else ""
+
+
+def sequences_at_once(config: ConfigMessage) -> int:
+    """Return how many sequences a language model continues together by its configuration."""
     parameters = config.parameters
     # `in`, because reading a missing parameter would add it.
-    if "max_num_seqs" in parameters and parameters["max_num_seqs"].string_value == "1":
-        return "max_num_seqs 1"
-    return ""
+    stated = parameters["max_num_seqs"].string_value if "max_num_seqs" in parameters else ""
+    # The load refuses another text.
+    return int(stated) or 1 if stated.isdecimal() and len(stated) < _MAX_DIGITS else DEFAULT_MAX_NUM_SEQS
 
 
 def _with_interim_runtimes(

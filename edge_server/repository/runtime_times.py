@@ -1,8 +1,9 @@
 """Store of measured times: how long one inference of a model file takes with each runtime, on this machine.
 
-They choose the runtime for an ONNX file whose configuration states neither `backend` nor `platform`. An entry counts
-only for the same file content, the same processor and the same versions of the runtimes. The server looks at the file
-`runtime_times.json` in the state folder at each such load, so that commands can add to it.
+They choose the runtime for an ONNX or GGUF file whose configuration states neither `backend` nor `platform`. An entry
+counts only for the same file content, the same processor and the same versions of the runtimes, and that of a language
+model only for as many sequences at once. The server looks at the file `runtime_times.json` in the state folder at each
+such load, so that commands can add to it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,12 @@ MAX_ENTRIES = 500
 MIN_RATIO = 1.2
 """A runtime replaces an earlier one of the fixed order only if it is 20 % faster."""
 
-_DISTRIBUTIONS = {"onnxruntime": ("onnxruntime", "onnxruntime-gpu"), "openvino": ("openvino",)}
+_DISTRIBUTIONS = {
+    "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
+    "openvino": ("openvino",),
+    "openvino_genai": ("openvino-genai",),
+    "llama_cpp": ("xllamacpp",),
+}
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _CHUNK_BYTES = 1 << 20
@@ -47,7 +53,8 @@ class RuntimeChoice(NamedTuple):
 class _Entry(NamedTuple):
     """Times of one file. `times`: backend -> its version, and milliseconds, None if it could not run the file.
 
-    `stamp` identifies the file without reading it: device, inode, size and change times.
+    `stamp` identifies the file without reading it: device, inode, size and change times. `at_once`: sequences of a
+    language model that were continued together, 0 for another model.
     """
 
     digest: str
@@ -56,6 +63,7 @@ class _Entry(NamedTuple):
     processor: str
     day: str
     times: Mapping[str, tuple[str, float | None]]
+    at_once: int = 0
 
 
 class RuntimeTimes:
@@ -73,20 +81,21 @@ class RuntimeTimes:
         return bool(self._unmeasured)
 
     def take_unmeasured(self) -> list[ModelFile]:
-        """Return the files for which `choose` has found no measurement since the last call."""
+        """Return the files for which `choose` has found no measurement since the last call, without language models."""
         with self._lock:
             found, self._unmeasured = list(self._unmeasured), {}
             return found
 
-    def choose(self, file: ModelFile, order: Sequence[str]) -> RuntimeChoice | None:
+    def choose(self, file: ModelFile, order: Sequence[str], at_once: int = 0) -> RuntimeChoice | None:
         """Return the order in which to try the backends for a file, by their measured times, and the reason.
 
-        Returns None if no measurement is valid for the file. Only a file of a size that was measured is read.
+        `at_once`: sequences that a language model continues together, 0 for another model. Returns None if no
+        measurement is valid for the file. Only a file of a size that was measured is read.
         """
         with self._lock:
             self._read()
-            entry = self._find(file.path, order)
-            if entry is None and len(self._unmeasured) < MAX_ENTRIES:
+            entry = self._find(file.path, order, at_once)
+            if entry is None and not at_once and len(self._unmeasured) < MAX_ENTRIES:
                 self._unmeasured[file] = None
         if entry is None:
             return None
@@ -101,20 +110,20 @@ class RuntimeTimes:
         others = tuple(name for name in order if name != best)
         return RuntimeChoice((best, *others), f"{ratio:.1f} times as fast as {first}, measured {entry.day}")
 
-    def put(self, file: Path, times_ms: Mapping[str, float | None]) -> bool:
+    def put(self, file: Path, times_ms: Mapping[str, float | None], at_once: int = 0) -> bool:
         """Store the milliseconds of one inference with each backend, None for one that cannot run the file.
 
-        Returns whether it could be written; a warning says why not.
+        `at_once` as for `choose`. Returns whether it could be written; a warning says why not.
         """
         times = {name: (runtime_version(name), ms) for name, ms in times_ms.items()}
         try:
             found = file.stat()
-            entry = _Entry(
-                _digest(file), found.st_size, _stamp(found), processor(), time.strftime("%Y-%m-%d"), times
-            )  # fmt: skip
+            day = time.strftime("%Y-%m-%d")
+            entry = _Entry(_digest(file), found.st_size, _stamp(found), processor(), day, times, at_once)
+            replaced = entry.digest, entry.processor, at_once
             with self._lock:
                 self._read()
-                kept = [item for item in self._entries if (item.digest, item.processor) != entry[0:4:3]]
+                kept = [item for item in self._entries if (item.digest, item.processor, item.at_once) != replaced]
                 self._entries = (entry, *kept)[:MAX_ENTRIES]
                 _write(self._path, self._entries)
         except OSError as error:
@@ -122,10 +131,11 @@ class RuntimeTimes:
             return False
         return True
 
-    def _find(self, file: Path, order: Sequence[str]) -> _Entry | None:
+    def _find(self, file: Path, order: Sequence[str], at_once: int) -> _Entry | None:
         try:
             found = file.stat()
-            near = [item for item in self._entries if item.size == found.st_size and item.processor == processor()]
+            known = (found.st_size, at_once, processor())
+            near = [item for item in self._entries if (item.size, item.at_once, item.processor) == known]
             if not near:
                 return None
             stamp = _stamp(found)
@@ -206,7 +216,8 @@ def _entry(item: Any) -> _Entry:
         times[str(name)] = str(version), None if ms is None else float(ms)
     if _DIGEST.fullmatch(item["sha256"]) is None or _DAY.fullmatch(item["day"]) is None:
         raise ValueError("expected 'sha256' and a 'day' such as 2026-11-25")
-    return _Entry(item["sha256"], int(item["size"]), str(item["stamp"]), str(item["processor"]), item["day"], times)
+    size, at_once = int(item["size"]), int(item.get("at_once", 0))
+    return _Entry(item["sha256"], size, str(item["stamp"]), str(item["processor"]), item["day"], times, at_once)
 
 
 def _write(path: Path, entries: Sequence[_Entry]) -> None:
@@ -214,7 +225,7 @@ def _write(path: Path, entries: Sequence[_Entry]) -> None:
     measurements = [
         {
             "sha256": item.digest, "size": item.size, "stamp": item.stamp, "processor": item.processor,
-            "day": item.day, "times": item.times,
+            "day": item.day, "times": item.times, "at_once": item.at_once,
         }
         for item in entries
     ]  # fmt: skip

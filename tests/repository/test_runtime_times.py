@@ -124,6 +124,19 @@ def test_a_moved_copy_is_recognised_by_its_content_and_other_files_are_not_read(
     assert times.choose(ModelFile(copy, tmp_path, 1), ORDER) is None
 
 
+def test_the_times_of_a_language_model_count_for_as_many_texts_at_once(times: RuntimeTimes, file: ModelFile) -> None:
+    engines = "openvino_genai", "llama_cpp"
+    times.put(file.path, {"openvino_genai": 400.0, "llama_cpp": 800.0}, 8)
+    times.put(file.path, {"openvino_genai": 90.0, "llama_cpp": 45.0}, 1)
+    found = {count: RuntimeTimes(times._path.parent).choose(file, engines[::-1], count) for count in (1, 8, 4)}
+    assert found[4] is None
+    assert [choice and choice.order[0] for choice in found.values()] == ["llama_cpp", "openvino_genai", None]
+    assert found[8] is not None
+    assert found[8].reason.startswith("2.0 times as fast as llama_cpp, measured 20")
+    times.choose(file, engines, 2)
+    assert times.take_unmeasured() == [], "a server does not measure language models by itself"
+
+
 GOOD: dict[str, Any] = {"sha256": "0" * 64, "size": 1, "stamp": "", "processor": "", "day": "2026-11-25", "times": {}}
 
 
@@ -134,8 +147,8 @@ GOOD: dict[str, Any] = {"sha256": "0" * 64, "size": 1, "stamp": "", "processor":
         *(
             json.dumps({"measurements": [{**GOOD, **bad}]})
             for bad in (
-                {"sha256": "x"}, {"day": "tomorrow\n"}, {"size": "x"}, {"times": []}, {"times": {"openvino": 3}},
-                {"times": {"openvino": ["1", -1]}}, {"times": {"openvino": ["1", "NaN"]}},
+                {"sha256": "x"}, {"day": "tomorrow\n"}, {"size": "x"}, {"at_once": "x"}, {"times": []},
+                {"times": {"openvino": 3}}, {"times": {"openvino": ["1", -1]}}, {"times": {"openvino": ["1", "NaN"]}},
             )
         ),
     ],

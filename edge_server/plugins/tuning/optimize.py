@@ -7,10 +7,11 @@ import dataclasses
 import functools
 import json
 import signal
+import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -23,12 +24,13 @@ from edge_server.core.exit_code import ExitCode
 from edge_server.errors import InvalidRequest
 from edge_server.plugin import own_plugins
 from edge_server.plugins.tensorrt.settings import EngineConfig
-from edge_server.plugins.tuning.trial import report
+from edge_server.plugins.tuning.trial import report, text_trial
 from edge_server.plugins.tuning.trial.best_candidate import Objective, SelectionRule, choose
 from edge_server.plugins.tuning.trial.candidate_process import ChildLimits
 from edge_server.plugins.tuning.trial.comparison import CandidateTrial, Comparison, ComparisonResult, RunLimits
 from edge_server.plugins.tuning.trial.device_listing import list_devices
 from edge_server.plugins.tuning.trial.stored_times import natural_trials, store_times
+from edge_server.plugins.tuning.trial.text_trial import compare_texts
 from edge_server.plugins.tuning.trial.trial_plan import TrialEnvironment, TrialPlan, TrialRequest, make_plan
 from edge_server.plugins.tuning.trial.write_configuration import variant_path, write_variant
 
@@ -78,6 +80,8 @@ def _optimize(options: argparse.Namespace, config: ServerConfig, root: Path, nam
         plan = make_plan(request, environment)
         target = variant_path(plan.model_dir, options.write, may_overwrite=options.overwrite) if options.write else None
         progress = Progress(sys.stderr)
+        if plan.texts_at_once:
+            return _optimize_language_model(options, config, plan, limits, target, progress)
         comparison = Comparison(plan.trials, limits, _run_limits(options), Path(folder), progress.show)
         try:
             outcome, chosen = comparison.run(lambda outcome: choose(outcome, rule))
@@ -89,12 +93,56 @@ def _optimize(options: argparse.Namespace, config: ServerConfig, root: Path, nam
         print("edge-server optimize: no candidate is left to choose", file=sys.stderr)
         return ExitCode.FAILED
     if target is not None:
-        write_variant(target, plan.configs[chosen.candidate], name, _remarks(outcome, chosen, rule))
-        out = sys.stderr if options.json else sys.stdout
-        print(f"wrote {target}: edge-server serve --model-config-name={options.write} serves with it", file=out)
-        if (root / name / "SHA256SUMS").exists():
-            print(f"{root / name} has a SHA256SUMS file: run edge-server sign on it again", file=out)
+        _write(options, plan, chosen, target, _remarks(outcome, chosen, rule))
     return ExitCode.OK
+
+
+def _optimize_language_model(
+    options: argparse.Namespace,
+    config: ServerConfig,
+    plan: TrialPlan,
+    limits: ChildLimits,
+    target: Path | None,
+    progress: Progress,
+) -> int:
+    """As `_optimize`, for a GGUF file."""
+    count = plan.texts_at_once
+    try:
+        chosen = compare_texts(plan.trials, limits, progress.show)
+    finally:
+        progress.close()
+    if options.json:
+        document = text_trial.as_json(plan.trials, chosen, count)
+        print(json.dumps({"model": plan.model_dir.name, "version": plan.version, **document}, indent=2))
+    else:
+        print(render(text_trial.TITLES, text_trial.rows(plan.trials, chosen, count), sys.stdout))
+        print(f"{count} texts at once (max_num_seqs) of {text_trial.TEXT_TOKENS} tokens after prompts of about 100")
+        for line in report.failure_lines(plan.trials):
+            print(f"failed: {clean(line)}")
+    times = {trial.candidate.runtime: min(trial.times_ms[1]) if trial.is_measured else None for trial in plan.trials}
+    _store(options, config, plan, times)
+    if chosen is None:
+        print("edge-server optimize: no engine opens it", file=sys.stderr)
+        return ExitCode.FAILED
+    if target is not None:
+        tokens_per_s = text_trial.TEXT_TOKENS * count * 1000 / statistics.median(chosen.times_ms[1])
+        remarks = [
+            f"Written by `edge-server optimize` on {time.strftime('%Y-%m-%d')}, for {count} texts at once.",
+            f"{chosen.facts['runtime']}: {tokens_per_s:.1f} tokens a second.",
+            "It replaces config.pbtxt as a whole: changes there have to be made here as well.",
+        ]
+        _write(options, plan, chosen, target, remarks)
+    return ExitCode.OK
+
+
+def _write(
+    options: argparse.Namespace, plan: TrialPlan, chosen: CandidateTrial, target: Path, remarks: Sequence[str]
+) -> None:
+    write_variant(target, plan.configs[chosen.candidate], plan.model_dir.name, remarks)
+    out = sys.stderr if options.json else sys.stdout
+    print(f"wrote {target}: edge-server serve --model-config-name={options.write} serves with it", file=out)
+    if (plan.model_dir / "SHA256SUMS").exists():
+        print(f"{plan.model_dir} has a SHA256SUMS file: run edge-server sign on it again", file=out)
 
 
 def _store_times(options: argparse.Namespace, config: ServerConfig, plan: TrialPlan, outcome: ComparisonResult) -> None:
@@ -102,10 +150,15 @@ def _store_times(options: argparse.Namespace, config: ServerConfig, plan: TrialP
     trials = natural_trials(plan.trials)
     if outcome.samples["open"] or not trials:
         return
-    file_name = plan.configs[next(iter(trials.values())).candidate].default_model_filename
-    file = plan.model_dir / str(plan.version) / file_name
     times = {name: min(trial.times_ms[1]) if trial.is_measured else None for name, trial in trials.items()}
-    if store_times(config.repository.state_dir, file, times) and not options.json:
+    _store(options, config, plan, times)
+
+
+def _store(
+    options: argparse.Namespace, config: ServerConfig, plan: TrialPlan, times: Mapping[str, float | None]
+) -> None:
+    file = plan.model_dir / str(plan.version) / plan.file_name
+    if store_times(config.repository.state_dir, file, times, plan.texts_at_once) and not options.json:
         print(
             f"stored the times in {config.repository.state_dir}: a server with this state folder chooses the runtime "
             "by them if the configuration names none"
@@ -199,7 +252,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="edge-server optimize",
         description="Open a model with every runtime and precision that this machine offers, each in its own process. "
         "Compare outputs, time and memory, and print a table. With --write, save the best one as a configuration for "
-        "serve --model-config-name=NAME. TensorRT engines are built first; the chosen one is cached for the server.",
+        "serve --model-config-name=NAME. TensorRT engines are built first; the chosen one is cached for the server. "
+        "Of a GGUF file the engines are compared, one after the other, by the time of max_num_seqs texts at once.",
         allow_abbrev=False,
     )
     add = parser.add_argument

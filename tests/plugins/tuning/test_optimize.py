@@ -26,6 +26,7 @@ from edge_server.cli.main import main
 
 COMMAND = Path(sys.executable).parent / "edge-server"
 BUNDLED = Path(__file__).parents[3] / "model_repository"
+TINY_GGUF = Path(__file__).parents[2] / "data/tiny_llm/tiny.gguf"
 CPU_RUNTIMES = "--runtimes=openvino,onnxruntime"
 QUICK = ("--runs=20", "--seconds=1", "--samples=3")
 
@@ -431,3 +432,53 @@ def test_an_engine_without_a_gpu_is_built_and_its_row_has_the_reason_it_did_not_
     assert one["result"] == "built, not run"
     assert one["reason"].startswith("built, not run: there is no NVIDIA driver")
     assert found["chosen"] == "onnxruntime f32"
+
+
+@pytest.mark.full
+def test_the_engines_of_a_gguf_file_are_timed_one_after_another_and_the_times_choose(
+    tmp_path: Path, start_server: Callable[..., str]
+) -> None:
+    for module in ("xllamacpp", "openvino_genai"):
+        pytest.importorskip(module, reason=f"needs {module}, of the extra test-all")
+    folder, state = tmp_path / "models" / "tiny", tmp_path / "state"
+    (folder / "1").mkdir(parents=True)
+    state.mkdir()
+    shutil.copy(TINY_GGUF, folder / "1" / "model.gguf")
+    (folder / "config.pbtxt").write_text('parameters { key: "max_num_seqs" value { string_value: "2" } }')
+    done = optimize(folder, f"--state-dir={state}", "--write=fast", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["texts_at_once"], found["tokens_of_a_text"]) == (2, 64)
+    assert [one["runtime"] for one in found["candidates"]] == ["openvino_genai", "llama_cpp"]
+    for one in found["candidates"]:
+        assert not one["reason"]
+        assert len(one["texts_ms"]) == 3
+        assert one["tokens_per_s"] == pytest.approx(2 * 64 * 1000 / sorted(one["texts_ms"])[1])
+        assert one["memory_bytes"] > 30e6
+    assert f'backend: "{found["chosen"]}"' in (folder / "configs" / "fast.pbtxt").read_text()
+    measurements = json.loads((state / "runtime_times.json").read_text())["measurements"]
+    assert [item["at_once"] for item in measurements] == [2]
+    # So that the slower one in this test is clearly faster.
+    measurements[0]["times"] |= {"llama_cpp": [measurements[0]["times"]["llama_cpp"][0], 0.001]}
+    (state / "runtime_times.json").write_text(json.dumps({"measurements": measurements}))
+    client = tritonclient.http.InferenceServerClient(
+        start_server(folder.parent, f"--state-dir={state}", environment=environment())
+    )
+    assert client.get_model_config("tiny")["backend"] == "llama_cpp"
+    client.close()
+
+
+@pytest.mark.full
+def test_an_engine_that_cannot_read_a_gguf_file_fails_only_its_row(tmp_path: Path) -> None:
+    for module in ("xllamacpp", "openvino_genai"):
+        pytest.importorskip(module, reason=f"needs {module}, of the extra test-all")
+    folder = tmp_path / "models" / "tiny"
+    shutil.copytree(TINY_GGUF.parent / "lora", folder / "1" / "adapters")
+    shutil.copy(TINY_GGUF, folder / "1" / "model.gguf")
+    done = optimize(folder)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"openvino_genai +- +- +- +- +failed", done.stdout)
+    assert re.search(r"llama_cpp .*chosen", done.stdout)
+    assert "failed: openvino_genai: model 'tiny' version 1" in done.stdout
+    assert "LoRA adapters are for the backend llama_cpp" in done.stdout
+    assert "8 texts at once" in done.stdout

@@ -19,6 +19,7 @@ from typing import Any, TextIO
 
 from edge_server.backends import engine_backends, load_backend
 from edge_server.backends.base import Array, OpenJob, ServerCalls, Session, SessionInfo
+from edge_server.backends.isolation.isolated_session import IsolatedSession
 from edge_server.config.server_config import settings_of_backend
 from edge_server.core.batch import BatchPlan
 from edge_server.core.model_spec import InstanceKind, ModelSpec
@@ -32,6 +33,7 @@ from edge_server.plugins.tuning.trial.candidate_engines import BuiltNotRun, Cand
 from edge_server.plugins.tuning.trial.child_process_protocol import exit_at_once, start_child, write_message
 from edge_server.plugins.tuning.trial.sample_inputs import as_request, batch_of, from_file, from_warmup, random_samples
 from edge_server.plugins.tuning.trial.tensor_files import Tensors, load_tensors, save_tensors
+from edge_server.plugins.tuning.trial.text_trial import generate_texts, peak_bytes
 from edge_server.repository.resolve_version import ResolveOptions, resolve
 from edge_server.repository.scan import Scanner, with_config
 
@@ -166,7 +168,7 @@ class OpenedModel:
 
 def open_once(job: Mapping[str, Any]) -> dict[str, object]:
     """Open a model that need not answer requests of rows, such as a language model, and close it. Return runtime,
-    device, precision and the time of the load."""
+    device, precision and the time of the load; with `texts_at_once` also the times of texts and the most memory."""
     began_s = time.perf_counter()
     resolved = _resolve(job)
     spec, file = resolved.spec, resolved.file
@@ -174,8 +176,14 @@ def open_once(job: Mapping[str, Any]) -> dict[str, object]:
         raise OutOfMemory(refusal)
     name, settings = f"{spec.instance_groups[0].name}_0", settings_of_backend(job["settings"], spec.backend)
     session = load_backend(spec.backend).open(OpenJob(spec, file, name, settings=settings))
+    facts = _describe(session.info, time.perf_counter() - began_s)
     try:
-        return _describe(session.info, time.perf_counter() - began_s)
+        if not job["texts_at_once"]:
+            return facts
+        if not isinstance(session, IsolatedSession):
+            raise Unsupported(f"model '{spec.name}': backend '{spec.backend}' is no engine of language models")
+        times_ms = generate_texts(session, spec, job["texts_at_once"])
+        return {**facts, "times_ms": times_ms, "memory_bytes": peak_bytes(session)}
     finally:
         session.close()
 

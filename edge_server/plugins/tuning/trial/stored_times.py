@@ -13,6 +13,7 @@ from edge_server.backends.cuda import cuda_driver
 from edge_server.plugins.tuning.trial.candidate_process import CandidateFailed, CandidateProcess, ChildLimits
 from edge_server.plugins.tuning.trial.comparison import CandidateTrial
 from edge_server.plugins.tuning.trial.trial_plan import TrialEnvironment, TrialRequest, make_plan
+from edge_server.repository.backend_choice import GGUF_ORDER
 from edge_server.repository.runtime_times import RuntimeTimes, runtime_version
 
 _RUNS = 30
@@ -35,12 +36,17 @@ def natural_trials(trials: Sequence[CandidateTrial]) -> dict[str, CandidateTrial
     return found
 
 
-def store_times(state_dir: str, file: Path, times_ms: Mapping[str, float | None]) -> bool:
-    """Store the shortest time of one inference with each backend, None for one that cannot run the file.
+def store_times(state_dir: str, file: Path, times_ms: Mapping[str, float | None], texts_at_once: int = 0) -> bool:
+    """Store the shortest time of one inference with each backend, None for one that cannot run the file; of a GGUF file
+    that of `texts_at_once` texts together.
 
-    The shortest, because other programs only add to it. Returns whether it was stored: not without a state folder,
-    without a time of each runtime that reads ONNX files, or if `needs_measurement` is false.
+    The shortest, because other programs only add to it. Returns whether it was stored: not without a state folder, or
+    without a time of each runtime that reads such files. Of an ONNX file also not if `needs_measurement` is false.
     """
+    if texts_at_once:
+        if not state_dir or set(times_ms) != set(GGUF_ORDER) or not all(map(runtime_version, GGUF_ORDER)):
+            return False
+        return RuntimeTimes(Path(state_dir)).put(file, times_ms, texts_at_once)
     times = {name: times_ms[name] for name in ONNX_ORDER if name in times_ms}
     if not state_dir or file.suffix != ".onnx" or len(times) < len(ONNX_ORDER) or not needs_measurement():
         return False

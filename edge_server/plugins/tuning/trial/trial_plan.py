@@ -14,6 +14,7 @@ from edge_server.plugins.tuning.trial.accelerator_candidates import DeviceLister
 from edge_server.plugins.tuning.trial.candidate import TARGET_DEVICE, RuntimeCandidate, config_of
 from edge_server.plugins.tuning.trial.candidate_list import candidates_for
 from edge_server.plugins.tuning.trial.comparison import CandidateTrial
+from edge_server.repository.backend_choice import sequences_at_once
 from edge_server.repository.pbtxt import ConfigMessage, new_config, read_file, write_json
 from edge_server.repository.scan import ModelDirectory, Scanner
 
@@ -24,7 +25,8 @@ class TrialRequest:
 
     `version` None means the newest served version. `precisions` are the precisions to try in addition to the reference;
     () means all. `profiles` are the minimum, optimum and maximum shapes of engines, in the syntax of the parameters.
-    `is_opened_only`: the model is opened and closed, and runs nothing; it may be a language model.
+    `is_opened_only`: the model is opened and closed, and runs nothing; it may be a language model. Without it, a GGUF
+    file's model generates texts.
     """
 
     root: Path
@@ -61,6 +63,9 @@ class TrialPlan:
     trials: tuple[CandidateTrial, ...]
     left_out: tuple[str, ...]
     configs: Mapping[RuntimeCandidate, ConfigMessage]
+    file_name: str
+    texts_at_once: int
+    """Sequences that a language model in a GGUF file continues together, 0 for another model."""
 
 
 def make_plan(request: TrialRequest, environment: TrialEnvironment) -> TrialPlan:
@@ -88,12 +93,15 @@ def make_plan(request: TrialRequest, environment: TrialEnvironment) -> TrialPlan
     configs = {
         one: config_of(base, one, candidate_list.file_name, request.profiles, has_gpu=not no_gpu) for one in wanted
     }
+    is_text = Path(candidate_list.file_name).suffix.lower() == ".gguf"
+    texts_at_once = sequences_at_once(base) if is_text else 0
     common = {
         "root": str(request.root),
         "model": model.name,
         "version": version,
         "allows_external_links": request.allows_external_links,
-        "is_opened_only": request.is_opened_only,
+        "is_opened_only": request.is_opened_only or is_text,
+        "texts_at_once": 0 if request.is_opened_only else texts_at_once,
         "gpu_count": 0 if no_gpu else len(cuda_driver.devices()),
         "profiles": list(request.profiles),
         "settings": {name: dict(values) for name, values in environment.settings.items()},
@@ -106,7 +114,8 @@ def make_plan(request: TrialRequest, environment: TrialEnvironment) -> TrialPlan
         scratch.mkdir()
         job = {**common, "runtime": candidate.runtime, "config_json": write_json(config), "scratch": str(scratch)}
         trials.append(CandidateTrial(candidate, job))
-    return TrialPlan(model.path, version, tuple(trials), candidate_list.left_out, configs)
+    left_out, file_name = candidate_list.left_out, candidate_list.file_name
+    return TrialPlan(model.path, version, tuple(trials), left_out, configs, file_name, texts_at_once)
 
 
 def _with_precisions(candidates: Sequence[RuntimeCandidate], precisions: Sequence[str]) -> list[RuntimeCandidate]:
