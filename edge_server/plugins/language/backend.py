@@ -142,12 +142,11 @@ class OpenVinoLlmBackend(_LlmBackend):
 
     def memory_parts(self, file: ModelFile, model: str, parameters: Mapping[str, str]) -> Mapping[str, int]:
         size = _read_size(file)
-        settings = read_settings(model, parameters, size, _BLOCK_TOKENS)
-        if settings.draft_model:
-            raise LoadError(f"model '{model}': parameter draft_model: it is for the backend llama_cpp")
-        if settings.prompt_lookup and self.takes_pictures(file):
-            raise LoadError(f"model '{model}': parameter prompt_lookup: expected none for a model that takes pictures")
-        return memory_parts(settings, size, _BLOCK_TOKENS)
+        settings = _openvino_settings(model, parameters, size)
+        if settings.num_speculative_tokens and self.takes_pictures(file):
+            guesses = "prompt_lookup" if settings.prompt_lookup else "draft_model"
+            raise LoadError(f"model '{model}': parameter {guesses}: expected none for a model that takes pictures")
+        return memory_parts(settings, size, _BLOCK_TOKENS) | _draft_memory(file, settings, _read_draft_export)
 
     def open(self, job: OpenJob) -> RequestSession:
         return IsolatedSession(job, open_openvino)
@@ -181,7 +180,7 @@ class LlamaCppBackend(_LlmBackend):
     def memory_parts(self, file: ModelFile, model: str, parameters: Mapping[str, str]) -> Mapping[str, int]:
         size = _read_llama_cpp_size(file)
         settings = _llama_cpp_settings(model, parameters, size)
-        parts = memory_parts(settings, size, _BLOCK_TOKENS) | _draft_memory(file, settings)
+        parts = memory_parts(settings, size, _BLOCK_TOKENS) | _draft_memory(file, settings, read_gguf_for_llama_cpp)
         adapters = sum(path.stat().st_size for path in find_adapters(file.path).values())
         projector = find_projector(file.path)
         more = {"adapters": adapters, "projector": projector.stat().st_size if projector is not None else 0}
@@ -242,7 +241,7 @@ def open_openvino(job: OpenJob) -> RequestSession:
     from edge_server.plugins.language.engines.openvino_engine import OpenVinoEngine
 
     _set_niceness(job)
-    settings = _settings(job)
+    settings = _openvino_settings(job.spec.name, job.spec.parameters, _read_size(job.file))
     path = job.file.path.parent if job.file.path.name == EXPORT_FILE else job.file.path
     if path.is_dir() and (path / VISION_FILE).is_file():
         from edge_server.plugins.language.engines.openvino_vision_engine import OpenVinoVisionEngine
@@ -300,8 +299,10 @@ def _session(job: OpenJob, settings: LlmSettings, open_engine: Callable[[], Toke
     return LlmSession(job.spec.name, engine, settings, labels, share)
 
 
-def _settings(job: OpenJob) -> LlmSettings:
-    return read_settings(job.spec.name, job.spec.parameters, _read_size(job.file), _BLOCK_TOKENS)
+def _openvino_settings(model: str, parameters: Mapping[str, str], size: LlmSize) -> LlmSettings:
+    settings = read_settings(model, parameters, size, _BLOCK_TOKENS)
+    # OpenVINO GenAI 2026.4 fails a step of all requests when it rejects a guess of a draft model and caches prefixes.
+    return dataclasses.replace(settings, enable_prefix_caching=False) if settings.draft_model else settings
 
 
 def _onnx_settings(model: str, parameters: Mapping[str, str], size: LlmSize) -> LlmSettings:
@@ -336,18 +337,27 @@ def _llama_cpp_settings(model: str, parameters: Mapping[str, str], size: LlmSize
     return dataclasses.replace(settings, num_kv_blocks=settings.max_num_seqs * part_tokens // _BLOCK_TOKENS)
 
 
-def _draft_memory(file: ModelFile, settings: LlmSettings) -> dict[str, int]:
+def _draft_memory(file: ModelFile, settings: LlmSettings, read_draft_size: Callable[[Path], LlmSize]) -> dict[str, int]:
     """Return the memory of the draft model; nothing if there is none. Raises LoadError."""
     if not settings.draft_model:
         return {}
     try:
-        size = read_gguf_for_llama_cpp(file.path.with_name(settings.draft_model))
+        size = read_draft_size(file.path.with_name(settings.draft_model))
     except (OSError, BadModelFile) as error:
         said = error.strerror if isinstance(error, OSError) else str(error)
     else:
         cached_bytes = settings.num_kv_blocks * _BLOCK_TOKENS * size.bytes_per_token
         return {"draft model": size.weight_bytes + cached_bytes}
-    raise LoadError(f"{file_title(file)}: parameter draft_model: file '{settings.draft_model[:80]}': {said}")
+    raise LoadError(f"{file_title(file)}: parameter draft_model: '{settings.draft_model[:80]}': {said}")
+
+
+def _read_draft_export(folder: Path) -> LlmSize:
+    """Return the size of an OpenVINO export. Raises OSError and BadModelFile."""
+    if not folder.is_dir():
+        raise BadModelFile("expected the folder of an OpenVINO export beside the model")
+    for name in ("openvino_model.xml", EXPORT_FILE):
+        (folder / name).stat()
+    return read_export(folder)
 
 
 def _read_llama_cpp_size(file: ModelFile) -> LlmSize:

@@ -41,9 +41,10 @@ from edge_server.plugins.language.engines.token_engine import Sampling
 from edge_server.plugins.language.text.incremental_detokenizer import IncrementalDetokenizer
 from edge_server.plugins.language.text.text_request import DEFAULT_SAMPLING
 from edge_server.repository.auto_complete import inspect_model
-from edge_server.repository.backend_choice import candidates
+from edge_server.repository.backend_choice import DEFAULT_MAX_NUM_SEQS, GGUF_ORDER, candidates
 from edge_server.repository.load_call_files import delete_abandoned
 from edge_server.repository.pbtxt import new_config
+from edge_server.repository.runtime_times import RuntimeTimes
 
 TINY = Path(__file__).parents[2] / "data/tiny_llm/tiny.gguf"
 ADAPTERS = TINY.parent / "lora"
@@ -101,11 +102,29 @@ def test_a_draft_model_is_read_for_its_memory(tmp_path: Path) -> None:
     shutil.copy(TINY, tmp_path / "model.gguf")
     file = ModelFile(tmp_path / "model.gguf", tmp_path, 1)
     backend = make("llama_cpp")
-    with pytest.raises(LoadError, match=r"parameter draft_model: file 'small.gguf': No such file"):
+    with pytest.raises(LoadError, match=r"parameter draft_model: 'small.gguf': No such file"):
         backend.memory_parts(file, "m", {"draft_model": "small.gguf"})
     shutil.copy(TINY, tmp_path / "small.gguf")
     parts = backend.memory_parts(file, "m", {"draft_model": "small.gguf"})
     assert parts["draft model"] == parts["weights"] + parts["KV cache"]
+
+
+def test_a_draft_model_of_openvino_is_an_export(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    model = _gguf_model(monkeypatch, tmp_path, TINY.read_bytes())
+    file = ModelFile(model / "1/model.gguf", model, 1)
+    backend, parameters = make("openvino_genai"), {"draft_model": "draft"}
+    with pytest.raises(LoadError, match=r"draft_model: 'draft': expected the folder of an OpenVINO export beside"):
+        backend.memory_parts(file, "m", parameters)
+    draft = model / "1/draft"
+    draft.mkdir()
+    (draft / "openvino_model.xml").write_bytes(bytes(1000))
+    with pytest.raises(LoadError, match=r"draft_model: 'draft': No such file"):
+        backend.memory_parts(file, "m", parameters)
+    (draft / "openvino_tokenizer.xml").write_bytes(bytes(1000))
+    assert backend.memory_parts(file, "m", parameters)["draft model"] == int(2000 * EXPORT_LOAD_FACTOR)
+    (model / "1/openvino_vision_embeddings_model.xml").touch()
+    with pytest.raises(LoadError, match="parameter draft_model: expected none for a model that takes pictures"):
+        backend.memory_parts(file, "m", parameters)
 
 
 @pytest.mark.full
@@ -211,6 +230,33 @@ def test_the_number_of_sequences_decides_which_engine_is_tried_first(
     inspected = inspect_model(config, "talker", model, 1)
     assert inspected.backend.name == backends[1]
     assert not inspected.unlogged_notes
+
+
+@pytest.mark.parametrize(
+    ("max_num_seqs", "ms", "reason"),
+    [
+        (None, (30.0, 10.0), "llama_cpp: 3.0 times as fast as openvino_genai, measured"),
+        ("1", (10.0, 30.0), "openvino_genai: 3.0 times as fast as llama_cpp, measured"),
+        ("1", (10.0, 11.0), "llama_cpp: fixed order, no other is 20 % faster, measured"),
+    ],
+)
+def test_measured_times_decide_which_engine_is_tried_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, max_num_seqs: str | None, ms: tuple[float, float], reason: str
+) -> None:
+    model = _gguf_model(monkeypatch, tmp_path, TINY.read_bytes())
+    config = new_config()
+    if max_num_seqs is not None:
+        config.parameters["max_num_seqs"].string_value = max_num_seqs
+    times = RuntimeTimes(tmp_path)
+    at_once = int(max_num_seqs or DEFAULT_MAX_NUM_SEQS)
+    times.put(model / "1" / "model.gguf", dict(zip(GGUF_ORDER, ms, strict=True)), at_once)
+    inspected = inspect_model(config, "m", model, 1, runtime_times=times)
+    assert inspected.backend.name == reason.partition(":")[0]
+    assert any(note.startswith(reason) for note in (*inspected.notes, *inspected.unlogged_notes))
+
+
+def test_the_default_number_of_sequences_is_the_same_for_the_choice_and_the_engines() -> None:
+    assert read_settings("m", {}, LlmSize(0, 0, 0), 32).max_num_seqs == DEFAULT_MAX_NUM_SEQS
 
 
 def test_a_type_that_openvino_cannot_read_goes_to_llama_cpp(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -351,3 +351,41 @@ def test_a_template_without_tools_writes_their_description(drive: Callable[..., 
     number = driven.add_prompt(prompt, 12)
     driven.run()
     assert driven.text(number)
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_the_guesses_of_a_draft_model_change_no_text(
+    drive: Callable[..., Driven], export: Path, tmp_path: Path, is_right: bool
+) -> None:
+    shutil.copy(TINY, tmp_path / "model.gguf")
+    shutil.copytree(export, tmp_path / "draft")
+    if not is_right:
+        weights = tmp_path / "draft/openvino_model.bin"
+        data = weights.read_bytes()
+        half = len(data) // 2
+        weights.write_bytes(data[:half] + bytes(len(data) - half))
+    plain = drive(num_kv_blocks="64", enable_prefix_caching="false")
+    drafted = Driven(
+        tmp_path / "model.gguf", num_kv_blocks="64", enable_prefix_caching="false", draft_model="draft",
+        num_speculative_tokens="4",
+    )  # fmt: skip
+    texts, steps = [], []
+    for driven in (plain, drafted):
+        numbers = [driven.add(question, most) for question, most in CHATS.items()]
+        steps.append(driven.run())
+        texts.append([(driven.text(number), driven.finished[number]) for number in numbers])
+    assert texts[0] == texts[1]
+    assert (steps[1] < steps[0] / 2) is is_right
+    numbers = [drafted.add(question, 30, temperature=3.0, seed=5) for question in CHATS]
+    schema = json.dumps({"type": "array", "items": {"enum": [1, 3]}, "minItems": 4, "maxItems": 4})
+    constrained = drafted.add("give me json", 60, json_schema=schema)
+    cancelled = drafted.add("count from zero", 400, ignore_eos=True)
+    drafted.step(3)
+    drafted.engine.cancel(cancelled)
+    drafted.run()
+    assert drafted.finished.keys() >= {*numbers, constrained}
+    assert len(json.loads(drafted.text(constrained))) == 4
+    drafted.add("say hello", 12)
+    drafted.run()
+    assert drafted.engine.stats().used_blocks <= 1, "of the last text alone"
+    drafted.engine.close()

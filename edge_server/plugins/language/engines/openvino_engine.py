@@ -82,7 +82,11 @@ class OpenVinoEngine:
             options |= {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
         if settings.prompt_lookup:
             options["prompt_lookup"] = True
+        if settings.draft_model:
+            folder = path if path.is_dir() else path.parent
+            options["draft_model"] = library.draft_model(str(folder / settings.draft_model), "CPU")
         self._guessed_tokens = settings.num_speculative_tokens
+        self._looked_up_tokens = _LOOKED_UP_TOKENS if settings.prompt_lookup else 0
         self._tokenizer = open_tokenizer(library, path)
         self._pipeline = library.ContinuousBatchingPipeline(str(path), self._tokenizer, scheduler, "CPU", **options)
         generation = read_generation_config(path)
@@ -190,7 +194,7 @@ class OpenVinoEngine:
         config.logprobs = 1
         if self._guessed_tokens:
             config.num_assistant_tokens = self._guessed_tokens
-            config.max_ngram_size = _LOOKED_UP_TOKENS
+            config.max_ngram_size = self._looked_up_tokens
         config.do_sample = sampling.temperature > 0
         if config.do_sample:
             config.temperature = sampling.temperature

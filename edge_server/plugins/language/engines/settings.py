@@ -31,7 +31,8 @@ class LlmSettings:
     - `max_queue_size` (64): most requests that wait for room. Further ones are refused.
     - `tool_call_parser`: how the model writes calls, see `tool_calls`. By default what the chat template shows.
     - `prompt_lookup` (false): guess the next tokens where the text repeats a part of itself or of the prompt.
-    - `draft_model`: GGUF file beside the model's, of a smaller model that guesses the next tokens, for llama.cpp.
+    - `draft_model`: a smaller model beside the model, that guesses the next tokens: a GGUF file for llama.cpp, the
+      folder of an export for OpenVINO GenAI, which then caches no prefixes.
     - `num_speculative_tokens` (4): most tokens that are guessed at a time; 0 without any of the two.
     """
 
