@@ -9,6 +9,7 @@ READERS = {
     "v2_json": 1024,
     "openai": 1024,
     "chat_apis": 1024,
+    "answer_text": 256,
     "audio_form": 1024,
     "infer_message": 512,
     "frame_messages": 512,

@@ -1,4 +1,4 @@
-"""Adaptation of messages to what a chat template takes: its roles, and its ids of calls."""
+"""Adaptation of messages to what a chat template takes: its roles, its ids of calls, and its name of reasoning."""
 
 from __future__ import annotations
 
@@ -16,6 +16,18 @@ def replace_developer(messages: Sequence[Mapping[str, Any]], template: str) -> l
     if "developer" in template:
         return list(messages)
     return [{**item, "role": "system"} if item["role"] == "developer" else item for item in messages]
+
+
+def place_reasoning(messages: Sequence[Mapping[str, Any]], template: str) -> list[Mapping[str, Any]]:
+    """Return the messages with the reasoning before a call as `thinking`, where the template has this name: gpt-oss."""
+    if "message.thinking" not in template:
+        return list(messages)
+    return [
+        {**item, "thinking": item["reasoning_content"]}
+        if item.get("tool_calls") and item.get("reasoning_content") and not item["content"]
+        else item
+        for item in messages
+    ]
 
 
 def shorten_call_ids(messages: Sequence[Mapping[str, Any]], template: str) -> list[Mapping[str, Any]]:

@@ -483,3 +483,22 @@ def test_the_size_needs_no_known_architecture_and_counts_heads_of_each_layer(tmp
     path = tmp_path / "model.gguf"
     path.write_bytes(data[:place] + array + data[place + 8 :])
     assert read_gguf_for_llama_cpp(path).bytes_per_token == 2 * size.bytes_per_token
+
+
+def test_special_tokens_that_are_shown_are_text() -> None:
+    driven = Driven()
+    try:
+        engine = driven.engine
+        (start,) = engine.encode("<|im_start|>")
+        bias = ((start, 100.0),)
+        hidden = driven.add("say hello", 3, logit_bias=bias)
+        driven.run()
+        engine.show_special_texts(["<|im_start|>"])
+        shown = driven.add("say hello", 3, logit_bias=bias)
+        driven.run()
+        assert driven.tokens[hidden] == driven.tokens[shown] == [start] * 3
+        assert driven.texts[hidden] == ""
+        assert driven.texts[shown] == "<|im_start|>" * 3
+        assert engine.decode([[start, *engine.encode("a")]]) == ["<|im_start|>a"]
+    finally:
+        engine.close()

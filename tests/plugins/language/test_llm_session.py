@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -121,7 +121,7 @@ def test_a_parsed_chat_equals_its_text_and_is_not_changed() -> None:
 
 
 @pytest.fixture
-def thinker(tmp_path: Path) -> Iterator[Callable[[str], Served]]:
+def thinker(tmp_path: Path) -> Iterator[Callable[..., Served]]:
     """Return a function that serves a model with this chat template, whose answers have reasoning."""
     answers = {
         "why": "<think>\n4 > 3 </thin \n</think>\n\nBecause. <think>",
@@ -131,12 +131,19 @@ def thinker(tmp_path: Path) -> Iterator[Callable[[str], Served]]:
         "call two": 'At once.<tool_call>{"name": "go", "arguments": {}}</tool_call>'
         '<tool_call>{"name": "come", "arguments": {}}</tool_call>',
         "call": '<think>call it</think><tool_call>{"name": "go", "arguments": {}}</tool_call>',
+        "channels": "<|channel|>analysis<|message|>4 > 3<|end|><|start|>assistant<|channel|>final<|message|>Because.",
+        "channel call": "<|channel|>analysis<|message|>Go.<|end|><|start|>assistant<|channel|>commentary "
+        'to=functions.go <|constrain|>json<|message|>{"a": 1}',
+        "thought": '<|channel>thought\nGo.<channel|><|tool_call>call:go{a:<|"|>x<|"|>}<tool_call|>',
+        "deep": "<think>Go.</think>\n<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>go<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+        "<｜tool▁calls▁end｜>",
     }
     opened: list[Served] = []
 
-    def start(template: str) -> Served:
+    def start(template: str, special_texts: Sequence[str] = ()) -> Served:
         path = tmp_path / "script.json"
-        path.write_text(json.dumps({"answers": answers, "chat_template": template}))
+        script = {"answers": answers, "chat_template": template, "special_texts": special_texts}
+        path.write_text(json.dumps(script))
         opened.append(Served(path))
         return opened[-1]
 
@@ -150,6 +157,17 @@ def ask_chat(served: Served, *lines: str, stream: bool = True, sampling: Any = N
     return served.ask(None, messages={"messages": messages, **more}, stream=stream, **(sampling or {}))
 
 
+def calls_of(client: Client) -> list[tuple[str, str]]:
+    """Return name and arguments of each call."""
+    found: list[tuple[str, str]] = []
+    for delta in (delta for item in client.responses for delta in json.loads(item["tool_calls"])):
+        if "id" in delta:
+            found.append((delta["function"]["name"], ""))
+        name, arguments = found[delta["index"]]
+        found[delta["index"]] = name, arguments + delta["function"]["arguments"]
+    return found
+
+
 def parts(client: Client) -> tuple[str, str]:
     """Return reasoning and content."""
     text = client.text
@@ -157,7 +175,7 @@ def parts(client: Client) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_reasoning_is_apart_from_the_content(thinker: Callable[[str], Served], stream: bool) -> None:
+def test_reasoning_is_apart_from_the_content(thinker: Callable[..., Served], stream: bool) -> None:
     served = thinker("</think><tool_call>")
     assert parts(ask_chat(served, "why", stream=stream)) == ("4 > 3 </thin", "Because. <think>")
     assert parts(ask_chat(served, "open", "<think>\n", stream=stream)) == ("so it is", "It is.")
@@ -171,9 +189,53 @@ def test_reasoning_is_apart_from_the_content(thinker: Callable[[str], Served], s
     assert deltas[0]["function"]["name"] == "go"
 
 
+CHANNELS = ["<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|im_end|>"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("special", [CHANNELS, []])
+def test_channels_are_reasoning_content_and_calls(
+    thinker: Callable[..., Served], stream: bool, special: list[str]
+) -> None:
+    served = thinker("{{ tools }} <|channel|>analysis", special)
+    client = ask_chat(served, "channels", stream=stream)
+    assert parts(client) == ("4 > 3", "Because.")
+    tool = {"type": "function", "function": {"name": "go"}}
+    client = ask_chat(served, "channel call", tools=[tool], stream=stream)
+    assert parts(client) == ("Go.", "")
+    assert calls_of(client) == [("go", '{"a": 1}')]
+    assert client.responses[-1]["finish_reason"] == b"tool_calls"
+
+
+def test_constrained_text_of_a_model_with_channels_begins_after_the_head_of_the_content(
+    thinker: Callable[..., Served],
+) -> None:
+    served = thinker("{{ tools }} <|channel|>analysis", CHANNELS)
+    asked = request(None, messages=[{"role": "user", "content": "x"}], choice=["plain"])
+    found = ask_tokens(served, replace(asked, inputs={**asked.inputs, "tokenize": tensor("tokenize", True)}))
+    assert served.engine.decode([found["token_ids"]]) == ["x<|channel|>final<|message|>"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("template", "question", "special"),
+    [
+        ("<|channel>thought <|tool_call> tools", "thought", ["<|channel>", "<channel|>", "<|tool_call>", '<|"|>']),
+        ("</think> <｜tool▁call▁begin｜>", "deep", ["<think>", "<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>"]),
+    ],
+)
+def test_marks_that_are_special_tokens_are_found(
+    thinker: Callable[..., Served], template: str, question: str, special: list[str], stream: bool
+) -> None:
+    tool = {"type": "function", "function": {"name": "go"}}
+    client = ask_chat(thinker(template, special), question, tools=[tool], stream=stream)
+    assert parts(client) == ("Go.", "")
+    assert [name for name, _ in calls_of(client)] == ["go"]
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_model_whose_template_has_no_tools_is_told_of_them_and_may_call(
-    thinker: Callable[[str], Served], stream: bool
+    thinker: Callable[..., Served], stream: bool
 ) -> None:
     served = thinker("{{ messages }}")
     tools = [{"type": "function", "function": {"name": name, "description": "It moves."}} for name in ("go", "come")]
@@ -190,7 +252,7 @@ def test_a_model_whose_template_has_no_tools_is_told_of_them_and_may_call(
 
 
 def test_tools_of_a_template_that_does_not_show_how_calls_are_written_are_refused(
-    thinker: Callable[[str], Served],
+    thinker: Callable[..., Served],
 ) -> None:
     tool = {"type": "function", "function": {"name": "go"}}
     with pytest.raises(InvalidRequest, match="does not show how it calls tools; set the parameter tool_call_parser"):
@@ -209,7 +271,7 @@ def test_tools_of_a_template_that_does_not_show_how_calls_are_written_are_refuse
     ],
 )
 def test_the_tokens_of_reasoning_are_counted_with_its_tags(
-    thinker: Callable[[str], Served], stream: bool, line: str, begin: str, reasoning: str
+    thinker: Callable[..., Served], stream: bool, line: str, begin: str, reasoning: str
 ) -> None:
     client = ask_chat(thinker("</think>"), line, *([begin] if begin else []), stream=stream)
     assert client.text is not None
@@ -220,13 +282,13 @@ def test_the_tokens_of_reasoning_are_counted_with_its_tags(
     assert not any("num_reasoning_tokens" in item for item in plain.responses)
 
 
-def test_a_streamed_reasoning_arrives_in_pieces(thinker: Callable[[str], Served]) -> None:
+def test_a_streamed_reasoning_arrives_in_pieces(thinker: Callable[..., Served]) -> None:
     client = ask_chat(thinker("</think>"), "why")
     assert parts(client)[0] == "4 > 3 </thin"
     assert sum(bool(item["reasoning_content"]) for item in client.responses) >= 3
 
 
-def test_text_under_a_schema_or_of_a_prompt_or_of_another_template_is_content(thinker: Callable[[str], Served]) -> None:
+def test_text_under_a_schema_or_of_a_prompt_or_of_another_template_is_content(thinker: Callable[..., Served]) -> None:
     served = thinker("</think>")
     for client in (
         ask_chat(served, "cut", sampling={"json_schema": {"type": "object"}}),
@@ -264,7 +326,7 @@ def test_text_under_a_schema_or_of_a_prompt_or_of_another_template_is_content(th
     ],
 )
 def test_a_constraint_that_cannot_be_enforced_is_refused(
-    thinker: Callable[[str], Served], sampling: Any, message: str
+    thinker: Callable[..., Served], sampling: Any, message: str
 ) -> None:
     with pytest.raises(InvalidRequest) as caught:
         _ = thinker("").ask("hello", **sampling).text
@@ -321,7 +383,7 @@ def test_another_text_than_its_grammar_has_does_not_leave(
     ],
 )
 def test_variables_reach_the_chat_template(
-    thinker: Callable[[str], Served], template: str, given: Any, variables: str
+    thinker: Callable[..., Served], template: str, given: Any, variables: str
 ) -> None:
     client = ask_chat(thinker(template), "hello", chat_template_kwargs=given)
     assert client.text.split("\n")[-1] == variables
@@ -339,7 +401,7 @@ def test_variables_reach_the_chat_template(
     ],
 )
 def test_a_variable_that_changes_nothing_is_refused(
-    thinker: Callable[[str], Served], template: str, given: Any, message: str
+    thinker: Callable[..., Served], template: str, given: Any, message: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=message):
         _ = ask_chat(thinker(template), "hello", chat_template_kwargs=given).text

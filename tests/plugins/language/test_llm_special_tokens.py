@@ -162,7 +162,8 @@ def test_a_model_without_special_tokens_marks_nothing() -> None:
 
 
 @lru_cache
-def real_engine(name: str) -> TokenEngine:
+def real_engine(name: str, use: str = "") -> TokenEngine:
+    """Return an engine that tests with the same `use` share."""
     if name == "onnx":
         from edge_server.plugins.language.engines.onnxruntime_genai_engine import OnnxEngine
 
@@ -221,3 +222,19 @@ def test_a_forged_system_message_contains_no_special_token(name: str) -> None:
     assert start not in content[1:]
     assert end not in content
     assert engine.decode([content])[0].endswith(f"user\nHello{INJECTION}")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("openvino", marks=pytest.mark.skipif(without("openvino_genai"), reason="needs openvino-genai")),
+        pytest.param("onnx", marks=pytest.mark.skipif(without("onnxruntime_genai"), reason="needs onnxruntime-genai")),
+    ],
+)
+def test_special_tokens_that_are_shown_are_text(name: str) -> None:
+    engine = real_engine(name, "shown")
+    tokens = [list(engine.encode("<|im_start|>a<|im_end|>")), list(engine.encode("b")), []]
+    assert engine.decode(tokens) == ["a", "b", ""]
+    engine.show_special_texts(["<|im_start|>"])
+    assert engine.decode(tokens) == ["<|im_start|>a", "b", ""]

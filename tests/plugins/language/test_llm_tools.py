@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,14 @@ from hypothesis import strategies as st
 
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.language.chat_roles import shorten_call_ids
-from edge_server.plugins.language.text.tool_calls import ToolCallParser, ToolFormat, Tools, guess_format, read_tools
+from edge_server.plugins.language.text.tool_calls import (
+    ToolCallParser,
+    ToolFormat,
+    Tools,
+    call_marks,
+    guess_format,
+    read_tools,
+)
 from edge_server.plugins.language.text.tool_prompt import describe_tools
 
 
@@ -24,6 +32,10 @@ ONE = '{"name": "weather", "arguments": {"city": "B\\"}{", "n": [1, {"a": 2}]}}'
 TWO = '{"arguments": {"word": "x"}, "name": "look_up"}'
 TAGGED = "<function=look_up>\n<parameter=word>\nx\n</parameter>\n</function>"
 LLAMA = ONE.replace("arguments", "parameters")
+
+BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+CALL_R1 = '<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{"city": "B"}\n```<｜tool▁call▁end｜>'
+CALL_V31 = '<｜tool▁call▁begin｜>look_up<｜tool▁sep｜>{"word": "<tool_call>"}<｜tool▁call▁end｜>'
 
 CASES: list[tuple[ToolFormat, str, str, list[str]]] = [
     ("hermes", "just text", "just text", []),
@@ -66,13 +78,44 @@ CASES: list[tuple[ToolFormat, str, str, list[str]]] = [
     ("pythonic", "[a, b] is a list", "[a, b] is a list", []),
     ("pythonic", "[" * 300, "[" * 300, []),
     ("llama3_json", '{"type": "function", "name": "weather", "parameters": {}}', "", ["weather"]),
+    ("hermes", "I look.\n<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Bonn</arg_value>\n</tool_call>",
+     "I look.", ["weather"]),
+    ("hermes", "<tool_call>look_up</tool_call><tool_call>weather<arg_key>n</arg_key><arg_value>1</arg_value>"
+     "</tool_call>", "", ["look_up", "weather"]),
+    ("hermes", "<tool_call>weather<arg_key>city<arg_value>Bonn</arg_value></tool_call>",
+     "<tool_call>weather<arg_key>city<arg_value>Bonn</arg_value></tool_call>", []),
+    ("hermes", "<tool_call>nosuch<arg_key>a</arg_key><arg_value>b</arg_value></tool_call> .",
+     "<tool_call>nosuch<arg_key>a</arg_key><arg_value>b</arg_value></tool_call> .", []),
+    ("hermes", "<tool_call>weather", "<tool_call>weather", []),
+    ("deepseek_v3", f"Now.{BEGIN}{CALL_R1}{CALL_R1}{END}", "Now.", ["weather", "weather"]),
+    ("deepseek_v3", f"{BEGIN}{CALL_V31}\n{CALL_R1}{END} Done.", " Done.", ["look_up", "weather"]),
+    ("deepseek_v3", CALL_V31, "", ["look_up"]),
+    ("deepseek_v3", f"<tool_call>{ONE}</tool_call>", "", ["weather"]),
+    ("deepseek_v3", f"a {BEGIN} \n b", f"a {BEGIN} \n b", []),
+    ("deepseek_v3", f'{BEGIN}look_up<｜tool▁sep｜>{{"a":1}}{END}', f'{BEGIN}look_up<｜tool▁sep｜>{{"a":1}}{END}', []),
+    ("deepseek_v3", f"x {BEGIN} <｜tool▁call▁begin｜>nosuch<｜tool▁sep｜>{{}}<｜tool▁call▁end｜> ",
+     f"x {BEGIN} <｜tool▁call▁begin｜>nosuch<｜tool▁sep｜>{{}}<｜tool▁call▁end｜> ", []),
+    ("gemma4", 'Look. <|tool_call>call:weather{city:<|"|>B, {"}<|"|>,n:[1,{a:2}]}<tool_call|>', "Look.", ["weather"]),
+    ("gemma4", "<|tool_call>call:weather{}call:look_up{a:true}<tool_call|>", "", ["weather", "look_up"]),
+    ("gemma4", "<|tool_call>call:weather{}<tool_call|> and <|tool_call>call:look_up{b:1.5}", " and",
+     ["weather", "look_up"]),
+    ("gemma4", "<start_function_call>call:look_up{word:<escape>x<escape>}<end_function_call>", "", ["look_up"]),
+    ("gemma4", '<|tool_call>call:weather{city:<|"|>B', '<|tool_call>call:weather{city:<|"|>B', []),
+    ("gemma4", "<|tool_call>call:nosuch{}<tool_call|>", "<|tool_call>call:nosuch{}<tool_call|>", []),
+    ("gemma4", "<|tool_call>call:weather{a:[}<tool_call|>", "<|tool_call>call:weather{a:[}<tool_call|>", []),
+    ("gemma4", "<|tool_call>call:weather{a:" + "[" * 500 + "<tool_call|>",
+     "<|tool_call>call:weather{a:" + "[" * 500 + "<tool_call|>", []),
 ]  # fmt: skip
 
 
 def parse(parser: ToolCallParser, text: str, size: int) -> tuple[str, list[str], list[str]]:
     """Return content, names and arguments of text in pieces of so many characters."""
+    return collect(parser, [text[start : start + size] for start in range(0, len(text), size)])
+
+
+def collect(parser: ToolCallParser, pieces: list[str]) -> tuple[str, list[str], list[str]]:
+    """Return content, names and arguments of text in pieces."""
     content, names, arguments = "", [], []
-    pieces = [text[start : start + size] for start in range(0, len(text), size)]
     for place, piece in enumerate(pieces):
         more, deltas = parser.add(piece, is_last=place == len(pieces) - 1)
         content += more
@@ -120,6 +163,31 @@ def test_arguments_between_tags_have_the_types_of_the_schema() -> None:
     }  # fmt: skip
 
 
+def test_values_between_the_marks_of_glm_and_gemma_have_their_types() -> None:
+    types: dict[str, Any] = {
+        "city": {"type": "string"}, "days": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+        "name": {"type": ["string", "null"]}, "nick": {"type": ["string", "null"]}, "n": {"type": "number"},
+    }  # fmt: skip
+    weather = tool("weather", {"type": "object", "properties": types})
+    values = {"city": " 12", "days": "3", "name": "7", "nick": "null", "n": "NaN", "other": "{}"}
+    text = "".join(f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>" for key, value in values.items())
+    _, _, (arguments,) = parse(
+        ToolCallParser(Tools([weather], "auto"), "hermes"), f"<tool_call>weather\n{text}</tool_call>", 5
+    )
+    assert json.loads(arguments) == {
+        "city": " 12", "days": 3, "name": "7", "nick": None, "n": "NaN", "other": "{}",
+    }  # fmt: skip
+    text = (
+        'call:weather{a:<|"|>1, }<|"|>, b : -1.5 ,c:108.,d:[true,null,<|"|><|"|>],e:{<|"|>3 x<|"|>:{}},f:,g:"q",'
+        "h:1e999,i:Bonn}"
+    )
+    _, _, (arguments,) = parse(ToolCallParser(Tools([weather], "auto"), "gemma4"), f"<|tool_call>{text}<tool_call|>", 5)
+    assert json.loads(arguments) == {
+        "a": "1, }", "b": -1.5, "c": 108.0, "d": [True, None, ""], "e": {"3 x": {}}, "f": "", "g": "q", "h": "1e999",
+        "i": "Bonn",
+    }  # fmt: skip
+
+
 def test_a_truncated_call_returns_its_arguments_so_far() -> None:
     text = '<tool_call>{"name": "weather", "arguments": {"city": "Be'
     assert parse(ToolCallParser(Tools(TOOLS, "auto"), "hermes"), text, 4) == ("", ["weather"], ['{"city": "Be'])
@@ -142,9 +210,28 @@ def test_several_required_calls_are_a_list(size: int) -> None:
     assert [json.loads(text).get("city") for text in arguments] == ['B"}{', None, 'B"}{']
 
 
+TAGGED_FORMS: list[ToolFormat] = [form for form in get_args(ToolFormat) if form != "openai"]
+WORDS = [
+    *(mark for form in TAGGED_FORMS for mark in sorted(call_marks(form))), "[TOOL_CALLS]", "[ARGS]",
+    ONE, TWO, TAGGED, LLAMA, CALL_R1, CALL_V31, "weather", "look_up", "call:weather", "{", "}", '{"a": 1}', "{a:1}",
+    "[", "]", "[look_up()]",
+    "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<", " ", "\n", "text", ";", ",",
+]  # fmt: skip
+
+
+@given(words=st.lists(st.sampled_from(WORDS), max_size=8), cuts=st.lists(st.integers(0, 200), max_size=12),
+       form=st.sampled_from(TAGGED_FORMS))  # fmt: skip
+def test_the_result_is_the_same_wherever_the_text_is_cut(words: list[str], cuts: list[int], form: ToolFormat) -> None:
+    text = "".join(words)
+    places = sorted({min(cut, len(text)) for cut in cuts} | {0, len(text)})
+    pieces = [text[start:end] for start, end in itertools.pairwise(places)]
+    whole = collect(ToolCallParser(Tools(TOOLS, "auto"), form), [text])
+    assert collect(ToolCallParser(Tools(TOOLS, "auto"), form), pieces or [""]) == whole
+
+
 @given(text=st.text(alphabet='<tool_cal>/{}":,; namergus[]()|', max_size=80), size=st.integers(1, 9))
 def test_text_without_a_call_is_never_lost(text: str, size: int) -> None:
-    for form in ("hermes", "llama3_json", "mistral", "pythonic"):
+    for form in TAGGED_FORMS:
         content, names, _ = parse(ToolCallParser(Tools(TOOLS, "auto"), form), text, size) if text else ("", [], [])
         assert names or content == text
 
@@ -201,6 +288,11 @@ def test_the_chat_template_shows_the_format() -> None:
     assert guess_format("<|tool_call|>") == "mistral"
     assert guess_format("<|tool_call_start|>[") == "pythonic"
     assert guess_format("{{ messages }}") is None
+    assert guess_format("<|channel|>analysis") == "openai"
+    assert guess_format("<tool_call>{function-name}\n<arg_key>") == "hermes"
+    assert guess_format("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>") == "deepseek_v3"
+    assert guess_format("<|tool_call>call:") == "gemma4"
+    assert guess_format("<start_function_call>call:") == "gemma4"
 
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Köln"}}}

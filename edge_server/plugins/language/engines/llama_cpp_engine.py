@@ -102,7 +102,8 @@ class LlamaCppEngine:
         }
         self.vocabulary_size = len(texts)
         self.special_texts: Sequence[str] = list(special.values())
-        self._special_tokens = special.keys()
+        self._special_tokens = special
+        self._shown_texts: Sequence[str] = ()
         self.block_tokens = block_tokens
         self.total_blocks = settings.num_kv_blocks
         self.max_context = settings.max_context
@@ -137,6 +138,10 @@ class LlamaCppEngine:
     def encode(self, text: str) -> Sequence[int]:
         tokens: list[int] = self._call("POST", "/tokenize", {"content": text, "add_special": False})["tokens"]
         return tokens
+
+    def show_special_texts(self, texts: Sequence[str]) -> None:
+        self._shown_texts = texts
+        self._special_tokens = {token: text for token, text in self._special_tokens.items() if text not in texts}
 
     def decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
         texts = []
@@ -246,6 +251,7 @@ class LlamaCppEngine:
             "response_fields": _FINAL_FIELDS,
             "cache_prompt": self._caches_prompts,
             "ignore_eos": sampling.ignore_eos,
+            "preserved_tokens": self._shown_texts,
             "n_probs": max(int(sampling.has_logprobs), sampling.top_logprobs),
             "temperature": sampling.temperature,
             "repeat_last_n": self.total_blocks * self.block_tokens,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +94,10 @@ class OnnxEngine:
         self._tokenizer = library.Tokenizer(self._model)
         self.chat_template = _chat_template(folder)
         added = json.loads((folder / "tokenizer.json").read_bytes()).get("added_tokens", ())
-        self.special_texts: Sequence[str] = [item["content"] for item in added if item["special"]]
+        self._special_tokens = {int(item["id"]): str(item["content"]) for item in added if item["special"]}
+        self.special_texts: Sequence[str] = list(self._special_tokens.values())
+        self._hidden_tokens: Set[int] = frozenset()
+        """Special tokens that `decode` leaves out itself, because the tokenizer gives all as text."""
         described = json.loads((folder / "genai_config.json").read_bytes())
         self.vocabulary_size = int(described["model"].get("vocab_size", 0))
         self._tokenizer.update_options(add_special_tokens="false", skip_special_tokens="true")
@@ -109,8 +112,13 @@ class OnnxEngine:
     def encode(self, text: str) -> Sequence[int]:
         return [int(token) for token in self._tokenizer.encode(text)]
 
+    def show_special_texts(self, texts: Sequence[str]) -> None:
+        self._hidden_tokens = {token for token, text in self._special_tokens.items() if text not in texts}
+        self._tokenizer.update_options(skip_special_tokens="false")
+
     def decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
-        return [str(self._tokenizer.decode(np.array(tokens, np.int32))) for tokens in sequences]
+        shown = [[token for token in tokens if token not in self._hidden_tokens] for tokens in sequences]
+        return [str(self._tokenizer.decode(np.array(tokens, np.int32))) for tokens in shown]
 
     def chat_prompt(
         self,

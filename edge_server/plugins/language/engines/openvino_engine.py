@@ -95,7 +95,10 @@ class OpenVinoEngine:
         self._end_tokens = generation.end_tokens | {self._tokenizer.get_eos_token_id()} - {-1}
         tokens = sorted(self._tokenizer.get_vocab().values())
         self.vocabulary_size = len(tokens)
-        self.special_texts: Sequence[str] = self._find_special_texts(tokens)
+        self._special_tokens = self._find_special_texts(tokens)
+        self.special_texts: Sequence[str] = list(self._special_tokens.values())
+        self._hidden_tokens: Set[int] = frozenset()
+        """Special tokens that `decode` leaves out itself, because the tokenizer gives all as text."""
         self.chat_template = str(self._tokenizer.chat_template)
         self._handles: dict[int, tuple[Any, Set[int]]] = {}
         """Handle of each sequence in the pipeline, and the tokens that end it. Dropping a handle would cancel it."""
@@ -109,7 +112,16 @@ class OpenVinoEngine:
         ids = self._tokenizer.encode(text, add_special_tokens=False).input_ids
         return [int(token) for token in ids.data.ravel()]
 
+    def show_special_texts(self, texts: Sequence[str]) -> None:
+        self._hidden_tokens = {token for token, text in self._special_tokens.items() if text not in texts}
+
     def decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
+        if self._hidden_tokens:
+            # One call for each: the library fills up shorter sequences with a special token.
+            shown = [[token for token in tokens if token not in self._hidden_tokens] for tokens in sequences]
+            return [
+                str(self._tokenizer.decode(tokens, skip_special_tokens=False)) if tokens else "" for tokens in shown
+            ]
         some = [list(tokens) for tokens in sequences if tokens]
         texts = iter(self._tokenizer.decode(some, skip_special_tokens=True) if some else ())
         return [str(next(texts)) if tokens else "" for tokens in sequences]
@@ -177,12 +189,13 @@ class OpenVinoEngine:
             handle.cancel()
         self._handles.clear()
 
-    def _find_special_texts(self, tokens: Sequence[int]) -> list[str]:
-        """Return the texts of the tokens that decoding can leave out."""
+    def _find_special_texts(self, tokens: Sequence[int]) -> dict[int, str]:
+        """Return the tokens that decoding can leave out, with their texts."""
         each = [[token] for token in tokens]
         shown = self._tokenizer.decode(each, skip_special_tokens=True)
         texts = self._tokenizer.decode(each, skip_special_tokens=False)
-        return [str(text) for text, rest in zip(texts, shown, strict=True) if text != rest]
+        found = zip(tokens, texts, shown, strict=True)
+        return {token: str(text) for token, text, rest in found if text != rest}
 
     def _config(self, sampling: Sampling) -> Any:
         config = self._library.GenerationConfig()

@@ -28,8 +28,8 @@ from edge_server.plugins.language.engines.token_engine import (
 )
 from edge_server.plugins.language.text.text_request import DEFAULT_SAMPLING
 
-_FIRST_SPECIAL = 257
-"""Token of the first of `special_texts`."""
+_END, _FIRST_SPECIAL = 256, 257
+"""Token that ends a text, and that of the first of `special_texts`."""
 
 
 class ScriptedEngine:
@@ -52,6 +52,7 @@ class ScriptedEngine:
         self.max_context = settings.max_context
         self.chat_template = str(script.get("chat_template", ""))
         self.special_texts: Sequence[str] = script.get("special_texts", [])
+        self._shown: Sequence[str] = ()
         self._step_s = float(script.get("step_s", 0.0))
         self._hangs_on = script.get("hangs_on")
         self._hangs = False
@@ -73,8 +74,17 @@ class ScriptedEngine:
             text = text[len(special) or 1 :]
         return tokens
 
+    def show_special_texts(self, texts: Sequence[str]) -> None:
+        self._shown = texts
+
     def decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
-        return [bytes(token for token in tokens if token < 256).decode("utf-8", "replace") for tokens in sequences]
+        return [b"".join(map(self._token_bytes, tokens)).decode("utf-8", "replace") for tokens in sequences]
+
+    def _token_bytes(self, token: int) -> bytes:
+        if token < _END:
+            return bytes((token,))
+        text = self.special_texts[token - _FIRST_SPECIAL] if token >= _FIRST_SPECIAL else ""
+        return text.encode() if text in self._shown else b""
 
     def chat_prompt(
         self,
@@ -94,7 +104,7 @@ class ScriptedEngine:
         lines = self.decode([prompt])[0].split("\n")
         text = next((self._answers[line] for line in reversed(lines) if line in self._answers), lines[-1])
         self._hangs |= self._hangs_on in lines
-        self._left[sequence_id] = list(text.encode())
+        self._left[sequence_id] = list(self.encode(text))
         self._sampling[sequence_id] = sampling
         self._given[sequence_id] = 0
         self._prompt_sizes[sequence_id] = len(prompt)

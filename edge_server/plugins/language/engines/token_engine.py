@@ -141,6 +141,10 @@ class TokenEngine(Protocol):
 
     special_texts: Sequence[str]
     """Of the special tokens: `encode` finds them by their text, `decode` leaves them out."""
+
+    def show_special_texts(self, texts: Sequence[str]) -> None:
+        """Give these of `special_texts` as text from now on, in `decode` and in events. Called once, before `add`."""
+
     chat_template: str
     """Of the model, in Jinja; "" if it has none."""
 

@@ -1,31 +1,49 @@
-"""Parser of reasoning: splits the text of an answer into what stands between `<think>` and `</think>` at its beginning,
-and the content, while the text arrives.
+"""Parser of reasoning: splits the text of an answer into what stands between two tags at its beginning, and the
+content, while the text arrives.
 
-The tags are those of DeepSeek R1, Qwen3 and the models trained like them. Some chat templates end with `<think>`: then
-the answer begins with reasoning, and without the tag.
+The tags `<think>` and `</think>` are those of DeepSeek R1, Qwen3, GLM and the models trained like them, the others
+those of Gemma 4. Some chat templates end with the first tag: then the answer begins with reasoning, and without the
+tag.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from edge_server.plugins.language.text.incremental_detokenizer import overlap
 
-OPEN, _CLOSE = "<think>", "</think>"
+
+class ReasoningTags(NamedTuple):
+    open: str
+    close: str
+
+
+_THINK = ReasoningTags("<think>", "</think>")
+_GEMMA = ReasoningTags("<|channel>thought", "<channel|>")
+_CHANNEL = "<|channel|>analysis"
+"""Of gpt-oss, whose answers `answer_parser` splits."""
+
+
+def find_reasoning_tags(chat_template: str) -> ReasoningTags | None:
+    """Return the tags between which a model with this chat template writes its reasoning, None if it shows none."""
+    if _GEMMA.open in chat_template:
+        return _GEMMA
+    return _THINK if _THINK.close in chat_template else None
 
 
 def has_reasoning(chat_template: str) -> bool:
-    """Return whether the chat template shows that the model writes its reasoning between the tags."""
-    return _CLOSE in chat_template
+    """Return whether the chat template shows that the model writes its reasoning apart."""
+    return find_reasoning_tags(chat_template) is not None or _CHANNEL in chat_template
 
 
 class ReasoningParser:
     """Splits the text of one answer. White space around both parts is left out.
 
-    `is_open`: the prompt ends with `<think>`.
+    `is_open`: the prompt ends with the first tag.
     """
 
-    def __init__(self, *, is_open: bool) -> None:
+    def __init__(self, tags: ReasoningTags, *, is_open: bool) -> None:
+        self._tags = tags
         self._state: Literal["start", "reasoning", "end", "content"] = "reasoning" if is_open else "start"
         self._buffer = ""
         self._has_text = False
@@ -42,9 +60,9 @@ class ReasoningParser:
         reasoning = ""
         if self._state == "start":
             begin = self._buffer.lstrip()
-            if begin.startswith(OPEN):
-                self._buffer, self._state = begin[len(OPEN) :], "reasoning"
-            elif is_last or not OPEN.startswith(begin):
+            if begin.startswith(self._tags.open):
+                self._buffer, self._state = begin[len(self._tags.open) :], "reasoning"
+            elif is_last or not self._tags.open.startswith(begin):
                 self._state = "content"
         if self._state == "reasoning":
             reasoning = self._take_reasoning(is_last)
@@ -61,11 +79,11 @@ class ReasoningParser:
         """Return the reasoning at the beginning of the buffer without the white space that may be its end."""
         if not self._has_text:
             self._buffer = self._buffer.lstrip()
-        before, tag, after = self._buffer.partition(_CLOSE)
+        before, tag, after = self._buffer.partition(self._tags.close)
         if tag:
             self._buffer, self._state = after, "end"
             return before.rstrip()
-        keep = 0 if is_last else overlap(before, _CLOSE)
+        keep = 0 if is_last else overlap(before, self._tags.close)
         found = before[: len(before) - keep].rstrip()
         self._buffer = "" if is_last else before[len(found) :]
         self._has_text = self._has_text or bool(found)

@@ -29,7 +29,7 @@ from edge_server.errors import (
     QueueFull,
     SessionLost,
 )
-from edge_server.plugins.language.chat_roles import replace_developer, shorten_call_ids
+from edge_server.plugins.language.chat_roles import place_reasoning, replace_developer, shorten_call_ids
 from edge_server.plugins.language.engines.settings import LlmSettings
 from edge_server.plugins.language.engines.token_engine import (
     FinishReason,
@@ -39,9 +39,16 @@ from edge_server.plugins.language.engines.token_engine import (
     TokenEvent,
 )
 from edge_server.plugins.language.template_variables import template_variables
+from edge_server.plugins.language.text.answer_parser import (
+    CONTENT_HEAD,
+    HARMONY_MARKS,
+    AnswerParser,
+    HarmonyParser,
+    TaggedAnswerParser,
+)
 from edge_server.plugins.language.text.grammar_check import MAX_STACKS, GrammarCheck, TooManyWays
 from edge_server.plugins.language.text.incremental_detokenizer import IncrementalDetokenizer
-from edge_server.plugins.language.text.reasoning import OPEN, ReasoningParser, has_reasoning
+from edge_server.plugins.language.text.reasoning import ReasoningParser, find_reasoning_tags
 from edge_server.plugins.language.text.schema_check import check_choice, check_grammar, check_schema
 from edge_server.plugins.language.text.special_tokens import ChatEncoder
 from edge_server.plugins.language.text.text_grammar import TextGrammar
@@ -49,6 +56,7 @@ from edge_server.plugins.language.text.text_request import TextRequest, read_req
 from edge_server.plugins.language.text.tool_calls import (
     ToolCallDelta,
     ToolCallParser,
+    call_marks,
     guess_format,
     has_tools,
     schema_place,
@@ -104,9 +112,8 @@ class _Generation:
         self.unsent_tokens = 0
         self.unsent_logprobs: list[dict[str, object]] = []
         self.unsent_tool_calls: list[ToolCallDelta] = []
-        self.tool_calls: ToolCallParser | None = None
         self.unsent_reasoning = ""
-        self.reasoning: ReasoningParser | None = None
+        self.answer: AnswerParser | None = None
         self.reasoning_tokens = 0
         """Tokens up to the end of the reasoning, its tags included."""
         self.grammar: GrammarCheck | None = None
@@ -134,10 +141,22 @@ class LlmSession(RequestSession):
         self._metrics = LlmMetrics(labels)
         self._work_share = work_share
         stated, shown = settings.tool_call_parser, guess_format(engine.chat_template)
-        self._describes_tools = not has_tools(engine.chat_template) and shown is None and stated in (None, "hermes")
+        self._describes_tools = (
+            not has_tools(engine.chat_template)
+            and shown in (None, "deepseek_v3")
+            and stated in (None, "hermes", "deepseek_v3")
+        )
         """Whether the prompt describes tools, because the chat template does not."""
-        self._tool_format = "hermes" if self._describes_tools else stated or shown
-        self._has_reasoning = has_reasoning(engine.chat_template)
+        self._tool_format = stated or shown or ("hermes" if self._describes_tools else None)
+        self._reasoning_tags = find_reasoning_tags(engine.chat_template)
+        self._has_channels = self._tool_format == "openai"
+        marks = {*call_marks(self._tool_format), *(self._reasoning_tags or ())}
+        if self._has_channels:
+            marks.update(HARMONY_MARKS)
+        # Gemma 4 thinks after a token and a word.
+        shown_texts = [text for text in engine.special_texts if any(mark.startswith(text) for mark in marks)]
+        if shown_texts:
+            engine.show_special_texts(shown_texts)
         self._changed = threading.Condition()
         self._waiting: deque[_Generation] = deque()
         self._answer_tokens = _GUESS_TOKENS
@@ -254,12 +273,8 @@ class LlmSession(RequestSession):
         generation = _Generation(execution, request, prompt, tokens, engine, warnings)
         if grammar is not None:
             generation.grammar = self._start_check(grammar, sampling.constraint)
-        if tools is not None:
-            generation.tool_calls = ToolCallParser(tools, self._tool_format)
-        # A grammar leaves no room for reasoning.
-        if self._has_reasoning and request.prompt is None and not sampling.constraint:
-            end = prompt.text if isinstance(prompt, ImagePrompt) else engine.decode([prompt[-_TAG_TOKENS:]])[0]
-            generation.reasoning = ReasoningParser(is_open=end.rstrip().endswith(OPEN))
+        if request.prompt is None:
+            generation.answer = self._start_parser(request, prompt)
         max_tokens = min(sampling.max_tokens or most, most - known_tokens)
         if isinstance(prompt, ImagePrompt):
             max_tokens = sampling.max_tokens and max_tokens
@@ -288,6 +303,7 @@ class LlmSession(RequestSession):
         """Return the prompt in the form that the engine takes. Raises InvalidRequest."""
         engine, vision = self._engine, self._image_engine
         described = request.tools.items if request.tools is not None else ()
+        is_constrained = bool(request.sampling.constraint)
         title = f"inference request to model '{self._model}'"
         variables = template_variables(request.variables, engine.chat_template, f"{title}: chat_template_kwargs")
         messages, text = replace_developer(request.messages, engine.chat_template), request.prompt
@@ -295,12 +311,14 @@ class LlmSession(RequestSession):
             if described or any(item["role"] == "tool" or item.get("tool_calls") for item in messages):
                 messages = describe_tools(messages, described, takes_system=self._takes_system)
             described = ()
-        messages = shorten_call_ids(messages, engine.chat_template)
+        messages = place_reasoning(shorten_call_ids(messages, engine.chat_template), engine.chat_template)
         if vision is None or (vision.takes_tokens and not request.images):
             if request.images:
                 raise InvalidRequest(f"{title}: the model takes no pictures")
             if text is None:
-                return self._chat_encoder.encode(messages, described, variables)
+                tokens = self._chat_encoder.encode(messages, described, variables)
+                # The grammar of a constraint begins with the answer itself.
+                return [*tokens, *engine.encode(CONTENT_HEAD)] if self._has_channels and is_constrained else tokens
             tokens, begin = engine.encode(text), list(engine.begin_tokens)
             return tokens if list(tokens[: len(begin)]) == begin else [*begin, *tokens]
         if request.images and text is not None and not vision.has_image_tag(text):
@@ -310,6 +328,24 @@ class LlmSession(RequestSession):
         if text is None:
             text = self._chat_encoder.text(messages, described, variables, vision.image_tag)
         return ImagePrompt(text, request.images, len(engine.encode(vision.without_image_tags(text))))
+
+    def _start_parser(self, request: TextRequest, prompt: Sequence[int] | ImagePrompt) -> AnswerParser | None:
+        """Return the parser of the answer to a chat, None if the whole answer is content."""
+        tools, tags = request.tools, self._reasoning_tags
+        calls, reasoning = None, None
+        # A grammar leaves no room for reasoning and for channels.
+        if not request.sampling.constraint:
+            if self._has_channels:
+                return HarmonyParser(tools)
+            if tags is not None:
+                if isinstance(prompt, ImagePrompt):
+                    end = prompt.text
+                else:
+                    end = self._engine.decode([prompt[-_TAG_TOKENS:]])[0]
+                reasoning = ReasoningParser(tags, is_open=end.rstrip().endswith(tags.open))
+        if tools is not None:
+            calls = ToolCallParser(tools, self._tool_format)
+        return None if calls is None and reasoning is None else TaggedAnswerParser(reasoning, calls)
 
     @cached_property
     def _takes_system(self) -> bool:
@@ -512,15 +548,13 @@ class LlmSession(RequestSession):
             finish = "stop"
         if generation.grammar is not None and not self._fits(generation, text, finish):
             return
-        if generation.reasoning is not None:
-            was_reasoning = generation.reasoning.is_reasoning
-            reasoning, text = generation.reasoning.add(text, is_last=finish is not None)
+        if generation.answer is not None:
+            was_reasoning = generation.answer.is_reasoning
+            reasoning, text, calls = generation.answer.add(text, is_last=finish is not None)
             generation.unsent_reasoning += reasoning
-            if was_reasoning or reasoning or generation.reasoning.is_reasoning:
-                generation.reasoning_tokens = generation.output_tokens
-        if generation.tool_calls is not None:
-            text, calls = generation.tool_calls.add(text, is_last=finish is not None)
             generation.unsent_tool_calls += calls
+            if was_reasoning or reasoning or generation.answer.is_reasoning:
+                generation.reasoning_tokens = generation.output_tokens
         generation.unsent += text
         if finish is None:
             has_news = generation.unsent or generation.unsent_tool_calls or generation.unsent_reasoning
@@ -578,9 +612,10 @@ class LlmSession(RequestSession):
 
     def _send(self, generation: _Generation, finish: FinishReason | None) -> None:
         request = generation.request
+        has_reasoning = generation.answer is not None and generation.answer.has_reasoning
         outputs: dict[str, Array] = {"text_output": _texts(generation.unsent)}
         if request.has_finish_reason:
-            has_called = generation.tool_calls is not None and generation.tool_calls.call_count
+            has_called = generation.answer is not None and generation.answer.call_count
             outputs["finish_reason"] = _texts("tool_calls" if finish == "stop" and has_called else finish or "")
         if request.has_input_count:
             outputs["num_input_tokens"] = np.array([generation.prompt_tokens], np.uint32)
@@ -588,7 +623,7 @@ class LlmSession(RequestSession):
                 outputs["num_cached_tokens"] = np.array([generation.cached_tokens], np.uint32)
         if request.has_output_count:
             outputs["num_output_tokens"] = np.array([generation.unsent_tokens], np.uint32)
-            if finish is not None and generation.reasoning is not None:
+            if finish is not None and has_reasoning:
                 outputs["num_reasoning_tokens"] = np.array([generation.reasoning_tokens], np.uint32)
         if request.has_logprobs:
             outputs["logprobs"] = _texts(json.dumps(generation.unsent_logprobs))
@@ -596,7 +631,7 @@ class LlmSession(RequestSession):
             outputs["cumulative_logprob"] = np.array([generation.cumulative_logprob], np.float32)
         if request.tools is not None:
             outputs["tool_calls"] = _texts(json.dumps(generation.unsent_tool_calls))
-        if generation.reasoning is not None:
+        if has_reasoning:
             outputs["reasoning_content"] = _texts(generation.unsent_reasoning)
         if finish is not None and generation.warnings:
             outputs["warnings"] = _texts(*generation.warnings)

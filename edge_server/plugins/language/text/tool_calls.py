@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import json
 import re
 import uuid
@@ -12,25 +11,41 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from edge_server.errors import InvalidRequest
+from edge_server.plugins.language.text.call_syntax import (
+    DEEPSEEK,
+    DEEPSEEK_HEAD,
+    FUNCTION_GEMMA,
+    GEMMA4,
+    HERMES,
+    CallMarks,
+    gemma_calls,
+    keyed_call,
+    tagged_call,
+)
 from edge_server.plugins.language.text.incremental_detokenizer import overlap
 
-ToolFormat: TypeAlias = Literal["hermes", "llama3_json", "mistral", "pythonic"]
+ToolFormat: TypeAlias = Literal["hermes", "llama3_json", "mistral", "pythonic", "deepseek_v3", "gemma4", "openai"]
 """How a model writes its calls; the names are those of vLLM's `--tool-call-parser`.
 
-- `hermes` (Hermes, Qwen): `<tool_call>{"name": "f", "arguments": {...}}</tool_call>`, with text around it. Newer models
-  of Qwen write `<function=f><parameter=x>...</parameter></function>` between the tags.
+- `hermes` (Hermes, Qwen, GLM): `<tool_call>{"name": "f", "arguments": {...}}</tool_call>`, with text around it. Newer
+  models of Qwen write `<function=f><parameter=x>...</parameter></function>` between the tags, GLM 4.5 and newer
+  `f<arg_key>x</arg_key><arg_value>...</arg_value>`.
 - `llama3_json` (Llama 3): an answer that begins with `{"name": "f", "parameters": {...}}`; `;` between two calls.
 - `mistral` (Mistral, also Granite 3 and Phi-4-mini): an answer that is a list, `[{"name": "f", "arguments": {...}}]`,
   after a tag that is a special token in most vocabularies, so that it is not in the text. Newer models of Mistral
   write `[TOOL_CALLS]f[ARGS]{...}` for each call, the oldest of these with an id of nine characters after the name.
 - `pythonic` (LFM2, Llama 4): an answer that is a list in Python's syntax, `[f(x="a"), g()]`.
+- `deepseek_v3` (DeepSeek R1, V3, V3.1): calls between `<｜tool▁call▁begin｜>` and `<｜tool▁call▁end｜>`, or as
+  `hermes`.
+- `gemma4` (Gemma 4, FunctionGemma): `<|tool_call>call:f{x:<|"|>a<|"|>,n:1}<tool_call|>`, or the same notation between
+  `<start_function_call>` and `<end_function_call>`.
+- `openai` (gpt-oss): messages to `functions.f`; see `answer_parser`.
 """
 
 ToolCallDelta: TypeAlias = dict[str, Any]
 """Part of a call in the form of OpenAI's streams: `index`, and `id`, `type` and `function.name` in the first part;
 `function.arguments` is the next piece of the arguments, which are JSON text."""
 
-_START, _END = "<tool_call>", "</tool_call>"
 _LIST_TAGS = ("[TOOL_CALLS]", "<|tool_call|>", "<|tool_call_start|>", "functools")
 """Before a list of calls."""
 _NAMED_CALL = re.compile(r"([A-Za-z0-9_.-]{1,73})(?:\[CALL_ID\][A-Za-z0-9]{9})?(?:\[ARGS\])?\s*(?=\{)")
@@ -49,6 +64,14 @@ _HEAD = re.compile(
 """A call up to its arguments, in the order in which models are trained to write it."""
 
 
+_MARKS: Mapping[ToolFormat, Sequence[CallMarks]] = {
+    "hermes": (HERMES,),
+    # A template of DeepSeek without tools gets them described as Hermes.
+    "deepseek_v3": (DEEPSEEK, HERMES),
+    "gemma4": (GEMMA4, FUNCTION_GEMMA),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Tools:
     """Tools of a request, in OpenAI's form.
@@ -63,7 +86,11 @@ class Tools:
 
     @property
     def names(self) -> frozenset[str]:
-        return frozenset(item["function"]["name"] for item in self.items)
+        return frozenset(self.by_name)
+
+    @property
+    def by_name(self) -> Mapping[str, Mapping[str, Any]]:
+        return {item["function"]["name"]: item["function"] for item in self.items}
 
     def json_schema(self) -> str:
         """Return the schema that makes the model call as `choice` says; "" for "auto"."""
@@ -149,6 +176,11 @@ def read_tools(tools: object, choice: object, title: str, *, allows_several: boo
     return Tools(tools, choice or "auto", allows_several)
 
 
+def call_marks(form: ToolFormat | None) -> frozenset[str]:
+    """Return the texts by which calls in this form are found, some of which a vocabulary may call special tokens."""
+    return frozenset(text for marks in (_MARKS.get(form, ()) if form is not None else ()) for text in marks if text)
+
+
 def has_tools(chat_template: str) -> bool:
     """Return whether the chat template describes tools to the model."""
     return re.search(r"\btools\b", chat_template) is not None
@@ -156,13 +188,25 @@ def has_tools(chat_template: str) -> bool:
 
 def guess_format(chat_template: str) -> ToolFormat | None:
     """Return how a model with this chat template writes its calls; None if the template does not show it."""
-    if _START in chat_template:
+    if "<|channel|>" in chat_template:
+        return "openai"
+    if DEEPSEEK.start in chat_template:
+        return "deepseek_v3"
+    if GEMMA4.start in chat_template or FUNCTION_GEMMA.start in chat_template:
+        return "gemma4"
+    if HERMES.start in chat_template:
         return "hermes"
     if any(mark in chat_template for mark in ("<|tool_call_start|>", "<|tool_list_start|>", "List of tools: ")):
         return "pythonic"
     if "<|tool_call|>" in chat_template or "[TOOL_CALLS]" in chat_template:
         return "mistral"
     return "llama3_json" if "<|python_tag|>" in chat_template or '"parameters"' in chat_template else None
+
+
+def first_delta(index: int, name: str) -> ToolCallDelta:
+    """Return the first part of a call."""
+    function = {"name": name, "arguments": ""}
+    return {"index": index, "id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
 
 
 class ToolCallParser:
@@ -175,17 +219,19 @@ class ToolCallParser:
     def __init__(self, tools: Tools, form: ToolFormat | None) -> None:
         self.call_count = 0
         self._names = tools.names
-        self._tools = tools
+        self._functions = {name: _parameters(function) for name, function in tools.by_name.items()}
         self._is_list = tools.choice == "required" and tools.allows_several
-        self._has_tags = tools.choice == "auto" and form == "hermes"
+        self._marks = _MARKS.get(form, ()) if tools.choice == "auto" and form is not None else ()
+        self._open_marks: CallMarks | None = None
         self._list_form = form if tools.choice == "auto" and form in ("mistral", "pythonic") else None
-        self._list_head = ""
-        """What stands before the first call of a list. It is content if none follows."""
+        self._opening = ""
+        """What stands before a call that is not certain yet. It is content if none follows."""
         self._buffer = ""
+        self._content = ""
         self._space = ""
         """White space after the content, which is dropped if a call follows."""
-        self._state: Literal["start", "content", "call", "arguments", "after"] = "start"
-        self._scanner = _ObjectScanner()
+        self._state: Literal["start", "content", "call", "arguments", "after", "block"] = "start"
+        self._scanner = ObjectScanner()
         self._deltas: list[ToolCallDelta] = []
         if tools.choice not in ("auto", "required"):
             self._begin_call(tools.choice)
@@ -193,72 +239,95 @@ class ToolCallParser:
     def add(self, text: str, *, is_last: bool = False) -> tuple[str, list[ToolCallDelta]]:
         """Add text. Return the content and the parts of calls that are certain. `is_last`: nothing is held back."""
         self._buffer += text
-        content = ""
         while True:
             before = (self._state, len(self._buffer))
-            content += self._advance(is_last)
+            self._advance(is_last)
             if (self._state, len(self._buffer)) == before:
                 break
-        content = self._space + content
-        kept = content if is_last and not self.call_count else content.rstrip()
-        self._space = content[len(kept) :]
+        if is_last and not self.call_count:
+            self._content, self._space = self._content + self._space, ""
+        content, self._content = self._content, ""
         deltas, self._deltas = self._deltas, []
-        return kept, deltas
+        return content, deltas
 
-    def _advance(self, is_last: bool) -> str:
-        """Work off some of the buffer, and return its content."""
+    def _advance(self, is_last: bool) -> None:
+        """Work off some of the buffer."""
         if self._state in ("start", "content"):
-            return self._find_call(is_last)
-        if self._state == "call":
-            return self._read_head(is_last)
-        if self._state == "arguments":
+            self._find_call(is_last)
+        elif self._state == "call":
+            self._read_head(is_last)
+        elif self._state == "arguments":
             end = self._scanner.find_end(self._buffer)
             piece, self._buffer = self._buffer[:end], self._buffer[end:]
             if piece:
-                self._deltas.append({"index": self.call_count - 1, "function": {"arguments": piece}})
+                self._add_arguments(piece)
             if self._scanner.is_complete:
                 self._state = "after"
-            return ""
-        # After the arguments: the rest of the call, then perhaps another one.
-        if self._has_tags:
-            place = self._buffer.find(_END)
-            if place >= 0:
-                self._buffer = self._buffer[place + len(_END) :]
-                self._state = "content"
+        elif self._state == "after":
+            self._end_call()
         else:
-            self._buffer = self._buffer.lstrip("},] \t\r\n" if self._is_list else "}; \t\r\n")
-            if self._buffer:
-                self._state = "call" if self._buffer.startswith("{") else "content"
-                if self._list_form == "mistral" and not self._is_list:
-                    self._state = "start"
-        return ""
+            self._end_block(is_last)
 
-    def _find_call(self, is_last: bool) -> str:
+    def _end_call(self) -> None:
+        """Drop the rest of a call after its arguments. Another one may follow."""
+        if self._open_marks is not None:
+            _, end, rest = self._buffer.partition(self._open_marks.end)
+            if end:
+                self._buffer, self._state = rest, "block"
+            return
+        self._buffer = self._buffer.lstrip("},] \t\r\n" if self._is_list else "}; \t\r\n")
+        if self._buffer:
+            self._state = "call" if self._buffer.startswith("{") else "content"
+            self._opening = ""
+            if self._list_form == "mistral" and not self._is_list:
+                self._state = "start"
+
+    def _end_block(self, is_last: bool) -> None:
+        """Drop the mark that ends a list of calls, if it is next."""
+        assert self._open_marks is not None
+        end, text = self._open_marks.block_end, self._buffer.lstrip()
+        if end and text.startswith(end):
+            self._buffer, self._state = text[len(end) :], "content"
+        elif is_last or not end.startswith(text) or not end:
+            self._state = "content"
+
+    def _find_call(self, is_last: bool) -> None:
         if self._list_form and self._state == "start":
-            return self._find_list(is_last)
-        if self._has_tags:
-            content, tag, rest = self._buffer.partition(_START)
-            if tag:
-                self._buffer, self._state, self._space = rest, "call", ""
-                return content.rstrip()
-            keep = 0 if is_last else overlap(self._buffer, _START)
+            self._find_list(is_last)
+        elif self._marks:
+            self._find_marks(is_last)
         else:
             stripped = self._buffer.lstrip("[ \t\r\n" if self._is_list and not self._list_form else None)
             if self._is_list and not self._list_form:
                 self._buffer = stripped
             if self._state == "start" and stripped.startswith("{"):
-                self._state = "call"
-                return ""
-            keep = 0
-            if stripped:
+                self._state, self._opening = "call", ""
+            elif stripped or is_last:
                 self._state = "content"
-            elif not is_last:
-                return ""
-        content = self._buffer[: len(self._buffer) - keep]
-        self._buffer = self._buffer[len(content) :]
-        return content
+                self._add_content(self._buffer)
+                self._buffer = ""
 
-    def _find_list(self, is_last: bool) -> str:
+    def _find_marks(self, is_last: bool) -> None:
+        """Look for the beginning of a call between marks."""
+        found = min(
+            ((place, marks) for marks in self._marks if (place := self._buffer.find(marks.start)) >= 0), default=None
+        )
+        if found is None:
+            keep = 0 if is_last else max(_count_held(self._buffer, marks) for marks in self._marks)
+            self._add_content(self._buffer[: len(self._buffer) - keep])
+            self._buffer = self._buffer[len(self._buffer) - keep :]
+            return
+        place, marks = found
+        before = self._buffer[:place]
+        content = before.rstrip()
+        if marks.block_start:
+            content = content.removesuffix(marks.block_start).rstrip()
+        self._add_content(content)
+        self._opening = self._space + before[len(content) :] + marks.start
+        self._buffer, self._space = self._buffer[place + len(marks.start) :], ""
+        self._open_marks, self._state = marks, "call"
+
+    def _find_list(self, is_last: bool) -> None:
         """Look at the beginning of the answer for a list of calls."""
         text = self._buffer.lstrip()
         tag = next((tag for tag in _LIST_TAGS if text.startswith(tag)), "")
@@ -270,19 +339,19 @@ class ToolCallParser:
                 self._buffer = ""
                 for name, arguments in calls:
                     self._begin_call(name)
-                    self._deltas.append({"index": self.call_count - 1, "function": {"arguments": arguments}})
+                    self._add_arguments(arguments)
                 self._state = "content"
-                return ""
+                return
             is_open = is_open or (_PYTHON_CALLS.match(text) is not None and len(text) <= _MAX_PYTHON_CHARACTERS)
         elif text.startswith("[") and text[1:].lstrip().startswith("{"):
-            self._list_head = self._buffer[: self._buffer.index("{", len(self._buffer) - len(text))]
-            self._buffer = self._buffer[len(self._list_head) :]
+            self._opening = self._buffer[: self._buffer.index("{", len(self._buffer) - len(text))]
+            self._buffer = self._buffer[len(self._opening) :]
             self._state, self._is_list = "call", True
-            return ""
+            return
         elif self._list_form == "mistral" and (named := _NAMED_CALL.match(text)) and (name := self._name(named[1])):
             self._buffer = text[named.end() :]
             self._begin_call(name)
-            return ""
+            return
         elif self._list_form == "mistral" and "{" not in text and len(text) < _MAX_NAMED_HEAD:
             is_open = is_open or any(name.startswith(text) or text.startswith(name) for name in self._names)
         is_open = is_open or (not tag and any(item.startswith(text) for item in _LIST_TAGS))
@@ -290,56 +359,78 @@ class ToolCallParser:
             is_open = re.fullmatch(r"\[\s*[A-Za-z_][A-Za-z0-9_.-]{0,63}", text) is not None
         if is_last or not is_open:
             self._state = "content"
-        return ""
 
     def _name(self, text: str) -> str:
         """Return the name of the tool, which an id may follow; "" if there is no such tool."""
         return next((name for name in (text, text[:-9]) if name in self._names), "")
 
-    def _read_head(self, is_last: bool) -> str:
-        head = _HEAD.match(self._buffer)
-        if head is not None and head[1] in self._names:
+    def _read_head(self, is_last: bool) -> None:
+        marks = self._open_marks
+        head = (DEEPSEEK_HEAD if marks is DEEPSEEK else _HEAD).match(self._buffer)
+        name = next((item.strip() for item in head.groups() if item), "") if head is not None else ""
+        if head is not None and name in self._names:
             self._buffer = self._buffer[head.end() :]
-            self._begin_call(head[1])
-            return ""
-        end = self._buffer.find(_END) if self._has_tags else -1
-        if end >= 0 and (tagged := _tagged_call(self._buffer[:end], self._tools)) is not None:
-            self._begin_call(tagged[0])
-            self._deltas.append({"index": self.call_count - 1, "function": {"arguments": tagged[1]}})
-            self._buffer, self._state = self._buffer[end:], "after"
-            return ""
+            self._begin_call(name)
+            return
+        end = self._buffer.find(marks.end) if marks is not None else -1
         text = self._buffer[:end] if end >= 0 else self._buffer
         if self._is_list:
-            text = text[: _ObjectScanner().find_end(text)]  # without the comma or bracket behind it
-        call = _whole_call(text)
-        if call is not None and call[0] in self._names:
-            self._begin_call(call[0])
-            self._deltas.append({"index": self.call_count - 1, "function": {"arguments": call[1]}})
+            text = text[: ObjectScanner().find_end(text)]  # without the comma or bracket behind it
+        calls = self._whole_calls(text, has_end=end >= 0, is_last=is_last)
+        if calls and all(name in self._names for name, _ in calls):
+            for name, arguments in calls:
+                self._begin_call(name)
+                self._add_arguments(arguments)
             self._buffer, self._state = self._buffer[len(text) :], "after"
-            return ""
-        if not (is_last or end >= 0 or call is not None):
-            return ""
-        # Not a call of one of the tools.
-        after = end + len(_END) if end >= 0 else len(self._buffer)
-        content = (_START if self._has_tags else self._list_head if not self.call_count else "") + self._buffer[:after]
-        self._buffer, self._state = self._buffer[after:], "content"
-        return content
+        elif is_last or end >= 0 or calls:
+            # Not a call of one of the tools.
+            after = end + len(marks.end) if marks is not None and end >= 0 else len(self._buffer)
+            self._add_content(self._opening + self._buffer[:after])
+            self._buffer, self._opening, self._state = self._buffer[after:], "", "content"
+
+    def _whole_calls(self, text: str, *, has_end: bool, is_last: bool) -> list[tuple[str, str]]:
+        """Return name and arguments of the calls of a text. `has_end`: the mark of their end follows it."""
+        marks = self._open_marks
+        if marks is not None and marks.quote:
+            return gemma_calls(text, self._functions, marks.quote) if has_end or is_last else []
+        if marks is DEEPSEEK:
+            return []
+        found = None
+        if marks is HERMES and has_end:
+            found = tagged_call(text, self._functions) or keyed_call(text, self._functions)
+        found = found or _whole_call(text)
+        return [found] if found is not None else []
+
+    def _add_content(self, text: str) -> None:
+        kept = text.rstrip()
+        if kept:
+            self._content += self._space + kept
+            self._space = ""
+        self._space += text[len(kept) :]
 
     def _begin_call(self, name: str) -> None:
-        self._deltas.append(
-            {
-                "index": self.call_count,
-                "id": f"call_{uuid.uuid4().hex[:24]}",
-                "type": "function",
-                "function": {"name": name, "arguments": ""},
-            }
-        )
+        self._deltas.append(first_delta(self.call_count, name))
         self.call_count += 1
-        self._scanner = _ObjectScanner()
+        self._scanner = ObjectScanner()
+        self._space = ""
         self._state = "arguments"
 
+    def _add_arguments(self, text: str) -> None:
+        self._deltas.append({"index": self.call_count - 1, "function": {"arguments": text}})
 
-class _ObjectScanner:
+
+def _count_held(text: str, marks: CallMarks) -> int:
+    """Return how many characters at the end of a text may be the beginning of a call."""
+    held = overlap(text, marks.start)
+    if marks.block_start:
+        before = text[: len(text) - held].rstrip()
+        if before.endswith(marks.block_start):
+            return len(text) - len(before) + len(marks.block_start)
+        held = max(held, overlap(text, marks.block_start))
+    return held
+
+
+class ObjectScanner:
     """Finds the end of a JSON object in text that arrives in pieces."""
 
     def __init__(self) -> None:
@@ -383,28 +474,6 @@ def _whole_call(text: str) -> tuple[str, str] | None:
     if isinstance(arguments, dict):
         arguments = json.dumps(arguments)
     return (str(name), arguments) if isinstance(arguments, str) else None
-
-
-def _tagged_call(text: str, tools: Tools) -> tuple[str, str] | None:
-    """Return name and arguments of `<function=NAME><parameter=KEY>VALUE</parameter></function>`; None if it is no call
-    of one of the tools. A value is text, or JSON where the tool's schema says that it is no text."""
-    before, _, rest = text.partition("<function=")
-    name, closed, body = rest.partition(">")
-    function = next((item["function"] for item in tools.items if item["function"]["name"] == name), None)
-    if before.strip() or not closed or function is None:
-        return None
-    described = _parameters(function)
-    properties = described.get("properties")
-    arguments: dict[str, Any] = {}
-    for part in body.split("<parameter=")[1:]:
-        key, _, value = part.partition(">")
-        value = value.partition("</parameter>")[0].removeprefix("\n").removesuffix("\n")
-        schema = properties.get(key) if isinstance(properties, dict) else None
-        arguments[key] = value
-        if isinstance(schema, dict) and schema.get("type") not in (None, "string"):
-            with contextlib.suppress(ValueError, RecursionError):
-                arguments[key] = json.loads(value)
-    return name, json.dumps(arguments, ensure_ascii=False)
 
 
 def _python_calls(text: str, names: frozenset[str]) -> list[tuple[str, str]]:
