@@ -66,8 +66,8 @@ KNOWN: dict[str, dict[str, Any]] = {
     },
 }
 UNKNOWN: dict[str, Any] = {
-    "a pattern": {"type": "object", "properties": {"x": {"type": "string", "pattern": "^a$"}}},
-    "a format": {"type": "string", "format": "date"},
+    "a pattern for names": {"type": "object", "patternProperties": {"^a$": {"type": "string"}}},
+    "an unknown format": {"type": "string", "format": "regex"},
     "an unknown type": {"type": "nosuch"},
     "a list of items": {"type": "array", "prefixItems": [{"type": "integer"}]},
     "allOf": {"allOf": [{"type": "integer"}]},

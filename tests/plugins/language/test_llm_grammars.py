@@ -7,19 +7,16 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edge_server.plugins.language.engines.grammar_text import write_gbnf
-from edge_server.plugins.language.engines.settings import LlmSettings
 from edge_server.plugins.language.engines.token_engine import Sampling
 from edge_server.plugins.language.text.grammar_check import GrammarCheck, TooManyWays
 from edge_server.plugins.language.text.pattern_automaton import BadPattern
 from edge_server.plugins.language.text.text_grammar import TextGrammar, read_grammar, read_pattern
 
-DATA = Path(__file__).parents[2] / "data/tiny_llm"
 JSON = r"""
 # a document
 root   ::= object
@@ -247,30 +244,10 @@ def test_a_text_that_fits_in_too_many_ways_is_not_followed_for_ever() -> None:
         check.add("a" * 200)
 
 
-def open_engine(name: str) -> Any:
-    from edge_server.plugins.language.engines.model_size import read_gguf
-    from edge_server.plugins.language.engines.settings import read_settings
-
-    tiny = DATA / "tiny.gguf"
-    if name == "onnxruntime_genai":
-        pytest.importorskip("onnxruntime_genai", reason="needs onnxruntime-genai, of the extra test-all")
-        from edge_server.plugins.language.engines.onnxruntime_genai_engine import OnnxEngine
-
-        return OnnxEngine(DATA / "onnx", LlmSettings(4, 0, 64, 512, False, 1, False, 64), 32, 512)
-    settings = read_settings("tiny", {"num_kv_blocks": "256", "threads": "1"}, read_gguf(tiny), 32)
-    if name == "llama_cpp":
-        pytest.importorskip("xllamacpp", reason="needs xllamacpp, of the extra test-all")
-        from edge_server.plugins.language.engines.llama_cpp_engine import LlamaCppEngine
-
-        return LlamaCppEngine(tiny, settings, 32, 1_000)
-    pytest.importorskip("openvino_genai", reason="needs openvino-genai, of the extra test-all")
-    from edge_server.plugins.language.engines.openvino_engine import OpenVinoEngine
-
-    return OpenVinoEngine(tiny, settings)
-
-
 @pytest.fixture(scope="module", params=["openvino_genai", "llama_cpp", "onnxruntime_genai"])
-def write(request: pytest.FixtureRequest) -> Iterator[Callable[..., tuple[str, str | None, str]]]:
+def write(
+    request: pytest.FixtureRequest, open_engine: Callable[[str], Any]
+) -> Iterator[Callable[..., tuple[str, str | None, str]]]:
     """Return a function that has an engine write a text, at a temperature at which it knows only the grammar."""
     engine = open_engine(request.param)
     numbers = iter(range(1, 10_000))

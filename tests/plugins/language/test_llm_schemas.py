@@ -302,8 +302,7 @@ def test_accepted_schemas_compile_within_the_limits_of_the_engine(model: str) ->
     try:
         for name, schema in USUAL.items():
             first_ms, later_ms, error = engine.compile(check_schema(json.dumps(schema), VOCABULARY, place)[0])
-            # The one format that ONNX Runtime GenAI does not know: docs/limits.md.
-            assert not error or (model == "TINY_ONNX" and error.endswith("Unknown format: uri")), name
+            assert not error, name
             assert max(first_ms, later_ms) < bench.HANG_S * 1e3, name
     finally:
         engine.close()

@@ -13,11 +13,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edge_server.errors import InvalidRequest
+from edge_server.plugins.language.engines.grammar_text import GbnfWriter
+from edge_server.plugins.language.text.pattern_automaton import BadPattern
+from edge_server.plugins.language.text.string_states import FORMATS, string_states
 
 _ANNOTATIONS = frozenset(("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$id",
                           "$schema", "$comment", "$defs", "definitions", "discriminator"))  # fmt: skip
 _KEYWORDS: Mapping[str, frozenset[str]] = {
-    "string": frozenset(("minLength", "maxLength")),
+    "string": frozenset(("minLength", "maxLength", "pattern", "format")),
     "integer": frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")),
     "number": frozenset(("minimum", "exclusiveMinimum")),
     "boolean": frozenset(),
@@ -65,7 +68,8 @@ def compact_grammar(schema: str) -> str:
         rule = writer.value(root, frozenset())
     except _Unknown:
         return ""
-    return "".join(f"{name} ::= {text}\n" for name, text in {"root": rule, **writer.rules}.items()) + _BASE
+    rules = "".join(f"{name} ::= {text}\n" for name, text in {"root": rule, **writer.rules}.items())
+    return rules + "".join(writer.strings.lines) + _BASE
 
 
 def choice_grammar(texts: Sequence[str]) -> str:
@@ -83,7 +87,11 @@ class _Writer:
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self.rules: dict[str, str] = {}
+        self.strings = GbnfWriter({})
+        """Rules of strings with a pattern or a format."""
         self._root = root
+        self._string_rules: dict[str, str] = {}
+        """Keywords of such a string -> name of its first rule."""
         self._references: dict[str, str] = {}
         """Reference -> name of its rule."""
 
@@ -140,6 +148,18 @@ class _Writer:
         return self._references[reference]
 
     def _string(self, schema: Mapping[str, Any]) -> str:
+        if "pattern" in schema or "format" in schema:
+            if not isinstance(schema.get("pattern", ""), str) or schema.get("format", "date") not in FORMATS:
+                raise _Unknown
+            key = json.dumps([schema.get(name) for name in ("pattern", "format", "minLength", "maxLength")])
+            if key not in self._string_rules:
+                try:
+                    states = string_states(schema)
+                except BadPattern:  # of a format: check_schema refuses such patterns
+                    raise _Unknown from None
+                self._string_rules[key] = f"p{len(self._string_rules)}"
+                self.strings.add_automaton(states.edges, states.accepting, self._string_rules[key])
+            return f'"\\"" {self._string_rules[key]} "\\""'
         least, most = _counts(schema, "minLength", "maxLength")
         return "string" if (least, most) == (0, None) else f'"\\"" {_repeated(_PLAIN, least, most)} "\\""'
 

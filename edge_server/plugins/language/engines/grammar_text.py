@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 
 from edge_server.plugins.language.text.pattern_automaton import (
     Alternatives,
-    Automaton,
     Characters,
     Node,
     Ranges,
@@ -31,9 +30,9 @@ _CONTROLS = {ord("\n"): "\\n", ord("\r"): "\\r", ord("\t"): "\\t"}
 
 def write_gbnf(grammar: TextGrammar) -> str:
     """Return the grammar in GBNF."""
-    writer = _Writer({name: f"r{index}" if index else "root" for index, name in enumerate(grammar.rules)})
+    writer = GbnfWriter({name: f"r{index}" if index else "root" for index, name in enumerate(grammar.rules)})
     if grammar.automaton is not None:
-        writer.add_automaton(grammar.automaton, "root")
+        writer.add_automaton(grammar.automaton.edges, grammar.automaton.accepting, "root")
     else:
         for name, node in grammar.rules.items():
             writer.add_rule(name, node)
@@ -55,7 +54,9 @@ def write_rust_pattern(node: Node) -> str:
     return f"(?:{write_rust_pattern(node.item)}){{{node.least},{'' if node.most is None else node.most}}}"
 
 
-class _Writer:
+class GbnfWriter:
+    """Writes rules, each a line. Rules of characters have names of `c` and a number, others begin with given names."""
+
     def __init__(self, names: Mapping[str, str]) -> None:
         """`names` are those of the rules in the written grammar."""
         self.lines: list[str] = []
@@ -67,11 +68,11 @@ class _Writer:
         text = self._expression(node)
         self.lines.append(f"{self._names[name]} ::= {text}\n")
 
-    def add_automaton(self, automaton: Automaton, name: str) -> None:
+    def add_automaton(self, all_edges: Sequence[Mapping[int, Ranges]], accepting: Sequence[bool], name: str) -> None:
         """Add the rules of an automaton. The first has the name, those of the other states begin with it."""
-        entered = [0] * len(automaton.edges)
+        entered = [0] * len(all_edges)
         """Rules that name a state."""
-        for edges in automaton.edges:
+        for edges in all_edges:
             for target in edges:
                 entered[target] += 1
         entered[0] += 1
@@ -80,25 +81,25 @@ class _Writer:
             state = left.pop()
             alternatives = []
             loop = ""
-            for target, ranges in automaton.edges[state].items():
+            for target, ranges in all_edges[state].items():
                 if target == state:
                     loop = f"{self._class(ranges)}* "
                     continue
                 parts = [self._class(ranges)]
                 # States that only this one leads to, and that lead to one, need no rule.
-                while entered[target] == 1 and not automaton.accepting[target] and len(automaton.edges[target]) == 1:
-                    ((following, ranges),) = automaton.edges[target].items()
+                while entered[target] == 1 and not accepting[target] and len(all_edges[target]) == 1:
+                    ((following, ranges),) = all_edges[target].items()
                     if following == target:
                         break
                     parts.append(self._class(ranges))
                     target = following
-                if automaton.edges[target]:
+                if all_edges[target]:
                     parts.append(f"{name}s{target}" if target else name)
                     if target not in seen:
                         seen.add(target)
                         left.append(target)
                 alternatives.append(" ".join(parts))
-            if automaton.accepting[state]:
+            if accepting[state]:
                 alternatives.append('""')
             rule = f"{name}s{state}" if state else name
             self.lines.append(f"{rule} ::= {loop}({' | '.join(alternatives)})\n")
@@ -108,7 +109,8 @@ class _Writer:
             return self._names[node.name]
         if not has_reference(node):
             name = f"a{len(self.lines)}"
-            self.add_automaton(build_automaton(node), name)
+            automaton = build_automaton(node)
+            self.add_automaton(automaton.edges, automaton.accepting, name)
             return name
         if isinstance(node, Repetition):
             limits = f"{{{node.least},{'' if node.most is None else node.most}}}"

@@ -278,8 +278,8 @@ class LlamaCppEngine:
             if not options["grammar"]:
                 raise InvalidRequest(
                     "json_schema: the backend llama_cpp enforces schemas of type, enum, const, anyOf, oneOf, $ref, "
-                    "properties, required, additionalProperties, items, minItems, maxItems, minLength, maxLength and "
-                    "limits of integers; got others, or values of them that it cannot enforce"
+                    "properties, required, additionalProperties, items, minItems, maxItems, minLength, maxLength, "
+                    "pattern, formats and limits of integers; got others, or values of them that it cannot enforce"
                 )
         elif sampling.choice:
             options["grammar"] = choice_grammar(sampling.choice)

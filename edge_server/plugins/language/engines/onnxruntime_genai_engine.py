@@ -27,8 +27,12 @@ from edge_server.plugins.language.engines.token_engine import (
     Sampling,
     TokenEvent,
 )
+from edge_server.plugins.language.text.pattern_automaton import BadPattern
+from edge_server.plugins.language.text.schema_check import walk_schemas
+from edge_server.plugins.language.text.string_states import FORMATS, plain_pattern
 from edge_server.plugins.language.text.text_grammar import text_grammar
 from edge_server.plugins.language.text.text_request import DEFAULT_SAMPLING
+from edge_server.plugins.language.text.tool_calls import schema_place
 
 log = logging.getLogger(__name__)
 
@@ -201,7 +205,7 @@ class OnnxEngine:
                 options.set_top_p(sampling.top_p)
                 options.set_top_k(max(sampling.top_k, 0))
             if sampling.json_schema:
-                schema = {**json.loads(sampling.json_schema), "x-guidance": _COMPACT}
+                schema = {**_with_plain_patterns(json.loads(sampling.json_schema)), "x-guidance": _COMPACT}
                 options.set_guidance("json_schema", json.dumps(schema))
             elif sampling.choice:
                 options.set_guidance("regex", "|".join(map(_escape_pattern, sampling.choice)))
@@ -288,6 +292,24 @@ def _rust_pattern(sampling: Sampling) -> str:
     if grammar.automaton is None:
         raise InvalidRequest("grammar: the backend onnxruntime_genai takes no rules that lead to themselves")
     return write_rust_pattern(grammar.rules["root"])
+
+
+def _with_plain_patterns(root: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema, changed, with patterns that the whole text matches without a backslash in its JSON: of others
+    the library makes wrong JSON. Raises InvalidRequest for one that needs them."""
+    for item in walk_schemas(root, lambda path: schema_place("json_schema", path)):
+        if "pattern" not in item.value and item.value.get("format") in FORMATS:
+            # The library does not know each of them.
+            item.value["pattern"] = FORMATS[item.value.pop("format")]
+        if isinstance(item.value.get("pattern"), str):
+            try:
+                item.value["pattern"] = f"^(?:{write_rust_pattern(plain_pattern(item.value['pattern']))})$"
+            except BadPattern:
+                raise InvalidRequest(
+                    f"{schema_place('json_schema', (*item.path, 'pattern'))}: the backend onnxruntime_genai takes no "
+                    "pattern that needs quotes, backslashes or control characters"
+                ) from None
+    return root
 
 
 def _is_random(sampling: Sampling) -> bool:

@@ -223,6 +223,12 @@ class OpenVinoEngine:
         if sampling.json_schema:
             # The library has no option for JSON without white space, of which small models write lines and lines.
             grammar = compact_grammar(sampling.json_schema)
+            if not grammar and re.search(r'"(?:pattern|patternProperties)"\s*:', sampling.json_schema):
+                # The library's own conversion of patterns allows other texts too.
+                raise InvalidRequest(
+                    "json_schema: with the backend openvino_genai a schema may have a pattern beside keywords of "
+                    "compact JSON alone (docs/language-models.md#tools)"
+                )
             kind = {"grammar": grammar} if grammar else {"json_schema": sampling.json_schema}
             config.structured_output_config = self._library.StructuredOutputConfig(**kind)
         elif sampling.choice:

@@ -7,7 +7,7 @@ letters and digits, and less for fewer characters.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edge_server.plugins.language.text.pattern_automaton import (
@@ -235,8 +235,13 @@ class _Parser:
 def grammar_cost(grammar: TextGrammar) -> float:
     """Return the cost of the states that an engine compiles for a grammar."""
     if grammar.automaton is not None:
-        return sum(_state_cost(edges) for edges in grammar.automaton.edges)
+        return states_cost(grammar.automaton.edges)
     return sum(map(_written_cost, grammar.rules.values()))
+
+
+def states_cost(edges: Sequence[Mapping[int, Ranges]]) -> float:
+    """Return the cost of the states of a deterministic automaton."""
+    return sum(map(_state_cost, edges))
 
 
 def _state_cost(edges: Mapping[int, Ranges]) -> float:

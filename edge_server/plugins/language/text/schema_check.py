@@ -15,7 +15,8 @@ from typing import Any, TypeAlias
 from edge_server.errors import BadSchema
 from edge_server.plugins.language.engines.token_engine import Sampling
 from edge_server.plugins.language.text.pattern_automaton import BadPattern
-from edge_server.plugins.language.text.pattern_cost import estimate_pattern, grammar_cost
+from edge_server.plugins.language.text.pattern_cost import estimate_pattern, grammar_cost, states_cost
+from edge_server.plugins.language.text.string_states import FORMATS, string_states
 from edge_server.plugins.language.text.text_grammar import TextGrammar, text_grammar
 
 MAX_BYTES = 65_536
@@ -59,7 +60,9 @@ _MAPS = ("properties", "patternProperties", "dependentSchemas", "$defs", "defini
 
 
 @dataclass(frozen=True, slots=True)
-class _Subschema:
+class Subschema:
+    """A schema within another, or the whole."""
+
     path: Path
     value: dict[str, Any]
     depth: int
@@ -97,9 +100,9 @@ def check_schema(text: str, vocabulary_size: int, place: Callable[[Path], str]) 
     root = json.loads(text)
     factor = max(1.0, vocabulary_size / _REFERENCE_VOCABULARY)
     costs = _Costs(0.0, 0.0, (), set())
-    schemas: list[_Subschema] = []
+    schemas: list[Subschema] = []
     alternatives = 0
-    for count, item in enumerate(_walk(root, place), 1):
+    for count, item in enumerate(walk_schemas(root, place), 1):
         value, path = item.value, item.path
         if count > MAX_SUBSCHEMAS:
             raise BadSchema(place(path), f"a schema may have at most {MAX_SUBSCHEMAS} subschemas, this one has more")
@@ -112,6 +115,10 @@ def check_schema(text: str, vocabulary_size: int, place: Callable[[Path], str]) 
         _add_parts(costs, value, path)
         for where, pattern in _patterns(value, path):
             costs.add(where, _pattern_cost(pattern, place(where)) * factor, pattern)
+        if isinstance(value.get("pattern"), str):
+            cost = _string_cost(value, place((*path, "pattern")))
+            if max(_count(value, "minLength"), _count(value, "maxLength")):
+                costs.add(path, cost * factor)
         schemas.append(item)
     if costs.total > MAX_COST:
         raise BadSchema(
@@ -149,14 +156,14 @@ def check_grammar(sampling: Sampling, vocabulary_size: int) -> TextGrammar:
     return grammar
 
 
-def _leave_out(schemas: list[_Subschema], room: float, factor: float) -> list[Path]:
+def _leave_out(schemas: list[Subschema], room: float, factor: float) -> list[Path]:
     """Remove the dearest length limits and formats, so that the others cost at most `room`. Return their paths."""
-    users: dict[tuple[object, ...], list[_Subschema]] = {}
+    users: dict[tuple[object, ...], list[Subschema]] = {}
     found: dict[tuple[object, ...], float] = {}
     for item in schemas:
         value = item.value
         lengths = (_count(value, "minLength"), _count(value, "maxLength"))
-        if max(lengths):
+        if max(lengths) and "pattern" not in value:
             key: tuple[object, ...] = ("minLength", "maxLength", *lengths)
             found[key] = max(lengths) * _BOUNDED_CHARACTER_COST
             users.setdefault(key, []).append(item)
@@ -176,9 +183,9 @@ def _leave_out(schemas: list[_Subschema], room: float, factor: float) -> list[Pa
     return left_out
 
 
-def _walk(root: dict[str, Any], place: Callable[[Path], str]) -> Iterator[_Subschema]:
+def walk_schemas(root: dict[str, Any], place: Callable[[Path], str]) -> Iterator[Subschema]:
     """Yield each subschema once, also those that only a `$ref` reaches. Raises BadSchema for depth, items and refs."""
-    left = [_Subschema((), root, 0, 1)]
+    left = [Subschema((), root, 0, 1)]
     seen: set[int] = set()
     while left:
         item = left.pop()
@@ -194,14 +201,14 @@ def _walk(root: dict[str, Any], place: Callable[[Path], str]) -> Iterator[_Subsc
             key = "maxItems" if "maxItems" in value else "minItems"
             raise BadSchema(place((*path, key)), f"repetitions multiply to {items:,}; at most {MAX_ITEMS:,}")
         if "$ref" in value:
-            left.append(_Subschema(*_resolve(root, value, path, place), item.depth, item.items))
+            left.append(Subschema(*_resolve(root, value, path, place), item.depth, item.items))
         for key in _ONE:
             if isinstance(value.get(key), dict):
-                left.append(_Subschema((*path, key), value[key], depth, items if "tems" in key else item.items))
+                left.append(Subschema((*path, key), value[key], depth, items if "tems" in key else item.items))
         for key in _LISTS:
             if isinstance(value.get(key), list):
                 left += [
-                    _Subschema((*path, key, index), inner, depth, item.items)
+                    Subschema((*path, key, index), inner, depth, item.items)
                     for index, inner in enumerate(value[key])
                     if isinstance(inner, dict)
                 ]
@@ -209,7 +216,7 @@ def _walk(root: dict[str, Any], place: Callable[[Path], str]) -> Iterator[_Subsc
             if isinstance(value.get(key), dict):
                 nested = 1 if key in ("$defs", "definitions") else item.items
                 left += [
-                    _Subschema((*path, key, name), inner, depth, nested)
+                    Subschema((*path, key, name), inner, depth, nested)
                     for name, inner in value[key].items()
                     if isinstance(inner, dict)
                 ]
@@ -265,6 +272,16 @@ def _pattern_cost(pattern: str, where: str) -> float:
     if found.repetitions > MAX_REPETITIONS:
         raise BadSchema(where, f"repetitions multiply to {found.repetitions:,}; at most {MAX_REPETITIONS:,}")
     return found.cost
+
+
+def _string_cost(value: Mapping[str, Any], where: str) -> float:
+    """Return the cost of a string with a pattern. Raises BadSchema with `where` for one that cannot be held with the
+    lengths and the format beside it."""
+    names = ("pattern", "minLength", "maxLength", *(["format"] if value.get("format") in FORMATS else []))
+    try:
+        return states_cost(string_states({name: value[name] for name in names if name in value}).edges)
+    except BadPattern as error:
+        raise BadSchema(where, str(error)) from None
 
 
 def _add_parts(costs: _Costs, value: Mapping[str, Any], path: Path) -> None:
