@@ -71,6 +71,7 @@ PLUGIN_OF_PATH: Mapping[str, str] = {
     **dict.fromkeys(("/edge/v1/cameras", "/edge/v1/streams"), "cameras"),
     **dict.fromkeys(("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models"), "language"),
     **dict.fromkeys(("/v1/responses", "/v1/rerank", "/v1/score", "/rerank", "/score"), "language"),
+    **dict.fromkeys(("/v1/embed", "/v2/embed", "/classify"), "language"),
     **dict.fromkeys(("/api/chat", "/api/generate", "/api/tags", "/v1/messages", "/tokenize"), "language"),
     **dict.fromkeys(("/v1/audio/speech", "/v1/audio/transcriptions", "/v1/audio/translations"), "speech"),
     "/edge/v1/governor": "governor",

@@ -994,6 +994,12 @@ class TestEmbeddingExport:
         status, answer = embedding_server.ask("/v1/score", {**call, "text_2": ["a", "x " * 32]})
         assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
         assert "a query and a document of at most 64 tokens together, got 65" in answer["error"]["message"]
+        # A document of the same tokens, cut to as many as fit.
+        call = {"model": "scorer", "query": "x " * 30, "documents": ["x " * 90, "x"]}
+        status, answer = embedding_server.ask("/v2/rerank", {**call, "max_tokens_per_doc": 31})
+        assert (status, answer["usage"]["total_tokens"]) == (200, 64 + 34)
+        _, expected = embedding_server.ask("/v2/rerank", {**call, "documents": ["x " * 31, "x"]})
+        assert answer["results"] == expected["results"]
 
     def test_embeddings_are_compared_by_their_cosine(self, embedding_server: Any, client: Any) -> None:
         vectors = [np.array(item.embedding) for item in client.embeddings.create(model="default", input=TEXTS).data]

@@ -17,8 +17,8 @@ DOCUMENTS = ["a fox", "the brown fox jumps", "nothing", "brown"]
 def cross_encoder(rows: int = 0, **more: Any) -> ModelSpec:
     inputs = tuple(InputSpec(name, DType.BYTES, (1,)) for name in ("query", "document"))
     outputs = (OutputSpec("score", DType.FP32, (1,)), OutputSpec("num_input_tokens", DType.UINT32, (1,)))
-    fields = {"inputs": inputs, "outputs": outputs, "max_batch_size": rows, **more}
-    return ModelSpec("scorer", "stub", "", instance_groups=(), **fields)
+    fields = {"backend": "stub", "inputs": inputs, "outputs": outputs, "max_batch_size": rows, **more}
+    return ModelSpec("scorer", platform="", instance_groups=(), **fields)
 
 
 def share_words(request: Request) -> list[Response]:
@@ -84,6 +84,13 @@ def test_pairs_are_sent_in_batches(scorer: Any, path: str, model: str, rows: lis
     assert [request.inputs["query"].shape for request in scorer.service.requests] == rows
 
 
+def test_the_length_of_documents_is_a_parameter_of_the_request(scorer: Any) -> None:
+    scorer.service.models["cutter"] = (cross_encoder(backend="openvino_rerank"), share_words)
+    body = {"model": "cutter", "query": "a", "documents": ["b"], "max_tokens_per_doc": 7}
+    assert scorer.post("/v2/rerank", body).status == 200
+    assert scorer.service.requests[-1].parameters == {"max_tokens_per_doc": 7}
+
+
 def test_two_lists_are_scored_in_pairs(scorer: Any) -> None:
     for names in (("text_1", "text_2"), ("queries", "documents")):
         texts = (["a b", "c"], ["b a", "d"])
@@ -112,7 +119,8 @@ def test_an_embedding_model_scores_by_the_cosine(scorer: Any) -> None:
         ("rerank", {"documents": ["a", {"image": "b"}]}, "documents", "'documents[1]': expected a text, got an object"),
         ("rerank", {"top_n": 0}, "top_n", "expected a whole number from 1, got 0"),
         ("rerank", {"return_documents": 1}, "return_documents", "expected true or false, got an integer"),
-        ("rerank", {"max_tokens_per_doc": 9}, "max_tokens_per_doc", "'max_tokens_per_doc' is not supported"),
+        ("rerank", {"max_tokens_per_doc": 9}, "max_tokens_per_doc", "model 'scorer' cannot cut documents; models of"),
+        ("rerank", {"max_tokens_per_doc": 0}, "max_tokens_per_doc", "expected a whole number from 1, got 0"),
         (
             "rerank",
             {"model": "add"},

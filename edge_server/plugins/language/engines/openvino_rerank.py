@@ -19,7 +19,7 @@ from edge_server.backends.openvino.lean_import import import_openvino
 from edge_server.backends.runtime_errors import file_title, import_runtime, message_line, open_with_library
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
-from edge_server.errors import BackendError, ContextTooLong, EdgeServerError, LoadError
+from edge_server.errors import BackendError, ContextTooLong, EdgeServerError, InvalidRequest, LoadError
 from edge_server.plugins.language.engines.model_size import read_export
 from edge_server.plugins.language.engines.openvino_embeddings import (
     OpenVinoEmbeddingsBackend,
@@ -74,6 +74,9 @@ class RerankSession(RequestSession):
         for execution in executions:
             try:
                 queries, documents = (decode_texts(execution, self._model, name) for name in ("query", "document"))
+                limit = execution.request.parameters.get("max_tokens_per_doc")
+                if limit is not None:
+                    documents = [self._cut(text, limit) for text in documents]
                 accepted.append((execution, queries, documents, self._token_counts(queries, documents)))
             except EdgeServerError as error:
                 execution.fail(error.detached())
@@ -90,20 +93,43 @@ class RerankSession(RequestSession):
     def close(self) -> None:
         self._pipeline = self._tokenizer = None
 
+    def _cut(self, text: str, limit: object) -> str:
+        """Return the longest beginning of a document that has at most so many tokens of its own."""
+        if type(limit) is not int or limit < 1:
+            raise InvalidRequest(
+                f"inference request to model '{self._model}': parameter max_tokens_per_doc: expected a whole number "
+                f"from 1, got {str(limit)[:40]}"
+            )
+        # All but the document are the same tokens.
+        (around,) = self._pair_lengths([""], [""])
+        low, high = 0, len(text)
+        if self._pair_lengths([""], [text])[0] - around <= limit:
+            return text
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._pair_lengths([""], [text[:middle]])[0] - around <= limit:
+                low = middle
+            else:
+                high = middle - 1
+        return text[:low]
+
     def _token_counts(self, queries: list[str], documents: list[str]) -> list[int]:
         """Return the tokens of each pair. Raises ContextTooLong: the library would cut it."""
+        counts = self._pair_lengths(queries, documents)
+        if self._most_tokens and max(counts) > self._most_tokens:
+            raise ContextTooLong(
+                f"inference request to model '{self._model}': expected a query and a document of at most "
+                f"{self._most_tokens} tokens together, got {max(counts)}"
+            )
+        return counts
+
+    def _pair_lengths(self, queries: list[str], documents: list[str]) -> list[int]:
         try:
             mask = self._tokenizer.encode(queries, documents).attention_mask.data
         except (RuntimeError, TypeError, ValueError) as error:
             said = message_line(error)
         else:
-            counts = [int(count) for count in mask.sum(axis=1)]
-            if self._most_tokens and max(counts) > self._most_tokens:
-                raise ContextTooLong(
-                    f"inference request to model '{self._model}': expected a query and a document of at most "
-                    f"{self._most_tokens} tokens together, got {max(counts)}"
-                )
-            return counts
+            return [int(count) for count in mask.sum(axis=1)]
         raise BackendError(f"model '{self._model}': OpenVINO GenAI cannot split the texts into tokens: {said}")
 
     def _score(self, pairs: list[tuple[str, str]]) -> Any:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Request, Response, SubmittedRequest
@@ -32,11 +32,14 @@ from edge_server.plugins.language.openai.score_request import ScoreRequest, Scor
 from edge_server.protocol.raw_tensors import Buffer
 from edge_server.service import Handle, InferenceService
 
+if TYPE_CHECKING:
+    from edge_server.plugins.language.vllm.classification_request import Classes, ClassificationRequest
+
 _LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Call = TypeVar("Call", CompletionRequest, EmbeddingRequest, ScoreRequest)
-TextsCall = TypeVar("TextsCall", EmbeddingRequest, ScoreRequest)
+TextsCall = TypeVar("TextsCall", EmbeddingRequest, ScoreRequest, "ClassificationRequest")
 
 _KEEP_ALIVE_S = 15.0
 """Time without an event after which something without effect is sent, so that proxies keep the stream open."""
@@ -207,6 +210,15 @@ class CallRunner:
     ) -> HttpResponse:
         """Answer a call whose parser is `parse` with the JSON that `encode` returns. Raises EdgeServerError."""
         return await self._answer(request, parse, lambda call, *found: encode(call, call.scores(*found)))
+
+    async def classify(
+        self,
+        request: HttpRequest,
+        parse: Callable[[Buffer], ClassificationRequest],
+        encode: Callable[[ClassificationRequest, Classes], object],
+    ) -> HttpResponse:
+        """Answer a call whose parser is `parse` with the JSON that `encode` returns. Raises EdgeServerError."""
+        return await self._answer(request, parse, lambda call, *found: encode(call, call.classes(*found)))
 
     async def _answer(
         self,

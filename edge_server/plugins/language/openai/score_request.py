@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edge_server.core.model_spec import ModelSpec
-from edge_server.core.request_response import Request, Response
+from edge_server.core.request_response import Parameter, Request, Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import ServingFault
 from edge_server.frontends.v2.json_parser import json_type, parse_object
@@ -25,7 +25,7 @@ from edge_server.plugins.language.openai.completion_request import BadMember, ch
 from edge_server.plugins.language.openai.embedding_request import EmbeddingRequest
 from edge_server.protocol.raw_tensors import Buffer
 
-_OF_RERANK = {"model", "query", "documents", "top_n", "return_documents", "keep_alive"}
+_OF_RERANK = {"model", "query", "documents", "top_n", "return_documents", "max_tokens_per_doc", "keep_alive"}
 _OF_SCORE = {"model", "text_1", "text_2", "queries", "documents", "keep_alive"}
 _MAX_PAIRS = 2048
 _QUERY, _DOCUMENT, _SCORE, _TOKEN_COUNT = "query", "document", "score", "num_input_tokens"
@@ -48,6 +48,8 @@ class ScoreRequest:
     keep_alive_s: float | None
     top_n: int | None = None
     returns_documents: bool = False
+    max_tokens_per_doc: int | None = None
+    """Most tokens of a document that are read."""
     warnings: tuple[str, ...] = ()
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
@@ -56,6 +58,12 @@ class ScoreRequest:
         """Return requests with all pairs, or all texts for an embedding model: as many in each as the model's batch
         has rows, or one. Raises BadMember if the model can do neither.
         """
+        if self.max_tokens_per_doc is not None and spec.backend != "openvino_rerank":
+            raise BadMember(
+                "max_tokens_per_doc",
+                f"'max_tokens_per_doc': model '{spec.name}' cannot cut documents; models of the backend "
+                "openvino_rerank can",
+            )
         if not is_cross_encoder(spec):
             try:
                 return self._texts().inference_requests(spec)
@@ -73,7 +81,9 @@ class ScoreRequest:
             for name, texts in ((_QUERY, self.queries), (_DOCUMENT, self.documents)):
                 values = np.array([text.encode("utf-8", "replace") for text in texts[first : first + rows]], object)
                 inputs[name] = Tensor(name, DType.BYTES, values.reshape(-1, 1) if spec.max_batch_size else values)
-            requests.append(Request(model=spec.name, id=self.id, inputs=inputs, outputs=outputs))
+            limit = self.max_tokens_per_doc
+            parameters: dict[str, Parameter] = {} if limit is None else {"max_tokens_per_doc": limit}
+            requests.append(Request(model=spec.name, id=self.id, inputs=inputs, outputs=outputs, parameters=parameters))
         return requests
 
     def scores(self, spec: ModelSpec, requests: Sequence[Request], responses: Sequence[Response]) -> Scores:
@@ -134,6 +144,11 @@ def read_rerank_request(body: Buffer) -> ScoreRequest:
     documents = _texts("documents", [_document(item) for item in given])
     if top_n is not None and (isinstance(top_n, bool) or not isinstance(top_n, int) or top_n < 1):
         raise BadMember("top_n", f"'top_n': expected a whole number from 1, got {str(top_n)[:40]}")
+    limit = members.get("max_tokens_per_doc")
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+        raise BadMember(
+            "max_tokens_per_doc", f"'max_tokens_per_doc': expected a whole number from 1, got {str(limit)[:40]}"
+        )
     returns_documents = members.get("return_documents")
     if not isinstance(returns_documents, bool | None):
         got = json_type(returns_documents)
@@ -145,6 +160,7 @@ def read_rerank_request(body: Buffer) -> ScoreRequest:
         keep_alive_s=read_keep_alive(members),
         top_n=top_n,
         returns_documents=bool(returns_documents),
+        max_tokens_per_doc=limit,
     )
 
 

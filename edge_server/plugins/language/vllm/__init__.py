@@ -1,1 +1,1 @@
-"""vLLM's additions to OpenAI's HTTP API: `tokenize` and `detokenize`."""
+"""vLLM's additions to OpenAI's HTTP API: `tokenize`, `detokenize` and `classify`."""

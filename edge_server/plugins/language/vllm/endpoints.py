@@ -1,4 +1,4 @@
-"""HTTP handlers of `tokenize` and `detokenize`."""
+"""HTTP handlers of vLLM's `tokenize`, `detokenize` and `classify`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import HttpResponse, json_response
 from edge_server.plugins.language.openai.call_runner import CallRunner
 from edge_server.plugins.language.openai.completion_response import OPENAI_ERRORS
+from edge_server.plugins.language.vllm.classification_request import (
+    classification_response,
+    read_classification_request,
+)
 from edge_server.plugins.language.vllm.token_requests import (
     detokenize_request,
     detokenize_response,
@@ -22,7 +26,7 @@ from edge_server.plugins.language.vllm.token_requests import (
 from edge_server.service import Handle, InferenceService
 
 
-class TokenEndpoints:
+class VllmEndpoints:
     """The handlers. Errors have OpenAI's form."""
 
     def __init__(self, service: InferenceService, may_change_models: Callable[[RequestHead], bool]) -> None:
@@ -33,6 +37,10 @@ class TokenEndpoints:
 
     async def detokenize(self, request: HttpRequest) -> HttpResponse | None:
         return await self._runner.respond(request, partial(self._detokenize, request))
+
+    async def classify(self, request: HttpRequest) -> HttpResponse | None:
+        classify = partial(self._runner.classify, request, read_classification_request, classification_response)
+        return await self._runner.respond(request, classify)
 
     async def _tokenize(self, request: HttpRequest) -> HttpResponse:
         call = await self._runner.read(request, read_tokenize_request)
