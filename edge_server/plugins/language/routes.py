@@ -147,6 +147,18 @@ def _response_routes(service: InferenceService, may_change_models: Callable[[Req
                 summary="Delete a stored response, as in OpenAI's API",
                 handler=handler(lambda endpoints: endpoints.delete),
             ),
+            Route(
+                "GET",
+                f"{base}/responses/{{response}}/input_items",
+                category="inference",
+                summary="What a stored response was made from, as in OpenAI's API",
+                handler=handler(lambda endpoints: endpoints.input_items),
+            ),
+            _post(
+                f"{base}/responses/{{response}}/cancel",
+                summary="Refused, because no response is made in the background, as in OpenAI's API",
+                handler=handler(lambda endpoints: endpoints.cancel),
+            ),
         )
     return lines
 

@@ -88,7 +88,7 @@ def test_the_second_version_gives_each_form_that_is_asked_for(models: Any) -> No
         ({"output_dimension": 4}, "output_dimension", "'output_dimension': expected 9, as model 'embedder' gives"),
         ({"images": ["x"]}, "images", "'images' is not supported"),
         ({"texts": None, "inputs": [{"content": [{"type": "image_url"}]}]}, "inputs", "'inputs[0]': expected"),
-        ({"model": "nosuch"}, None, "unknown model 'nosuch'"),
+        ({"model": "nosuch"}, None, "'nosuch' is not found"),
     ],
 )
 def test_what_is_not_supported_is_named(models: Any, members: Any, param: str | None, message: str) -> None:

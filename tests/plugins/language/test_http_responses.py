@@ -372,6 +372,44 @@ def test_a_stored_response_is_read_and_deleted_by_its_id(talker: Any) -> None:
     assert "'stream': expected false" in talker.get("/v1/responses/a?stream=true").json["error"]["message"]
 
 
+def test_the_items_that_a_response_was_made_from_are_read_in_pages(talker: Any) -> None:
+    thought = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "h"}]}
+    given = [{"role": "user", "content": "a"}, thought, CALL, RESULT, {"role": "assistant", "content": "b"}]
+    made = talker.post("/v1/responses", {"model": "talker", "input": given, "instructions": "i"}).json
+    more = {"model": "talker", "previous_response_id": made["id"], "input": "c"}
+    path = f"/v1/responses/{talker.post('/v1/responses', more).json['id']}/input_items"
+    whole = talker.get(f"{path}?order=asc").json
+    items = whole["data"]
+    assert [item["type"] for item in items] == [
+        "message", "reasoning", "function_call", "function_call_output", "message", "message", "message",
+    ]  # fmt: skip
+    assert {name: items[2][name] for name in CALL} == CALL
+    assert {name: items[3][name] for name in RESULT} == RESULT
+    assert [items[place]["content"][0]["text"] for place in (0, 1, 4, 5, 6)] == ["a", "h", "b", "two words", "c"]
+    assert (whole["has_more"], whole["first_id"], whole["last_id"]) == (False, items[0]["id"], items[-1]["id"])
+    assert talker.get(path).json["data"] == items[::-1]
+    page = talker.get(f"{path}?limit=2&after={items[-1]['id']}").json
+    assert (page["data"], page["has_more"]) == (items[-2:-4:-1], True)
+    end = talker.get(f"{path}?after={items[0]['id']}").json
+    assert (end["data"], end["first_id"], end["has_more"]) == ([], None, False)
+
+
+def test_input_items_that_cannot_be_read_are_refused(talker: Any) -> None:
+    made = talker.post("/v1/responses", {"model": "talker", "input": "a"}).json["id"]
+    for query, param in (("limit=0", "limit"), ("limit=101", "limit"), ("order=x", "order"), ("after=x", "after")):
+        reply = talker.get(f"/v1/responses/{made}/input_items?{query}")
+        assert (reply.status, reply.json["error"]["param"]) == (400, param)
+    assert talker.get("/v1/responses/resp_x/input_items").json["error"]["code"] == "response_not_found"
+
+
+def test_a_response_cannot_be_cancelled_as_none_is_made_in_the_background(talker: Any) -> None:
+    made = talker.post("/v1/responses", {"model": "talker", "input": "a"}).json["id"]
+    reply = talker.post(f"/v1/responses/{made}/cancel", {})
+    assert (reply.status, reply.json["error"]["type"]) == (400, "invalid_request_error")
+    assert "cannot be cancelled: it was not made in the background" in reply.json["error"]["message"]
+    assert talker.post("/v1/responses/resp_x/cancel", {}).status == 404
+
+
 def test_the_oldest_responses_are_removed() -> None:
     store = TextResponseStore(max_responses=2)
     for name in "abc":

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Call = TypeVar("Call", CompletionRequest, EmbeddingRequest, ScoreRequest)
+Call = TypeVar("Call", CompletionRequest, EmbeddingRequest, ScoreRequest, "ClassificationRequest")
 TextsCall = TypeVar("TextsCall", EmbeddingRequest, ScoreRequest, "ClassificationRequest")
 
 _KEEP_ALIVE_S = 15.0

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from urllib.parse import parse_qs
 
-from edge_server.errors import ContextTooLong, EdgeServerError
+from edge_server.errors import ContextTooLong, EdgeServerError, InvalidRequest
 from edge_server.frontends.http.request import HttpRequest
 from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import JSON_TYPE, HttpResponse, json_response
@@ -14,7 +14,7 @@ from edge_server.plugins.language.openai.call_runner import CallRunner
 from edge_server.plugins.language.openai.completion_request import BadMember
 from edge_server.plugins.language.responses.response_encoder import RESPONSE_ERRORS, ResponseEncoder, UnknownResponse
 from edge_server.plugins.language.responses.response_request import own_error, read_response_request
-from edge_server.plugins.language.responses.response_store import TextResponseStore
+from edge_server.plugins.language.responses.response_store import StoredResponse, TextResponseStore
 from edge_server.service import InferenceService
 
 
@@ -35,6 +35,14 @@ class ResponseEndpoints:
     async def delete(self, request: HttpRequest) -> HttpResponse | None:
         request.release_body()
         return await self._runner.respond(request, partial(self._delete, request.names["response"]))
+
+    async def input_items(self, request: HttpRequest) -> HttpResponse | None:
+        request.release_body()
+        return await self._runner.respond(request, partial(self._input_items, request))
+
+    async def cancel(self, request: HttpRequest) -> HttpResponse | None:
+        request.release_body()
+        return await self._runner.respond(request, partial(self._cancel, request.names["response"]))
 
     async def _create(self, request: HttpRequest) -> HttpResponse | None:
         call = await self._runner.read(request, partial(read_response_request, find=self._store.find))
@@ -60,11 +68,27 @@ class ResponseEndpoints:
         query = parse_qs(request.head.target.partition("?")[2])
         if query.get("stream", ["false"]) != ["false"]:
             raise BadMember("stream", "'stream': expected false: the events of a stored response are not kept")
-        response_id = request.names["response"]
+        stored = self._find(request.names["response"])
+        return HttpResponse(stored.body, headers={"Content-Type": JSON_TYPE})
+
+    async def _input_items(self, request: HttpRequest) -> HttpResponse:
+        # Imported for the first such request.
+        from edge_server.plugins.language.responses.input_items import input_items
+
+        response_id, query = request.names["response"], request.head.target.partition("?")[2]
+        # The last message is the answer.
+        messages = self._find(response_id).messages[:-1]
+        return json_response(await request.run_on_worker(partial(input_items, response_id, messages, query)))
+
+    async def _cancel(self, response_id: str) -> HttpResponse:
+        self._find(response_id)
+        raise InvalidRequest(f"response '{response_id[:80]}' cannot be cancelled: it was not made in the background")
+
+    def _find(self, response_id: str) -> StoredResponse:
         stored = self._store.find(response_id)
         if stored is None:
             raise _unknown(response_id)
-        return HttpResponse(stored.body, headers={"Content-Type": JSON_TYPE})
+        return stored
 
     async def _delete(self, response_id: str) -> HttpResponse:
         if not self._store.remove(response_id):

@@ -104,13 +104,13 @@ def read_classification_request(body: Buffer) -> ClassificationRequest:
     model = read_model(members)
     check_names(members, _SUPPORTED)
     given = members.get("input")
-    texts = given if isinstance(given, list) else [given]
+    texts: list[object] = given if isinstance(given, list) else [given]
     if not 1 <= len(texts) <= _MAX_TEXTS:
         raise BadMember("input", f"'input': expected a text or a list of 1 to {_MAX_TEXTS} texts, got {len(texts)}")
     for text in texts:
         if not isinstance(text, str):
             raise BadMember("input", f"'input': expected a text or a list of texts, got {json_type(text)}")
-    return ClassificationRequest(model=model, texts=tuple(texts), keep_alive_s=read_keep_alive(members))
+    return ClassificationRequest(model=model, texts=tuple(map(str, texts)), keep_alive_s=read_keep_alive(members))
 
 
 def classification_response(call: ClassificationRequest, classes: Classes) -> dict[str, object]:
