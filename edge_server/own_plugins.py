@@ -37,7 +37,7 @@ PLUGIN_OF: Mapping[str, str] = {
             "--governor-interval-ms", "--governor-load-wait-secs", "--sysfs-root", "--grant-clock-cap",
         ),
         "policies": ("policies", "--policy-openpi", "--policy-groot"),
-        "speech": ("speech", "--wyoming"),
+        "speech": ("speech", "--wyoming", "--wyoming-announce"),
         "tensorrt": (
             "engines", "--engine-builder", "--engine-cache-dir", "--engine-build-timeout-secs",
             "--engine-build-memory-mb", "--engine-cache-limit-mb",

@@ -300,6 +300,11 @@ def test_openais_client_gets_responses_whole_streamed_and_stored(openai_client: 
     assert ("".join(deltas), streamed.output_text, len(deltas) > 5) == (TOKYO, TOKYO, True)
     assert streamed.usage == answer.usage
     assert responses.retrieve(answer.id) == answer
+    longer = responses.create(model="talker", previous_response_id=answer.id, input="hello")
+    items = list(responses.input_items.list(longer.id, order="asc", limit=2))
+    assert [(item.role, item.content[0].text) for item in items[-2:]] == [("assistant", TOKYO), ("user", "hello")]
+    with pytest.raises(openai.BadRequestError, match="not made in the background"):
+        responses.cancel(answer.id)
     again = responses.create(model="talker", previous_response_id=answer.id, input="hello", include=[])
     assert (again.output_text, again.previous_response_id) == (ANSWERS["hello"], answer.id)
     responses.delete(answer.id)

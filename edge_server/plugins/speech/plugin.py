@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from edge_server.config import ServerConfig
     from edge_server.frontends.http.routes import Route
     from edge_server.plugin import ServingCore
+    from edge_server.plugins.speech.wyoming.announcement import WyomingAnnouncement
     from edge_server.plugins.speech.wyoming.port import WyomingPort
 
 _PORT_STOP_S = 2.0
@@ -41,6 +42,7 @@ class _Speech(RunningPlugin):
     def __init__(self, settings: SpeechConfig) -> None:
         self._settings = settings
         self._port: WyomingPort | None = None
+        self._announcement: WyomingAnnouncement | None = None
         self._starting: asyncio.Task[None] | None = None
 
     def build(self, core: ServingCore) -> None:
@@ -52,12 +54,16 @@ class _Speech(RunningPlugin):
         return speech_routes(self._core.service, self._core.access.may_change_models)
 
     def start(self) -> None:
-        """Raises InvalidRequest if clients of Wyoming would need a key, ServingFault for an address in use."""
+        """Raises InvalidRequest if clients of Wyoming would need a key, ServingFault for an address in use, and
+        BackendMissing if the port is to be announced without the package for it."""
+        from edge_server.errors import InvalidRequest
+
         if not self._settings.wyoming:
+            if self._settings.announces_wyoming:
+                raise InvalidRequest("--wyoming-announce: expected --wyoming=HOST:PORT beside it")
             return
         import asyncio
 
-        from edge_server.errors import InvalidRequest
         from edge_server.plugins.speech.wyoming.port import WyomingPort
         from edge_server.plugins.speech.wyoming.speech_to_text import SpeechToText
         from edge_server.plugins.speech.wyoming.text_to_speech import TextToSpeech
@@ -68,6 +74,10 @@ class _Speech(RunningPlugin):
         host, _, port = self._settings.wyoming.rpartition(":")
         service = self._core.service
         self._port = WyomingPort(host.strip("[]"), int(port), [SpeechToText(service), TextToSpeech(service)])
+        if self._settings.announces_wyoming:
+            from edge_server.plugins.speech.wyoming.announcement import WyomingAnnouncement
+
+            self._announcement = WyomingAnnouncement(host.strip("[]"), self._port.port)
 
     def addresses(self) -> Sequence[str]:
         return () if self._port is None else (f"Wyoming {self._port.address}",)
@@ -75,7 +85,12 @@ class _Speech(RunningPlugin):
     def models_settled(self) -> None:
         # Not earlier: Home Assistant asks once which models there are.
         if self._port is not None:
-            self._starting = self._loop.create_task(self._port.start())
+            self._starting = self._loop.create_task(self._answer(self._port))
+
+    async def _answer(self, port: WyomingPort) -> None:
+        await port.start()
+        if self._announcement is not None:
+            await self._announcement.start()
 
     def begin_stop(self) -> None:
         if self._port is not None:
@@ -85,7 +100,12 @@ class _Speech(RunningPlugin):
         if self._port is not None:
             import asyncio
 
-            asyncio.run_coroutine_threadsafe(self._port.stop(), self._loop).result(_PORT_STOP_S)
+            asyncio.run_coroutine_threadsafe(self._end(self._port), self._loop).result(_PORT_STOP_S)
+
+    async def _end(self, port: WyomingPort) -> None:
+        if self._announcement is not None:
+            await self._announcement.stop()
+        await port.stop()
 
 
 PLUGIN = SpeechPlugin()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from edge_server.config.setting import Kind, setting
+from edge_server.config.setting import BOOLEAN, Kind, setting
 
 
 def _parse_address(text: str) -> str:
@@ -24,4 +24,10 @@ class SpeechConfig:
         "--wyoming",
         Kind("host:port", _parse_address),
         "Serve speech to Home Assistant's Assist at this address, by the Wyoming protocol. It asks for no key.",
+    )
+    announces_wyoming: bool = setting(
+        False,
+        "--wyoming-announce",
+        BOOLEAN,
+        "Announce that address by multicast DNS, by which Home Assistant finds it. Needs the extra zeroconf.",
     )

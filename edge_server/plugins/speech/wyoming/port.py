@@ -69,7 +69,8 @@ class WyomingPort:
             self._socket = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
         except (OSError, UnicodeError) as error:
             raise ServingFault(f"--wyoming={host}:{port}: cannot listen: {error}") from None
-        self.address = f"{f'[{host}]' if ':' in host else host}:{self._socket.getsockname()[1]}"
+        self.port = int(self._socket.getsockname()[1])
+        self.address = f"{f'[{host}]' if ':' in host else host}:{self.port}"
 
     async def start(self) -> None:
         """Answer the clients that wait, and all later ones."""
