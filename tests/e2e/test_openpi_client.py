@@ -1,0 +1,181 @@
+"""openpi's own client, unchanged, against a policy with two cameras: the actions of the bare runtime, and the time of
+an answer beside Triton's client."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import tritonclient.grpc as grpcclient
+from onnx import TensorProto, helper, numpy_helper
+
+CLIENT = os.environ.get("EDGE_TEST_OPENPI_CLIENT", "")
+
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(not CLIENT, reason="needs EDGE_TEST_OPENPI_CLIENT, see fetch_openpi_client.sh"),
+]
+
+CONFIG = """
+backend: "onnxruntime"
+input { name: "top" data_type: TYPE_UINT8 dims: [ 224, 224, 3 ] }
+input { name: "wrist" data_type: TYPE_UINT8 dims: [ 224, 224, 3 ] }
+input { name: "state" data_type: TYPE_FP32 dims: [ 14 ] }
+output { name: "action" data_type: TYPE_FP32 dims: [ 50, 14 ] }
+instance_group { count: 1 kind: KIND_CPU }
+parameters { key: "policy_action_key" value { string_value: "actions" } }
+parameters { key: "policy_inputs" value { string_value: "top=images/cam_high, wrist=images/cam_wrist" } }
+"""
+
+CALLS = """
+import json
+import sys
+import time
+
+import numpy as np
+from openpi_client import action_chunk_broker, image_tools, websocket_client_policy
+
+policy = websocket_client_policy.WebsocketClientPolicy("ws://" + sys.argv[1] + "/act")
+given = np.load(sys.argv[2])
+images = {"cam_high": given["top"], "cam_wrist": given["wrist"]}
+observation = {"images": images, "state": given["state"], "prompt": "pick"}
+actions = policy.infer(observation)["actions"]
+seconds = []
+for _ in range(int(sys.argv[3])):
+    began = time.perf_counter()
+    policy.infer(observation)
+    seconds.append(time.perf_counter() - began)
+broker = action_chunk_broker.ActionChunkBroker(policy, action_horizon=10)
+steps = [broker.infer(observation)["actions"].tolist() for _ in range(12)]
+error = ""
+try:
+    policy.infer({**observation, "state": given["state"][:3]})
+except RuntimeError as refused:
+    error = str(refused)
+print(json.dumps({"metadata": policy.get_server_metadata(), "actions": actions.tolist(), "dtype": str(actions.dtype),
+                  "steps": steps, "error": error, "seconds": seconds}))
+"""
+
+
+def write_policy(path: Path) -> None:
+    """Write a network as ACT's exports have it: two cameras and the joints in, a chunk of 50 actions out."""
+    random = np.random.default_rng(0)
+    constants = {
+        "pixels": random.normal(size=(48, 64)).astype(np.float32) / 255,
+        "joints": random.normal(size=(14, 64)).astype(np.float32),
+        "out": random.normal(size=(64, 700)).astype(np.float32),
+        "flat": np.array([1, 48]), "row": np.array([1, 14]), "chunk": np.array([50, 14]),
+    }  # fmt: skip
+    nodes = []
+    for name in ("top", "wrist"):
+        nodes += [
+            helper.make_node("Cast", [name], [f"{name}_real"], to=TensorProto.FLOAT),
+            helper.make_node("Transpose", [f"{name}_real"], [f"{name}_planes"], perm=[2, 0, 1]),
+            helper.make_node("Unsqueeze", [f"{name}_planes", "first"], [f"{name}_batch"]),
+            helper.make_node(
+                "AveragePool", [f"{name}_batch"], [f"{name}_small"], kernel_shape=[56, 56], strides=[56, 56]
+            ),
+            helper.make_node("Reshape", [f"{name}_small", "flat"], [f"{name}_flat"]),
+            helper.make_node("MatMul", [f"{name}_flat", "pixels"], [f"{name}_seen"]),
+        ]
+    nodes += [
+        helper.make_node("Reshape", ["state", "row"], ["state_row"]),
+        helper.make_node("MatMul", ["state_row", "joints"], ["felt"]),
+        helper.make_node("Sum", ["top_seen", "wrist_seen", "felt"], ["sum"]),
+        helper.make_node("Tanh", ["sum"], ["hidden"]),
+        helper.make_node("MatMul", ["hidden", "out"], ["flat_action"]),
+        helper.make_node("Reshape", ["flat_action", "chunk"], ["action"]),
+    ]
+    initial = [numpy_helper.from_array(value, name) for name, value in constants.items()]
+    initial.append(numpy_helper.from_array(np.array([0]), "first"))
+    inputs = [helper.make_tensor_value_info(name, TensorProto.UINT8, [224, 224, 3]) for name in ("top", "wrist")]
+    inputs.append(helper.make_tensor_value_info("state", TensorProto.FLOAT, [14]))
+    output = helper.make_tensor_value_info("action", TensorProto.FLOAT, [50, 14])
+    model = helper.make_model(
+        helper.make_graph(nodes, "act", inputs, [output], initial), opset_imports=[helper.make_opsetid("", 17)]
+    )
+    model.ir_version = 8
+    onnx.checker.check_model(model)
+    onnx.save(model, path)
+
+
+@pytest.fixture(scope="module")
+def observation() -> dict[str, Any]:
+    random = np.random.default_rng(1)
+    pictures = random.integers(0, 255, (2, 224, 224, 3), dtype=np.uint8)
+    return {"top": pictures[0], "wrist": pictures[1], "state": random.normal(size=14).astype(np.float32)}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    (folder / "act/1").mkdir(parents=True)
+    write_policy(folder / "act/1/model.onnx")
+    (folder / "act/config.pbtxt").write_text(CONFIG)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(serve: Any, models: Path) -> Iterator[Any]:
+    pytest.importorskip("zmq", reason="needs the extra policies")
+    with serve(models, "--policy-openpi=127.0.0.1:0") as server:
+        yield server
+
+
+def run_client(server: Any, observation: dict[str, Any], folder: Path, calls: int) -> dict[str, Any]:
+    np.savez(folder / "observation.npz", **observation)
+    address = re.search(r"openpi ws://([\d.:]+)", "\n".join(server.banner))
+    assert address
+    found = subprocess.run(
+        [CLIENT, "-c", CALLS, address[1], str(folder / "observation.npz"), str(calls)],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    return dict(json.loads(found.stdout))
+
+
+def test_openpis_client_gets_the_actions_of_the_bare_runtime(
+    server: Any, models: Path, observation: dict[str, Any], tmp_path: Path
+) -> None:
+    found = run_client(server, observation, tmp_path, calls=1)
+    (expected,) = onnxruntime.InferenceSession(models / "act/1/model.onnx").run(["action"], observation)
+    assert found["dtype"] == "float32"
+    np.testing.assert_allclose(found["actions"], expected, rtol=1e-5, atol=1e-5)
+    assert found["metadata"]["action_horizon"] == 50
+    np.testing.assert_allclose(found["steps"], [*expected[:10], *expected[:2]], rtol=1e-5, atol=1e-5)
+    assert "'state' of the observation: expected shape [14], given [3]" in found["error"]
+
+
+@pytest.mark.soak
+def test_the_time_of_an_answer_beside_tritons_client(
+    server: Any, observation: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = grpcclient.InferenceServerClient(server.grpc)
+    inputs = []
+    for name, array in observation.items():
+        inputs.append(grpcclient.InferInput(name, list(array.shape), "FP32" if name == "state" else "UINT8"))
+        inputs[-1].set_data_from_numpy(array)
+    medians = []
+    for _ in range(3):
+        seconds = []
+        for _ in range(300):
+            began = time.perf_counter()
+            client.infer("act", inputs).as_numpy("action")
+            seconds.append(time.perf_counter() - began)
+        openpi = run_client(server, observation, tmp_path, calls=300)["seconds"]
+        medians.append((1000 * float(np.median(openpi)), 1000 * float(np.median(seconds))))
+    client.close()
+    with capsys.disabled():
+        for ours, triton in medians:
+            print(f"\nopenpi's client {ours:.2f} ms, Triton's gRPC client {triton:.2f} ms, ratio {ours / triton:.2f}")
+    assert len(medians) == 3
