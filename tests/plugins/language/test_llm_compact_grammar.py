@@ -14,6 +14,8 @@ from edge_server.plugins.language.engines.compact_grammar import compact_grammar
 from edge_server.plugins.language.engines.model_size import read_gguf
 from edge_server.plugins.language.engines.settings import read_settings
 from edge_server.plugins.language.engines.token_engine import Sampling
+from edge_server.plugins.language.text.grammar_check import GrammarCheck
+from edge_server.plugins.language.text.text_grammar import read_grammar
 
 TINY = Path(__file__).parents[2] / "data/tiny_llm/tiny.gguf"
 QUESTION = "Describe Anna, 31, who lives in Rome, as JSON."
@@ -163,3 +165,21 @@ def test_a_real_model_writes_no_white_space_and_needs_fewer_tokens() -> None:
     assert space_outside_texts(text) == ""
     # The library's own grammar takes 43.
     assert count <= 35
+
+
+@pytest.mark.parametrize(
+    ("limits", "inside", "outside"),
+    [
+        ((0.0, 100.0), ["0", "0.5", "99.999", "100"], ["100.1", "-0.1", "101", "1e1", "00"]),
+        ((-1, 1), ["-1", "-0.25", "0", "0.75", "1"], ["-1.5", "1.5", "2", "-2"]),
+        ((-5, -2), ["-5", "-4.5", "-2", "-2.5"], ["-5.5", "-1", "0", "2", "-1.9"]),
+        ((3, 3), ["3"], ["3.1", "2"]),
+    ],
+)
+def test_numbers_between_two_limits_have_decimals(
+    limits: tuple[float, float], inside: list[str], outside: list[str]
+) -> None:
+    grammar = compact_grammar(json.dumps({"type": "number", "minimum": limits[0], "maximum": limits[1]}))
+    for text in (*inside, *outside):
+        check = GrammarCheck(read_grammar(grammar))
+        assert (check.add(text) and check.is_complete) == (text in inside), text

@@ -12,6 +12,10 @@ from hypothesis import strategies as st
 
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.language.chat_roles import shorten_call_ids
+from edge_server.plugins.language.engines.compact_grammar import compact_grammar
+from edge_server.plugins.language.text.grammar_check import GrammarCheck
+from edge_server.plugins.language.text.schema_check import check_schema
+from edge_server.plugins.language.text.text_grammar import read_grammar
 from edge_server.plugins.language.text.tool_calls import (
     ToolCallParser,
     ToolFormat,
@@ -248,6 +252,24 @@ def test_the_schema_of_a_forced_call_names_the_functions() -> None:
     path = ("items", "anyOf", 1, "properties", "arguments", "properties", "x")
     assert several.place(path) == "tools[1].function.parameters.properties.x"
     assert several.place(path[:2]) == "tools"
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("several", [False, True])
+def test_references_within_the_parameters_hold_in_the_schema_of_a_forced_call(count: int, several: bool) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"unit": {"$ref": "#/$defs/unit"}, "$ref": {"enum": [{"$ref": "#"}]}},
+        "required": ["unit", "$ref"],
+        "$defs": {"unit": {"enum": ["K"]}},
+    }
+    tools = Tools([tool(f"f{index}", parameters) for index in range(count)], "required", several)
+    schema, _ = check_schema(tools.json_schema(), 1_000, tools.place)
+    grammar = compact_grammar(schema)
+    call = '{"name":"f0","arguments":{"unit":"K","$ref":{"$ref":"#"}}}'
+    check = GrammarCheck(read_grammar(grammar.replace('\\"\\\\\\x00-\\x1f', '\\"\\\\\\x00-\\x1F')))
+    assert check.add(f"[{call}]" if several else call)
+    assert check.is_complete
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ _ANNOTATIONS = frozenset(("title", "description", "default", "examples", "deprec
 _KEYWORDS: Mapping[str, frozenset[str]] = {
     "string": frozenset(("minLength", "maxLength", "pattern", "format")),
     "integer": frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")),
-    "number": frozenset(("minimum", "exclusiveMinimum")),
+    "number": frozenset(("minimum", "maximum", "exclusiveMinimum")),
     "boolean": frozenset(),
     "null": frozenset(),
     "array": frozenset(("items", "minItems", "maxItems")),
@@ -31,6 +31,8 @@ _KEYWORDS: Mapping[str, frozenset[str]] = {
 """Type -> keywords that this module knows for it."""
 _MAX_INTEGERS = 1_000
 """Integers between two limits that are written out."""
+_MAX_LIMIT = 1e15
+"""Of numbers: larger ones have no decimals."""
 _MAX_BRANCHES = 50
 """Of a text of an enum that begins like others."""
 _MAX_COUNT = 256
@@ -180,11 +182,27 @@ class _Writer:
         return _one_of({str(number) for number in range(least, most + 1)})
 
     def _number(self, schema: Mapping[str, Any]) -> str:
-        if "minimum" not in schema and "exclusiveMinimum" not in schema:
-            return "number"
-        if schema.get("minimum") != 0 or type(schema["minimum"]) is bool or "exclusiveMinimum" in schema:
+        if "exclusiveMinimum" in schema:
             raise _Unknown
-        return "natural fraction"
+        limits = [schema.get(key) for key in ("minimum", "maximum")]
+        if limits == [None, None]:
+            return "number"
+        if not all(
+            limit is None or (type(limit) in (int, float) and abs(limit) < _MAX_LIMIT and limit == int(limit))
+            for limit in limits
+        ):
+            raise _Unknown
+        least, most = (None if limit is None else int(limit) for limit in limits)
+        if most is None and least == 0:
+            return "natural fraction"
+        if least is None or most is None or not 0 <= most - least < _MAX_INTEGERS:
+            raise _Unknown
+        # Whole parts that may have decimals behind them, and the limits themselves.
+        whole = {str(number) for number in range(max(least, 0), most)}
+        whole |= {f"-{number}" for number in range(max(-most, 0), -least)}
+        ends = {str(least), str(most)} - whole
+        parts = [f'{_one_of(whole)} ("." [0-9]+)?'] if whole else []
+        return self._alternatives([*parts, *([_one_of(ends)] if ends else [])])
 
     def _boolean(self, schema: Mapping[str, Any]) -> str:
         return '("true" | "false")'

@@ -56,6 +56,8 @@ _MAX_PYTHON_CHARACTERS = 16_384
 """Of a list of calls in Python's syntax, which is parsed as a whole."""
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _MAX_TOOLS = 128
+_VALUES = frozenset(("const", "enum", "default", "examples"))
+"""Keywords whose values are no schemas."""
 MAX_CALLS = 16
 """Of one answer under "required"."""
 _HEAD = re.compile(
@@ -100,15 +102,19 @@ class Tools:
         if self.choice != "required":
             function = next(item for item in functions if item["name"] == self.choice)
             return json.dumps(_parameters(function))
-        calls = [
-            {
-                "type": "object",
-                "properties": {"name": {"const": item["name"]}, "arguments": _parameters(item)},
-                "required": ["name", "arguments"],
-                "additionalProperties": False,
-            }
-            for item in functions
-        ]
+        path = "#/items" if self.allows_several else "#"
+        calls = []
+        for index, item in enumerate(functions):
+            root = path if len(functions) == 1 else f"{path}/anyOf/{index}"
+            arguments = _move_references(_parameters(item), f"{root}/properties/arguments")
+            calls.append(
+                {
+                    "type": "object",
+                    "properties": {"name": {"const": item["name"]}, "arguments": arguments},
+                    "required": ["name", "arguments"],
+                    "additionalProperties": False,
+                }
+            )
         schema: dict[str, Any] = calls[0] if len(calls) == 1 else {"anyOf": calls}
         if self.allows_several:
             schema = {"type": "array", "items": schema, "minItems": 1, "maxItems": MAX_CALLS}
@@ -131,6 +137,22 @@ class Tools:
 def schema_place(name: str, path: Sequence[str | int]) -> str:
     """Return the name of a part of a schema, such as `json_schema.properties.x.anyOf[1]`. `name` is the schema's."""
     return name + "".join(f"[{part}]" if isinstance(part, int) else f".{part[:64]}" for part in path)
+
+
+def _move_references(schema: Any, root: str) -> Any:
+    """Return a schema that becomes a part of another, at `root`, with its references to itself."""
+    if isinstance(schema, list):
+        return [_move_references(item, root) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    return {
+        key: f"{root}{value[1:]}"
+        if key == "$ref" and isinstance(value, str) and value.startswith("#")
+        else value
+        if key in _VALUES
+        else _move_references(value, root)
+        for key, value in schema.items()
+    }
 
 
 def _parameters(function: Mapping[str, Any]) -> Any:
