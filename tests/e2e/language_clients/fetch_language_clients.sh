@@ -3,7 +3,7 @@
 #
 #     eval "$(tests/e2e/language_clients/fetch_language_clients.sh DEST)" && python -m pytest -m long tests/e2e/language_clients
 #
-# They take 1.7 GB. AIPerf needs Python 3.11 to 3.13. A client that cannot be installed is left out, and its test skips.
+# They take 1.8 GB. AIPerf needs Python 3.11 to 3.13. A client that cannot be installed is left out, and its test skips.
 # A second call with the same DEST installs what is missing. Prints an export line for the shell.
 set -eu
 
@@ -29,9 +29,14 @@ environment pydantic_ai 'pydantic-ai-slim[openai,anthropic]==2.68.0'
 environment llm llm==0.36
 environment cohere cohere==7.3.1
 environment aiperf aiperf==0.13.0
-if [ ! -e "$dest/openai/complete" ]; then
-    mkdir -p "$dest/openai"
-    npm install --prefix "$dest/openai" --no-audit --no-fund --ignore-scripts --no-package-lock openai@6.49.0 >&2 &&
-        touch "$dest/openai/complete" || echo "$0: openai is not installed" >&2
-fi
+# node_environment NAME PACKAGE
+node_environment() {
+    [ -e "$dest/$1/complete" ] && return
+    mkdir -p "$dest/$1"
+    npm install --prefix "$dest/$1" --no-audit --no-fund --ignore-scripts --no-package-lock "$2" >&2 &&
+        touch "$dest/$1/complete" || echo "$0: $1 is not installed" >&2
+}
+
+node_environment openai openai@6.49.0
+node_environment continue @continuedev/cli@1.5.47
 printf "export EDGE_TEST_LANGUAGE_CLIENTS='%s'\n" "$dest"

@@ -60,6 +60,14 @@ SCRIPTS: dict[str, dict[str, Any]] = {
         },
         "chat_template": "<tool_call>",
     },
+    "coder": {
+        "answers": {
+            "hello": "Hello! How can I help you?",
+            "read the note": '<tool_call>\n{"name": "Read", "arguments": {"filepath": "note.txt"}}\n</tool_call>',
+            "the lamp is in the hall": "It is in the hall.",
+        },
+        "chat_template": "<tool_call>",
+    },
     "slow": {"answers": {"hello": "Hello! " * 300}, "step_s": 0.1},
 }
 
@@ -72,6 +80,7 @@ NAMES = {
     "pydantic_ai": "Pydantic AI",
     "llm": "llm",
     "cohere": "Cohere",
+    "continue": "Continue",
     "home_assistant": "Home Assistant",
 }
 """Client -> its name in docs/language-models.md."""
@@ -117,7 +126,8 @@ def server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any
     (models / "embedder/config.pbtxt").write_text('backend: "openvino_embeddings"')
     for name, script in SCRIPTS.items():
         (models / name / "config.pbtxt").write_text(
-            'backend: "scripted_llm" parameters { key: "max_context" value { string_value: "8192" } }'
+            'backend: "scripted_llm" parameters { key: "max_context" value { string_value: "200000" } } '
+            'parameters { key: "num_kv_blocks" value { string_value: "8192" } }'
         )
         (models / name / "1/script.json").write_text(json.dumps(script))
     with serve(models) as running:
@@ -159,7 +169,7 @@ def documented_features(client: str) -> set[str]:
     return set(features.split(", "))
 
 
-@pytest.mark.parametrize("client", sorted(NAMES.keys() - {"home_assistant"}))
+@pytest.mark.parametrize("client", sorted(NAMES.keys() - {"home_assistant", "continue"}))
 def test_a_client_gets_what_it_asks_for(client: str, server: Any, tmp_path: Path) -> None:
     report = report_of(client, server, tmp_path)
     assert set(report) == documented_features(client)
@@ -195,6 +205,36 @@ def check_errors(client: str, errors: dict[str, list[str]]) -> None:
     for way, found in errors.items():
         assert "too long" in found[-1] or "at most 64 tokens" in found[-1], way
         assert len(found) == 1 or "'nosuch' is not found" in found[0], way
+
+
+@pytest.mark.parametrize("provider", ["openai", "ollama", "anthropic"])
+def test_continue_talks_and_reads_a_file(provider: str, server: Any, tmp_path: Path) -> None:
+    assert documented_features("continue") == {"chat", "tools", "errors"}
+    program = environment("continue") / "node_modules/@continuedev/cli/dist/cn.js"
+    (tmp_path / "note.txt").write_text("the lamp is in the hall")
+
+    def ask(model: str, question: str) -> str:
+        config = {
+            "name": "local", "version": "1.0.0", "schema": "v1",
+            "models": [
+                {
+                    "name": model, "provider": provider, "model": model, "apiKey": "none", "roles": ["chat"],
+                    "apiBase": server.url("" if provider == "ollama" else "/v1"), "capabilities": ["tool_use"],
+                }
+            ],
+        }  # fmt: skip
+        # JSON is YAML.
+        (tmp_path / "config.yaml").write_text(json.dumps(config))
+        home = {**os.environ, "HOME": str(tmp_path), "CONTINUE_GLOBAL_DIR": str(tmp_path / "continue")}
+        kept = {name: value for name, value in home.items() if not name.lower().endswith("_proxy")}
+        command = ["node", str(program), "--config", "config.yaml", "-p", question]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=110, cwd=tmp_path, env=kept)
+        return (done.stdout + done.stderr).strip()
+
+    assert ask("coder", "hello") == "Hello! How can I help you?"
+    # The model asks for the file, and answers what the program reads there.
+    assert ask("coder", "read the note") == "It is in the hall."
+    assert "'nosuch' is not found" in ask("nosuch", "hello")
 
 
 @pytest.mark.skipif(not HOME_ASSISTANT, reason="needs Home Assistant: tests/e2e/fetch_home_assistant_assist.sh")
