@@ -53,6 +53,7 @@ PLUGIN_OF_BACKEND: Mapping[str, str] = {
         (
             "llama_cpp",
             "onnxruntime_genai",
+            "openvino_classification",
             "openvino_embeddings",
             "openvino_genai",
             "openvino_rerank",

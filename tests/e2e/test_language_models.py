@@ -875,6 +875,12 @@ def embedding_server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> It
     (models / "incomplete/1/openvino_tokenizer.xml").unlink()
     for name, classes in (("scorer", 1), ("classifier", 2)):
         cross_encoder(models / name, classes)
+    for name, classes, kind in (("sorter", 3, None), ("tagger", 2, "multi_label_classification")):
+        cross_encoder(models / name, classes)
+        (models / name / "config.pbtxt").write_text('backend: "openvino_classification"')
+        config = json.loads((TINY_EMBEDDINGS / "config.json").read_bytes())
+        named = {**config, "problem_type": kind, "id2label": {"0": "bad", "1": "good"}}
+        (models / name / "1/config.json").write_text(json.dumps(named))
     embedding_model(models / "nested", {"matryoshka_dimensions": "4, 8", "normalize": "false"})
     with serve(models) as running:
         yield running
@@ -997,9 +1003,37 @@ class TestEmbeddingExport:
         # A document of the same tokens, cut to as many as fit.
         call = {"model": "scorer", "query": "x " * 30, "documents": ["x " * 90, "x"]}
         status, answer = embedding_server.ask("/v2/rerank", {**call, "max_tokens_per_doc": 31})
-        assert (status, answer["usage"]["total_tokens"]) == (200, 64 + 34)
+        assert status == 200, answer
+        assert answer["usage"]["total_tokens"] == 64 + 34
         _, expected = embedding_server.ask("/v2/rerank", {**call, "documents": ["x " * 31, "x"]})
         assert answer["results"] == expected["results"]
+
+    @pytest.mark.parametrize("name", ["sorter", "tagger"])
+    def test_classes_are_those_of_the_bare_libraries(
+        self, embedding_server: Any, tmp_path_factory: pytest.TempPathFactory, name: str
+    ) -> None:
+        import openvino
+        import openvino_genai
+
+        folder = tmp_path_factory.mktemp("bare")
+        cross_encoder(folder, 3 if name == "sorter" else 2)
+        compiled = openvino.Core().compile_model(folder / "1/openvino_model.xml", "CPU")
+        tokenizer = openvino_genai.Tokenizer(str(TINY_EMBEDDINGS))
+        status, answer = embedding_server.ask("/classify", {"model": name, "input": TEXTS})
+        assert status == 200, answer
+        tokens = 0
+        for text, item in zip(TEXTS, answer["data"], strict=True):
+            ids = np.array(tokenizer.encode([text]).input_ids.data, np.int64)
+            inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+            powers = np.exp(compiled({key.get_any_name(): inputs[key.get_any_name()] for key in compiled.inputs})[0][0])
+            expected = powers / powers.sum() if name == "sorter" else powers / (1 + powers)
+            np.testing.assert_allclose(item["probs"], expected, atol=1e-3)
+            best = int(np.argmax(item["probs"]))
+            assert (item["label"], item["num_classes"]) == (["bad", "good", "LABEL_2"][best], len(expected))
+            tokens += ids.size
+        assert answer["usage"]["prompt_tokens"] == tokens
+        status, answer = embedding_server.ask("/classify", {"model": name, "input": ["a", "x " * 70]})
+        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
 
     def test_embeddings_are_compared_by_their_cosine(self, embedding_server: Any, client: Any) -> None:
         vectors = [np.array(item.embedding) for item in client.embeddings.create(model="default", input=TEXTS).data]

@@ -28,6 +28,7 @@ _DISTRIBUTIONS = {
     "onnxruntime": "onnxruntime",
     "onnxruntime_genai": "onnxruntime-genai",
     "openvino": "openvino",
+    "openvino_classification": "openvino-genai",
     "openvino_embeddings": "openvino-genai",
     "openvino_rerank": "openvino-genai",
     "openvino_genai": "openvino-genai",

@@ -100,14 +100,14 @@ class RerankSession(RequestSession):
                 f"inference request to model '{self._model}': parameter max_tokens_per_doc: expected a whole number "
                 f"from 1, got {str(limit)[:40]}"
             )
-        # All but the document are the same tokens.
-        (around,) = self._pair_lengths([""], [""])
-        low, high = 0, len(text)
-        if self._pair_lengths([""], [text])[0] - around <= limit:
+        # All but the document are the same tokens. The library takes no pair of empty texts.
+        (around,) = self._pair_lengths(["a"], [""])
+        if self._pair_lengths(["a"], [text])[0] - around <= limit:
             return text
+        low, high = 0, len(text)
         while low < high:
             middle = (low + high + 1) // 2
-            if self._pair_lengths([""], [text[:middle]])[0] - around <= limit:
+            if self._pair_lengths(["a"], [text[:middle]])[0] - around <= limit:
                 low = middle
             else:
                 high = middle - 1

@@ -23,7 +23,7 @@ from edge_server.protocol.raw_tensors import Buffer
 
 _SUPPORTED = {"model", "input", "keep_alive"}
 _MAX_TEXTS = 2048
-_PROBABILITIES, _TOKEN_COUNT = "probs", "num_input_tokens"
+_PROBABILITIES, _LABELS, _TOKEN_COUNT = "probs", "labels", "num_input_tokens"
 
 
 class Classes(NamedTuple):
@@ -53,7 +53,8 @@ class ClassificationRequest:
         """
         name, _ = _tensors(spec)
         rows = max(spec.max_batch_size, 1)
-        outputs = (_PROBABILITIES,) if spec.output(_TOKEN_COUNT) is None else (_PROBABILITIES, _TOKEN_COUNT)
+        more = (name for name in (_LABELS, _TOKEN_COUNT) if spec.output(name) is not None)
+        outputs = (_PROBABILITIES, *more)
         requests = []
         for first in range(0, len(self.texts), rows):
             texts = [text.encode("utf-8", "replace") for text in self.texts[first : first + rows]]
@@ -66,6 +67,7 @@ class ClassificationRequest:
         """Return the classes. `responses` belong to `requests`, and have no error. Raises ServingFault for none."""
         found: list[list[float]] = []
         tokens = 0
+        labels: Sequence[str] = _tensors(spec)[1].labels
         for request, response in zip(requests, responses, strict=True):
             outputs = {tensor.name: tensor.array for tensor in response.outputs}
             count = next(iter(request.inputs.values())).array.size
@@ -74,7 +76,11 @@ class ClassificationRequest:
                 raise ServingFault(f"model '{self.model}' gave no numbers for each text in output '{_PROBABILITIES}'")
             found += values.reshape(count, -1).tolist()
             tokens += int(outputs[_TOKEN_COUNT].sum()) if _TOKEN_COUNT in outputs else 0
-        return Classes(found, _tensors(spec)[1].labels, tokens)
+            if _LABELS in outputs:
+                # Each text has the same.
+                row = outputs[_LABELS].reshape(count, -1)[0].tolist()
+                labels = [item.decode("utf-8", "replace") for item in row if isinstance(item, bytes)]
+        return Classes(found, labels, tokens)
 
 
 def _tensors(spec: ModelSpec) -> tuple[str, OutputSpec]:
