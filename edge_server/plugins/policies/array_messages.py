@@ -88,7 +88,7 @@ def read_message(data: bytes) -> dict[Any, Any]:
 
 def read_array(found: Mapping[bytes, Any]) -> npt.NDArray[np.generic]:
     """Return the array that a map describes. Raises InvalidRequest."""
-    return _make_array(found.get(b"data"), _read_dtype(found.get(b"dtype")), found.get(b"shape"))
+    return make_array(found.get(b"data"), read_dtype(found.get(b"dtype")), found.get(b"shape"))
 
 
 def _read_npy(file: object) -> npt.NDArray[np.generic]:
@@ -99,11 +99,11 @@ def _read_npy(file: object) -> npt.NDArray[np.generic]:
     assert isinstance(file, bytes)
     shape = [int(length) for length in found["shape"].replace(b" ", b"").split(b",") if length]
     is_fortran = found["order"] == b"True"
-    array = _make_array(file[found.end() :], _read_dtype(found["dtype"]), shape[::-1] if is_fortran else shape)
+    array = make_array(file[found.end() :], read_dtype(found["dtype"]), shape[::-1] if is_fortran else shape)
     return array.transpose() if is_fortran else array
 
 
-def _make_array(data: object, dtype: np.dtype[np.generic], shape: object) -> npt.NDArray[np.generic]:
+def make_array(data: object, dtype: np.dtype[np.generic], shape: object) -> npt.NDArray[np.generic]:
     lengths = shape if isinstance(shape, (list, tuple)) else [-1]
     if len(lengths) > _MAX_RANK or not all(type(length) is int and length >= 0 for length in lengths):
         raise InvalidRequest(f"expected the shape of an array, at most {_MAX_RANK} numbers, given {str(shape)[:60]}")
@@ -116,7 +116,7 @@ def _make_array(data: object, dtype: np.dtype[np.generic], shape: object) -> npt
 
 
 def _read_number(found: Mapping[bytes, Any]) -> np.generic:
-    dtype, value = _read_dtype(found.get(b"dtype")), found.get(b"data")
+    dtype, value = read_dtype(found.get(b"dtype")), found.get(b"data")
     if isinstance(value, (bool, int, float)):
         try:
             number: np.generic = dtype.type(value)
@@ -127,7 +127,7 @@ def _read_number(found: Mapping[bytes, Any]) -> np.generic:
     raise InvalidRequest(f"expected a number that {dtype.name} holds, given {str(value)[:60]}")
 
 
-def _read_dtype(text: object) -> np.dtype[np.generic]:
+def read_dtype(text: object) -> np.dtype[np.generic]:
     text = text.decode("ascii", "replace") if isinstance(text, bytes) else text
     if not isinstance(text, str) or _DTYPE.fullmatch(text) is None:
         raise InvalidRequest(f"expected the type of numbers, as '<f4' or '|u1', given {str(text)[:60]!r}")

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from edge_server.core.model_spec import ModelSpec
     from edge_server.plugin import ServingCore
     from edge_server.plugins.policies.groot_port import GrootPort
+    from edge_server.plugins.policies.lerobot_port import LeRobotPort
     from edge_server.plugins.policies.openpi_port import OpenpiPort
+    from edge_server.plugins.policies.policy_counters import PolicyCounters
     from edge_server.telemetry.metrics_page import Family
 
 _PORT_STOP_S = 2.0
@@ -44,9 +46,11 @@ class _Policies(RunningPlugin):
     def __init__(self, settings: PoliciesConfig) -> None:
         self._settings = settings
         self.model_checks = (_check,)
+        self._counters: PolicyCounters | None = None
         self._openpi: OpenpiPort | None = None
         self._groot: GrootPort | None = None
-        self._starting: asyncio.Task[None] | None = None
+        self._lerobot: LeRobotPort | None = None
+        self._starting: list[asyncio.Task[None]] = []
 
     def build(self, core: ServingCore) -> None:
         self._core = core
@@ -54,7 +58,7 @@ class _Policies(RunningPlugin):
     def start(self) -> None:
         """Raises Unsupported without the libraries of the extra, ServingFault for an address in use."""
         settings = self._settings
-        if not settings.openpi and not settings.groot:
+        if not (settings.openpi or settings.groot or settings.lerobot):
             return
         import asyncio
 
@@ -74,26 +78,30 @@ class _Policies(RunningPlugin):
                 from edge_server.plugins.policies.groot_port import GrootPort
 
                 self._groot = GrootPort(*parts, settings.groot)
+            if settings.lerobot:
+                from edge_server.plugins.policies.lerobot_port import LeRobotPort
+
+                self._lerobot = LeRobotPort(*parts, settings.lerobot)
         except ImportError as error:
-            flag = "--policy-groot" if settings.groot else "--policy-openpi"
             raise Unsupported(
-                f"{flag} needs a library that does not import here ({error}); {install_hint('policies')}"
+                f"--policy-... needs a library that does not import here ({error}); {install_hint('policies')}"
             ) from None
 
     def addresses(self) -> Sequence[str]:
-        openpi = () if self._openpi is None else (f"openpi {self._openpi.address}",)
-        return openpi if self._groot is None else (*openpi, f"GR00T {self._groot.address}")
+        ports = {"openpi": self._openpi, "GR00T": self._groot, "LeRobot": self._lerobot}
+        return [f"{name} {port.address}" for name, port in ports.items() if port is not None]
 
     def models_settled(self) -> None:
         # Not earlier: a client asks once for a policy, and ends if there is none.
-        if self._openpi is not None:
-            self._starting = self._loop.create_task(self._openpi.start())
+        for port in (self._openpi, self._lerobot):
+            if port is not None:
+                self._starting.append(self._loop.create_task(port.start()))
         if self._groot is not None:
             self._groot.start()
 
     def begin_stop(self) -> None:
         # Robots hold the version of their episode, for which the end of the server would wait.
-        for port in (self._openpi, self._groot):
+        for port in (self._openpi, self._groot, self._lerobot):
             if port is not None:
                 import asyncio
 
@@ -103,7 +111,7 @@ class _Policies(RunningPlugin):
         self.begin_stop()
 
     def families(self) -> Iterable[Family]:
-        return () if self._openpi is None and self._groot is None else self._counters.families()
+        return () if self._counters is None else self._counters.families()
 
     def _choose_policy(self, name: str) -> str:
         """Return the name, or that of the only policy for "". Raises NotFound."""

@@ -41,3 +41,10 @@ class PoliciesConfig:
         Kind("host:port[/model]", _parse_address_and_model),
         "Serve a robot policy at this address by GR00T's protocol over ZeroMQ; /MODEL if there are several.",
     )
+    lerobot: str = setting(
+        "",
+        "--policy-lerobot",
+        Kind("host:port", _parse_address),
+        "Serve robot policies at this address by LeRobot's asynchronous inference over gRPC. Its messages are pickles; "
+        "only a written list of classes is read.",
+    )

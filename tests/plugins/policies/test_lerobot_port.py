@@ -1,0 +1,188 @@
+"""LeRobot's asynchronous inference over gRPC with a server: the calls of its client, wrong calls, and limits."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+import edge_server
+
+pytest.importorskip("msgpack", reason="needs msgpack, of the extra policies")
+
+ARM = """
+backend: "python"
+input { name: "state" data_type: TYPE_FP32 dims: [ 2 ] }
+input { name: "task" data_type: TYPE_STRING dims: [ 1 ] }
+output { name: "action" data_type: TYPE_FP32 dims: [ 4, 2 ] }
+parameters { key: "policy_action_key" value { string_value: "action" } }
+parameters { key: "policy_inputs" value { string_value: "state=observation.state" } }
+parameters { key: "policy_dt_ms" value { string_value: "20" } }
+"""
+WORK = """
+import time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.act(request) for request in requests]
+
+    def act(self, request):
+        state, task = (pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in ("state", "task"))
+        time.sleep(0.3 if task[0] == b"slowly" else 0)
+        steps = np.arange(4, dtype=np.float32)[:, None]
+        return pb_utils.InferenceResponse([pb_utils.Tensor("action", steps + state)])
+"""
+FEATURES = {"observation.state": {"dtype": "float32", "shape": (2,), "names": ["shoulder.pos", "elbow.pos"]}}
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    models = tmp_path_factory.mktemp("models")
+    (models / "arm/1").mkdir(parents=True)
+    (models / "arm/1/model.py").write_text(WORK)
+    (models / "arm/config.pbtxt").write_text(ARM)
+    with edge_server.Server(models, policy_lerobot="127.0.0.1:0") as server:
+        (found,) = [text for text in server._core.plugins.addresses() if text.startswith("LeRobot")]  # type: ignore[union-attr]
+        yield found.partition(" ")[2]
+
+
+class Client:
+    """Calls the service with pickles, as LeRobot's RobotClient does."""
+
+    def __init__(self, address: str, lerobot: Any) -> None:
+        self._lerobot = lerobot
+        # Its own connection, as a process of its own has: it says who the robot is.
+        self.channel = grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
+        path = "/transport.AsyncInference/"
+        self.ready = self.channel.unary_unary(f"{path}Ready")
+        self.instruct = self.channel.unary_unary(f"{path}SendPolicyInstructions")
+        self.observe = self.channel.stream_unary(f"{path}SendObservations")
+        self.actions = self.channel.unary_unary(f"{path}GetActions")
+
+    def begin(self, policy: str = "arm", features: Any = FEATURES, actions_per_chunk: int = 50) -> None:
+        self.ready(b"", timeout=30)
+        wanted = self._lerobot.RemotePolicyConfig("act", policy, features, actions_per_chunk, "cpu")
+        self.instruct(field(1, pickle.dumps(wanted)), timeout=30)
+
+    def send(self, step: int, shoulder: float, task: str = "pick", **more: Any) -> None:
+        raw = {"shoulder.pos": shoulder, "elbow.pos": np.float32(2.0), "task": task, **more}
+        data = pickle.dumps(self._lerobot.TimedObservation(100.0, step, raw, True))
+        half = len(data) // 2
+        pieces = [b"\x08\x01" + field(2, data[:half]), b"\x08\x03" + field(2, data[half:])]
+        self.observe(iter(pieces), timeout=30)
+
+    def receive(self) -> list[Any]:
+        answer = self.actions(b"", timeout=30)
+        return list(pickle.loads(answer[1 + len(varint(len(answer))) :])) if answer else []
+
+
+def varint(value: int) -> bytes:
+    return bytes([value & 0x7F | 0x80]) + varint(value >> 7) if value >= 0x80 else bytes([value])
+
+
+def field(number: int, data: bytes) -> bytes:
+    return bytes([number << 3 | 2]) + varint(len(data)) + data
+
+
+@pytest.fixture
+def connect(address: str, lerobot: Any) -> Iterator[Callable[[], Client]]:
+    clients: list[Client] = []
+
+    def connect() -> Client:
+        clients.append(Client(address, lerobot))
+        return clients[-1]
+
+    yield connect
+    for client in clients:
+        client.channel.close()
+
+
+def test_a_robot_gets_timed_actions_for_its_observation(connect: Callable[[], Client]) -> None:
+    client = connect()
+    client.begin("somebody/arm", actions_per_chunk=3)
+    client.send(7, 1.5)
+    found = client.receive()
+    assert [item.action.tolist() for item in found] == [[1.5, 2.0], [2.5, 3.0], [3.5, 4.0]]
+    assert [item.timestep for item in found] == [7, 8, 9]
+    assert [item.timestamp for item in found] == pytest.approx([100.0, 100.02, 100.04])
+
+
+def test_the_newest_observation_is_run(connect: Callable[[], Client]) -> None:
+    client = connect()
+    client.begin()
+    for step in range(3):
+        client.send(step, float(step))
+    assert client.receive()[0].timestep == 2
+
+
+def test_without_an_observation_there_are_no_actions(connect: Callable[[], Client]) -> None:
+    client = connect()
+    client.begin()
+    assert client.receive() == []
+
+
+def test_a_second_call_while_one_runs_is_refused(connect: Callable[[], Client]) -> None:
+    client = connect()
+    client.begin()
+    first = threading.Thread(target=client.receive)
+    first.start()
+    client.send(0, 0.0, "slowly")
+    with pytest.raises(grpc.RpcError) as refused:
+        receive_until_refused(client)
+    first.join()
+    assert refused.value.details() == "a call of GetActions is running for this robot"
+
+
+def receive_until_refused(client: Client) -> None:
+    """Ask again until another call runs at the same time."""
+    while True:
+        client.receive()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda client: client.actions(b"", timeout=30), "expected the call SendPolicyInstructions before this one"),
+        (lambda client: client.instruct(b"\xff", timeout=30), "expected a message of transport.AsyncInference"),
+        (lambda client: client.instruct(field(1, pickle.dumps(5)), timeout=30), "expected a RemotePolicyConfig with"),
+        (lambda client: client.instruct(field(1, b"cos\nsystem\n."), timeout=30), "the pickle names os.system"),
+        (lambda client: client.begin("absent"), "Request for unknown model: 'absent' is not found"),
+        (
+            lambda client: client.begin(features=[1, {}]) or client.send(0, 0.0) or client.receive(),
+            "lacks 'observation",
+        ),
+        (lambda client: client.begin() or client.send(0, "x") or client.receive(), "expected numbers for shoulder.pos"),
+    ],
+)
+def test_a_wrong_call_gets_a_sentence(connect: Callable[[], Client], call: Any, message: str) -> None:
+    with pytest.raises(grpc.RpcError) as refused:
+        call(connect())
+    assert message in refused.value.details()
+
+
+def test_an_observation_is_bounded(connect: Callable[[], Client]) -> None:
+    client = connect()
+    client.begin()
+    pieces = (b"\x08\x02" + field(2, b"\0" * (2 << 20)) for _ in range(20))
+    with pytest.raises(grpc.RpcError) as refused:
+        client.observe(pieces, timeout=30)
+    assert refused.value.details() == "expected an observation of at most 33554432 bytes"
+
+
+def test_a_robot_replaces_the_one_that_is_silent_for_longest_if_there_are_as_many_as_may_be(
+    connect: Callable[[], Client],
+) -> None:
+    clients = [connect() for _ in range(17)]
+    for client in clients:
+        client.begin()
+    with pytest.raises(grpc.RpcError, match="expected the call SendPolicyInstructions before this one"):
+        clients[0].send(0, 0.0)
+    clients[16].send(0, 0.0)
+    assert len(clients[16].receive()) == 4
