@@ -65,6 +65,7 @@ PLUGINS_BELOW = {
     ("speech", "language"): "OpenAI's API has one form of errors and of event streams",
     ("language", "vision"): "pictures of vision-language models: their bounds, and decoding",
     ("speech", "vision"): "files come in forms: the parser of multipart bodies",
+    ("add", "policies"): "the command says that a new model is a robot's policy, and writes its parameters",
     ("policies", "vision"): "pictures of a robot's cameras become inputs as everywhere",
     ("doctor", "governor"): "the machine check reads the machine with the governor's sensors",
 }

@@ -19,6 +19,7 @@ from edge_server.plugins.add.new_model import LABELS
 from edge_server.plugins.add.picture_trial import MAX_SEEN, Reading, describe_choice, describe_seen
 from edge_server.plugins.add.text_models import READER, find_unread_detectors
 from edge_server.plugins.add.written_config import describe_tensor, parameter_line
+from edge_server.plugins.policies.recognition import recognise_policy
 
 _WIDTH = 80
 _MAX_LINES = 4
@@ -68,7 +69,8 @@ def print_report(tried: TriedModel, shown: Sequence[Reading], chosen: Reading | 
     elif shown:
         say("not certain, as the file does not say it; it may be one of these", "kind")
     elif not tried.notes and not spec.is_decoupled:
-        say("tensors (tabular or other); no known vision model", "kind")
+        policy = recognise_policy(spec)
+        say("tensors (tabular or other); no known vision model" if policy is None else policy.note, "kind")
     if tried.tabular_batch_size:
         say(f"up to {tried.tabular_batch_size} in a request (max_batch_size in config.pbtxt)", "rows")
     elif tried.is_tabular:
@@ -202,6 +204,8 @@ def print_next_steps(added: Sequence[AddedModel]) -> None:
             print(f"  {parameter_line('detection_text_model', recogniser)}")
     elif spec.is_decoupled:
         print(_stream_model_command(spec, name))
+    elif recognise_policy(spec) is not None:
+        print("for a robot, by one of --policy-openpi, --policy-groot and --policy-lerobot=HOST:PORT (docs/robots.md)")
     else:
         print(f"Ask it:\n  {_curl(spec, f'{_URL}/v2/models/{name}/infer')}")
 

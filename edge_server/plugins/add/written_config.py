@@ -11,13 +11,17 @@ from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.errors import ServingFault
 from edge_server.plugins.add.new_model import LABELS
 from edge_server.plugins.add.picture_trial import Reading
+from edge_server.plugins.policies import policy
+from edge_server.plugins.policies.recognition import recognise_policy
 from edge_server.plugins.vision import image_parameters
 from edge_server.plugins.vision.outputs import output_parameters
 from edge_server.plugins.vision.outputs.output_parameters import HeadKind
 from edge_server.repository.pbtxt import parse_text
 
 _WIDTH = 100
-_MEANINGS = {item.key: item for item in (*image_parameters.PARAMETERS, *output_parameters.PARAMETERS)}
+_MEANINGS = {
+    item.key: item for item in (*image_parameters.PARAMETERS, *output_parameters.PARAMETERS, *policy.PARAMETERS)
+}
 _OFTEN_CHANGED = {"detection_score_threshold": "0.25", "track": "bytetrack"}
 """Parameters of a detector that are written as comments, with a value."""
 
@@ -67,6 +71,10 @@ def write_config(
             if more:
                 lines += ["", "# Often changed:"]
                 lines += [line if line.startswith("#") else f"# {line}" for line in _parameters(more)]
+    recognised = recognise_policy(spec) if chosen is None else None
+    if recognised is not None:
+        parameters = recognised.parameters
+        lines += ["", *_comments([f"{recognised.note}."]), *_parameters(parameters)]
     others = [reading for reading in readings if reading is not chosen and reading.is_shown]
     if others and chosen is None:
         lines += ["", *_comments(["NOT DECIDED. Remove the '# ' before the parameters of one of these:"])]

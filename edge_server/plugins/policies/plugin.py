@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from edge_server.config.setting import SettingTable
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from edge_server.config import ServerConfig
-    from edge_server.core.model_spec import ModelSpec
+    from edge_server.core.model_spec import ModelSpec, Recognised
     from edge_server.plugin import ServingCore
     from edge_server.plugins.policies.groot_port import GrootPort
     from edge_server.plugins.policies.lerobot_port import LeRobotPort
@@ -46,6 +46,7 @@ class _Policies(RunningPlugin):
     def __init__(self, settings: PoliciesConfig) -> None:
         self._settings = settings
         self.model_checks = (_check,)
+        self.recognisers = (_recognise,)
         self._counters: PolicyCounters | None = None
         self._openpi: OpenpiPort | None = None
         self._groot: GrootPort | None = None
@@ -126,6 +127,14 @@ class _Policies(RunningPlugin):
         if not names:
             raise NotFound("no policy serves: a policy is a model with the parameter 'policy_action_key'")
         raise NotFound(f"several policies serve ({', '.join(names[:20])}): name one in the path of the address, /MODEL")
+
+
+def _recognise(spec: ModelSpec, metadata: Mapping[str, str]) -> Recognised | None:
+    if not any(item.name.startswith("observation") for item in spec.inputs):
+        return None
+    from edge_server.plugins.policies.recognition import recognise_policy
+
+    return recognise_policy(spec)
 
 
 def _check(spec: ModelSpec) -> None:
