@@ -28,7 +28,11 @@ class FollowConfig:
         "", "--box-groups", OPTIONAL_TEXT, "Groups of this box, with commas between them; releases can be for groups."
     )
     interval_s: float = setting(
-        300.0, "--follow-interval-secs", number(1, 86_400), "Seconds between two looks at the signed repository."
+        300.0,
+        "--follow-interval-secs",
+        number(1, 86_400),
+        "Most seconds between two looks at the signed repository. Each wait is up to a fifth shorter, at random: boxes "
+        "that started together do not look together.",
     )
     max_kbytes_per_s: int = setting(
         0, "--follow-max-kbytes-per-sec", integer(0, 10_000_000), "Most kilobytes a second to download. 0: no limit."
@@ -37,5 +41,6 @@ class FollowConfig:
         "",
         "--follow-hours",
         OPTIONAL_TEXT,
-        "Local time in which releases are downloaded and exchanged, as 22:00-05:30. Empty: always.",
+        "Local time in which releases are downloaded and installed, as 22:00-05:30. Empty: always. What was withdrawn "
+        "goes at any time.",
     )

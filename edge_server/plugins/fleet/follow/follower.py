@@ -8,9 +8,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from edge_server.errors import EdgeServerError, InvalidRequest
+from edge_server.errors import EdgeServerError, InvalidRequest, ServingFault
 from edge_server.plugins.fleet.follow.installed_models import FailedRelease, Installed, InstalledModels
 from edge_server.plugins.fleet.follow.release import Box, Release, choose
+from edge_server.plugins.fleet.follow.site_files import SiteUnavailable
 from edge_server.plugins.fleet.follow.trial import Rejected, Trial
 from edge_server.plugins.fleet.pull_archive import check_space
 
@@ -23,8 +24,22 @@ _MAX_STARTS = 1
 """Starts of the server with a release on probation, before it counts as what ends the server."""
 
 
+_FIRST_PAUSE_S = 5.0
+_MAX_PAUSE_S = 3600.0
+
+
 class _Foreign(EdgeServerError):
     """The model is there, and did not come from the signed repository."""
+
+
+class _Pause(NamedTuple):
+    """Until when a release is not downloaded again, whose files were wrong or did not fit: bytes cost money."""
+
+    digest: str
+    length_s: float
+    end_s: float
+    """By the monotonic clock."""
+    reason: str
 
 
 class Judge(Protocol):
@@ -82,6 +97,8 @@ class Follower:
         self._trial = trial
         self._judge = judge
         self._is_stopping = False
+        self._pauses: dict[str, _Pause] = {}
+        """By model."""
         self.report = Report(box, address, {}, "no round has ended yet", 0.0)
 
     def stop(self) -> None:
@@ -103,8 +120,12 @@ class Follower:
         for model in list(self._models.probations):
             self._judge_exchanged(model)
 
-    def follow_once(self) -> bool:
-        """Do one round. Return whether all that concerns this box is installed or has failed. Raises OSError."""
+    def follow_once(self, refusal: str = "") -> bool:
+        """Do one round. Return whether all that concerns this box is installed or has failed. Raises OSError.
+
+        `refusal` says why nothing new may be installed now. What was withdrawn, or is not for this box any more, goes
+        all the same.
+        """
         states: dict[str, FollowedModel] = {}
         try:
             wanted = choose(self._repository.refresh(), self._box, time.time())
@@ -119,7 +140,7 @@ class Follower:
                 log.info("release '%s' is not for this box any more: model '%s' is removed", installed.path, model)
         for model, releases in sorted(wanted.items()):
             try:
-                failure = self._follow_model(model, releases, needed)
+                failure = self._follow_model(model, releases, needed, refusal)
                 state, reason = ("failed", failure) if failure else ("installed", "")
             except _Foreign as error:
                 state, reason = "foreign", error.message
@@ -134,15 +155,17 @@ class Follower:
         self._set_problem(problem)
         return not problem
 
-    def _follow_model(self, model: str, releases: Sequence[Release], needed: set[str]) -> str:
+    def _follow_model(self, model: str, releases: Sequence[Release], needed: set[str], refusal: str) -> str:
         """Install the newest release that has not failed here. Return why the newest one failed, "" if it did not.
 
-        `needed` gets the files of one that waits. Raises EdgeServerError and OSError if it is to be tried again,
-        InterruptedError after `stop`.
+        With `refusal` only if the installed one is none of them. `needed` gets the files of one that waits. Raises
+        EdgeServerError and OSError if it is to be tried again, InterruptedError after `stop`.
         """
         installed = self._models.installed(model)
         if installed is None and (self._models.repository / model).exists():
             raise _Foreign(f"'{self._models.repository / model}' is not from this repository: remove it first")
+        digests = {self._repository.digest(release) for release in releases}
+        is_refused = bool(refusal) and (installed is None or installed.digest in digests)
         first_failure = ""
         for release in releases:
             digest = self._repository.digest(release)
@@ -150,16 +173,35 @@ class Follower:
                 break
             reason = self._models.failures[digest].reason if digest in self._models.failures else ""
             if not reason:
+                if is_refused:
+                    raise ServingFault(refusal)
+                self._check_pause(model, digest)
                 try:
                     reason = self._install(release, digest, needed)
                 except (Rejected, InvalidRequest) as error:
                     reason = error.message
                     self._models.fail(digest, FailedRelease(release.path, reason, time.time()))
                     log.error("release '%s' is not installed: %s", release.path, reason)
+                except SiteUnavailable:
+                    raise  # The next round resumes it, and loses no byte.
+                except (EdgeServerError, OSError) as error:
+                    self._pause(model, digest, str(error))
+                    raise
             if not reason:
                 break
             first_failure = first_failure or f"release '{release.path}': {reason}"
         return first_failure
+
+    def _check_pause(self, model: str, digest: str) -> None:
+        pause = self._pauses.get(model)
+        if pause is not None and pause.digest == digest and time.monotonic() < pause.end_s:
+            raise ServingFault(pause.reason)
+
+    def _pause(self, model: str, digest: str, reason: str) -> None:
+        pause = self._pauses.get(model)
+        is_again = pause is not None and pause.digest == digest
+        length_s = min(pause.length_s * 2, _MAX_PAUSE_S) if pause is not None and is_again else _FIRST_PAUSE_S
+        self._pauses[model] = _Pause(digest, length_s, time.monotonic() + length_s, reason)
 
     def _install(self, release: Release, digest: str, needed: set[str]) -> str:
         """Return why the server does not serve the release, "" if it does. Raises as `_follow_model`, and Rejected."""

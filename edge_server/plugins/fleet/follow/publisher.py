@@ -48,6 +48,7 @@ ROLES_OF_KEYS: Mapping[str, Sequence[str]] = {
 }
 KEPT_RELEASES = 5
 """Releases of a model that stay in a repository: boxes outside of the newest one's choice have an older one."""
+_LAST_WAVE = 1000
 _MAX_WITHDRAWN = 100
 """Withdrawn releases of a model that are remembered."""
 _WITHDRAWN_KEY = "x-edge-server-withdrawn"
@@ -91,7 +92,8 @@ class Publisher:
 
     def add(self, model: str, folder: Path, selection: Mapping[str, object], now_s: float) -> Release | None:
         """Add a release of the model in `folder`, or give its newest one another selection if no file has changed; a
-        rollout in waves stays where it is, and one that was stopped stays stopped.
+        rollout in waves stays where it is, at the last wave if all boxes may have it, and one that was stopped stays
+        stopped.
 
         `selection` is the custom metadata. Returns None for files that were withdrawn. Raises InvalidRequest and
         ServingFault.
@@ -110,6 +112,9 @@ class Publisher:
         last: dict[str, int] = self._noted(_LAST_NUMBERS_KEY)
         if newest is not None and self._targets.targets[newest.path].hashes["sha256"] == _sha256(content):
             number, wave, since_s, stopped_at = newest.number, newest.wave, newest.wave_since_s, newest.stopped_at
+            if not newest.waves or newest.waves[wave] == "all":
+                # No box that may have it loses it to waves that are meant for the next release.
+                wave = _LAST_WAVE
         else:
             number, wave, since_s, stopped_at = last.get(model, 0) + 1, 0, 0.0, None
         last[model] = max(number, last.get(model, 0))
@@ -232,11 +237,12 @@ class Publisher:
         return found
 
     def _add_file(self, model: str, source: Path) -> str:
-        """Copy a file to where its target is read from, unless it is there. Return its SHA-256."""
+        """Copy a file to where its target is read from, unless it is there undamaged. Return its SHA-256."""
         try:
             digest = digest_file(source)[0].hex()
-            copy = self.targets / model / f"{digest}.{digest}"
-            if not copy.exists():
+            path, copy = f"{model}/{digest}", self.targets / model / f"{digest}.{digest}"
+            target = TargetFile.from_file(path, str(copy), ["sha256"]) if copy.exists() else None
+            if target is None or target.hashes["sha256"] != digest:
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 draft = copy.with_name(f".{copy.name}.part")
                 shutil.copyfile(source, draft)
@@ -244,13 +250,12 @@ class Publisher:
                     os.fsync(file.fileno())
                 os.replace(draft, copy)
                 sync_folder(copy.parent)
-            self._targets.targets[f"{model}/{digest}"] = TargetFile.from_file(
-                f"{model}/{digest}", str(copy), ["sha256"]
-            )
+                target = TargetFile.from_file(path, str(copy), ["sha256"])
         except OSError as error:
             raise ServingFault(f"'{error.filename or source}': {error.strerror or error}") from None
-        if self._targets.targets[f"{model}/{digest}"].hashes["sha256"] != digest:
+        if target.hashes["sha256"] != digest:
             raise ServingFault(f"'{source}' changed while it was read, or its copy '{copy}' is damaged")
+        self._targets.targets[path] = target
         return digest
 
     def _prune(self) -> None:

@@ -44,8 +44,8 @@ def add_parser(commands: Any, add_hosts: Callable[[argparse.ArgumentParser], Non
         help="lead releases through their waves",
         description="Show how far the newest releases of a signed repository have come on the boxes (status), publish "
         "the next wave if all boxes of this one that answer have it, and none failed (continue), let no further box "
-        "have it (stop), or withdraw it (rollback). Exits with 1 if a box failed or does not answer, or if a wave is "
-        "not complete.",
+        "have it (stop), or withdraw it (rollback). Exits with 1 if a box failed, does not answer or cannot read "
+        "the repository, or if a wave is not complete.",
         allow_abbrev=False,
     )
     parser.add_argument("action", type=_action, metavar="ACTION", help=", ".join(ACTIONS))
@@ -96,6 +96,7 @@ def run(options: argparse.Namespace, reports: Reports) -> int:
         else:
             boxes.append(report)
     progress = [see_progress(release, boxes, now.timestamp()) for _, release in sorted(newest.items())]
+    silent |= find_problems(progress, boxes)
     print("\n".join(_lines(progress, silent)))
     changed = _change(options, publisher, progress, now.timestamp())
     if changed:
@@ -124,6 +125,15 @@ def see_progress(release: Release, reports: Sequence[Mapping[str, Any]], now_s: 
         else:
             progress.waiting[box.id] = state.get("reason", "") or follow["problem"]
     return progress
+
+
+def find_problems(progress: Sequence[ReleaseProgress], reports: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return box -> why it cannot read the signed repository whole, without the boxes on which a release waits."""
+    waiting = {box for item in progress for box in item.waiting}
+    follows = [report["follow"] for report in reports]
+    return {
+        follow["box"]: follow["problem"] for follow in follows if follow["problem"] and follow["box"] not in waiting
+    }
 
 
 def _change(

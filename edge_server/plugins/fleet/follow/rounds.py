@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import platform
+import random
 import re
 import socket
 import threading
@@ -24,6 +25,8 @@ log = logging.getLogger(__name__)
 _SITE_TIMEOUT_S = 60.0
 _TRIAL_TIMEOUT_S = 900.0
 _FIRST_RETRY_S = 5.0
+_MIN_DELAY = 0.8
+"""Shortest wait between two rounds, as a fraction of the interval."""
 _MAX_ROOT_BYTES = 512_000
 _MAX_BOX_CHARS = 200
 
@@ -110,18 +113,19 @@ class Rounds:
     def run(self) -> None:
         failed_count = 0
         while not self._stopping.is_set():
-            delay_s = self._interval_s
             now = time.localtime()
-            if are_in(self._hours, now.tm_hour * 60 + now.tm_min) and not self._refusal():
-                failed_count = 0 if self.run_once() else failed_count + 1
-                if failed_count:
-                    # A site that is away is asked soon, and one that gives wrong files seldom: files cost money.
-                    delay_s = min(_FIRST_RETRY_S * 2.0 ** min(failed_count - 1, 20), max(3600.0, self._interval_s))
-            self._stopping.wait(delay_s)
+            is_in_hours = are_in(self._hours, now.tm_hour * 60 + now.tm_min)
+            is_complete = self.run_once(self._refusal() if is_in_hours else "it is not one of the box's --follow-hours")
+            failed_count = 0 if is_complete else failed_count + 1
+            # Soon, and never later than usual: a release that is stopped leaves each box within one interval.
+            retry_s = _FIRST_RETRY_S * 2.0 ** min(failed_count - 1, 20)
+            delay_s = self._interval_s if is_complete else min(retry_s, self._interval_s)
+            # Boxes that were switched on together do not ask together for long.
+            self._stopping.wait(delay_s * random.uniform(_MIN_DELAY, 1.0))
 
-    def run_once(self) -> bool:
+    def run_once(self, refusal: str = "") -> bool:
         try:
-            return self._follower.follow_once()
+            return self._follower.follow_once(refusal)
         except Exception:
             # An unforeseen error must not end the rounds: the box would stay behind without a word.
             log.exception("a round of the follower failed")

@@ -89,6 +89,45 @@ def test_boxes_of_another_group_do_not_get_it(publication: Any, box: Any, new_bo
     assert other.factor() == 0.5
 
 
+def test_outside_its_hours_a_box_takes_back_what_was_withdrawn_and_installs_nothing_new(
+    publication: Any, box: Any, add_model: AddModel
+) -> None:
+    add_model(publication.models / "m", 0.5)
+    publication.publish()
+    with box.models.locked():
+        follower = box.follower()
+        follower.follow_once("it is noon")
+        assert follower.report.models["m"][:4] == ("m/1.json", "waiting", "it is noon", "")
+        follower.follow_once()
+        add_model(publication.models / "m", 0.25)
+        publication.publish()
+        publication.requests.clear()
+        follower.follow_once("it is noon")
+        assert follower.report.models["m"][:4] == ("m/2.json", "waiting", "it is noon", "m/1.json")
+        assert not any(path.startswith("/targets/") for path, _ in publication.requests)
+        follower.follow_once()
+        assert box.factor() == 0.25
+        publication.publish("", "--withdraw=m/2")
+        follower.follow_once("it is noon")
+        assert follower.report.models["m"][:4] == ("m/1.json", "installed", "", "m/1.json")
+        assert box.factor() == 0.5
+
+
+def test_waves_that_are_written_later_take_a_release_from_no_box(
+    publication: Any, box: Any, add_model: AddModel
+) -> None:
+    add_model(publication.models / "m", 0.5)
+    publication.publish()
+    box.follow()
+    publication.publish('waves = ["box-2", "all"]')
+    assert box.follow().report.models["m"][:4] == ("m/1.json", "installed", "", "m/1.json")
+    add_model(publication.models / "m", 0.25)
+    publication.publish('waves = ["box-2", "all"]')
+    assert box.follow().report.models["m"].wanted == "m/1.json"
+    publication.publish('waves = ["box-2", "box-1", "all"]')
+    assert box.follow().report.models["m"].wanted == "m/1.json"
+
+
 # -- releases that are not fit
 
 
@@ -156,13 +195,11 @@ def test_a_release_that_ends_its_process_is_not_installed(publication: Any, box:
 # -- a site that lies
 
 
-def test_bytes_that_were_not_signed_are_refused_and_the_right_ones_taken_later(
+def test_bytes_that_were_not_signed_are_refused_until_the_next_publish_mends_them(
     publication: Any, box: Any, add_model: AddModel
 ) -> None:
     add_model(publication.models / "m", 0.5, filler=5000)
     publication.publish()
-    good = publication.site.with_name("good")
-    shutil.copytree(publication.site, good)
     (large,) = [path for path in publication.site.glob("targets/m/*") if path.stat().st_size == 5000]
     large.write_bytes(b"x" * 5000)
     report = box.follow().report
@@ -170,9 +207,40 @@ def test_bytes_that_were_not_signed_are_refused_and_the_right_ones_taken_later(
     assert box.factor() is None
     large.write_bytes(b"x" * 6000)
     assert "more than the 5000 bytes that were signed" in box.follow().report.problem
-    shutil.copy(good / large.relative_to(publication.site), large)
+    publication.publish()
     box.follow()
     assert box.factor() == 0.5
+
+
+def test_wrong_files_are_downloaded_again_after_a_pause_and_their_withdrawal_does_not_wait_for_it(
+    publication: Any, box: Any, add_model: AddModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_model(publication.models / "m", 0.5)
+    publication.publish()
+    box.follow()
+    add_model(publication.models / "m", 0.25, filler=5000)
+    publication.publish()
+    (large,) = [path for path in publication.site.glob("targets/m/*") if path.stat().st_size == 5000]
+    large.write_bytes(b"x" * 5000)
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+
+    def downloads() -> int:
+        publication.requests.clear()
+        follower.follow_once()
+        assert "other bytes than those that were signed" in follower.report.models["m"].reason
+        return sum(path.startswith("/targets/") and large.name in path for path, _ in publication.requests)
+
+    with box.models.locked():
+        follower = box.follower()
+        counts = []
+        for passed_s in (0, 4, 2, 8, 3):  # pauses of 5 and 10 s
+            now += passed_s
+            counts.append(downloads())
+        assert counts == [1, 0, 1, 0, 1]
+        publication.publish("", "--withdraw=m/2")
+        follower.follow_once()
+        assert follower.report.models["m"][:4] == ("m/1.json", "installed", "", "m/1.json")
 
 
 def test_a_thiefs_key_is_worth_nothing(publication: Any, box: Any, add_model: AddModel, tmp_path: Path) -> None:
