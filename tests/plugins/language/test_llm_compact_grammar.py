@@ -183,3 +183,16 @@ def test_numbers_between_two_limits_have_decimals(
     for text in (*inside, *outside):
         check = GrammarCheck(read_grammar(grammar))
         assert (check.add(text) and check.is_complete) == (text in inside), text
+
+
+PAIR = [{"type": "integer"}, {"type": "boolean"}]
+
+
+def test_a_tuple_has_its_items_in_order() -> None:
+    schema = {"type": "array", "prefixItems": PAIR, "minItems": 2}
+    for more in ({"maxItems": 2}, {"items": False}):
+        for text, fits in (("[1,true]", True), ("[1]", False), ("[true,1]", False), ("[1,true,2]", False)):
+            check = GrammarCheck(read_grammar(compact_grammar(json.dumps({**schema, **more}))))
+            assert (check.add(text) and check.is_complete) == fits, text
+    for open_ended in (schema, {**schema, "maxItems": 3}, {"type": "array", "prefixItems": PAIR, "maxItems": 2}):
+        assert compact_grammar(json.dumps(open_ended)) == ""

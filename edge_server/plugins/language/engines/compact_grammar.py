@@ -25,7 +25,7 @@ _KEYWORDS: Mapping[str, frozenset[str]] = {
     "number": frozenset(("minimum", "maximum", "exclusiveMinimum")),
     "boolean": frozenset(),
     "null": frozenset(),
-    "array": frozenset(("items", "minItems", "maxItems")),
+    "array": frozenset(("items", "prefixItems", "minItems", "maxItems")),
     "object": frozenset(("properties", "required", "additionalProperties")),
 }
 """Type -> keywords that this module knows for it."""
@@ -212,6 +212,12 @@ class _Writer:
 
     def _array(self, schema: Mapping[str, Any]) -> str:
         least, most = _counts(schema, "minItems", "maxItems")
+        if "prefixItems" in schema:
+            first = self._items(schema["prefixItems"])
+            if least != len(first) or (most is None and schema.get("items") is not False) or most not in (None, least):
+                raise _Unknown
+            items = ' "," '.join(self._rule(self.value(item, frozenset())) for item in first)
+            return f'"[" {items} "]"'
         item = self._rule(self.value(schema.get("items", True), frozenset()))
         if most == 0:
             return '"[]"'

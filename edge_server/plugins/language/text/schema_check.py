@@ -115,17 +115,9 @@ def check_schema(text: str, vocabulary_size: int, place: Callable[[Path], str]) 
         _add_parts(costs, value, path)
         for where, pattern in _patterns(value, path):
             costs.add(where, _pattern_cost(pattern, place(where)) * factor, pattern)
-        if isinstance(value.get("pattern"), str):
-            cost = _string_cost(value, place((*path, "pattern")))
-            if max(_count(value, "minLength"), _count(value, "maxLength")):
-                costs.add(path, cost * factor)
         schemas.append(item)
-    if costs.total > MAX_COST:
-        raise BadSchema(
-            place(costs.where),
-            f"too expensive: it costs {costs.largest:.0f} of the {costs.total:.0f} that this schema costs; at most "
-            f"{MAX_COST:.0f} (docs/limits.md)",
-        )
+    _check_total(costs, place)
+    _add_strings(costs, schemas, place, factor)
     left_out = [place(path) for path in _leave_out(schemas, MAX_COST - costs.total, factor)]
     return json.dumps(root) if left_out else text, left_out
 
@@ -274,14 +266,35 @@ def _pattern_cost(pattern: str, where: str) -> float:
     return found.cost
 
 
-def _string_cost(value: Mapping[str, Any], where: str) -> float:
-    """Return the cost of a string with a pattern. Raises BadSchema with `where` for one that cannot be held with the
-    lengths and the format beside it."""
-    names = ("pattern", "minLength", "maxLength", *(["format"] if value.get("format") in FORMATS else []))
-    try:
-        return states_cost(string_states({name: value[name] for name in names if name in value}).edges)
-    except BadPattern as error:
-        raise BadSchema(where, str(error)) from None
+def _add_strings(costs: _Costs, schemas: Sequence[Subschema], place: Callable[[Path], str], factor: float) -> None:
+    """Add what the states of strings with a pattern cost more than was estimated: those of the lengths and the format
+    beside it, and of patterns with many. Raises BadSchema, before the next one, if the schema is then too expensive."""
+    seen: set[str] = set()
+    for item in schemas:
+        if not isinstance(item.value.get("pattern"), str):
+            continue
+        names = ("pattern", "minLength", "maxLength", *(["format"] if item.value.get("format") in FORMATS else []))
+        parts = {name: item.value[name] for name in names if name in item.value}
+        key = json.dumps(parts)
+        if key in seen:
+            continue
+        seen.add(key)
+        where = (*item.path, "pattern")
+        try:
+            cost = states_cost(string_states(parts).edges)
+        except BadPattern as error:
+            raise BadSchema(place(where), str(error)) from None
+        costs.add(where, max(0.0, cost - _pattern_cost(parts["pattern"], place(where))) * factor)
+        _check_total(costs, place)
+
+
+def _check_total(costs: _Costs, place: Callable[[Path], str]) -> None:
+    if costs.total > MAX_COST:
+        raise BadSchema(
+            place(costs.where),
+            f"too expensive: it costs {costs.largest:.0f} of the {costs.total:.0f} that this schema costs; at most "
+            f"{MAX_COST:.0f} (docs/limits.md)",
+        )
 
 
 def _add_parts(costs: _Costs, value: Mapping[str, Any], path: Path) -> None:
