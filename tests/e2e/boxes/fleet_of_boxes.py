@@ -84,8 +84,8 @@ class Publisher:
 
     def lead(self, action: str, *more: str) -> tuple[int, str]:
         """Run `fleet rollout`. Return its exit code and output."""
-        keys = [] if action == "status" else [f"--keys={self.keys}"]
-        return self._run("fleet", "rollout", action, str(self.site), str(self.boxes_file), "--timeout=20", *keys, *more)
+        more = (*more, f"--keys={self.keys}") if action != "status" else more
+        return self._run("fleet", "rollout", action, str(self.site), str(self.boxes_file), "--timeout=20", *more)
 
     def _run(self, *arguments: str) -> tuple[int, str]:
         environment = {**os.environ, "COLUMNS": "1000"}
@@ -169,7 +169,7 @@ class Load:
                 try:
                     answer = f"{client.infer('m', [tensor]).as_numpy('Y')[0, 0]:g}"
                 except Exception as error:  # noqa: BLE001 - whatever a client raises is a failed request
-                    answer = f"{package.__name__}: {error!r}"
+                    answer = f"{package.__name__}: {error}"
                 with self._lock:
                     self.answers[answer] += 1
                 self._is_done.wait(_PAUSE_S)
@@ -216,9 +216,10 @@ class Fleet:
     def __init__(self, folder: Path, count: int, interval_s: int, rollout: str, serve: Any) -> None:
         """`interval_s`: most seconds between two looks of a box at the site."""
         self.interval_s = interval_s
-        self.publisher = Publisher(folder, rollout)
+        self.publisher = Publisher(folder, "")
         write_model(self.publisher.model, 1.0)
         self.publisher.publish()
+        self.publisher.rollout = rollout  # from the next release on
         root = folder / "root.json"
         shutil.copy(self.publisher.site / "metadata" / "1.root.json", root)
         self.site = Site(self.publisher.site)
