@@ -76,6 +76,7 @@ PLUGIN_OF_PATH: Mapping[str, str] = {
     **dict.fromkeys(("/api/chat", "/api/generate", "/api/tags", "/v1/messages", "/tokenize"), "language"),
     **dict.fromkeys(("/v1/audio/speech", "/v1/audio/transcriptions", "/v1/audio/translations"), "speech"),
     "/edge/v1/governor": "governor",
+    "/edge/v1/policies": "policies",
     "/edge/v1/engines": "tensorrt",
 }
 """Path of HTTP -> the plugin that serves it. tests/plugins/test_foreign_plugin.py compares it with the plugins."""

@@ -10,6 +10,8 @@ import re
 import secrets
 import shutil
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -82,6 +84,7 @@ class TritonPythonModel:
 """
 
 
+COMMAND = Path(sys.executable).parent / "edge-server"
 UPGRADE = {"Upgrade": "websocket", "Connection": "Upgrade"}
 
 
@@ -246,6 +249,19 @@ def test_an_observation_that_became_too_old_is_not_run(server: Any, connect: Cal
     time.sleep(0.1)
     assert "young" in robot.act(1, 2)
     assert metrics_of(server, "young")["observations_total too_old"] >= 1
+
+
+def test_robots_are_in_the_report_and_in_status(server: Any, connect: Callable[..., Robot]) -> None:
+    connect().act(1, 2)
+    found = {item["model"]: item for item in server.ask("/edge/v1/policies")[1]["policies"]}["arm"]
+    assert found["wire"] == "openpi"
+    assert found["robots"] >= 1
+    assert 0 < found["newest_age_s"] < 30
+    status = subprocess.run(
+        [COMMAND, "status", f"--url=http://{server.http}"], capture_output=True, text=True, check=False
+    )
+    assert "arm over openpi: " in status.stdout
+    assert "policies" in server.ask("/edge/v1/page")[1]["panels"]
 
 
 def test_a_robot_is_one_sequence_and_two_robots_are_two(connect: Callable[..., Robot]) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.config.setting import SettingTable
-from edge_server.plugin import Command, Plugin, RunningPlugin
+from edge_server.plugin import Command, Plugin, RunningPlugin, StatusPart, StatusRow
 from edge_server.plugins.policies.settings import PoliciesConfig
 
 if TYPE_CHECKING:
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 
     from edge_server.config import ServerConfig
     from edge_server.core.model_spec import ModelSpec, Recognised
+    from edge_server.frontends.http.request import HttpRequest
+    from edge_server.frontends.http.response import HttpResponse
+    from edge_server.frontends.http.routes import Route
     from edge_server.plugin import ServingCore
     from edge_server.plugins.policies.groot_port import GrootPort
     from edge_server.plugins.policies.lerobot_port import LeRobotPort
@@ -45,6 +49,8 @@ class _Policies(RunningPlugin):
 
     def __init__(self, settings: PoliciesConfig) -> None:
         self._settings = settings
+        self._has_wire = bool(settings.openpi or settings.groot or settings.lerobot)
+        self.panel = Path(__file__).with_name("panel.js") if self._has_wire else None
         self.model_checks = (_check,)
         self.recognisers = (_recognise,)
         self._counters: PolicyCounters | None = None
@@ -59,7 +65,7 @@ class _Policies(RunningPlugin):
     def start(self) -> None:
         """Raises Unsupported without the libraries of the extra, ServingFault for an address in use."""
         settings = self._settings
-        if not (settings.openpi or settings.groot or settings.lerobot):
+        if not self._has_wire:
             return
         import asyncio
 
@@ -87,6 +93,28 @@ class _Policies(RunningPlugin):
             raise Unsupported(
                 f"--policy-... needs a library that does not import here ({error}); {install_hint('policies')}"
             ) from None
+
+    def routes(self) -> Sequence[Route]:
+        from edge_server.frontends.http.response import json_response
+        from edge_server.frontends.http.routes import Route
+
+        async def policies(request: HttpRequest) -> HttpResponse:
+            return json_response({"policies": []} if self._counters is None else self._counters.report())
+
+        summary = "Robots by policy and wire, and the age of their observations"
+        return (Route("GET", "/edge/v1/policies", "statistics", summary, policies),)
+
+    def status(self) -> Sequence[StatusPart]:
+        return [
+            StatusRow(
+                "robots" if number == 0 else "",
+                "warning" if item.late else "ok",
+                f"{item.labels['model']} over {item.labels['wire']}: {item.robots} connected, {item.answered} answers, "
+                f"the newest {1000 * item.newest_age_s:.0f} ms after its observation"
+                + (f", {item.late} after the actions before had run out" if item.late else ""),
+            )
+            for number, item in enumerate(() if self._counters is None else self._counters.all())
+        ]
 
     def addresses(self) -> Sequence[str]:
         ports = {"openpi": self._openpi, "GR00T": self._groot, "LeRobot": self._lerobot}

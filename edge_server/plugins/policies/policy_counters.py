@@ -60,6 +60,18 @@ class PolicyCounters:
         with self._lock:
             return list(self._counts.values())
 
+    def report(self) -> dict[str, object]:
+        """Return the response to GET /edge/v1/policies. Ages are null before the first answer."""
+        policies = [
+            {
+                **item.labels, "robots": item.robots, "answered": item.answered, "overtaken": item.overtaken,
+                **item.results, "late": item.late, "newest_age_s": item.newest_age_s if item.answered else None,
+                "mean_age_s": item.age_sum_s / item.answered if item.answered else None,
+            }
+            for item in self.all()
+        ]  # fmt: skip
+        return {"policies": policies}
+
     def families(self) -> Iterable[Family]:
         robots = Family("edge_policy_robots", "gauge", "Robots that are connected")
         observations = Family("edge_policy_observations_total", "counter", "Observations of robots by result")
