@@ -84,7 +84,7 @@ PLUGIN_OF_PATH: Mapping[str, str] = {
 PLUGIN_OF_BODY: Mapping[str, str] = dict.fromkeys(("image/", "multipart/form-data"), "vision")
 """Beginning of a content type -> the plugin that decodes such a body. tests/plugins/vision compares it."""
 
-PLUGIN_OF_SCHEME: Mapping[str, str] = dict.fromkeys(("s3", "gs", "as", "file"), "remote")
+PLUGIN_OF_SCHEME: Mapping[str, str] = dict.fromkeys(("s3", "gs", "as", "file", "oci"), "remote")
 """Scheme of a model repository's address -> the plugin that copies it. tests/plugins/remote compares it."""
 
 

@@ -67,6 +67,7 @@ PLUGINS_BELOW = {
     ("speech", "vision"): "files come in forms: the parser of multipart bodies",
     ("add", "policies"): "the command says that a new model is a robot's policy, and writes its parameters",
     ("policies", "vision"): "pictures of a robot's cameras become inputs as everywhere",
+    ("remote", "fleet"): "an artifact in a registry is pulled and installed as by the command",
     ("doctor", "governor"): "the machine check reads the machine with the governor's sensors",
 }
 """(Plugin, another plugin) -> why it imports from there."""

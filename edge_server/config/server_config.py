@@ -207,7 +207,7 @@ class RepositoryConfig:
         "--model-repository",
         PATH,
         "Folder of models, or its address: s3://bucket/prefix, s3://[https://]host:port/bucket/prefix, "
-        "gs://bucket/prefix, as://account/container/prefix, file:///folder. Repeatable.",
+        "gs://bucket/prefix, as://account/container/prefix, file:///folder, oci://host/repository:tag. Repeatable.",
         separator=":",
         aliases=("--model-store",),
     )

@@ -32,8 +32,11 @@ _SERVICE_VARIABLE = re.compile(
     VARIABLE_PREFIX + r"(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
 
-# Paths between colons. Addresses among them contain colons too: "/a:s3://host:9000/b:/c".
-_PATHS = re.compile(r"(?:[a-z][a-z0-9+.-]*://)+[^/:]*(?::[0-9]+)?[^:]*|[^:]+")
+# Paths between colons. Addresses among them contain colons too: "/a:s3://host:9000/b:/c", "oci://host/b:v1@sha256:12".
+_PATHS = re.compile(
+    r"oci://(?:https?://)?[^/:]*(?::[0-9]+)?/[^:@]*(?::(?![a-z0-9+.-]+://)\w[\w.-]*)?(?:@sha256:[0-9a-f]*)?"
+    r"|(?:[a-z][a-z0-9+.-]*://)+[^/:]*(?::[0-9]+)?[^:]*|[^:]+"
+)
 
 
 @record(frozen=True, slots=True)

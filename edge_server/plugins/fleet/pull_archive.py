@@ -14,17 +14,24 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from edge_server.errors import BadModelConfig, EdgeServerError
 from edge_server.repository.safe_paths import check_relative
 
 ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")
+DEFAULT_MAX_BYTES = 4 << 30
+"""Most bytes that the archives of a model unpack to, unless the user says otherwise."""
 MAX_FILES = 10_000
 """Most files and folders of an archive."""
 RESERVE_BYTES = 32 << 20
 """Disk space that a download leaves free."""
+
+WHITEOUT = ".wh."
+"""Begins the name of an empty file in an image's layer that removes the file NAME of the layers below."""
+OPAQUE_WHITEOUT = ".wh..wh..opq"
+"""Name of one that removes all of its folder (https://github.com/opencontainers/image-spec/blob/main/layer.md)."""
 
 _MAX_DEPTH = 32
 _MAX_TAR_HEADER_BYTES = 1 << 20
@@ -75,18 +82,45 @@ class _CheckedHeader(tarfile.TarInfo):
         return header
 
 
-def unpack(archive: Path, folder: Path, suffix: str, max_bytes: int) -> None:
+class UnpackLimits:
+    """Counter of what archives unpack to: at most `max_bytes`, nine tenths of what is free on the disk, and MAX_FILES,
+    all together."""
+
+    def __init__(self, max_bytes: int, folder: Path) -> None:
+        free = shutil.disk_usage(folder).free
+        self.max_bytes, limit = min(
+            (max_bytes, f"--max-bytes={max_bytes}"),
+            (free // 10 * 9, f"nine tenths of the {free} bytes that are free in '{folder.parent}'"),
+        )
+        self._too_large = f"the archive unpacks to more than {self.max_bytes} bytes: expected at most {limit}"
+        self._bytes = self._files = 0
+
+    def add_bytes(self, count: int, declared: int = 0) -> None:
+        """Raise PullFailed if `count` bytes more, and the `declared` ones that follow, are too many."""
+        self._bytes += count
+        if self._bytes + declared > self.max_bytes:
+            raise PullFailed(self._too_large)
+
+    def add_files(self, count: int) -> None:
+        """Raise PullFailed if `count` files and folders more are too many."""
+        self._files += count
+        if self._files > MAX_FILES:
+            raise PullFailed(f"the archive has too many files: expected at most {MAX_FILES} files and folders")
+
+
+def unpack(archive: Path, folder: Path, suffix: str, limits: UnpackLimits, below: str = "") -> None:
     """Write the archive's files below `folder`, without syncing them. `suffix` is one of ARCHIVES.
 
-    They take at most `max_bytes`, and nine tenths of what is free on the disk. Raises PullFailed and OSError.
+    With `below` only what a tar file has in the folder of this name is written, and that without the folder. Raises
+    PullFailed and OSError.
     """
     try:
         if suffix == ".zip":
             with _ZipReader(io.FileIO(archive)) as zip_file:
-                _write_members(_zip_members(zip_file), folder, max_bytes)
+                _write_members(_zip_members(zip_file), folder, limits)
         else:
             with archive.open("rb") as file, _decompressed(file) as stream:
-                _write_members(_tar_members(_TarReader(stream)), folder, max_bytes)
+                _write_members(_tar_members(_TarReader(stream), limits, below), folder, limits)
     except (*_DAMAGED, OSError) as error:
         # zipfile seeks to the offsets in a damaged file without a check, which is EINVAL.
         if isinstance(error, OSError) and error.errno != errno.EINVAL and not isinstance(error, gzip.BadGzipFile):
@@ -94,14 +128,7 @@ def unpack(archive: Path, folder: Path, suffix: str, max_bytes: int) -> None:
         raise PullFailed(f"the file is not a complete {suffix} archive: {error}") from None
 
 
-def _write_members(members: Iterator[tuple[str, int, IO[bytes] | None]], folder: Path, max_bytes: int) -> None:
-    free = shutil.disk_usage(folder).free
-    limit_bytes, limit = min(
-        (max_bytes, f"--max-bytes={max_bytes}"),
-        (free // 10 * 9, f"nine tenths of the {free} bytes that are free in '{folder.parent}'"),
-    )
-    too_large = f"the archive unpacks to more than {limit_bytes} bytes: expected at most {limit}"
-    written_bytes = count = 0
+def _write_members(members: Iterator[tuple[str, int, IO[bytes] | None]], folder: Path, limits: UnpackLimits) -> None:
     folders = {folder}
     for name, size, content in members:
         what = f"the archive's '{name[:200]}'"
@@ -115,13 +142,10 @@ def _write_members(members: Iterator[tuple[str, int, IO[bytes] | None]], folder:
         own_folders = path.parents if content is not None else (path, *path.parents)
         missing = list(itertools.takewhile(lambda parent: parent not in folders, own_folders))
         # A folder that is named again creates nothing, but an archive could name it without end.
-        count += len(missing) + (content is not None or not missing)
-        if count > MAX_FILES:
-            raise PullFailed(f"the archive has too many files: expected at most {MAX_FILES} files and folders")
+        limits.add_files(len(missing) + (content is not None or not missing))
         # What the archive declares only ends the work early. What is written is counted below.
         check_space(folder, size, what)
-        if written_bytes + size > limit_bytes:
-            raise PullFailed(too_large)
+        limits.add_bytes(0, declared=size)
         try:
             for parent in reversed(missing):
                 parent.mkdir()
@@ -130,9 +154,7 @@ def _write_members(members: Iterator[tuple[str, int, IO[bytes] | None]], folder:
                 continue
             with content, path.open("xb") as output:
                 while chunk := content.read(_CHUNK_BYTES):
-                    written_bytes += len(chunk)
-                    if written_bytes > limit_bytes:
-                        raise PullFailed(too_large)
+                    limits.add_bytes(len(chunk))
                     output.write(chunk)
         except (FileExistsError, NotADirectoryError):
             raise PullFailed(f"{what} is in it twice") from None
@@ -169,22 +191,41 @@ class _TarReader(io.RawIOBase):
         self._header_bytes = 0
 
 
-def _tar_members(reader: _TarReader) -> Iterator[tuple[str, int, IO[bytes] | None]]:
+def _tar_members(reader: _TarReader, limits: UnpackLimits, below: str) -> Iterator[tuple[str, int, IO[bytes] | None]]:
     """Yield name, size and content of each file; the content of a folder is None.
 
-    Raises PullFailed, OSError and the errors in _DAMAGED.
+    With `below` only those of this folder. Raises PullFailed, OSError and the errors in _DAMAGED.
     """
     # "r|": one pass without seeking; the list of members is not read ahead.
     with tarfile.open(fileobj=reader, mode="r|", tarinfo=_CheckedHeader) as tar:
         for member in tar:
+            name = member.name
+            if below:
+                parts = PurePosixPath(name).parts
+                if parts in ((f"{WHITEOUT}{below}",), (OPAQUE_WHITEOUT,)):
+                    parts = (below, OPAQUE_WHITEOUT)
+                if parts[:1] != (below,):
+                    _skip(tar, member, reader, limits)
+                    continue
+                name = "/".join(parts[1:])
             if not member.isreg() and not member.isdir():
                 raise PullFailed(
                     f"the archive's '{member.name[:200]}' is a link or a device: expected files and folders"
                 )
-            if member.name not in (".", ""):
+            if name not in (".", ""):
                 reader.begin_content()
-                yield member.name, member.size, tar.extractfile(member) if member.isreg() else None
+                yield name, member.size, tar.extractfile(member) if member.isreg() else None
                 reader.begin_headers()
+
+
+def _skip(tar: tarfile.TarFile, member: tarfile.TarInfo, reader: _TarReader, limits: UnpackLimits) -> None:
+    """Read a member without writing it. It counts as if it were written, as it may cost as much time."""
+    limits.add_bytes(tarfile.BLOCKSIZE, declared=member.size)
+    reader.begin_content()
+    if member.isreg() and (content := tar.extractfile(member)) is not None:
+        while chunk := content.read(_CHUNK_BYTES):
+            limits.add_bytes(len(chunk))
+    reader.begin_headers()
 
 
 class _ZipReader(io.BufferedReader):

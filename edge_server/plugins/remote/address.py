@@ -12,7 +12,7 @@ from edge_server.errors import InvalidRequest
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)", re.DOTALL)
 _ENDPOINT = re.compile(r"(?:(https?)://)?([A-Za-z0-9.-]+:[0-9]{1,5})/(.*)", re.DOTALL)
 
-SCHEMES = ("s3", "gs", "as", "file")
+SCHEMES = ("s3", "gs", "as", "file", "oci")
 
 PACKAGES: Mapping[str, str] = {"s3": "s3fs", "gs": "gcsfs", "abfs": "adlfs"}
 """fsspec protocol -> Python package that implements it."""
@@ -42,7 +42,7 @@ def is_remote(path: str) -> bool:
 
 def parse_address(url: str) -> RemoteAddress:
     """Read `s3://bucket/prefix`, `s3://[https://]host:port/bucket/prefix`, `gs://bucket/prefix`,
-    `as://account/container/prefix` or `file:///folder`.
+    `as://account/container/prefix`, `file:///folder` or `oci://host/repository:tag`, of which fsspec knows nothing.
 
     Raises InvalidRequest for another scheme, no bucket, or credentials in the address, which would show in logs.
     """
@@ -50,6 +50,8 @@ def parse_address(url: str) -> RemoteAddress:
     if found is None or found[1] not in SCHEMES:
         raise InvalidRequest(f"model repository '{url}': expected one of {', '.join(s + '://' for s in SCHEMES)}")
     scheme, rest = found.groups()
+    if scheme == "oci":
+        return RemoteAddress(url, scheme, rest)
     if "@" in rest:
         shown = f"{scheme}://..."
         raise InvalidRequest(f"model repository '{shown}': credentials belong in the environment, not here")

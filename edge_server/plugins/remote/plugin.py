@@ -1,5 +1,5 @@
-"""Entry module of the plugin `remote`: lets a server use model repositories in object stores, by copies on the local
-disk."""
+"""Entry module of the plugin `remote`: lets a server use model repositories in object stores and OCI registries, by
+copies on the local disk."""
 
 from __future__ import annotations
 

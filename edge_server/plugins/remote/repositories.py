@@ -12,7 +12,7 @@ from edge_server.plugin import RunningPlugin
 from edge_server.plugins.remote.address import is_remote, parse_address
 from edge_server.plugins.remote.local_copy import LocalCopy
 from edge_server.plugins.remote.object_store import ObjectStore
-from edge_server.plugins.remote.sync import RemoteSync
+from edge_server.plugins.remote.sync import RemoteSync, RepositorySync
 
 log = logging.getLogger(__name__)
 
@@ -24,11 +24,17 @@ class RemoteRepositories(RunningPlugin):
         """Raises InvalidRequest for a bad address, ServingFault for a missing library or an unwritable disk."""
         self._config = config
         self._follows = config.control_mode != "none"
-        self._copies: dict[str, RemoteSync] = {}
+        self._copies: dict[str, RepositorySync] = {}
         for url in dict.fromkeys(filter(is_remote, config.paths)):
             address = parse_address(url)
-            copy = LocalCopy(Path(config.cache_dir) / address.folder_name)
-            self._copies[url] = RemoteSync(ObjectStore(address), copy, url, config.poll_s)
+            folder = Path(config.cache_dir) / address.folder_name
+            if address.protocol == "oci":
+                # Imported here, because it imports the command `pull`'s parts.
+                from edge_server.plugins.remote.artifact_sync import ArtifactSync
+
+                self._copies[url] = ArtifactSync(url, folder, config.poll_s)
+            else:
+                self._copies[url] = RemoteSync(ObjectStore(address), LocalCopy(folder), url, config.poll_s)
         self.local_folders = {url: copy.root for url, copy in self._copies.items()}
 
     def before_first_scan(self) -> None:

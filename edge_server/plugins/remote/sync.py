@@ -1,9 +1,10 @@
-"""Update of local copies from remote model repositories, one thread for each repository."""
+"""Update of local copies from remote model repositories, one thread for each. `RemoteSync` is that of object stores."""
 
 from __future__ import annotations
 
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -22,12 +23,10 @@ _LONGEST_RETRY_S = 60.0
 _CLOSE_S = 3.0
 
 
-class RemoteSync:
+class RepositorySync(ABC):
     """One remote repository and its copy. `start` starts a thread. All methods except `sync` are thread-safe."""
 
-    def __init__(self, store: ObjectStore, cache: LocalCopy, url: str, interval_s: float) -> None:
-        self._store = store
-        self._cache = cache
+    def __init__(self, url: str, interval_s: float) -> None:
         self._url = url
         self._interval_s = interval_s
         self._settle_s = min(SETTLE_S, interval_s)
@@ -40,9 +39,25 @@ class RemoteSync:
         self._thread = threading.Thread(target=self._loop, name="edge-mirror", daemon=True)
 
     @property
+    @abstractmethod
     def root(self) -> Path:
         """The copy: a model repository."""
-        return self._cache.models
+
+    @property
+    @abstractmethod
+    def is_warm(self) -> bool:
+        """Whether the copy was complete once, in this run or before."""
+
+    @abstractmethod
+    def sync(self) -> bool:
+        """Update the copy once. Return False if the store changed during the update and must be read again soon.
+
+        Raises ServingFault.
+        """
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Let another process update the copy."""
 
     def start(self) -> None:
         self._thread.start()
@@ -57,12 +72,7 @@ class RemoteSync:
                 lambda: self._is_complete or self._closing.is_set() or (self._tried_count > 0 and not needs_success),
                 timeout_s,
             )
-            return self._is_complete or self._cache.is_warm or self._closing.is_set()
-
-    @property
-    def is_warm(self) -> bool:
-        """Whether the copy was complete once, in this run or before."""
-        return self._cache.is_warm
+            return self._is_complete or self.is_warm or self._closing.is_set()
 
     def close(self) -> None:
         """Stop. A read that hangs in the network is not awaited; it ends with the process."""
@@ -72,7 +82,7 @@ class RemoteSync:
         if self._thread.ident is not None:
             self._thread.join(_CLOSE_S)
         if not self._thread.is_alive():
-            self._cache.close()
+            self._release()
 
     # -- on the thread ----------------------------------------------------------------------------------------------
 
@@ -80,7 +90,7 @@ class RemoteSync:
         try:
             self._follow()
         finally:
-            self._cache.close()
+            self._release()
 
     def _follow(self) -> None:
         failed_count = 0
@@ -111,7 +121,7 @@ class RemoteSync:
     def _log_unreachable(self, error: ServingFault, delay_s: float) -> None:
         """Log once that the store cannot be reached, until it is back."""
         level = logging.DEBUG if self._is_unreachable else logging.WARNING
-        note = "the local copy is served; " if self._cache.is_warm else ""
+        note = "the local copy is served; " if self.is_warm else ""
         log.log(level, "%s; %strying again in %g s", error.message, note, delay_s)
         self._is_unreachable = True
 
@@ -119,6 +129,36 @@ class RemoteSync:
         if self._is_unreachable:
             log.info("model repository '%s' can be reached again", self._url)
         self._is_unreachable = False
+
+    def _set_complete(self, is_complete: bool) -> None:
+        with self._changed:
+            self._is_complete = self._is_complete or is_complete
+            self._changed.notify_all()
+
+    def _warn_once(self, sentence: str) -> None:
+        if sentence not in self._warned and len(self._warned) < 1000:
+            self._warned.add(sentence)
+            log.warning("%s", sentence)
+
+
+class RemoteSync(RepositorySync):
+    """A repository in an object store."""
+
+    def __init__(self, store: ObjectStore, cache: LocalCopy, url: str, interval_s: float) -> None:
+        super().__init__(url, interval_s)
+        self._store = store
+        self._cache = cache
+
+    @property
+    def root(self) -> Path:
+        return self._cache.models
+
+    @property
+    def is_warm(self) -> bool:
+        return self._cache.is_warm
+
+    def _release(self) -> None:
+        self._cache.close()
 
     def sync(self) -> bool:
         """Update the copy once. Return False if the store changed during the update and must be listed again soon.
@@ -188,16 +228,6 @@ class RemoteSync:
             self._cache.remove(removed, second.units)
             log.info("model repository '%s': %s was removed", self._url, ", ".join(map(_unit_label, removed)))
         return second.units == first.units
-
-    def _set_complete(self, is_complete: bool) -> None:
-        with self._changed:
-            self._is_complete = self._is_complete or is_complete
-            self._changed.notify_all()
-
-    def _warn_once(self, sentence: str) -> None:
-        if sentence not in self._warned and len(self._warned) < 1000:
-            self._warned.add(sentence)
-            log.warning("%s", sentence)
 
 
 def _unit_label(key: UnitKey) -> str:

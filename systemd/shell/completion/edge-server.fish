@@ -267,7 +267,7 @@ complete -c edge-server -n '__edge_server_runs fleet' -l keys -r -d 'folder of t
 complete -c edge-server -n '__edge_server_runs fleet' -l model -x -d 'only this model'
 complete -c edge-server -n '__edge_server_runs fleet' -l after-secs -x -d 'seconds that a wave must have lasted before `continue` publishes the next one'
 complete -c edge-server -n '__edge_server_runs pull' -s h -l help -f -d 'show this help message and exit'
-complete -c edge-server -n '__edge_server_runs pull' -l sha256 -x -d 'SHA-256 of the file'
+complete -c edge-server -n '__edge_server_runs pull' -l sha256 -x -d 'SHA-256 of the file, which URLs need, or of the manifest of oci://'
 complete -c edge-server -n '__edge_server_runs pull' -l model-repository -r -d 'repository to install into (default: model_repository here, or models if ...'
 complete -c edge-server -n '__edge_server_runs pull' -l name -x -d 'name of the model'
 complete -c edge-server -n '__edge_server_runs pull' -l replace -f -d 'replace the model of this name, if there is one'

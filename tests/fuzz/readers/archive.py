@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from stubs import new_folder, result_of
 
-from edge_server.plugins.fleet.pull_archive import MAX_FILES, PullFailed, unpack
+from edge_server.plugins.fleet.pull_archive import MAX_FILES, PullFailed, UnpackLimits, unpack
 
 _ROOT = new_folder("archive")
 _SUFFIXES = (".tar", ".tar.gz", ".zip")
@@ -51,7 +51,7 @@ def check(data: bytes) -> None:
     archive.write_bytes(data[1:])
     folder.mkdir(parents=True)
     try:
-        result_of(lambda: unpack(archive, folder, suffix, _MAX_BYTES), PullFailed)
+        result_of(lambda: unpack(archive, folder, suffix, UnpackLimits(_MAX_BYTES, folder)), PullFailed)
         assert sorted(path.name for path in _ROOT.iterdir()) == ["archive", "inside"]
         assert [path.name for path in (_ROOT / "inside").iterdir()] == ["folder"]
         total, paths = 0, list(folder.rglob("*"))

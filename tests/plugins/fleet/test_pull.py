@@ -664,11 +664,11 @@ def test_a_missing_file_and_an_unreachable_host_are_reported(site: Site, pull: E
 def test_a_second_pull_into_the_same_repository_is_refused_and_changes_nothing(
     site: Site, pull: Edge, models: Path
 ) -> None:
-    from edge_server.plugins.fleet.pull import _locked
+    from edge_server.plugins.fleet.model_installation import locked
 
     staging = models / ".pull-other" / "unpacked"
     staging.mkdir(parents=True)
-    with _locked(models):
+    with locked(models):
         done = pull(*site.add("m.onnx", b"content"))
     assert done.returncode == 2
     assert "another pull into" in done.stderr

@@ -75,6 +75,10 @@ def test_the_repository_variable_may_contain_addresses() -> None:
         ("/a:s3://host:9000/bucket:gs://b", ("/a", "s3://host:9000/bucket", "gs://b")),
         ("s3://https://host:9000/bucket:file:///m", ("s3://https://host:9000/bucket", "file:///m")),
         ("s3://bucket:/b", ("s3://bucket", "/b")),
+        ("/a:oci://host:5000/team/m:v1:/b", ("/a", "oci://host:5000/team/m:v1", "/b")),
+        ("oci://host/m:/b", ("oci://host/m", "/b")),
+        ("oci://http://host:1/m:v1@sha256:12:file:///m", ("oci://http://host:1/m:v1@sha256:12", "file:///m")),
+        ("oci://host/m:s3://bucket/a", ("oci://host/m", "s3://bucket/a")),
     ]
     assert [
         (text, parse_serve([], {"EDGE_SERVER_MODEL_REPOSITORY": text}).config.repository.paths) for text, _ in table

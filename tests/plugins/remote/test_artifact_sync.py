@@ -1,0 +1,110 @@
+"""Copy of a model in an OCI registry, from one in this process: it follows the tag, and is kept while that is away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from edge_server.errors import InvalidRequest
+from edge_server.plugins.fleet.model_installation import locked
+from edge_server.plugins.remote.artifact_sync import ArtifactSync
+from edge_server.plugins.remote.object_store import RemoteUnavailable
+from tests.plugins.fleet.registry import Registry, digest_of, run_registry
+
+
+@pytest.fixture
+def registry() -> Iterator[Registry]:
+    with run_registry() as made:
+        yield made
+
+
+@pytest.fixture
+def copy(registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], ArtifactSync]:
+    """A function that makes the copy of a tag, on the same folder each time: as a restart would."""
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
+    return lambda: ArtifactSync(f"oci://http://{registry.host}/team/m:stable", tmp_path / "cache", interval_s=1.0)
+
+
+def push(registry: Registry, content: bytes) -> str:
+    return registry.push("stable", registry.add_file("m.onnx", content))
+
+
+def test_the_copy_follows_the_tag_and_asks_for_its_digest_only(
+    registry: Registry, copy: Callable[[], ArtifactSync]
+) -> None:
+    push(registry, b"first")
+    sync = copy()
+    assert not sync.is_warm
+    assert sync.sync()
+    file = sync.root / "m/1/model.onnx"
+    assert (file.read_bytes(), sync.is_warm) == (b"first", True)
+    registry.requests.clear()
+    sync.sync()
+    assert [(method, path) for method, path, _ in registry.requests] == [("HEAD", "/v2/team/m/manifests/stable")]
+    push(registry, b"second")
+    sync.sync()
+    assert file.read_bytes() == b"second"
+    restarted = copy()
+    assert restarted.is_warm
+    registry.requests.clear()
+    restarted.sync()
+    assert [method for method, _, _ in registry.requests] == ["HEAD"]
+
+
+def test_the_copy_stays_while_the_registry_is_away_or_wrong(
+    registry: Registry, copy: Callable[[], ArtifactSync]
+) -> None:
+    push(registry, b"first")
+    sync = copy()
+    sync.sync()
+    file = sync.root / "m/1/model.onnx"
+    del registry.manifests["stable"]
+    with pytest.raises(RemoteUnavailable, match="the server answers 404"):
+        sync.sync()
+    push(registry, b"second")
+    registry.blobs[digest_of(b"second")] = b"forged"
+    with pytest.raises(RemoteUnavailable, match="has another SHA-256"):
+        sync.sync()
+    # It may be large: not again, until the tag moves.
+    registry.requests.clear()
+    with pytest.raises(RemoteUnavailable, match="has another SHA-256"):
+        sync.sync()
+    assert [method for method, _, _ in registry.requests] == ["HEAD"]
+    assert (file.read_bytes(), sync.is_warm) == (b"first", True)
+    push(registry, b"third")
+    sync.sync()
+    assert file.read_bytes() == b"third"
+
+
+def test_a_broken_pull_is_tried_again(registry: Registry, copy: Callable[[], ArtifactSync]) -> None:
+    push(registry, bytes(100_000))
+    sync = copy()
+    registry.cut_after = 60_000
+    with pytest.raises(RemoteUnavailable, match="after 60000 of 100000 bytes"):
+        sync.sync()
+    sync.sync()
+    assert (sync.root / "m/1/model.onnx").read_bytes() == bytes(100_000)
+
+
+def test_another_process_that_updates_the_copy_is_left_alone(
+    registry: Registry, copy: Callable[[], ArtifactSync], caplog: pytest.LogCaptureFixture
+) -> None:
+    push(registry, b"first")
+    sync, other = copy(), copy()
+    with locked(sync.root):
+        assert sync.sync()
+    assert "another process updates the copy" in caplog.text
+    assert not sync.is_warm
+    other.sync()
+    registry.requests.clear()
+    sync.sync()
+    assert sync.is_warm
+    assert [method for method, _, _ in registry.requests] == ["HEAD"]
+
+
+@pytest.mark.parametrize("url", ["oci://m", "oci://me:secret@host.example/m", "oci://host.example/m@sha256:1"])
+def test_a_wrong_address_is_refused(url: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="expected oci://HOST"):
+        ArtifactSync(url, tmp_path, interval_s=1.0)
