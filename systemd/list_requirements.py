@@ -19,7 +19,7 @@ from pip._vendor.packaging.requirements import Requirement
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib
+    from pip._vendor import tomli as tomllib
 
 
 def main(source: Path, library: Path, python: str, machine: str, extras: list[str]) -> None:
