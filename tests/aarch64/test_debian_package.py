@@ -1,4 +1,4 @@
-"""The Debian package for arm64: installed by dpkg on an emulated machine, started as its service starts it, removed."""
+"""The Debian packages for arm64: installed by dpkg on an emulated machine, started as the service starts, removed."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [-1] }
 
 
 @pytest.fixture(scope="module")
-def package(machine: Any) -> Iterator[str]:
-    """The package, installed. Debian's own packages are unpacked but not configured, hence --force-depends."""
+def packages(machine: Any) -> Iterator[list[str]]:
+    """The packages, installed. Debian's own packages are unpacked but not configured, hence --force-depends."""
     build = [
         str(SOURCE / "systemd/build_deb.sh"), "--python", "3.11", "--arch", "arm64", "--level", "1",
         "--wheels", str(machine.root / "wheels"), str(machine.project / "out"),
@@ -42,17 +42,17 @@ def package(machine: Any) -> Iterator[str]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    name = Path(done.stdout.strip()).name
-    print("\n" + machine.run("dpkg", "--install", "--force-depends", f"/project/out/{name}"))
-    yield name
-    machine.run("dpkg", "--purge", "edge-server")
+    names = [f"/project/out/{Path(line).name}" for line in done.stdout.splitlines()]
+    print("\n" + machine.run("dpkg", "--install", "--force-depends", *names))
+    yield names
+    machine.run("dpkg", "--purge", "edge-server", "edge-server-runtimes", "edge-server-models")
     left = [
         path for path in ("opt/edge_server", "usr/bin/edge-server", "etc/edge_server") if (machine.root / path).exists()
     ]
     assert left == []
 
 
-def test_it_serves_as_the_service_starts_it(machine: Any, package: str) -> None:
+def test_it_serves_as_the_service_starts_it(machine: Any, packages: list[str]) -> None:
     unit = (machine.root / "lib/systemd/system/edge-server.service").read_text()
     command = shlex.split(re.search(r"^ExecStart=(.*)$", unit, re.MULTILINE)[1])  # type: ignore[index]
     (settings,) = re.findall(r"^Environment=(EDGE_SERVER_CONFIG=.*)$", unit, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""The Debian package, built once, and the helper that boots it."""
+"""The Debian packages, built once, and the helper that boots them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ def machine() -> Any:
 
 
 @pytest.fixture(scope="session")
-def package(machine: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Debian package of the packages that this Python has, without any runtime."""
+def packages(machine: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The Debian packages with the Python packages that this Python has, without any runtime."""
     if shutil.which("dpkg-deb") is None:
         pytest.skip("needs dpkg-deb: apt-get install dpkg")
-    built: Path = machine.build_package(tmp_path_factory.mktemp("package"))
-    return built
+    return machine.build_packages(tmp_path_factory.mktemp("packages"))

@@ -1,4 +1,4 @@
-"""A machine that is booted by systemd in a container: this one's files under an overlay, with the Debian package
+"""A machine that is booted by systemd in a container: this one's files under an overlay, with the Debian packages
 installed in it. Its mounts are in their own mount namespace, and vanish with its last process."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 HERE = Path(__file__).parent
 BUILD = HERE.parents[1] / "systemd" / "build_deb.sh"
@@ -22,11 +22,18 @@ mount -t overlay overlay -o "lowerdir=/,upperdir=$WORK/upper,workdir=$WORK/work"
 root=$WORK/root
 rm -f "$root/etc/machine-id"
 : >"$root/etc/fstab"
-cp "$PACKAGE" "$root/package.deb"
 mount -t proc proc "$root/proc"
-chroot "$root" dpkg --install --force-depends /package.deb >&2
-umount "$root/proc"
+if [ -n "$PACKAGES" ]; then
+  mkdir "$root/packages"
+  cp "$PACKAGES"/*.deb "$root/packages/"
+  chroot "$root" sh -c "dpkg --install --force-depends /packages/*.deb" >&2
+fi
 cp -r "$SCENARIO/." "$root/"
+if [ -z "$BOOT" ]; then
+  mount --bind "$RESULTS" "$(mkdir "$root/results" && echo "$root/results")"
+  exec unshare --pid --fork --kill-child chroot "$root" python3 /scenario.py
+fi
+umount "$root/proc"
 SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1 exec systemd-nspawn --directory="$root" --register=no --keep-unit --boot \
   --link-journal=no --private-network --console=pipe --bind="$RESULTS:/results" systemd.unit=scenario.service
 """
@@ -37,7 +44,7 @@ Description=what the test does inside
 [Service]
 Type=oneshot
 ExecStart=/usr/bin/python3 /scenario.py
-TimeoutStartSec=240
+TimeoutStartSec=600
 ExecStopPost=/bin/systemctl poweroff --no-block
 StandardOutput=journal+console
 """
@@ -74,18 +81,36 @@ def _version_of(python: str) -> str:
     return done.stdout.strip()
 
 
-def build_package(out: Path, extras: str = "") -> Path:
-    """Return a package of what this Python has installed, built without a network."""
+class Packages(NamedTuple):
+    """The three Debian packages, in one folder."""
+
+    program: Path
+    runtimes: Path
+    models: Path
+
+
+def build_packages(out: Path, extras: str = "") -> Packages:
+    """Return packages of what this Python has installed, built without a network."""
     done = subprocess.run(
         [str(BUILD), "--from", sys.executable, "--extras", extras, "--level", "1", str(out)],
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return Path(done.stdout.strip())
+    return Packages(*map(Path, done.stdout.splitlines()))
 
 
-def boot(package: Path, files: Path, folder: Path, scenario: Path, timeout_s: float = 240) -> dict[str, Any]:
-    """Install the package, lay `files` over the root, boot, run the scenario inside; return what it found."""
+def boot(
+    packages: Packages | None,
+    files: Path,
+    folder: Path,
+    scenario: Path,
+    timeout_s: float = 240,
+    *,
+    is_booted: bool = True,
+) -> dict[str, Any]:
+    """Install the packages, lay `files` over the root, boot, run the scenario inside; return what it found.
+
+    Not `is_booted`: the scenario runs without systemd, as in a chroot."""
     work, results = folder / "work", folder / "results"
     work.mkdir()
     results.mkdir()
@@ -95,7 +120,8 @@ def boot(package: Path, files: Path, folder: Path, scenario: Path, timeout_s: fl
     shutil.copy(scenario, files / "scenario.py")
     environment = {
         "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
-        "WORK": str(work), "PACKAGE": str(package), "SCENARIO": str(files), "RESULTS": str(results),
+        "WORK": str(work), "PACKAGES": str(packages.program.parent) if packages else "",
+        "SCENARIO": str(files), "RESULTS": str(results), "BOOT": "yes" if is_booted else "",
     }  # fmt: skip
     log = folder / "boot.log"
     with log.open("wb") as out:

@@ -126,7 +126,8 @@ def credentials() -> None:
 
 
 def remove() -> None:
-    subprocess.run(["dpkg", "--remove", "edge-server"], capture_output=True, check=False)
+    packages = ("edge-server", "edge-server-models", "edge-server-runtimes")
+    subprocess.run(["dpkg", "--remove", *packages], capture_output=True, check=False)
     found["removed"] = not Path("/opt/edge_server").exists()
     found["models_kept"] = Path("/var/lib/edge_server/models/same/config.pbtxt").exists()
 

@@ -1,4 +1,4 @@
-"""The Debian package on a machine booted by systemd: started, reloaded, hung, misconfigured, stopped, removed."""
+"""The Debian packages on a machine booted by systemd: started, reloaded, hung, misconfigured, stopped, removed."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def write_files(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def seen(machine: Any, package: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def seen(machine: Any, packages: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the scenario saw inside; one boot for all tests."""
     why = machine.missing_requirement()
     if why:
         pytest.skip(why)
     folder = tmp_path_factory.mktemp("machine")
     write_files(folder / "files")
-    found: dict[str, Any] = machine.boot(package, folder / "files", folder, SCENARIO)
+    found: dict[str, Any] = machine.boot(packages, folder / "files", folder, SCENARIO)
     assert "error" not in found, f"{found.get('error')}\n{found.get('journal')}"
     return found
 

@@ -1,4 +1,4 @@
-"""The Debian package: its contents, and that it serves without pip and without a network."""
+"""The Debian packages: their contents, and that they serve without pip and without a network."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,9 +28,13 @@ output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [-1] }
 
 
 @pytest.fixture(scope="module")
-def unpacked(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def unpacked(packages: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root with the three packages unpacked, and the program made of them."""
     root = tmp_path_factory.mktemp("root")
-    subprocess.run(["dpkg", "-x", str(package), str(root)], check=True, timeout=60)
+    for package in packages:
+        subprocess.run(["dpkg", "-x", str(package), str(root)], check=True, timeout=60)
+    update = [str(root / "usr/lib/edge-server/program-update"), "use"]
+    subprocess.run(update, check=True, timeout=60, env={**os.environ, "EDGE_HOME": str(root / "opt/edge_server")})
     return root
 
 
@@ -44,11 +49,17 @@ def environment(**more: str) -> dict[str, str]:
     return {"PATH": "/usr/bin:/bin", "EDGE_PYTHON": base, "PYTHONDONTWRITEBYTECODE": "1", **more}
 
 
-def test_the_package_depends_only_on_its_python(package: Path) -> None:
+def test_the_packages_depend_only_on_python_and_on_each_other(packages: Any) -> None:
     version = ".".join(map(str, sys.version_info[:2]))
-    assert field(package, "Package") == "edge-server"
-    assert field(package, "Depends") == f"python{version}, libc6 (>= 2.28)"
-    assert f"py{version}" in package.name
+    names = [field(package, "Package") for package in packages]
+    assert names == ["edge-server", "edge-server-runtimes", "edge-server-models"]
+    runtimes, models = (field(package, "Version") for package in packages[1:])
+    base = f"python{version}, libc6 (>= 2.28)"
+    assert field(packages.program, "Depends") == f"edge-server-runtimes (= {runtimes}), {base}"
+    assert field(packages.program, "Recommends") == f"edge-server-models (>= {models}), systemd"
+    assert field(packages.runtimes, "Depends") == base
+    assert field(packages.models, "Architecture") == "all"
+    assert all(f"py{version}" in package.name for package in packages[:2])
 
 
 def test_the_package_contains_the_unit_the_drop_ins_and_no_caches(unpacked: Path) -> None:
@@ -57,31 +68,62 @@ def test_the_package_contains_the_unit_the_drop_ins_and_no_caches(unpacked: Path
     assert {"jetson.conf", "nvidia.conf", "cpu-only.conf"} <= set(os.listdir(unpacked / "usr/share/edge-server"))
     assert not list(unpacked.rglob("__pycache__"))
     assert os.readlink(unpacked / "usr/bin/edge-server") == "/opt/edge_server/bin/edge-server"
+    # The unit, and drop-ins of operators, start the program by this path.
+    assert os.readlink(unpacked / "opt/edge_server/bin/edge-server") == "../current/bin/edge-server"
 
 
-MAX_OWN_BYTES = 30_000_000
-"""Of edge_server's own files: the bundled models have 18 MB, all else 7 MB."""
-MAX_PACKAGE_BYTES = 75_000_000
-"""Of the package without a runtime, which has 53 MB."""
+MAX_PROGRAM_BYTES = 4_000_000
+"""Of the program's package, which each update downloads: 1.8 MB, and more with the lowest level of compression."""
+MAX_MODELS_BYTES = 20_000_000
+MAX_RUNTIMES_BYTES = 55_000_000
+"""Of the package of runtimes without a runtime."""
 
 
-def test_the_package_contains_the_code_the_bundled_models_the_documents_and_nothing_else(
-    package: Path, unpacked: Path
+def test_the_packages_contain_the_code_the_bundled_models_the_documents_and_nothing_else(
+    packages: Any, unpacked: Path
 ) -> None:
-    links = {"edge_server/demo_models": "model_repository", "edge_server/plugins/dashboard/documents": "docs"}
-    listed = ["git", "ls-files", "edge_server", "model_repository", ":(glob)docs/*.md", ":(glob)docs/reference/*.md"]
+    documents = "edge_server/plugins/dashboard/documents"
+    listed = ["git", "ls-files", "edge_server", ":(glob)docs/*.md", ":(glob)docs/reference/*.md"]
     tracked = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
-    expected = set(tracked) - links.keys()
-    for link, folder in links.items():
-        expected = {re.sub(f"^{folder}/", f"{link}/", name) for name in expected}
-    library = unpacked / "opt/edge_server/lib"
-    own = [path for path in (library / "edge_server").rglob("*") if path.is_symlink() or path.is_file()]
-    assert {path.relative_to(library).as_posix() for path in own} == expected
+    expected = {re.sub("^docs/", f"{documents}/", name) for name in tracked} - {documents}
+    program = unpacked / "opt/edge_server/packages/program/lib"
+    own = [path for path in program.rglob("*") if path.is_symlink() or path.is_file()]
+    assert {path.relative_to(program).as_posix() for path in own} == expected
     # Copies, as the links would lead nowhere on the machine that installs it.
-    assert not [path for path in own if path.is_symlink()]
-    assert sum(path.stat().st_size for path in own) < MAX_OWN_BYTES
-    assert not {"pip", "setuptools", "pytest", "tests", "docs", "model_repository"} & set(os.listdir(library))
-    assert package.stat().st_size < MAX_PACKAGE_BYTES
+    assert [path.name for path in own if path.is_symlink()] == ["demo_models"]
+    assert os.readlink(program / "edge_server/demo_models") == "/opt/edge_server/models"
+    models = unpacked / "opt/edge_server/models"
+    listed = ["git", "ls-files", "model_repository"]
+    tracked = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    found = {f"model_repository/{path.relative_to(models)}" for path in models.rglob("*") if path.is_file()}
+    assert found == set(tracked)
+    runtimes = unpacked / "opt/edge_server/packages/runtimes/lib"
+    assert not {"pip", "setuptools", "pytest", "tests", "docs", "edge_server"} & set(os.listdir(runtimes))
+    assert packages.program.stat().st_size < MAX_PROGRAM_BYTES
+    assert packages.models.stat().st_size < MAX_MODELS_BYTES
+    assert packages.runtimes.stat().st_size < MAX_RUNTIMES_BYTES
+
+
+def test_a_second_build_into_the_folder_makes_only_the_program_again(packages: Any) -> None:
+    build = [str(ROOT / "systemd/build_deb.sh"), "--from", sys.executable, "--extras", "", "--level", "1"]
+    done = subprocess.run(
+        [*build, "--version", "9.9", str(packages.program.parent)],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    program, *others = map(Path, done.stdout.splitlines())
+    try:
+        assert others == list(packages[1:])
+        assert field(program, "Version") == "9.9"
+        assert field(program, "Depends") == field(packages.program, "Depends")
+    finally:
+        program.unlink()
+
+
+@pytest.mark.parametrize("version", ["", "../1", "v1", "1:1", "1 2"])
+def test_a_version_that_is_no_name_of_a_folder_is_refused(version: str, tmp_path: Path) -> None:
+    build = [str(ROOT / "systemd/build_deb.sh"), "--version", version or "/", str(tmp_path)]
+    done = subprocess.run(build, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, "--version: expected a digit" in done.stderr) == (64, True)
 
 
 def test_the_package_contains_man_pages_and_completion(unpacked: Path) -> None:
@@ -111,15 +153,16 @@ def test_the_packaged_command_checks_a_repository_without_a_network(unpacked: Pa
 def test_all_imports_come_from_the_package(unpacked: Path) -> None:
     """Also a helper process of the server's own finds the package's files."""
     code = "import json, edge_server, grpc, numpy; print(json.dumps([m.__file__ for m in (edge_server, grpc, numpy)]))"
-    script = (unpacked / "opt/edge_server/bin/edge-server").read_text()
-    probe = unpacked / "opt/edge_server/bin/probe"
+    version = (unpacked / "opt/edge_server/current").resolve()
+    script = (version / "bin/edge-server").read_text()
+    probe = version / "bin/probe"
     probe.write_text(script.replace('-m edge_server "$@"', "-c '" + code + "'"))
     done = subprocess.run(
         ["sh", str(probe)], capture_output=True, text=True, timeout=60, env=environment(), cwd="/", check=False
     )
     probe.unlink()
     assert done.returncode == 0, done.stderr
-    library = (unpacked / "opt/edge_server/lib").resolve()
+    library = version / "lib"
     assert all(Path(path).resolve().is_relative_to(library) for path in json.loads(done.stdout)), done.stdout
 
 
@@ -151,7 +194,6 @@ def test_models_that_a_user_added_to_the_clone_are_not_in_the_package(machine: o
     for file in ("edge_server/version.py", "LICENSE", *BUNDLED, "model_repository/mine/1/model.onnx"):
         (source / file).parent.mkdir(parents=True, exist_ok=True)
         (source / file).write_text('__version__ = "0.1.0"\n')
-    (source / "edge_server/demo_models").symlink_to("../model_repository")
     (source / "pyproject.toml").write_text(
         '[project]\nname = "edge-server"\ndependencies = []\n[project.optional-dependencies]\n'
     )
@@ -159,9 +201,9 @@ def test_models_that_a_user_added_to_the_clone_are_not_in_the_package(machine: o
         [str(source / "systemd/build_deb.sh"), "--from", sys.executable, "--extras", "", str(tmp_path / "out")],
         capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
-    listing = ["dpkg-deb", "--contents", done.stdout.strip()]
+    listing = ["dpkg-deb", "--contents", done.stdout.splitlines()[2]]
     contents = subprocess.run(listing, capture_output=True, text=True, check=True).stdout
-    found = set(re.findall(r"demo_models/(\S+[^/\s])$", contents, re.MULTILINE))
+    found = set(re.findall(r"edge_server/models/(\S+[^/\s])$", contents, re.MULTILINE))
     assert found == {name.removeprefix("model_repository/") for name in BUNDLED}
 
 
@@ -180,11 +222,13 @@ def test_a_package_for_arm64_contains_aarch64_files_for_its_python_only(python: 
         build, capture_output=True, text=True, check=False, env={**os.environ, "PIP_PYTHON": sys.executable}
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    package = Path(done.stdout.strip())
-    assert field(package, "Architecture") == "arm64"
+    program, runtimes, _ = map(Path, done.stdout.splitlines())
+    assert [field(package, "Architecture") for package in (program, runtimes)] == ["arm64", "arm64"]
     root = tmp_path / "root"
-    subprocess.run(["dpkg", "-x", str(package), str(root)], check=True)
-    library = root / "opt/edge_server/lib"
+    for package in (program, runtimes):
+        subprocess.run(["dpkg", "-x", str(package), str(root)], check=True)
+    assert (root / "opt/edge_server/packages/program/lib/edge_server/version.py").exists()
+    library = root / "opt/edge_server/packages/runtimes/lib"
     tag = f"cp{python.replace('.', '')}"
     wrong, machines = [], 0
     for path in library.rglob("*"):
@@ -211,6 +255,4 @@ def test_a_package_for_arm64_contains_aarch64_files_for_its_python_only(python: 
         assert platform == "any" or platform.endswith("aarch64"), name
         is_stable = abi == "abi3" and int(interpreter.removeprefix("cp3")) <= int(python.partition(".")[2])
         assert interpreter.startswith("py") or (interpreter, abi) == (tag, tag) or is_stable, name
-    assert {"numpy", "grpc", "onnxruntime", "openvino", "cv2", "edge_server"} <= {
-        path.name for path in library.iterdir()
-    }
+    assert {"numpy", "grpc", "onnxruntime", "openvino", "cv2"} <= {path.name for path in library.iterdir()}

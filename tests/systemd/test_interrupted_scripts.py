@@ -59,9 +59,11 @@ def test_the_umask_of_the_build_does_not_affect_the_package(tmp_path: Path) -> N
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     listed = subprocess.run(
-        ["dpkg-deb", "--contents", done.stdout.strip()], capture_output=True, text=True, timeout=60, check=True
+        ["dpkg-deb", "--contents", done.stdout.splitlines()[0]], capture_output=True, text=True, timeout=60, check=True
     )
     modes = {line.split(None, 5)[5]: line[:10] for line in listed.stdout.splitlines()}
     assert {mode for path, mode in modes.items() if path.endswith("/")} == {"drwxr-xr-x"}
-    assert modes["./opt/edge_server/bin/edge-server"] == "-rwxr-xr-x"
-    assert modes["./opt/edge_server/lib/edge_server/version.py"] == "-rw-r--r--"
+    program = "./opt/edge_server/packages/program"
+    assert modes[f"{program}/bin/edge-server"] == "-rwxr-xr-x"
+    assert modes[f"{program}/lib/edge_server/version.py"] == "-rw-r--r--"
+    assert modes["./etc/edge_server/config.toml"] == "-rw-r-----"

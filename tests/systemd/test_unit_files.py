@@ -14,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SYSTEMD = ROOT / "systemd"
+DEB = SYSTEMD / "deb"
 DROP_INS = ("", "jetson", "nvidia", "cpu-only", "tls")
 
 MAX_EXPOSURE = 2.0
@@ -53,6 +54,22 @@ def test_systemd_analyze_verify_prints_nothing(unit: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("unit", [""], indirect=True)
+def test_systemd_analyze_verify_prints_nothing_of_the_units_for_updates(unit: Path) -> None:
+    folder = unit.parent / "edge-server.service.d"
+    folder.mkdir()
+    names = [path.name for path in DEB.glob("edge-server-*")]
+    assert len(names) == 3
+    for source, target in [
+        (DEB / "update.conf", folder / "update.conf"),
+        *((DEB / name, unit.parent / name) for name in names),
+    ]:
+        target.write_text(source.read_text().replace("/usr/lib/edge-server/program-update", "/bin/true"))
+    done = analyze("verify", *(str(unit.parent / name) for name in (unit.name, *names)), path=unit.parent)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("unit", [""], indirect=True)
 @pytest.mark.parametrize("line", ["ProtectSytem=strict", "WatchdogSec=soon", "SystemCallFilter=@nonsense"])
 def test_the_check_finds_errors(unit: Path, line: str) -> None:
     unit.write_text(unit.read_text().replace("[Install]", f"{line}\n[Install]"))
@@ -81,7 +98,8 @@ NEWER_THAN_249 = {"ExitType", "ImportCredential", "MemoryPressureWatch", "Restar
 
 
 def test_the_unit_needs_only_the_systemd_of_jetpack_6() -> None:
-    for path in (SYSTEMD / "edge-server.service", *(SYSTEMD / "edge-server.service.d").iterdir()):
+    units = (SYSTEMD / "edge-server.service", DEB / "update.conf", *DEB.glob("edge-server-*"))
+    for path in (*units, *(SYSTEMD / "edge-server.service.d").iterdir()):
         assert not keys_of(path) & NEWER_THAN_249, path
         # notify-reload came with 253, the %d of credentials with 250.
         assert "notify-reload\n" not in path.read_text().replace("# Not notify-reload", "")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from edge_server.config.setting import ConfigError, SettingTable
 from edge_server.plugin import Command, Plugin, RunningPlugin
-from edge_server.plugins.fleet.settings import FollowConfig
+from edge_server.plugins.fleet.settings import UPDATE_HOME_VARIABLE, FollowConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,7 +58,13 @@ class FleetPlugin(Plugin):
 
     def prepare(self, config: ServerConfig) -> RunningPlugin | None:
         if not config.table(FollowConfig).url:
-            return None
+            from edge_server.config import process_environment
+
+            if not process_environment().get(UPDATE_HOME_VARIABLE):
+                return None
+            from edge_server.plugins.fleet.program_update import ProgramUpdatePlugin
+
+            return ProgramUpdatePlugin()
         from edge_server.plugins.fleet.follow.running import FollowPlugin
 
         return FollowPlugin(config)

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from edge_server.config.setting import OPTIONAL_PATH, OPTIONAL_TEXT, integer, number, setting
 
+UPDATE_HOME_VARIABLE = "EDGE_UPDATE_HOME"
+"""Variable with the folder of the program's versions, which the Debian package's command sets."""
+
 
 @dataclass(frozen=True, slots=True)
 class FollowConfig:

@@ -16,6 +16,7 @@ from edge_server.plugins.fleet.follow.follower import Follower, Judge
 from edge_server.plugins.fleet.follow.installed_models import InstalledModels
 from edge_server.plugins.fleet.follow.release import version_digests
 from edge_server.plugins.fleet.follow.rounds import Rounds, make_follower, read_hours
+from edge_server.plugins.fleet.program_update import read_update_status
 from edge_server.plugins.fleet.settings import FollowConfig
 from edge_server.telemetry.event_bus import MODEL_FAILED, Event
 from edge_server.telemetry.metrics_page import Family
@@ -91,7 +92,8 @@ class FollowPlugin(RunningPlugin):
         failed = [(name, model) for name, model in report.models.items() if model.state in ("failed", "foreign")]
         texts += [f"{name}: {model.reason}; installed: {model.installed or 'none'}" for name, model in failed]
         state = "failed" if failed else "warning" if report.problem else "ok"
-        return [StatusRow("follow", state, texts[0]), *(StatusRow("", state, text) for text in texts[1:])]
+        rows = [StatusRow("follow", state, texts[0]), *(StatusRow("", state, text) for text in texts[1:])]
+        return [*rows, *read_update_status()]
 
     def reports(self) -> Mapping[str, object]:
         assert self._follower is not None
