@@ -22,7 +22,7 @@ from edge_server.cli.console import render, wrap
 from edge_server.cli.options import CommandParser
 from edge_server.cli.status import NO_REPORT, read_report
 from edge_server.errors import InvalidRequest
-from edge_server.plugins.fleet.follow import rollout_command
+from edge_server.plugins.fleet.follow import keys_command, rollout_command
 
 COLUMN_TITLES = ("HOST", "STATE", "SERVER", "MODELS", "TEMPERATURE", "WORK ALLOWED", "STREAMS", "DROPPED", "FAILED")
 OPTIONAL_COLUMNS = ("STREAMS", "SERVER", "TEMPERATURE")
@@ -51,7 +51,10 @@ def run(arguments: Sequence[str]) -> int:
     status.add_argument("--json", action="store_true", help="print JSON")
     expected_versions.add_options(status)
     rollout_command.add_parser(commands, _add_hosts)
+    keys_command.add_parser(commands)
     options = parser.parse_args(arguments)
+    if hasattr(options, "signed_repository"):
+        return keys_command.run(options)
     try:
         urls = read_hosts(options.hosts)
     except argparse.ArgumentTypeError as error:

@@ -16,11 +16,12 @@ _edge_server_words() {
     "cameras") echo find --help ;;
     "cameras find") echo --help --seconds --user --model --address --write-password ;;
     "doctor") echo --help --json --user --sysfs-root --skip-runtimes ;;
-    "fleet") echo status rollout --help ;;
+    "fleet") echo status rollout keys --help ;;
     "fleet status") echo --help --header --tls-root --tls-cert --tls-key --timeout --json --expect --wait ;;
-    "fleet rollout") echo --help --keys --model --after-secs --header --tls-root --tls-cert --tls-key --timeout ;;
+    "fleet rollout") echo --help --keys --publisher --model --after-secs --header --tls-root --tls-cert --tls-key --timeout ;;
+    "fleet keys") echo --help --keys --replace --add-root --add-publisher --remove --sign --models --needed ;;
     "pull") echo --help --sha256 --model-repository --name --replace --max-bytes --index --list --header --tls-root --tls-cert --tls-key --timeout ;;
-    "publish") echo --help --keys --withdraw ;;
+    "publish") echo --help --keys --publisher --withdraw ;;
     "follow") echo --help --root --model-repository --box-id --box-groups --interval-secs --max-kbytes-per-sec --hours --once ;;
     "governor") echo simulate replay --help ;;
     "governor simulate") echo --help --scenario --seconds --svg --seed --set --json ;;

@@ -132,10 +132,16 @@ class Follower:
         except EdgeServerError as error:
             self._set_problem(error.message)
             return False
-        checked_s, problem = time.time(), ""
+        unreadable = self._repository.unreadable
+        checked_s, problem = time.time(), next(iter(unreadable.values()), "")
         needed: set[str] = set()
         for model, installed in self._models.installed_models().items():
-            if model not in wanted:
+            if model in wanted:
+                continue
+            reason = unreadable.get(self._repository.publisher_of(model), "")
+            if reason:
+                states[model] = FollowedModel(installed.path, "waiting", reason, installed.path)
+            else:
                 self._models.remove(model)
                 log.info("release '%s' is not for this box any more: model '%s' is removed", installed.path, model)
         for model, releases in sorted(wanted.items()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -25,8 +25,7 @@ ROLLOUT_NAME = "rollout.toml"
 def run(arguments: Sequence[str]) -> int:
     """Publish. Return 0. Raises EdgeServerError; then the repository is as before."""
     options = _parser().parse_args(arguments)
-    from edge_server.plugins.fleet.follow.publisher import Publisher
-    from edge_server.plugins.fleet.follow.signing_keys import SigningKeys
+    from edge_server.plugins.fleet.follow.repository_metadata import locked
 
     if not options.folder.is_dir():
         raise InvalidRequest(f"'{options.folder}' is not a folder with models")
@@ -35,31 +34,47 @@ def run(arguments: Sequence[str]) -> int:
     broken = [f"model '{name}': {model.problem}" for name, model in found.items() if model.problem]
     if broken:
         raise InvalidRequest("; ".join(broken))
-    publisher = Publisher(options.repository, SigningKeys(options.keys))
-    if publisher.is_new:
+    with locked(options.repository):
+        _publish(options, {name: model.path for name, model in found.items()}, rollout)
+    return ExitCode.OK
+
+
+def _publish(
+    options: argparse.Namespace, folders: Mapping[str, Path], rollout: Mapping[str, Mapping[str, object]]
+) -> None:
+    from edge_server.plugins.fleet.follow.publisher import Publisher
+    from edge_server.plugins.fleet.follow.signing_keys import SigningKeys
+
+    publisher = Publisher(options.repository, SigningKeys(options.keys), options.publisher)
+    metadata = publisher.metadata
+    if metadata.is_new:
         print(f"{options.keys} has the private keys; keep copies of them where no box is")
-        print(f"{publisher.root_file} goes to each box: --follow-root=FILE")
+        print(f"{metadata.root_file} goes to each box: --follow-root=FILE")
     before = publisher.releases()
     for path in options.withdraw:
         publisher.withdraw(f"{path}.json")
         print(f"{path}: withdrawn")
     now = datetime.now(timezone.utc)
-    for name, model in sorted(found.items()):
-        release = publisher.add(name, model.path, rollout.get(name, {}), now.timestamp())
+    for name, folder in sorted(folders.items()):
+        release = publisher.add(name, folder, rollout.get(name, {}), now.timestamp())
         if release is None:
             print(f"{name}: these files were withdrawn; other files become its next release")
             continue
         what = "new" if release.path not in before else "as before" if before[release.path] == release else "for others"
         print(f"{release.path.removesuffix('.json')}: {what}")
     publisher.commit(now)
-    if publisher.root_problem:
+    if metadata.root_problem:
         print(
-            f"the keys are valid until {publisher.root_expires:%Y-%m-%d}: publish once with the key 'root' "
-            f"({publisher.root_problem})"
+            f"the next root waits for signatures: {metadata.root_problem}. The present one is valid until "
+            f"{metadata.root.expires:%Y-%m-%d}"
         )
-    for name in sorted({release.model for release in publisher.releases().values()} - set(found)):
+    if metadata.online_problem:
+        print(
+            f"signed; boxes get it when somebody with the key 'online' runs `edge-server publish` for this repository "
+            f"({metadata.online_problem})"
+        )
+    for name in sorted({release.model for release in publisher.releases().values()} - set(folders)):
         print(f"{name}: not in {options.folder}; its releases stay until --withdraw={name}/NUMBER")
-    return ExitCode.OK
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -73,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="a model repository")
     parser.add_argument("repository", type=Path, metavar="REPOSITORY", help="made if it does not exist")
     parser.add_argument("--keys", type=Path, required=True, metavar="DIR", help="folder of the private keys")
+    parser.add_argument("--publisher", default="", metavar="NAME", help="publish as NAME of `edge-server fleet keys`")
     parser.add_argument(
         "--withdraw", action="append", default=[], metavar="MODEL/NUMBER", help="take a release back; may be repeated"
     )

@@ -1,20 +1,16 @@
-"""Writer of a signed repository: keys, releases of models, and the metadata of The Update Framework (TUF).
+"""Writer of one publisher's releases into a signed repository: copies files, and lists them for its metadata.
 
-REPOSITORY/metadata/   N.root.json, N.targets.json, N.snapshot.json and timestamp.json
+REPOSITORY/metadata/   see `repository_metadata.py`
 REPOSITORY/targets/    MODEL/HASH.NUMBER.json, and MODEL/HASH.HASH for each file of a model
-
-Three keys sign: `root` names the keys, `targets` signs releases, and `online` signs snapshot and timestamp, which say
-what is newest and expire soon. The private keys of root and targets can stay on a machine that is never online.
 """
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import os
 import shutil
-from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta, timezone
+from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,30 +18,23 @@ from edge_server.errors import InvalidRequest, ServingFault, install_hint
 from edge_server.plugins.fleet.follow.release import (
     MAX_FILES,
     MAX_LIST_BYTES,
-    PUBLISHED_KEY,
     Release,
     custom_of,
     read_files,
     read_release,
     render_files,
 )
+from edge_server.plugins.fleet.follow.repository_metadata import MAIN, RepositoryMetadata, write_file
 from edge_server.plugins.fleet.follow.signing_keys import SigningKeys
 from edge_server.repository.file_fingerprint import is_ignored
-from edge_server.repository.replace_file import replace_file, sync_folder
+from edge_server.repository.replace_file import sync_folder
 from edge_server.repository.trust.checksum_file import digest_file
 
 try:
-    from tuf.api.exceptions import RepositoryError
-    from tuf.api.metadata import Metadata, MetaFile, Root, Snapshot, TargetFile, Targets, Timestamp
-    from tuf.api.serialization import DeserializationError
+    from tuf.api.metadata import TargetFile, Targets
 except ImportError as error:
     raise ServingFault(f"{error}: {install_hint('fleet')}") from None
 
-ROLES_OF_KEYS: Mapping[str, Sequence[str]] = {
-    "root": ("root",),
-    "targets": ("targets",),
-    "online": ("snapshot", "timestamp"),
-}
 KEPT_RELEASES = 5
 """Releases of a model that stay in a repository: boxes outside of the newest one's choice have an older one."""
 _LAST_WAVE = 1000
@@ -53,34 +42,20 @@ _MAX_WITHDRAWN = 100
 """Withdrawn releases of a model that are remembered."""
 _WITHDRAWN_KEY = "x-edge-server-withdrawn"
 _LAST_NUMBERS_KEY = "x-edge-server-last-numbers"
-_EXPIRES_DAYS = {"root": 2 * 365, "targets": 365, "snapshot": 30, "timestamp": 30}
 
 
 class Publisher:
-    """The repository in `folder`. Not thread-safe; one process at a time may write it."""
+    """A publisher of the repository in `folder`: the main one, or another one by its name. Use it within `locked`."""
 
-    def __init__(self, folder: Path, keys: SigningKeys) -> None:
-        """Open the repository, or create it with new keys. Raises InvalidRequest and ServingFault."""
-        self.metadata = folder / "metadata"
-        self.targets = folder / "targets"
-        self._keys = keys
-        self.is_new = not self.metadata.exists()
-        self.root_problem = ""
-        """Why `commit` could not renew root, "" if it did or need not."""
-        if self.is_new:
-            self._create()
-        newest = max((int(path.name.split(".")[0]) for path in self.metadata.glob("*.root.json")), default=1)
-        self._root: Root = self._read(f"{newest}.root.json", Root).signed
-        self._timestamp: Timestamp = self._read("timestamp.json", Timestamp).signed
-        self._snapshot: Snapshot = self._read(f"{self._timestamp.snapshot_meta.version}.snapshot.json", Snapshot).signed
-        self._targets: Targets = self._read(
-            f"{self._snapshot.meta['targets.json'].version}.targets.json", Targets
-        ).signed
-
-    @property
-    def root_file(self) -> Path:
-        """The root metadata that boxes get with their installation."""
-        return self.metadata / f"{self._root.version}.root.json"
+    def __init__(self, folder: Path, keys: SigningKeys, name: str = "") -> None:
+        """Open the repository; the main publisher (`name` "") creates it with new keys. Raises InvalidRequest and
+        ServingFault."""
+        if name and not (folder / "metadata").is_dir():
+            raise InvalidRequest(f"'{folder}' is no signed repository")
+        self.metadata = RepositoryMetadata(folder / "metadata", keys)
+        self._folder = folder / "targets"
+        self._name = name or MAIN
+        self._targets = self.metadata.targets_of(self._name) or Targets()
 
     def releases(self) -> dict[str, Release]:
         """Return path -> release. Raises InvalidRequest for metadata that another program wrote."""
@@ -95,9 +70,13 @@ class Publisher:
         rollout in waves stays where it is, at the last wave if all boxes may have it, and one that was stopped stays
         stopped.
 
-        `selection` is the custom metadata. Returns None for files that were withdrawn. Raises InvalidRequest and
-        ServingFault.
+        `selection` is the custom metadata. Returns None for files that were withdrawn. Raises InvalidRequest, also for
+        a model of another publisher, and ServingFault.
         """
+        owner = self.metadata.publisher_of(model)
+        if owner != self._name:
+            whose = "the main publisher's" if owner == MAIN else f"for the publisher '{owner}'"
+            raise InvalidRequest(f"model '{model}' is {whose}, by its name: it cannot be published here")
         digests = {
             name: self._add_file(model, path) if isinstance(path, Path) else ""
             for name, path in _files_of(folder).items()
@@ -127,7 +106,7 @@ class Publisher:
             release = release._replace(wave=min(wave, len(release.waves) - 1), wave_since_s=since_s or int(now_s))
         self._targets.targets[path] = TargetFile.from_data(path, content, ["sha256"])
         self.change(release)
-        _write(self.targets / model / f"{_sha256(content)}.{number}.json", content)
+        write_file(self._folder / model / f"{_sha256(content)}.{number}.json", content)
         return release
 
     def releases_of(self, model: str) -> list[Release]:
@@ -156,91 +135,17 @@ class Publisher:
     def commit(self, now: datetime) -> None:
         """Sign and write the changes, each file before the one that names it, and delete files without a name.
 
-        Snapshot and timestamp are signed anew each time; targets and root in the second half of their validity, root
-        only if its key is here. Raises InvalidRequest if another key is not, ServingFault if files cannot be written.
+        Raises as `RepositoryMetadata.commit`.
         """
         self._prune()
-        if self._is_old(self._root, "root", now):
-            self._renew_root(now)
-        before = self._read(f"{self._snapshot.meta['targets.json'].version}.targets.json", Targets).signed
-        if self._is_old(self._targets, "targets", now) or before.to_dict() != self._targets.to_dict():
-            self._targets.version += 1
-            self._sign(self._targets, "targets", now)
-            self._snapshot.meta["targets.json"] = MetaFile(self._targets.version)
-        self._snapshot.version += 1
-        self._sign(self._snapshot, "snapshot", now)
-        self._timestamp.snapshot_meta = MetaFile(self._snapshot.version)
-        self._timestamp.version += 1
-        self._timestamp.unrecognized_fields[PUBLISHED_KEY] = int(now.timestamp())
-        self._sign(self._timestamp, "timestamp", now)
+        self.metadata.commit(self._name, self._targets, now)
         self._delete_unused()
-
-    # -- files ------------------------------------------------------------------------------------------------------
-
-    def _create(self) -> None:
-        keys = self._keys.make(list(ROLES_OF_KEYS))
-        now = datetime.now(timezone.utc)
-        self._root = Root(consistent_snapshot=True)
-        for name, roles in ROLES_OF_KEYS.items():
-            for role in roles:
-                self._root.add_key(keys[name], role)
-        timestamp = Timestamp()
-        timestamp.unrecognized_fields[PUBLISHED_KEY] = int(now.timestamp())
-        try:
-            for signed in (self._root, Targets(), Snapshot(), timestamp):
-                self._sign(signed, signed.type, now)
-        except InvalidRequest:
-            shutil.rmtree(self.metadata, ignore_errors=True)
-            self._keys.delete_made()
-            raise
-
-    def _renew_root(self, now: datetime) -> None:
-        renewed = Root.from_dict(copy.deepcopy(self._root.to_dict()))
-        renewed.version += 1
-        try:
-            self._sign(renewed, "root", now)
-        except InvalidRequest as error:
-            # Nothing is lost yet: root has half of its validity left, and its key may be in a safe.
-            self.root_problem = error.message
-        else:
-            self._root = renewed
-
-    @staticmethod
-    def _is_old(signed: Any, role: str, now: datetime) -> bool:
-        return bool(signed.expires - now < timedelta(days=_EXPIRES_DAYS[role] / 2))
-
-    @property
-    def root_expires(self) -> datetime:
-        return self._root.expires
-
-    def _sign(self, signed: Any, role: str, now: datetime) -> None:
-        """Sign and write metadata. Raises InvalidRequest if keys are missing; then nothing is written."""
-        signed.expires = now.replace(microsecond=0) + timedelta(days=_EXPIRES_DAYS[role])
-        metadata: Metadata[Any] = Metadata(signed)
-        name = "timestamp.json" if role == "timestamp" else f"{signed.version}.{role}.json"
-        missing = self._keys.sign(metadata, self._root.keys, self._root.roles[role].keyids)
-        if len(metadata.signatures) < self._root.roles[role].threshold:
-            reasons = "; ".join(f"the key {key}: {reason}" for key, reason in missing.items())
-            raise InvalidRequest(f"{name} cannot be signed: {reasons}")
-        _write(self.metadata / name, metadata.to_bytes())
-
-    def _read(self, name: str, kind: type[Any]) -> Metadata[Any]:
-        path = self.metadata / name
-        try:
-            found: Metadata[Any] = Metadata.from_bytes(path.read_bytes())
-        except OSError as error:
-            raise InvalidRequest(f"'{path}' cannot be read: {error.strerror}; is this a repository?") from None
-        except (DeserializationError, RepositoryError) as error:
-            raise InvalidRequest(f"'{path}' cannot be read: {error}") from None
-        if not isinstance(found.signed, kind):
-            raise InvalidRequest(f"'{path}' cannot be read: expected {kind.type}, given {found.signed.type}")
-        return found
 
     def _add_file(self, model: str, source: Path) -> str:
         """Copy a file to where its target is read from, unless it is there undamaged. Return its SHA-256."""
         try:
             digest = digest_file(source)[0].hex()
-            path, copy = f"{model}/{digest}", self.targets / model / f"{digest}.{digest}"
+            path, copy = f"{model}/{digest}", self._folder / model / f"{digest}.{digest}"
             target = TargetFile.from_file(path, str(copy), ["sha256"]) if copy.exists() else None
             if target is None or target.hashes["sha256"] != digest:
                 copy.parent.mkdir(parents=True, exist_ok=True)
@@ -269,7 +174,7 @@ class Publisher:
         used = set()
         for path, release in self.releases().items():
             target = self._targets.targets[path]
-            copy = self.targets / release.model / f"{target.hashes['sha256']}.{release.number}.json"
+            copy = self._folder / release.model / f"{target.hashes['sha256']}.{release.number}.json"
             digests = filter(None, read_files(path, copy.read_bytes()).values())
             used |= {path, *(f"{release.model}/{digest}" for digest in digests)}
         for path in set(self._targets.targets) - used:
@@ -277,11 +182,12 @@ class Publisher:
 
     def _delete_unused(self) -> None:
         used = {
-            self.targets / Path(path).parent / f"{target.hashes['sha256']}.{Path(path).name}"
+            self._folder / Path(path).parent / f"{target.hashes['sha256']}.{Path(path).name}"
             for path, target in self._targets.targets.items()
         }
-        for path in self.targets.glob("*/*"):
-            if path not in used:
+        for path in self._folder.glob("*/*"):
+            # Files of other publishers may be there before the list that names them.
+            if path not in used and self.metadata.publisher_of(path.parent.name) == self._name:
                 path.unlink(missing_ok=True)
 
 
@@ -305,11 +211,3 @@ def _files_of(folder: Path) -> dict[str, Path | str]:
 
 def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
-
-
-def _write(path: Path, content: bytes) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, content)
-    except OSError as error:
-        raise ServingFault(f"'{path}' cannot be written: {error.strerror}") from None

@@ -24,6 +24,8 @@ MAX_FILES = 10_000
 """Most files of a release."""
 MAX_LIST_BYTES = 4 << 20
 """Most bytes of a release's list of files."""
+MAX_PUBLISHERS = 30
+"""Most publishers of a repository besides the main one: a client of TUF visits at most 32 lists for a file."""
 SAMPLE_NAME = "release_sample.npz"
 """File beside config.pbtxt with arrays of inputs, by name, and of expected outputs as "expected.NAME"."""
 PUBLISHED_KEY = "x-edge-server-published"
@@ -32,7 +34,7 @@ PUBLISHED_KEY = "x-edge-server-published"
 _RELEASE_PATH = re.compile(r"([^/]+)/([1-9][0-9]{0,8})\.json")
 _NOT_IN_DIGEST = (FILE_NAME, SIGNATURE_NAME)
 _WAVE_PERCENT = re.compile(r"([0-9]{1,2}(?:\.[0-9]+)?|100) ?%")
-_SHA256 = re.compile("[0-9a-f]{64}")
+SHA256 = re.compile("[0-9a-f]{64}")
 
 
 class Box(NamedTuple):
@@ -222,7 +224,7 @@ def read_files(path: str, content: bytes) -> dict[str, str]:
             raise InvalidRequest(str(error)) from None
         if str(relative) != name.removesuffix("/") or any(is_ignored(part) for part in PurePosixPath(name).parts):
             raise InvalidRequest(f"release '{path}': '{name[:200]}' cannot be a file of a model")
-        if not isinstance(digest, str) or (_SHA256.fullmatch(digest) is None and (digest or not name.endswith("/"))):
+        if not isinstance(digest, str) or (SHA256.fullmatch(digest) is None and (digest or not name.endswith("/"))):
             raise InvalidRequest(f"release '{path}': '{name[:200]}': expected a SHA-256, given {repr(digest)[:80]}")
     return files
 

@@ -51,6 +51,7 @@ def add_parser(commands: Any, add_hosts: Callable[[argparse.ArgumentParser], Non
     parser.add_argument("action", type=_action, metavar="ACTION", help=", ".join(ACTIONS))
     parser.add_argument("repository", type=Path, metavar="REPOSITORY", help="folder of `edge-server publish`")
     parser.add_argument("--keys", type=Path, metavar="DIR", help="folder of the private keys; `status` needs none")
+    parser.add_argument("--publisher", default="", metavar="NAME", help="releases of NAME of `edge-server fleet keys`")
     parser.add_argument("--model", default="", metavar="NAME", help="only this model; stop and rollback need it")
     parser.add_argument(
         "--after-secs", type=float_range(0, 1e9), default=0.0, metavar="N",
@@ -67,8 +68,7 @@ def _action(text: str) -> str:
 
 def run(options: argparse.Namespace, reports: Reports) -> int:
     """Do the action and print the state. Return the exit code. Raises EdgeServerError."""
-    from edge_server.plugins.fleet.follow.publisher import Publisher
-    from edge_server.plugins.fleet.follow.signing_keys import SigningKeys
+    from edge_server.plugins.fleet.follow.repository_metadata import locked
 
     if options.action != "status" and options.keys is None:
         raise InvalidRequest(f"rollout {options.action} needs --keys=DIR")
@@ -76,7 +76,15 @@ def run(options: argparse.Namespace, reports: Reports) -> int:
         raise InvalidRequest(f"rollout {options.action} needs --model=NAME")
     if not (options.repository / "metadata").is_dir():
         raise InvalidRequest(f"'{options.repository}' is no signed repository")
-    publisher = Publisher(options.repository, SigningKeys(options.keys or Path()))
+    with locked(options.repository):
+        return _lead(options, reports)
+
+
+def _lead(options: argparse.Namespace, reports: Reports) -> int:
+    from edge_server.plugins.fleet.follow.publisher import Publisher
+    from edge_server.plugins.fleet.follow.signing_keys import SigningKeys
+
+    publisher = Publisher(options.repository, SigningKeys(options.keys or Path()), options.publisher)
     newest: dict[str, Release] = {}
     for release in publisher.releases().values():
         if release.number >= newest.get(release.model, release).number:

@@ -6,26 +6,38 @@ other files, old ones (rollback), ones that are held back (expiry) and mixed one
 
 from __future__ import annotations
 
+import re
 import time
 import urllib.parse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from edge_server.errors import InvalidRequest, ServingFault, Untrusted, install_hint
-from edge_server.plugins.fleet.follow.release import MAX_LIST_BYTES, PUBLISHED_KEY, Release, read_files, read_release
+from edge_server.errors import EdgeServerError, InvalidRequest, ServingFault, Untrusted, install_hint
+from edge_server.plugins.fleet.follow.release import (
+    MAX_LIST_BYTES,
+    MAX_PUBLISHERS,
+    PUBLISHED_KEY,
+    SHA256,
+    Release,
+    read_files,
+    read_release,
+)
 from edge_server.plugins.fleet.follow.site_files import SiteFiles, SiteUnavailable
 from edge_server.plugins.fleet.pull_archive import PullFailed
 
 try:
     from tuf.api.exceptions import DownloadError, DownloadHTTPError, LengthOrHashMismatchError, RepositoryError
-    from tuf.api.metadata import Metadata, TargetFile, Targets, Timestamp
+    from tuf.api.metadata import DelegatedRole, Metadata, Snapshot, TargetFile, Targets, Timestamp
     from tuf.ngclient import Updater
     from tuf.ngclient.fetcher import FetcherInterface
 except ImportError as error:
     raise ServingFault(f"{error}: {install_hint('fleet')}") from None
 
 _MAX_CLOCK_ERROR_S = 300
+_MAX_LISTED = 20_000
+"""Files in the list of a publisher besides the main one; each is looked up."""
+_PUBLISHER = re.compile("[A-Za-z0-9_-]{1,50}")
 
 
 class ClockBehind(ServingFault):
@@ -53,6 +65,7 @@ class SignedRepository:
     """The repository at an address, as of the last `refresh`. One thread uses it; `stop` may be called from others.
 
     `folder` keeps the metadata that this box trusts. `root` is the root metadata that came with the installation.
+    `unreadable` says for each publisher whose list cannot be read why; what came from it is neither new nor gone.
     """
 
     def __init__(self, site: SiteFiles, folder: Path, root: bytes) -> None:
@@ -61,6 +74,8 @@ class SignedRepository:
         self._folder = folder
         self._root = root
         self._updater: Updater | None = None
+        self._publishers: dict[str, DelegatedRole] = {}
+        self.unreadable: dict[str, str] = {}
         try:
             Metadata.from_bytes(root)
         except RepositoryError as error:
@@ -77,7 +92,6 @@ class SignedRepository:
         a release that cannot be understood, OSError if the disk cannot be written.
         """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._check_clock()
         try:
             # One object for each refresh: it reads the site once. The trusted root of an earlier refresh is in the
             # folder; `bootstrap` is what that chain begins with.
@@ -86,13 +100,56 @@ class SignedRepository:
             )
             self._updater.refresh()
         except DownloadError as error:
+            # With such a clock, certificates of TLS seem not to be valid yet.
+            self._check_clock()
             raise SiteUnavailable(str(error)) from None
         except RepositoryError as error:
             raise Untrusted(f"'{self._site.url}' is not trusted: {error}") from None
+        # Not before: a thief of the key of the timestamp could name a day in the future, and only newer metadata, with
+        # another key, end that.
         self._check_clock()
-        targets: dict[str, TargetFile] = self._trusted("targets", Targets).targets
-        found = (read_release(path, target.unrecognized_fields.get("custom")) for path, target in targets.items())
-        return [release for release in found if release is not None]
+        main = self._trusted("targets", Targets)
+        self._publishers = (main.delegations.roles if main.delegations is not None else None) or {}
+        if len(self._publishers) > MAX_PUBLISHERS:
+            raise Untrusted(f"'{self._site.url}' has {len(self._publishers)} publishers, more than {MAX_PUBLISHERS}")
+        found = _releases_in(main)
+        self.unreadable = {}
+        signed = self._trusted("snapshot", Snapshot).meta
+        for name in self._publishers:
+            if f"{name}.json" in signed:
+                try:
+                    found += self._releases_of(name)
+                except EdgeServerError as error:
+                    self.unreadable[name] = f"the list of the publisher '{name[:80]}' cannot be used: {error.message}"
+        return found
+
+    def publisher_of(self, model: str) -> str:
+        """Return the publisher whose patterns a model's name matches, "" for the main one."""
+        found = (name for name, role in self._publishers.items() if role.is_delegated_path(f"{model}/0"))
+        return next(found, "")
+
+    def _releases_of(self, name: str) -> list[Release]:
+        """Return the releases that a publisher has signed for models of its patterns. Raises EdgeServerError."""
+        if _PUBLISHER.fullmatch(name) is None:
+            raise Untrusted("expected a name of letters, digits, - and _")
+        role = self._publishers[name]
+        # A path that only matches the pattern has tuf read and verify the publisher's list.
+        for pattern in role.paths or ():
+            self._look_up(pattern.replace("*", "0").replace("?", "0"))
+        try:
+            listed = self._trusted(name, Targets)
+        except (OSError, RepositoryError) as error:
+            raise Untrusted(str(error)) from None
+        if listed.delegations is not None:
+            raise Untrusted("it names further publishers, which only the main one may do")
+        if len(listed.targets) > _MAX_LISTED:
+            raise Untrusted(f"it has {len(listed.targets)} files, more than {_MAX_LISTED}")
+        # The file may be an earlier one, and names what it likes: tuf says for each release whether it is theirs.
+        return [
+            release
+            for release in _releases_in(listed)
+            if role.is_delegated_path(release.path) and self._look_up(release.path) == listed.targets[release.path]
+        ]
 
     def digest(self, release: Release) -> str:
         """Return the SHA-256 of the release's list of files, which identifies what it installs."""
@@ -117,14 +174,20 @@ class SignedRepository:
         return sum(self.find_target(f"{release.model}/{digest}").length for digest in digests)
 
     def find_target(self, path: str) -> TargetFile:
-        assert self._updater is not None
-        try:
-            target = self._updater.get_targetinfo(path)
-        except RepositoryError as error:
-            raise Untrusted(f"'{path}' is not trusted: {error}") from None
-        if target is None or "sha256" not in target.hashes:
+        target = self._look_up(path)
+        # Hex digits alone: it becomes the name of a file, and another publisher has written it.
+        if target is None or SHA256.fullmatch(target.hashes.get("sha256", "")) is None:
             raise Untrusted(f"'{path}' is not in the signed list of files, or has no SHA-256 there")
         return target
+
+    def _look_up(self, path: str) -> TargetFile | None:
+        assert self._updater is not None
+        try:
+            return self._updater.get_targetinfo(path)
+        except DownloadError as error:
+            raise SiteUnavailable(str(error)) from None
+        except RepositoryError as error:
+            raise Untrusted(f"'{path}' is not trusted: {error}") from None
 
     def download(self, target: TargetFile, parts: Path) -> Path:
         digest = target.hashes["sha256"]
@@ -168,3 +231,9 @@ class SignedRepository:
         found: Metadata[Any] = Metadata.from_bytes((self._folder / f"{role}.json").read_bytes())
         assert isinstance(found.signed, kind)
         return found.signed
+
+
+def _releases_in(targets: Targets) -> list[Release]:
+    listed = targets.targets.items()
+    found = (read_release(path, target.unrecognized_fields.get("custom")) for path, target in listed)
+    return [release for release in found if release is not None]

@@ -8,6 +8,8 @@ DIR/NAME.pub    the public key of such a one, as PEM (SubjectPublicKeyInfo): its
 from __future__ import annotations
 
 import getpass
+import hashlib
+import json
 import os
 import re
 import sys
@@ -31,9 +33,19 @@ NAME_FIELD = "x-edge-server-name"
 _NAME = re.compile("[A-Za-z0-9][A-Za-z0-9_-]{0,49}")
 
 
+def is_key_name(text: str) -> bool:
+    return _NAME.fullmatch(text) is not None
+
+
+def fingerprint(key: Key) -> str:
+    """Return what identifies a public key for people. The ids in metadata are whatever their author wrote there."""
+    content = json.dumps([key.keytype, key.scheme, key.keyval], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
 def name_of(key: Key) -> str:
-    """Return the name and the beginning of the id of a public key, for messages."""
-    return f"'{key.unrecognized_fields.get(NAME_FIELD, '?')}' ({key.keyid[:8]})"
+    """Return the name and the fingerprint of a public key, for messages."""
+    return f"'{key.unrecognized_fields.get(NAME_FIELD, '?')}' ({fingerprint(key)})"
 
 
 class SigningKeys:
@@ -64,7 +76,7 @@ class SigningKeys:
         for name in names:
             if name in found:
                 continue
-            path = self.folder / f"{name}.pem"
+            path = self._path(name)
             try:
                 self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -80,23 +92,42 @@ class SigningKeys:
             found[name] = self.public_key(name)
         return found
 
+    def replace(self, name: str, old: Key) -> Key:
+        """Return the public key of the key that takes the place of `old` under its name.
+
+        It is what NAME.pub or NAME.pem holds if that is another one; else NAME.pem is made anew, and the old file
+        becomes NAME-FINGERPRINT.pem. Raises InvalidRequest if somebody else has to make the new key, and as `make`.
+        """
+        path = self._path(name)
+        if path.exists() or self._is_elsewhere(name):
+            new = self.public_key(name)
+            if new.keyid != old.keyid:
+                return new
+            if self._is_elsewhere(name):
+                raise InvalidRequest(
+                    f"'{self._path(name, 'pub')}' is still the old key: put the new one there, and its URI into "
+                    f"{URIS_NAME} if it has a line there; root also needs the old one, under another name"
+                )
+            path.rename(self.folder / f"{name}-{fingerprint(old)}.pem")
+        return self.make([name])[name]
+
     def delete_made(self) -> None:
         """Delete the files of `make`, whose keys nothing names yet."""
         for path in self._made:
             path.unlink(missing_ok=True)
 
     def public_key(self, name: str) -> Key:
-        """Return the key NAME.pub, or the public key of NAME.pem. Raises InvalidRequest."""
-        path = self.folder / f"{name}.pub"
+        """Return the public key of NAME.pem, or the key NAME.pub. Raises InvalidRequest."""
+        path = self._path(name, "pub" if self._is_elsewhere(name) else "pem")
         try:
-            if name in self._uris or path.exists():
+            if path.suffix == ".pub":
                 key = SSlibKey.from_crypto(load_pem_public_key(path.read_bytes()))
             else:
-                path = self.folder / f"{name}.pem"
                 key = CryptoSigner(load_pem_private_key(path.read_bytes(), None)).public_key
         except FileNotFoundError:
-            expected = f"the public key, as PEM, of the line '{name}' of {URIS_NAME}" if name in self._uris else "a key"
-            raise InvalidRequest(f"'{path}' does not exist; expected {expected}") from None
+            expected = f"the public key of the line '{name}' of {URIS_NAME}" if name in self._uris else "a private key"
+            other = "" if name in self._uris else f", or a public one as '{name}.pub'"
+            raise InvalidRequest(f"'{path}' does not exist; expected {expected} there, as PEM{other}") from None
         except (OSError, ValueError, TypeError) as error:
             raise InvalidRequest(f"'{path}' is no key that can be used: {error}") from None
         key.unrecognized_fields[NAME_FIELD] = name
@@ -121,12 +152,18 @@ class SigningKeys:
                 missing[name_of(keys[key_id])] = f"it cannot sign: {str(cause) or type(cause).__name__}"
         return missing
 
+    def _is_elsewhere(self, name: str) -> bool:
+        return name in self._uris or (not self._path(name).exists() and self._path(name, "pub").exists())
+
+    def _path(self, name: str, suffix: str = "pem") -> Path:
+        return self.folder / f"{name}.{suffix}"
+
     def _names(self) -> list[str]:
         return sorted({*self._uris, *(path.stem for path in self.folder.glob("*.pem"))})
 
     def _signer(self, name: str, key: Key) -> Signer:
         if name not in self._uris:
-            private_key = load_pem_private_key((self.folder / f"{name}.pem").read_bytes(), None)
+            private_key = load_pem_private_key(self._path(name).read_bytes(), None)
             return CryptoSigner(private_key)
 
         def secret(kind: str) -> str:

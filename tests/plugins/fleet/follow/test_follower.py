@@ -333,7 +333,7 @@ def test_a_release_that_this_version_does_not_understand_is_not_taken(
 def test_the_keys_are_renewed_before_they_expire_and_boxes_follow_the_new_ones(
     publication: Any, box: Any, add_model: AddModel, monkeypatch: pytest.MonkeyPatch, utc_now: datetime, capsys: Any
 ) -> None:
-    from edge_server.plugins.fleet.follow import publisher
+    from edge_server.plugins.fleet.follow import publisher, repository_metadata
     from edge_server.plugins.fleet.follow.signing_keys import SigningKeys
 
     class Past(datetime):
@@ -343,7 +343,7 @@ def test_the_keys_are_renewed_before_they_expire_and_boxes_follow_the_new_ones(
 
     add_model(publication.models / "m", 0.5)
     with monkeypatch.context() as patch:
-        patch.setattr(publisher, "datetime", Past)
+        patch.setattr(repository_metadata, "datetime", Past)
         publication.publish()  # all is made then, and signed anew now
     assert (publication.site / "metadata" / "2.root.json").exists()
     box.follow()
@@ -351,12 +351,12 @@ def test_the_keys_are_renewed_before_they_expire_and_boxes_follow_the_new_ones(
 
     other, keys = publication.site.with_name("other"), publication.keys.with_name("keys2")
     with monkeypatch.context() as patch:
-        patch.setattr(publisher, "datetime", Past)
+        patch.setattr(repository_metadata, "datetime", Past)
         publisher.Publisher(other, SigningKeys(keys))
     (keys / "root.pem").unlink()
     publication.site, publication.keys = other, keys
     publication.publish()
-    assert "publish once with the key 'root'" in capsys.readouterr().out
+    assert "the next root waits for signatures: 1 of 'root'" in capsys.readouterr().out
     assert not (other / "metadata" / "2.root.json").exists()
 
 

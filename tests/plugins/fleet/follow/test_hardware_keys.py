@@ -105,7 +105,7 @@ def test_the_schemes_of_the_documentation_are_known_to_securesystemslib() -> Non
     [
         (
             'root = "hsm:1"',
-            "root.pub' does not exist; expected the public key, as PEM, of the line 'root' of keys.toml",
+            "root.pub' does not exist; expected the public key of the line 'root' of keys.toml there",
         ),
         ('root = "/root.pem"', "expected NAME = \"SCHEME:...\", given root = '/root.pem'"),
         ("root = 5", 'expected NAME = "SCHEME:..."'),
