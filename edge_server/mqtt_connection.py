@@ -41,6 +41,27 @@ class BrokerAddress(NamedTuple):
     key: str = ""
 
 
+def parse_broker_url(text: str) -> str:
+    """Return the URL of a broker. Raises ValueError, with no part of the URL in it."""
+    try:
+        parts = urlsplit(text)
+        is_complete = parts.scheme in ("mqtt", "mqtts") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_complete = False
+    if not is_complete or not text.isprintable() or " " in text or parts.path.strip("/"):
+        raise ValueError(
+            "expected mqtt://[user:password@]host[:port] or mqtts://, with special characters of the password as %XX"
+        )
+    return text
+
+
+def parse_topic(text: str) -> str:
+    """Return the beginning of topics. Raises ValueError for one that cannot be published to."""
+    if not text.isprintable() or set(text) & {"+", "#"}:
+        raise ValueError("expected printable characters without '+' and '#'")
+    return text
+
+
 class MqttConnection:
     """Connection as one client, which can be opened again after it was lost or closed.
 
@@ -69,6 +90,8 @@ class MqttConnection:
         self._client: Any = None
         self._answered = threading.Event()
         self._refusal = ""
+        self._denied: str | None = None
+        """Why the broker denies a topic, "" if it denies none; None: it has not answered."""
         self._is_lost = False
         self._loss_reason = ""
 
@@ -99,8 +122,18 @@ class MqttConnection:
         return self._client is not None and self._client.is_connected() and not self._is_lost
 
     def subscribe(self, topics: Sequence[str], qos: int = 1) -> None:
-        """Ask for messages. A broker may deny it without a word."""
+        """Ask for messages. Does not wait for the broker's answer: it may deny them."""
+        self._denied = None
         self._client.subscribe([(topic, qos) for topic in topics])
+
+    def wait_subscribed(self) -> None:
+        """Wait until the broker has answered `subscribe`. Raises MqttError if it denies a topic, or does not answer."""
+        self._answered.clear()
+        if self._denied is None and not self._answered.wait(TIMEOUT_S):
+            raise MqttError(f"{self.shown}: no answer within {TIMEOUT_S:g} s")
+        self.check()
+        if self._denied:
+            raise MqttError(f"{self.shown}: the broker does not let this client read: {self._denied}")
 
     def publish(self, messages: Iterable[tuple[str, str | bytes]], *, is_retained: bool = True) -> None:
         """Send messages, and wait until the broker has acknowledged each. Raises MqttError."""
@@ -139,7 +172,7 @@ class MqttConnection:
             mqtt.CallbackAPIVersion.VERSION2, self._client_id, protocol=version, reconnect_on_failure=False
         )
         client.on_connect, client.on_disconnect = self._note_answer, self._note_disconnection
-        client.on_message = self._pass_message
+        client.on_message, client.on_subscribe = self._pass_message, self._note_subscription
         client.connect_timeout = TIMEOUT_S
         if self._will:
             client.will_set(self._will, OFFLINE, qos=1, retain=True)
@@ -179,6 +212,10 @@ class MqttConnection:
 
     def _note_answer(self, client: Any, data: Any, flags: Any, reason: Any, properties: Any) -> None:
         self._refusal = str(reason) if reason.is_failure else ""
+        self._answered.set()
+
+    def _note_subscription(self, client: Any, data: Any, number: int, reasons: Any, properties: Any) -> None:
+        self._denied = next((str(reason) for reason in reasons if reason.is_failure), "")
         self._answered.set()
 
     def _note_disconnection(self, client: Any, data: Any, flags: Any, reason: Any, properties: Any) -> None:

@@ -30,7 +30,8 @@ PLUGIN_OF: Mapping[str, str] = {
         ),
         "fleet": (
             "follow", "--follow", "--follow-root", "--box-id", "--box-groups", "--follow-interval-secs",
-            "--follow-max-kbytes-per-sec", "--follow-hours",
+            "--follow-max-kbytes-per-sec", "--follow-hours", "--follow-mqtt", "--follow-mqtt-topic", "--follow-mqtt-ca",
+            "--follow-mqtt-cert", "--follow-mqtt-key",
         ),
         "governor": (
             "governor", "--governor", "--power-budget-watts", "--temperature-limit", "--control-floor-percent",

@@ -784,6 +784,8 @@ class Listener:
     def close(self) -> None:
         self._client.disconnect()
         self._client.loop_stop()
+        # It closes its last sockets when nothing refers to it, and not in a circle of garbage.
+        del self._client
 
 
 @pytest.fixture

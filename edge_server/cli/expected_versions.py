@@ -60,7 +60,7 @@ def parse_expectation(text: str) -> Expectation:
 def find_failures(report: Mapping[str, Any]) -> list[str]:
     """Return what is wrong with a server: it is not ready, versions failed to load or were rejected, or a plugin says
     that something failed."""
-    problems = [] if report["ready"] else ["the server is not ready"]
+    problems = ["the server is not ready"] if report["ready"] is False else []
     for entry in find_failed_entries(report):
         problems.append(reason_line(entry.name, entry.version, entry.reason or "is not served"))
     for plugin in report.get("plugins", ()):

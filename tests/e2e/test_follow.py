@@ -16,6 +16,8 @@ pytest.importorskip("tuf")
 pytestmark = pytest.mark.full
 
 COMMAND = Path(sys.executable).parent / "edge-server"
+PATIENCE_S = 60.0
+"""For several processes of a busy machine."""
 BODY = {"inputs": [{"name": "IN", "shape": [1], "datatype": "FP32", "data": [1.0]}]}
 CONFIG = """
 backend: "python"
@@ -215,6 +217,8 @@ def test_a_release_of_an_idle_model_is_kept(
         (["--follow=https://x/y", "--follow-root=/nowhere"], "--follow-root=/nowhere cannot be read"),
         (["--follow=https://x/y", "--model-control-mode=explicit"], "--follow needs --model-control-mode=poll"),
         (["--follow=https://x/y", "--follow-root=/etc/hostname", "--follow-hours=1-2"], "expected HH:MM-HH:MM"),
+        (["--follow=https://x/y", "--follow-mqtt=http://me:secret@x"], "expected mqtt://[user:password@]host[:port]"),
+        (["--follow=https://x/y", "--follow-mqtt=mqtt://x", "--follow-mqtt-ca=/x"], "needs a broker of mqtts://"),
     ],
 )
 def test_wrong_settings_end_the_start_with_the_reason(tmp_path: Path, flags: list[str], message: str) -> None:
@@ -222,3 +226,83 @@ def test_wrong_settings_end_the_start_with_the_reason(tmp_path: Path, flags: lis
     found = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert found.returncode != 0
     assert message in found.stderr
+    assert "secret" not in found.stderr
+
+
+def test_a_box_whose_server_is_another_process_reports_what_it_installed(
+    publication: Publication, broker: Any, eventually: Callable[..., bool]
+) -> None:
+    publication.publish(1.0)
+    address = f"--mqtt=mqtt://127.0.0.1:{broker.port}"
+    follow = [
+        str(COMMAND), "follow", (publication.folder / "site").as_uri(), address, "--model-repository=box",
+        "--root=site/metadata/1.root.json", "--box-id=box-9", "--interval-secs=1",
+    ]  # fmt: skip
+
+    def fleet(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [str(COMMAND), "fleet", *words, address, "all"]
+        return subprocess.run(command, cwd=publication.folder, capture_output=True, text=True, timeout=60)
+
+    with subprocess.Popen(follow, cwd=publication.folder, stderr=subprocess.DEVNULL) as follower:
+        try:
+            assert eventually(lambda: fleet("rollout", "status", "site").returncode == 0, PATIENCE_S)
+            found = fleet("status")
+            assert (found.returncode, "NO SERVER" in found.stdout) == (0, True), found.stdout
+        finally:
+            follower.terminate()
+    assert "box-9: offline; its last report is of " in fleet("status").stdout
+    once = subprocess.run([*follow, "--once"], cwd=publication.folder, capture_output=True, text=True, timeout=60)
+    assert "expected without --once" in once.stderr
+
+
+def test_a_rollout_is_led_by_the_reports_in_a_broker(
+    publication: Publication, serve: Any, broker: Any, eventually: Callable[..., bool]
+) -> None:
+    other = publication.folder / "other"
+    other.mkdir()
+    rollout = publication.folder / "models" / "rollout.toml"
+    address = publication.folder / "broker"
+    address.write_text(f"mqtt://127.0.0.1:{broker.port}\n")
+    flags = [*publication.flags, f"--follow-mqtt=mqtt://127.0.0.1:{broker.port}"]
+    publication.publish(1.0)
+
+    def fleet(command: str, *more: str) -> subprocess.CompletedProcess[str]:
+        words = [str(COMMAND), "fleet", *command.split(), *more, "--mqtt=broker", "box-7", "box-8"]
+        return subprocess.run(words, cwd=publication.folder, capture_output=True, text=True, timeout=60)
+
+    def lead(action: str, *more: str) -> str:
+        return fleet(f"rollout {action} site --keys=keys", *more).stdout
+
+    broker.kill()
+    with serve(publication.box, *flags) as first, serve(other, *flags, "--box-id=box-8") as second:
+        servers = (first, second)
+        assert eventually(lambda: [value(server) for server in servers] == [1.0, 1.0], PATIENCE_S)
+        assert fleet("status").returncode == 2
+        assert "Connection refused" in fleet("status").stderr
+        broker.start()
+        assert eventually(lambda: fleet("status").returncode == 0, PATIENCE_S)
+
+        rollout.write_text('waves = ["box-7", "all"]')
+        publication.publish(2.0)
+        assert eventually(lambda: "m/2: wave 2 of 2, all" in lead("continue"), PATIENCE_S)
+        assert value(first) == 2.0
+        assert eventually(lambda: value(second) == 2.0, PATIENCE_S)
+        assert follow_report(second)["models"]["m"]["wave"] == "2 of 2"
+
+        publication.publish(3.0, 'raise RuntimeError("broken")')
+        assert eventually(lambda: "m/3 failed on box-7: " in lead("status"), PATIENCE_S)
+        assert "broken" in lead("status")
+        assert "box-7: follow: m: release 'm/3.json': " in fleet("status").stdout
+        assert "wave 2" not in lead("continue")
+        assert "m/3: withdrawn" in lead("rollback", "--model=m")
+
+        publication.publish(4.0)
+        assert eventually(lambda: value(first) == 4.0, PATIENCE_S)
+        assert eventually(lambda: "m/4: stopped at 1 boxes" in lead("stop", "--model=m"), PATIENCE_S)
+
+        first.process.kill()
+        assert eventually(lambda: "box-7: offline; its last report is of " in fleet("status").stdout, PATIENCE_S)
+        assert value(second) == 2.0  # Its polls since then did not bring what was stopped.
+        assert "box-7: offline" in lead("continue")
+        second.stop()
+        assert "box-8: offline" in fleet("status").stdout

@@ -26,6 +26,7 @@ from edge_server.config.setting import (
     shown_url,
 )
 from edge_server.config.toml_file import read_toml
+from edge_server.mqtt_connection import parse_topic
 from edge_server.plugins.cameras.named_tables import parse_labels
 from edge_server.plugins.cameras.questions.question_settings import QuestionEntry, parse_questions
 from edge_server.plugins.cameras.zones.zone_settings import LineEntry, ZoneEntry, parse_lines, parse_zones
@@ -68,12 +69,6 @@ def _parse_url(schemes: tuple[str, ...], text: str) -> str:
     return text
 
 
-def _parse_topic(text: str) -> str:
-    if not text.isprintable() or set(text) & {"+", "#"}:
-        raise ValueError("expected printable characters without '+' and '#'")
-    return text
-
-
 def _refuse_text(text: str) -> NoReturn:
     raise ValueError(f"expected in the file of {_FILE_FLAG}, as tables")
 
@@ -94,7 +89,7 @@ _TOML_PARSERS: dict[str, Callable[[object], object]] = {
     "questions": parse_questions,
     "classes": parse_labels,
 }
-_TOPIC = Kind("topic", _parse_topic)
+_TOPIC = Kind("topic", parse_topic)
 
 
 def _key(kind: Kind, default: Any = None) -> Any:

@@ -1,34 +1,31 @@
 """`edge-server fleet status`: show many running servers in one table, and which of them serve other versions or
 configurations than the rest; and the hosts of `edge-server fleet rollout`.
 
-It asks each server for what `edge-server status` shows. There is no server or database of its own.
+It asks each server over HTTP for what `edge-server status` shows, or reads what boxes report to an MQTT broker. There
+is no server or database of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import re
 import sys
-import threading
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from edge_server.cli import expected_versions, http_client
+from edge_server.cli import expected_versions
 from edge_server.cli.console import render, wrap
 from edge_server.cli.options import CommandParser
-from edge_server.cli.status import NO_REPORT, read_report
-from edge_server.errors import InvalidRequest
+from edge_server.plugins.fleet.box_options import add_box_options, open_boxes
+from edge_server.plugins.fleet.box_report import BoxReport, BoxReports, find_release_failures
 from edge_server.plugins.fleet.follow import keys_command, rollout_command
 
 COLUMN_TITLES = ("HOST", "STATE", "SERVER", "MODELS", "TEMPERATURE", "WORK ALLOWED", "STREAMS", "DROPPED", "FAILED")
 OPTIONAL_COLUMNS = ("STREAMS", "SERVER", "TEMPERATURE")
 
-_DEFAULT_PORT = 8000
-_MAX_HOSTS = 1000
 _NOT_SERVED = "not served"
 
 
@@ -43,113 +40,63 @@ def run(arguments: Sequence[str]) -> int:
         "status",
         help="show many servers in one table",
         description="Show the status of many running servers in one table, and which differ from most of the others. "
-        "The servers are asked at the same time. Exits with 0 if all are ready, serve the same versions of the same "
-        "files, no version failed on any and each --expect is met on all, else 1.",
+        "The servers are asked at the same time, or have reported to an MQTT broker. Exits with 0 if all are ready, "
+        "serve the same versions of the same files, no version failed on any and each --expect is met on all, else 1.",
         allow_abbrev=False,
     )
-    _add_hosts(status)
+    add_box_options(status)
     status.add_argument("--json", action="store_true", help="print JSON")
     expected_versions.add_options(status)
-    rollout_command.add_parser(commands, _add_hosts)
+    rollout_command.add_parser(commands, add_box_options)
     keys_command.add_parser(commands)
     options = parser.parse_args(arguments)
     if hasattr(options, "signed_repository"):
         return keys_command.run(options)
     try:
-        urls = read_hosts(options.hosts)
+        boxes = open_boxes(options)
     except argparse.ArgumentTypeError as error:
         print(f"edge-server fleet: {error}", file=sys.stderr)
         return 2
-    if hasattr(options, "repository"):
-        return rollout_command.run(options, _ask_all(urls, options))
+    with contextlib.closing(boxes):
+        if hasattr(options, "repository"):
+            return rollout_command.run(options, boxes.read())
+        return _print_status(boxes, options)
 
+
+def _print_status(boxes: BoxReports, options: argparse.Namespace) -> int:
     def are_settled(hosts: Sequence[Mapping[str, Any]]) -> bool:
         return _are_well(hosts) and not any(expected_versions.is_loading(host["report"]) for host in hosts)
 
-    hosts = expected_versions.wait_until_well(lambda: _look(urls, options), are_settled, options.wait)
+    hosts = expected_versions.wait_until_well(lambda: _look(boxes.read(), options), are_settled, options.wait)
     print(json.dumps({"hosts": hosts}, indent=1) if options.json else "\n".join(_lines(hosts)))
     return 0 if _are_well(hosts) else 1
 
 
-def _add_hosts(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "hosts",
-        nargs="+",
-        metavar="HOST",
-        help="HOST, HOST:PORT or https://HOST:PORT (default port 8000), or a file with one on each line; # begins a "
-        "comment",
-    )
-    http_client.add_request_options(parser, timeout_s=5.0)
-
-
-def _look(urls: Sequence[str], options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return what each server says, in which it differs from most others, and what is wrong with it."""
-    answers = _ask_all(urls, options)
-    differences = find_differences({url: report for url, report in answers.items() if not isinstance(report, str)})
+def _look(boxes: Sequence[BoxReport], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return what each box says, in which it differs from most others, and what is wrong with it."""
+    reports = {box.name: box.report for box in boxes if box.report is not None and not box.error}
+    # A box without a server says nothing of what it serves.
+    differences = find_differences({name: report for name, report in reports.items() if report["ready"] is not None})
     return [
-        {"url": url, "error": report, "differs": [], "problems": [], "report": None}
-        if isinstance(report, str)
-        else {
-            "url": url,
-            "error": "",
-            "differs": differences[url],
-            "problems": expected_versions.find_failures(report) + expected_versions.find_unmet(report, options.expect),
-            "report": report,
+        {
+            "url": box.name,
+            "error": box.error,
+            "differs": differences.get(box.name, []),
+            "problems": _find_problems(reports[box.name], options) if box.name in reports else [],
+            "report": reports.get(box.name),
         }
-        for url, report in answers.items()
+        for box in boxes
     ]
+
+
+def _find_problems(report: Mapping[str, Any], options: argparse.Namespace) -> list[str]:
+    problems = expected_versions.find_failures(report) + expected_versions.find_unmet(report, options.expect)
+    # Over HTTP the plugin's lines say it.
+    return problems if "plugins" in report else problems + find_release_failures(report["follow"])
 
 
 def _are_well(hosts: Sequence[Mapping[str, Any]]) -> bool:
     return not any(host["error"] or host["differs"] or host["problems"] for host in hosts)
-
-
-def read_hosts(given: Sequence[str]) -> list[str]:
-    """Return the URLs of hosts and of files with hosts, each once. Raises ArgumentTypeError."""
-    texts: list[str] = []
-    for item in given:
-        if "://" in item or not Path(item).is_file():
-            texts.append(item)
-            continue
-        try:
-            lines = Path(item).read_text("utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise argparse.ArgumentTypeError(f"'{item}' cannot be read: {error}") from None
-        texts += [text for line in lines if (text := line.partition("#")[0].strip())]
-    urls = list(dict.fromkeys(http_client.server_url(_with_port(text)) for text in texts))
-    if not 0 < len(urls) <= _MAX_HOSTS:
-        raise argparse.ArgumentTypeError(f"expected 1 to {_MAX_HOSTS} hosts, got {len(urls)}")
-    return urls
-
-
-def _with_port(text: str) -> str:
-    is_plain = "://" not in text and (":" not in text or text.endswith("]"))
-    return f"{text}:{_DEFAULT_PORT}" if is_plain else text
-
-
-def _ask_all(urls: Sequence[str], options: argparse.Namespace) -> dict[str, dict[str, Any] | str]:
-    """Return for each URL the report, or why there is none.
-
-    --timeout limits the time for all answers of a server. A thread that still waits then is left behind, as a daemon.
-    """
-    answers: dict[str, dict[str, Any] | str] = {}
-
-    def ask(url: str) -> None:
-        try:
-            answers[url] = read_report(argparse.Namespace(**{**vars(options), "url": url}))
-        except (http_client.Refused, InvalidRequest) as error:
-            answers[url] = str(error)
-        except NO_REPORT as error:
-            answers[url] = http_client.describe_failure(error)
-
-    threads = [threading.Thread(target=ask, args=(url,), daemon=True) for url in urls]
-    for thread in threads:
-        thread.start()
-    end_s = time.monotonic() + options.timeout
-    for thread in threads:
-        thread.join(max(0.0, end_s - time.monotonic()))
-    late = f"no complete answer within {options.timeout:g} s"
-    return {url: answers.get(url, late) for url in urls}
 
 
 def find_differences(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
@@ -208,7 +155,7 @@ def _row(host: Mapping[str, Any]) -> tuple[str, ...]:
     is_on = governor.get("enabled", False)
     return (
         name,
-        "READY" if report["ready"] else "NOT READY",
+        {True: "READY", False: "NOT READY", None: "NO SERVER"}[report["ready"]],
         report["version"],
         f"{len(ready)} of {len(names)}",
         "-" if temperature is None else f"{temperature:.0f} °C",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from edge_server.config.setting import ConfigError, SettingTable
 from edge_server.plugin import Command, Plugin, RunningPlugin
-from edge_server.plugins.fleet.settings import UPDATE_HOME_VARIABLE, FollowConfig
+from edge_server.plugins.fleet.settings import UPDATE_HOME_VARIABLE, FollowConfig, check_broker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,13 +47,14 @@ class FleetPlugin(Plugin):
 
     def check(self, config: ServerConfig) -> Sequence[str]:
         if not config.table(FollowConfig).url:
-            return ()
+            return ("--follow-mqtt has no effect without --follow",) if config.table(FollowConfig).mqtt else ()
         if config.repository.control_mode != "poll":
             raise ConfigError(
                 "--follow needs --model-control-mode=poll: the server serves what the follower puts there"
             )
         if not config.repository.paths or "://" in config.repository.paths[0]:
             raise ConfigError("--follow needs a folder as the first --model-repository")
+        check_broker(config.table(FollowConfig))
         return ()
 
     def prepare(self, config: ServerConfig) -> RunningPlugin | None:

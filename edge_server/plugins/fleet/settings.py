@@ -4,7 +4,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edge_server.config.setting import OPTIONAL_PATH, OPTIONAL_TEXT, integer, number, setting
+from edge_server.config.setting import (
+    OPTIONAL_PATH,
+    OPTIONAL_TEXT,
+    ConfigError,
+    Kind,
+    integer,
+    number,
+    setting,
+    shown_url,
+)
+
+
+def _parse_broker(text: str) -> str:
+    if not text:
+        return text
+    from edge_server.mqtt_connection import parse_broker_url
+
+    return parse_broker_url(text)
+
+
+def _parse_topic(text: str) -> str:
+    from edge_server.mqtt_connection import parse_topic
+
+    return parse_topic(text)
+
+
+DEFAULT_TOPIC = "edge_server/fleet"
 
 UPDATE_HOME_VARIABLE = "EDGE_UPDATE_HOME"
 """Variable with the folder of the program's versions, which the Debian package's command sets."""
@@ -47,3 +73,28 @@ class FollowConfig:
         "Local time in which releases are downloaded and installed, as 22:00-05:30. Empty: always. What was withdrawn "
         "goes at any time.",
     )
+    mqtt: str = setting(
+        "",
+        "--follow-mqtt",
+        Kind("url", _parse_broker, is_secret=True, show=shown_url),
+        "MQTT broker (mqtt://[USER:PASSWORD@]HOST[:PORT] or mqtts://) to which this box reports its releases, for "
+        "`edge-server fleet`.",
+    )
+    mqtt_topic: str = setting(
+        DEFAULT_TOPIC, "--follow-mqtt-topic", Kind("topic", _parse_topic), "What the topics of the reports begin with."
+    )
+    mqtt_ca: str = setting(
+        "", "--follow-mqtt-ca", OPTIONAL_PATH, "mqtts://: certificates to trust (PEM). Empty: those of the system."
+    )
+    mqtt_cert: str = setting("", "--follow-mqtt-cert", OPTIONAL_PATH, "mqtts://: certificate of this box (PEM).")
+    mqtt_key: str = setting("", "--follow-mqtt-key", OPTIONAL_PATH, "mqtts://: its private key (PEM).")
+
+
+def check_broker(config: FollowConfig, flag: str = "--follow-mqtt") -> None:
+    """Raise ConfigError if the files of TLS do not go with the broker's URL. `flag`: how the flags begin."""
+    files = {"ca": config.mqtt_ca, "cert": config.mqtt_cert, "key": config.mqtt_key}
+    for name, path in files.items():
+        if path and not config.mqtt.startswith("mqtts://"):
+            raise ConfigError(f"{flag}-{name} needs a broker of mqtts://")
+    if config.mqtt_key and not config.mqtt_cert:
+        raise ConfigError(f"{flag}-key is given without {flag}-cert, the certificate of the key")

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from edge_server.plugins.fleet.fleet import find_differences, read_hosts, run
+from edge_server.plugins.fleet.fleet import find_differences, run
+from edge_server.plugins.fleet.http_boxes import read_hosts
 
 
 def report(version: str = "1.0", **served: str) -> dict[str, Any]:

@@ -10,11 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge_server.cli.options import CommandParser, float_range, int_range
+from edge_server.config.setting import ConfigError
 from edge_server.core.exit_code import ExitCode
+from edge_server.errors import InvalidRequest
+from edge_server.plugins.fleet.box_options import add_broker_options, broker_address
 from edge_server.plugins.fleet.follow.follower import NoServer
 from edge_server.plugins.fleet.follow.installed_models import InstalledModels
+from edge_server.plugins.fleet.follow.report_publisher import ReportPublisher
 from edge_server.plugins.fleet.follow.rounds import Rounds, make_follower
-from edge_server.plugins.fleet.settings import FollowConfig
+from edge_server.plugins.fleet.settings import FollowConfig, check_broker
+from edge_server.version import __version__
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -26,10 +31,25 @@ def run(arguments: Sequence[str]) -> int:
     config = FollowConfig(
         options.url, str(options.root), options.box_id, options.box_groups, options.interval_secs,
         options.max_kbytes_per_sec, options.hours,
+        broker_address(options.mqtt) if options.mqtt else "", options.mqtt_topic,
+        options.mqtt_ca, options.mqtt_cert, options.mqtt_key,
     )  # fmt: skip
+    try:
+        check_broker(config, "--mqtt")
+    except ConfigError as error:
+        raise InvalidRequest(str(error)) from None
+    if config.mqtt and options.once:
+        raise InvalidRequest("--mqtt reports while the follower runs: expected without --once")
     models = InstalledModels(options.model_repository)
     follower = make_follower(config, models, Path("/"), NoServer())
-    rounds = Rounds(follower, config, lambda: "")
+    publisher = None
+    if config.mqtt:
+        # The server is another process: whether it is ready is not known.
+        publisher = ReportPublisher(
+            config, follower.report.box.id,
+            lambda: {"version": __version__, "ready": None, "models": [], "follow": follower.report.as_json()},
+        )  # fmt: skip
+    rounds = Rounds(follower, config, lambda: "", publisher.wake if publisher else lambda: None)
     logging.basicConfig(format="%(levelname)s %(message)s")
     logging.getLogger("edge_server").setLevel(logging.INFO)
     with models.locked():
@@ -41,7 +61,13 @@ def run(arguments: Sequence[str]) -> int:
             return ExitCode.OK if is_complete and are_installed else ExitCode.FAILED
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: rounds.stop())
-        rounds.run()
+        if publisher:
+            publisher.start()
+        try:
+            rounds.run()
+        finally:
+            if publisher:
+                publisher.stop()
     return ExitCode.OK
 
 
@@ -63,5 +89,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--interval-secs", type=float_range(1, 86_400), default=300.0, metavar="N")
     parser.add_argument("--max-kbytes-per-sec", type=int_range(0, 10_000_000), default=0, metavar="N")
     parser.add_argument("--hours", default="", metavar="HH:MM-HH:MM", help="local time for downloads; default: always")
+    add_broker_options(parser, "to which this box reports, for `edge-server fleet`")
+    for name, what in (
+        ("ca", "certificates to trust"),
+        ("cert", "certificate of this box"),
+        ("key", "its private key"),
+    ):
+        parser.add_argument(f"--mqtt-{name}", default="", metavar="FILE", help=f"mqtts://: {what} (PEM)")
     parser.add_argument("--once", action="store_true", help="do one round, as for cron or a USB stick")
     return parser

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from edge_server.errors import EdgeServerError, InvalidRequest, ServingFault
 from edge_server.plugins.fleet.follow.installed_models import FailedRelease, Installed, InstalledModels
@@ -72,6 +72,13 @@ class FollowedModel(NamedTuple):
     reason: str
     installed: str
     """The release that is installed; "" if there is none."""
+    digest: str
+    """SHA-256 of the file of `wanted`, which lists the model's files by theirs."""
+    wave: str
+    """Which wave of how many `wanted` has reached, as "2 of 3"; "" without waves."""
+    since_s: float
+    """Since when the state is this one, in seconds since the epoch: for `failed` since the failure, else as far as this
+    process knows."""
 
 
 class Report(NamedTuple):
@@ -83,6 +90,17 @@ class Report(NamedTuple):
     problem: str
     checked_s: float
     """When the metadata were last complete and valid, in seconds since the epoch; 0: never."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "box": self.box.id,
+            "groups": sorted(self.box.groups),
+            "machines": sorted(self.box.machines),
+            "repository": self.repository,
+            "models": {name: model._asdict() for name, model in self.models.items()},
+            "problem": self.problem,
+            "checked_s": self.checked_s,
+        }
 
 
 class Follower:
@@ -140,7 +158,7 @@ class Follower:
                 continue
             reason = unreadable.get(self._repository.publisher_of(model), "")
             if reason:
-                states[model] = FollowedModel(installed.path, "waiting", reason, installed.path)
+                states[model] = self._state_of(model, installed.path, installed.digest, "waiting", reason)
             else:
                 self._models.remove(model)
                 log.info("release '%s' is not for this box any more: model '%s' is removed", installed.path, model)
@@ -153,8 +171,10 @@ class Follower:
             except (EdgeServerError, OSError) as error:
                 state, reason = "waiting", str(error)
                 problem = problem or reason
-            found = self._models.installed(model)
-            states[model] = FollowedModel(releases[0].path, state, reason, found.path if found else "")
+            newest = releases[0]
+            wave = f"{newest.wave + 1} of {len(newest.waves)}" if newest.waves else ""
+            digest = self._repository.digest(newest)
+            states[model] = self._state_of(model, newest.path, digest, state, reason, wave)
         if not problem:
             self._models.clean(frozenset(needed))
         self.report = self.report._replace(models=states, checked_s=checked_s)
@@ -247,6 +267,15 @@ class Follower:
         self._models.fail(probation.digest, FailedRelease(probation.path, reason, time.time()))
         self._models.undo(model)
         log.error("release '%s' is taken back: %s", probation.path, reason)
+
+    def _state_of(self, model: str, wanted: str, digest: str, state: str, reason: str, wave: str = "") -> FollowedModel:
+        installed, before = self._models.installed(model), self.report.models.get(model)
+        since_s = time.time()
+        if state == "failed" and digest in self._models.failures:
+            since_s = self._models.failures[digest].time_s
+        elif before is not None and (before.wanted, before.state) == (wanted, state):
+            since_s = before.since_s
+        return FollowedModel(wanted, state, reason, installed.path if installed else "", digest, wave, since_s)
 
     def _set_problem(self, problem: str) -> None:
         if problem and problem != self.report.problem and not self._is_stopping:

@@ -13,12 +13,10 @@ from typing import Any, NamedTuple
 from edge_server.cli.console import render, wrap
 from edge_server.cli.options import float_range
 from edge_server.errors import InvalidRequest
+from edge_server.plugins.fleet.box_report import BoxReport
 from edge_server.plugins.fleet.follow.release import Box, Release
 
 ACTIONS = ("status", "continue", "stop", "rollback")
-
-Reports = Mapping[str, Mapping[str, Any] | str]
-"""Address of a server -> its status report, or why there is none."""
 
 
 class ReleaseProgress(NamedTuple):
@@ -66,7 +64,7 @@ def _action(text: str) -> str:
     return text
 
 
-def run(options: argparse.Namespace, reports: Reports) -> int:
+def run(options: argparse.Namespace, reports: Sequence[BoxReport]) -> int:
     """Do the action and print the state. Return the exit code. Raises EdgeServerError."""
     from edge_server.plugins.fleet.follow.repository_metadata import locked
 
@@ -80,7 +78,7 @@ def run(options: argparse.Namespace, reports: Reports) -> int:
         return _lead(options, reports)
 
 
-def _lead(options: argparse.Namespace, reports: Reports) -> int:
+def _lead(options: argparse.Namespace, reports: Sequence[BoxReport]) -> int:
     from edge_server.plugins.fleet.follow.publisher import Publisher
     from edge_server.plugins.fleet.follow.signing_keys import SigningKeys
 
@@ -96,13 +94,13 @@ def _lead(options: argparse.Namespace, reports: Reports) -> int:
     now = datetime.now(timezone.utc)
     silent: dict[str, str] = {}
     boxes: list[Mapping[str, Any]] = []
-    for host, report in reports.items():
-        if isinstance(report, str):
-            silent[host] = report
-        elif not isinstance(report.get("follow"), dict):
-            silent[host] = "its server does not follow a signed repository"
+    for box in reports:
+        if box.error or box.report is None:
+            silent[box.name] = box.error
+        elif box.follow is None:
+            silent[box.name] = "its server does not follow a signed repository"
         else:
-            boxes.append(report)
+            boxes.append(box.report)
     progress = [see_progress(release, boxes, now.timestamp()) for _, release in sorted(newest.items())]
     silent |= find_problems(progress, boxes)
     print("\n".join(_lines(progress, silent)))
@@ -124,7 +122,8 @@ def see_progress(release: Release, reports: Sequence[Mapping[str, Any]], now_s: 
         if not release.concerns(box, now_s):
             continue
         state = follow["models"].get(release.model, {})
-        if state.get("installed") == release.path and report["ready"]:
+        # None: the box has no server that could say.
+        if state.get("installed") == release.path and report["ready"] is not False:
             progress.installed.append(box.id)
         elif state.get("installed") == release.path:
             progress.failed[box.id] = "the server is not ready"

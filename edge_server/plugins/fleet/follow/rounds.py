@@ -98,12 +98,16 @@ def make_follower(config: FollowConfig, models: InstalledModels, root: Path, jud
 class Rounds:
     """Repeats the rounds of a follower on the calling thread, at most until `stop`."""
 
-    def __init__(self, follower: Follower, config: FollowConfig, refusal: Callable[[], str]) -> None:
-        """`refusal` says why no heavy work may begin now, "" if it may. Raises InvalidRequest."""
+    def __init__(
+        self, follower: Follower, config: FollowConfig, refusal: Callable[[], str], on_end: Callable[[], None]
+    ) -> None:
+        """`refusal` says why no heavy work may begin now, "" if it may. `on_end` is called after each round. Raises
+        InvalidRequest."""
         self._follower = follower
         self._interval_s = config.interval_s
         self._hours = read_hours(config.hours)
         self._refusal = refusal
+        self._on_end = on_end
         self._stopping = threading.Event()
 
     def stop(self) -> None:
@@ -130,3 +134,5 @@ class Rounds:
             # An unforeseen error must not end the rounds: the box would stay behind without a word.
             log.exception("a round of the follower failed")
             return False
+        finally:
+            self._on_end()

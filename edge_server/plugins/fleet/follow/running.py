@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from edge_server.config import ServerConfig
 from edge_server.core.status_reports import find_failed
@@ -20,6 +21,10 @@ from edge_server.plugins.fleet.program_update import read_update_status
 from edge_server.plugins.fleet.settings import FollowConfig
 from edge_server.telemetry.event_bus import MODEL_FAILED, Event
 from edge_server.telemetry.metrics_page import Family
+from edge_server.version import __version__
+
+if TYPE_CHECKING:
+    from edge_server.plugins.fleet.follow.report_publisher import ReportPublisher
 
 _SERVE_TIMEOUT_S = 900.0
 """Most time from an exchange of files until the server serves them."""
@@ -43,11 +48,23 @@ class FollowPlugin(RunningPlugin):
         self._rounds: Rounds | None = None
         self._judge: ServingJudge | None = None
         self._thread: threading.Thread | None = None
+        self._core: ServingCore | None = None
+        self._publisher: ReportPublisher | None = None
 
     def build(self, core: ServingCore) -> None:
+        self._core = core
         self._judge = ServingJudge(core)
         self._follower = make_follower(self._config, self._models, core.machine_root, self._judge)
-        self._rounds = Rounds(self._follower, self._config, core.heavy_work_refusal)
+        self._rounds = Rounds(self._follower, self._config, core.heavy_work_refusal, self._wake_publisher)
+        if self._config.mqtt:
+            from edge_server.plugins.fleet.follow.report_publisher import ReportPublisher
+
+            self._publisher = ReportPublisher(self._config, self._follower.report.box.id, self._report)
+            core.events.subscribe(lambda event: self._wake_publisher())
+
+    def _wake_publisher(self) -> None:
+        if self._publisher is not None:
+            self._publisher.wake()
 
     def start(self) -> None:
         """Take the repository, and undo what a killed process left in it. `edge-server check` does not call this."""
@@ -57,6 +74,8 @@ class FollowPlugin(RunningPlugin):
             self._follower.begin()
         except OSError as error:
             raise ServingFault(f"'{self._models.folder}' cannot be used: {error}") from None
+        if self._publisher is not None:
+            self._publisher.start()
 
     def models_settled(self) -> None:
         assert self._rounds is not None
@@ -74,6 +93,8 @@ class FollowPlugin(RunningPlugin):
             self._judge.stop()
         if self._rounds is not None:
             self._rounds.stop()
+        if self._publisher is not None:
+            self._publisher.stop()
 
     def stop(self, timeout_s: float) -> None:
         self.begin_stop()
@@ -91,17 +112,37 @@ class FollowPlugin(RunningPlugin):
             texts.append(report.problem)
         failed = [(name, model) for name, model in report.models.items() if model.state in ("failed", "foreign")]
         texts += [f"{name}: {model.reason}; installed: {model.installed or 'none'}" for name, model in failed]
-        state = "failed" if failed else "warning" if report.problem else "ok"
+        broker_problem = ""
+        if self._publisher is not None:
+            broker_problem = self._publisher.problem and f"not reported: {self._publisher.problem}"
+            texts.append(broker_problem or f"reported to {self._publisher.address}")
+        state = "failed" if failed else "warning" if report.problem or broker_problem else "ok"
         rows = [StatusRow("follow", state, texts[0]), *(StatusRow("", state, text) for text in texts[1:])]
         return [*rows, *read_update_status()]
 
     def reports(self) -> Mapping[str, object]:
         assert self._follower is not None
-        report = self._follower.report
-        models = {name: model._asdict() for name, model in report.models.items()}
-        groups, machines = sorted(report.box.groups), sorted(report.box.machines)
-        box = {"box": report.box.id, "groups": groups, "machines": machines}
-        return {"follow": {**report._asdict(), **box, "models": models}}
+        return {"follow": self._follower.report.as_json()}
+
+    def _report(self) -> dict[str, Any]:
+        """Return the report for a broker."""
+        assert self._core is not None
+        assert self._follower is not None
+        service = self._core.service
+        report = {
+            "version": __version__,
+            "ready": service.is_ready(),
+            "models": [
+                {"name": item.name, "version": item.version, "state": item.state, "reason": item.reason,
+                 "digest": item.digest}
+                for item in service.repository_index()
+            ],
+            "follow": self._follower.report.as_json(),
+        }  # fmt: skip
+        governor = service.plugin("governor")
+        if isinstance(governor, RunningPlugin) and isinstance(heat := governor.reports().get("governor"), Mapping):
+            report["governor"] = {key: heat.get(key) for key in ("enabled", "state", "share", "temperature_c")}
+        return report
 
     def families(self) -> Iterable[Family]:
         assert self._follower is not None

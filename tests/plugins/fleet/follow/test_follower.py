@@ -26,7 +26,8 @@ AddModel = Callable[..., None]
 def test_a_release_is_installed_updated_and_withdrawn(publication: Any, box: Any, add_model: AddModel) -> None:
     add_model(publication.models / "m", 0.5)
     publication.publish()
-    assert box.follow().report.models["m"] == ("m/1.json", "installed", "", "m/1.json")
+    state = box.follow().report.models["m"]
+    assert (state.wanted, state.state, state.reason, state.installed) == ("m/1.json", "installed", "", "m/1.json")
     assert box.factor() == 0.5
     add_model(publication.models / "m", 0.25)
     publication.publish()
