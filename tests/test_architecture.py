@@ -68,6 +68,7 @@ PLUGINS_BELOW = {
     ("add", "policies"): "the command says that a new model is a robot's policy, and writes its parameters",
     ("policies", "vision"): "pictures of a robot's cameras become inputs as everywhere",
     ("remote", "fleet"): "an artifact in a registry is pulled and installed as by the command",
+    ("fleet", "dashboard"): "the page of a fleet has the styles, the scripts and the headers of a server's page",
     ("doctor", "governor"): "the machine check reads the machine with the governor's sensors",
 }
 """(Plugin, another plugin) -> why it imports from there."""
@@ -84,7 +85,7 @@ PARTS_OF_BACKENDS = {
 """Who may see backends, and which part of it."""
 
 FENCES: dict[str, tuple[str, ...]] = {
-    "aiohttp": ("frontends/http/", "plugins/policies/", "ray.py"),
+    "aiohttp": ("frontends/http/", "plugins/policies/", "plugins/fleet/page/box_poller.py", "ray.py"),
     "hpack": ("frontends/http2/", "client/http2_call.py", "plugins/tuning/clients/grpc_connection.py"),
     "grpc": ("frontends/grpc/grpcio_transport.py", "client/", "plugins/policies/lerobot_port.py", "ray.py"),
     "ray": ("ray.py",),

@@ -7,7 +7,7 @@ import json
 import sys
 import time
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from edge_server.cli import expected_versions, http_client
@@ -123,6 +123,10 @@ NO_REPORT = (http_client.Refused, *http_client.NO_ANSWER, KeyError, TypeError)
 """What `read_report` raises if no server answers, or one that is no edge-server."""
 
 
+_ABSENT = {"version": "", "state": NOT_LOADED, "reason": ""}
+"""Values of the fields that the repository index omits."""
+
+
 def _error_text(options: argparse.Namespace, error: BaseException) -> str:
     if isinstance(error, http_client.Refused):
         return str(error)
@@ -140,12 +144,19 @@ def read_report(options: argparse.Namespace) -> dict[str, Any]:
     }
     models = [_model(options, entry, reports.get((entry["name"], entry.get("version", "")))) for entry in index]
     plugins = (_request_optional(options, "/edge/v1/plugins") or {}).get("plugins", [])
+    return make_report(options.url, server["version"], is_ready=is_ready, models=models, plugins=plugins)
+
+
+def make_report(
+    url: str, version: str, *, is_ready: bool, models: Sequence[Mapping[str, Any]], plugins: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """Return the report of a server. `models` are the entries of its repository index, with or without more."""
     return {
         "server": "edge-server",
-        "version": server["version"],
-        "url": options.url,
+        "version": version,
+        "url": url,
         "ready": is_ready,
-        "models": models,
+        "models": [{**_ABSENT, **model} for model in models],
         **{name: value for plugin in plugins for name, value in plugin.pop("reports", {}).items()},
         "plugins": plugins,
     }
@@ -153,7 +164,7 @@ def read_report(options: argparse.Namespace) -> dict[str, Any]:
 
 def _model(options: argparse.Namespace, entry: dict[str, str], report: dict[str, Any] | None) -> dict[str, Any]:
     """Return an entry of the index. For a version that serves, add its report, inputs, outputs and statistics."""
-    model = {"version": "", "state": NOT_LOADED, "reason": "", **entry}
+    model = {**_ABSENT, **entry}
     if report is None or model["state"] != "READY":
         return model
     base = f"/v2/models/{urllib.parse.quote(model['name'], safe='')}/versions/{model['version']}"

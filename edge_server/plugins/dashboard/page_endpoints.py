@@ -14,7 +14,7 @@ from edge_server.frontends.http.response import HttpResponse, json_response
 from edge_server.plugin import ServingCore
 from edge_server.plugins.dashboard.server_gauges import ServerGauges
 
-_FOLDER = Path(__file__).parent / "page"
+PAGE_FOLDER = Path(__file__).parent / "page"
 
 _DOCUMENTS = Path(__file__).parent / "documents"
 """A link to the folder docs in a clone, its Markdown files in an installed package. A clone without links has none."""
@@ -46,10 +46,10 @@ class PageEndpoints:
         self._gauges = gauges
 
     async def index(self, request: HttpRequest) -> HttpResponse:
-        return await _send_file(request, _FOLDER, "index.html")
+        return await send_file(request, PAGE_FOLDER, "index.html")
 
     async def file(self, request: HttpRequest) -> HttpResponse:
-        return await _send_file(request, _FOLDER, request.names["file"])
+        return await send_file(request, PAGE_FOLDER, request.names["file"])
 
     async def panel(self, request: HttpRequest) -> HttpResponse:
         """Return a plugin's panel as panel.js, and the files `panel_*.js` beside it under their names."""
@@ -57,13 +57,13 @@ class PageEndpoints:
         panel = self._core.panels().get(request.names["plugin"])
         if panel is None or not name.startswith("panel"):
             raise _no_file(name)
-        return await _send_file(request, panel.parent, panel.name if name == "panel.js" else name)
+        return await send_file(request, panel.parent, panel.name if name == "panel.js" else name)
 
     async def reference(self, request: HttpRequest) -> HttpResponse:
-        return await _send_file(request, _FOLDER, "reference.html")
+        return await send_file(request, PAGE_FOLDER, "reference.html")
 
     async def documents(self, request: HttpRequest) -> HttpResponse:
-        return await _send_file(request, _FOLDER, "documents.html")
+        return await send_file(request, PAGE_FOLDER, "documents.html")
 
     async def document(self, request: HttpRequest) -> HttpResponse:
         """Return a document as Markdown. Raises NotFound for any other file."""
@@ -71,7 +71,7 @@ class PageEndpoints:
         if not name.endswith(".md") or not _has_documents():
             raise _no_file(name)
         is_reference = Path(name).name == name and (_DOCUMENTS / "reference" / name).is_file()
-        return await _send_file(request, _DOCUMENTS / "reference" if is_reference else _DOCUMENTS, name)
+        return await send_file(request, _DOCUMENTS / "reference" if is_reference else _DOCUMENTS, name)
 
     async def history(self, request: HttpRequest) -> HttpResponse:
         return json_response(await request.run_on_worker(self._gauges.history))
@@ -108,7 +108,7 @@ class PageEndpoints:
         return None if reading is None else reading._asdict()
 
 
-async def _send_file(request: HttpRequest, folder: Path, name: str) -> HttpResponse:
+async def send_file(request: HttpRequest, folder: Path, name: str) -> HttpResponse:
     """Return a file of the page. Raises NotFound for a name that is none of a file in the folder."""
     path = folder / name
     kind = _TYPES.get(path.suffix)

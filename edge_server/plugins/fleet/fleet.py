@@ -10,9 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import re
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,11 +20,11 @@ from edge_server.cli.options import CommandParser
 from edge_server.plugins.fleet.box_options import add_box_options, open_boxes
 from edge_server.plugins.fleet.box_report import BoxReport, BoxReports, find_release_failures
 from edge_server.plugins.fleet.follow import keys_command, rollout_command
+from edge_server.plugins.fleet.page import options as page_options
+from edge_server.plugins.fleet.served_versions import find_differences
 
 COLUMN_TITLES = ("HOST", "STATE", "SERVER", "MODELS", "TEMPERATURE", "WORK ALLOWED", "STREAMS", "DROPPED", "FAILED")
 OPTIONAL_COLUMNS = ("STREAMS", "SERVER", "TEMPERATURE")
-
-_NOT_SERVED = "not served"
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -49,9 +47,17 @@ def run(arguments: Sequence[str]) -> int:
     expected_versions.add_options(status)
     rollout_command.add_parser(commands, add_box_options)
     keys_command.add_parser(commands)
+    page_parser = page_options.add_parser(commands)
     options = parser.parse_args(arguments)
     if hasattr(options, "signed_repository"):
         return keys_command.run(options)
+    if hasattr(options, "page_key_file"):
+        from edge_server.plugins.fleet.page import command as page_command
+
+        try:
+            return page_command.run(options)
+        except argparse.ArgumentTypeError as error:
+            page_parser.error(str(error))
     try:
         boxes = open_boxes(options)
     except argparse.ArgumentTypeError as error:
@@ -97,38 +103,6 @@ def _find_problems(report: Mapping[str, Any], options: argparse.Namespace) -> li
 
 def _are_well(hosts: Sequence[Mapping[str, Any]]) -> bool:
     return not any(host["error"] or host["differs"] or host["problems"] for host in hosts)
-
-
-def find_differences(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Return for each server the models, or the server itself, whose served versions are not those of most servers.
-
-    Where no version is the most frequent one, the higher counts as that of the others.
-    """
-    found: dict[str, list[str]] = {url: [] for url in reports}
-    values = {url: _served_versions(report) for url, report in reports.items()}
-    for name in sorted({name for served in values.values() for name in served}):
-        mine = {url: served.get(name, _NOT_SERVED) for url, served in values.items()}
-        if any(value != _NOT_SERVED and "(" not in value for value in mine.values()):
-            # One does not know the digest of its files yet, or is too old to tell.
-            mine = {url: re.sub(r" \([0-9a-f]+\)", "", value) for url, value in mine.items()}
-        counts = Counter(mine.values())
-        usual = max(counts, key=lambda value: (counts[value], value != _NOT_SERVED, [len(value), value]))
-        for url, value in mine.items():
-            if value != usual:
-                found[url].append(f"{name}: {value}, most others: {usual}")
-    return found
-
-
-def _served_versions(report: Mapping[str, Any]) -> dict[str, str]:
-    """Return model -> its served versions and their files, and the server's own version as "edge-server"."""
-    served: dict[str, list[str]] = {}
-    for model in report["models"]:
-        if model["state"] == "READY":
-            # Eight digits: enough to tell files apart, short enough to read. Older servers send none.
-            digest = str(model.get("digest", "")).removeprefix("sha256:")[:8]
-            served.setdefault(model["name"], []).append(f"version {model['version']}" + (digest and f" ({digest})"))
-    versions = {name: ", ".join(sorted(texts)) for name, texts in served.items()}
-    return {"edge-server": f"version {report['version']}", **versions}
 
 
 def _lines(hosts: Sequence[Mapping[str, Any]]) -> list[str]:

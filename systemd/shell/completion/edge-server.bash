@@ -16,10 +16,11 @@ _edge_server_words() {
     "cameras") echo find --help ;;
     "cameras find") echo --help --seconds --user --model --address --write-password ;;
     "doctor") echo --help --json --user --sysfs-root --skip-runtimes ;;
-    "fleet") echo status rollout keys --help ;;
+    "fleet") echo status rollout keys page --help ;;
     "fleet status") echo --help --mqtt --mqtt-topic --header --tls-root --tls-cert --tls-key --timeout --json --expect --wait ;;
     "fleet rollout") echo --help --keys --publisher --model --after-secs --mqtt --mqtt-topic --header --tls-root --tls-cert --tls-key --timeout ;;
     "fleet keys") echo --help --keys --replace --add-root --add-publisher --remove --sign --models --needed ;;
+    "fleet page") echo --help --boxes --mqtt --mqtt-topic --repository --keys --page-key-file --page-address --page-port --page-allowed-host --header --tls-root --tls-cert --tls-key --timeout ;;
     "pull") echo --help --sha256 --model-repository --name --replace --max-bytes --index --list --header --tls-root --tls-cert --tls-key --timeout ;;
     "publish") echo --help --keys --publisher --withdraw ;;
     "follow") echo --help --root --model-repository --box-id --box-groups --interval-secs --max-kbytes-per-sec --hours --mqtt --mqtt-topic --mqtt-ca --mqtt-cert --mqtt-key --once ;;

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from edge_server.plugins.fleet.fleet import find_differences, run
+from edge_server.plugins.fleet.fleet import run
 from edge_server.plugins.fleet.http_boxes import read_hosts
+from edge_server.plugins.fleet.served_versions import find_differences
 
 
 def report(version: str = "1.0", **served: str) -> dict[str, Any]:

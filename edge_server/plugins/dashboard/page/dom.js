@@ -32,6 +32,16 @@ export function setAttributes(target, attributes) {
 /** Return the head of a table: a column for each list of texts and elements. */
 export const headOf = (...titles) => element("thead", element("tr", ...titles.map((title) => element("th", { scope: "col" }, ...title))));
 
+/** Return the row of titles of a table of class "rows". `columns` are classes and titles. */
+export const titleRow = (columns) => element("tr", { role: "row" }, ...columns.map(([kind, title]) => element(
+  "th", { role: "columnheader", class: kind === "number" ? kind : null }, kind === "actions" ? element("span.hidden-text", title) : title,
+)));
+
+/** Return the cells of a row of such a table. In a narrow window they show their titles, but those of the classes in `plain`. */
+export const cellsOf = (columns, ...plain) => columns.map(([kind, title]) => element(
+  `td.${kind}`, { role: "cell", "data-label": plain.includes(kind) ? null : title },
+));
+
 /** Set text only if it changes, so that selections and screen readers are not disturbed. */
 export function setText(target, text) {
   if (target.textContent !== text) target.textContent = text;

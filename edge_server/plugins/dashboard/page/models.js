@@ -1,7 +1,7 @@
 // The table of models: states, versions, how they run, latency, and why one failed. Failed ones are first.
 
 import { access, modelPath, postJson } from "./api.js";
-import { byId, element, formatBytes, formatNumber, keepChildren, note, setBadge, setText } from "./dom.js";
+import { byId, cellsOf, element, formatBytes, formatNumber, keepChildren, note, setBadge, setText, titleRow } from "./dom.js";
 import { Rates } from "./charts.js";
 
 const MAX_SHOWN = 20;
@@ -23,9 +23,7 @@ const more = byId("models-more");
 let isOpen = false;
 let show = () => {};
 
-byId("models-head").append(element("tr", { role: "row" }, ...COLUMNS.map(([kind, title]) => element(
-  "th", { role: "columnheader", class: kind === "number" ? kind : null }, kind === "actions" ? element("span.hidden-text", title) : title,
-))));
+byId("models-head").append(titleRow(COLUMNS));
 
 filter.addEventListener("input", () => show());
 more.addEventListener("click", () => {
@@ -102,7 +100,7 @@ function makeRow(first, tryModel, changed) {
   const state = element("span");
   const reason = element("td.reason", { colspan: "9", role: "cell" });
   const reasonRow = element("tr", { role: "row" }, reason);
-  const cells = COLUMNS.map(([kind, title]) => element(`td.${kind}`, { role: "cell", "data-label": /name|state|actions/.test(kind) ? null : title }));
+  const cells = cellsOf(COLUMNS, "name", "state", "actions");
   const [name, version, stateCell, runs, precision, latency, perSecond, memory, actions] = cells;
   const button = (text, click, label = text) => element("button", { click, "aria-label": `${label} ${first.name}` }, text);
   const order = (root, action, question) => async () => {

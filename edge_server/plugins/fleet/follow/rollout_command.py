@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edge_server.cli.console import render, wrap
 from edge_server.cli.options import float_range
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.fleet.box_report import BoxReport
 from edge_server.plugins.fleet.follow.release import Box, Release
+
+if TYPE_CHECKING:
+    from edge_server.plugins.fleet.follow.publisher import Publisher
 
 ACTIONS = ("status", "continue", "stop", "rollback")
 
@@ -66,27 +70,16 @@ def _action(text: str) -> str:
 
 def run(options: argparse.Namespace, reports: Sequence[BoxReport]) -> int:
     """Do the action and print the state. Return the exit code. Raises EdgeServerError."""
-    from edge_server.plugins.fleet.follow.repository_metadata import locked
-
     if options.action != "status" and options.keys is None:
         raise InvalidRequest(f"rollout {options.action} needs --keys=DIR")
     if options.action in ("stop", "rollback") and not options.model:
         raise InvalidRequest(f"rollout {options.action} needs --model=NAME")
-    if not (options.repository / "metadata").is_dir():
-        raise InvalidRequest(f"'{options.repository}' is no signed repository")
-    with locked(options.repository):
-        return _lead(options, reports)
+    with open_publisher(options.repository, options.keys, options.publisher) as publisher:
+        return _lead(options, publisher, reports)
 
 
-def _lead(options: argparse.Namespace, reports: Sequence[BoxReport]) -> int:
-    from edge_server.plugins.fleet.follow.publisher import Publisher
-    from edge_server.plugins.fleet.follow.signing_keys import SigningKeys
-
-    publisher = Publisher(options.repository, SigningKeys(options.keys or Path()), options.publisher)
-    newest: dict[str, Release] = {}
-    for release in publisher.releases().values():
-        if release.number >= newest.get(release.model, release).number:
-            newest[release.model] = release
+def _lead(options: argparse.Namespace, publisher: Publisher, reports: Sequence[BoxReport]) -> int:
+    newest = newest_releases(publisher)
     if options.model:
         if options.model not in newest:
             raise InvalidRequest(f"the repository has no model '{options.model}'; it has {', '.join(newest) or 'none'}")
@@ -104,13 +97,36 @@ def _lead(options: argparse.Namespace, reports: Sequence[BoxReport]) -> int:
     progress = [see_progress(release, boxes, now.timestamp()) for _, release in sorted(newest.items())]
     silent |= find_problems(progress, boxes)
     print("\n".join(_lines(progress, silent)))
-    changed = _change(options, publisher, progress, now.timestamp())
+    changed = lead(options.action, publisher, progress, now.timestamp(), options.after_secs)
     if changed:
         publisher.commit(now)
         print("\n".join(changed))
     if options.action in ("stop", "rollback"):
         return 0
     return 1 if silent or any(item.failed or item.waiting for item in progress) else 0
+
+
+@contextlib.contextmanager
+def open_publisher(repository: Path, keys: Path | None, name: str = "") -> Iterator[Publisher]:
+    """Open a signed repository, and keep other processes from writing it. `keys` are needed to commit; `name`: see
+    Publisher. Raises EdgeServerError."""
+    from edge_server.plugins.fleet.follow.publisher import Publisher
+    from edge_server.plugins.fleet.follow.repository_metadata import locked
+    from edge_server.plugins.fleet.follow.signing_keys import SigningKeys
+
+    if not (repository / "metadata").is_dir():
+        raise InvalidRequest(f"'{repository}' is no signed repository")
+    with locked(repository):
+        yield Publisher(repository, SigningKeys(keys or Path()), name)
+
+
+def newest_releases(publisher: Publisher) -> dict[str, Release]:
+    """Return model -> its newest release."""
+    newest: dict[str, Release] = {}
+    for release in publisher.releases().values():
+        if release.number >= newest.get(release.model, release).number:
+            newest[release.model] = release
+    return newest
 
 
 def see_progress(release: Release, reports: Sequence[Mapping[str, Any]], now_s: float) -> ReleaseProgress:
@@ -143,24 +159,25 @@ def find_problems(progress: Sequence[ReleaseProgress], reports: Sequence[Mapping
     }
 
 
-def _change(
-    options: argparse.Namespace, publisher: Any, progress: Sequence[ReleaseProgress], now_s: float
+def lead(
+    action: str, publisher: Publisher, progress: Sequence[ReleaseProgress], now_s: float, after_s: float = 0.0
 ) -> list[str]:
-    """Change the releases as the action says. Return a line for each change.
+    """Change the releases as the action, one of ACTIONS, says. Return a line for each change; the caller commits.
 
-    Boxes that do not answer do not hold a rollout up: they get what is newest when they are back.
+    `after_s`: how long a wave must have lasted before the next one. Boxes that do not answer do not hold a rollout up:
+    they get what is newest when they are back.
     """
     changed = []
     for item in progress:
         release, name = item.release, item.release.path.removesuffix(".json")
-        if options.action == "rollback":
+        if action == "rollback":
             publisher.withdraw(release.path)
             changed.append(f"{name}: withdrawn")
-        elif options.action == "stop":
+        elif action == "stop":
             publisher.change(release._replace(stopped_at=frozenset(item.installed)))
             changed.append(f"{name}: stopped at {len(item.installed)} boxes")
-        elif options.action == "continue" and item.can_continue:
-            left_s = release.wave_since_s + options.after_secs - now_s
+        elif action == "continue" and item.can_continue:
+            left_s = release.wave_since_s + after_s - now_s
             if left_s > 0:
                 print(f"{name}: its wave lasts {left_s:.0f} s more")
                 continue

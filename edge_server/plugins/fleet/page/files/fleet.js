@@ -1,0 +1,80 @@
+// The page of a fleet: asks every two seconds, while it is visible, which boxes changed.
+
+import { getJson, Refused, refreshAccess, setKey } from "../api.js";
+import { byId, note, setBadge, setText } from "../dom.js";
+import { followKey } from "../key.js";
+import { showBoxes } from "./boxes.js";
+import { showReleases } from "./releases.js";
+import { showWrong } from "./wrong.js";
+
+const INTERVAL_MS = 2000;
+
+const boxes = new Map();
+let revision = 0;
+let run = "";
+let timer = 0;
+let isRunning = false;
+let answered = null;
+let isLost = false;
+
+// The address that the command prints may bring the key. It must not stay in the address bar.
+const given = /^#key=(.+)$/.exec(location.hash);
+if (given) {
+  setKey(decodeURIComponent(given[1]));
+  history.replaceState(null, "", location.pathname + location.search);
+}
+
+async function refresh() {
+  clearTimeout(timer);
+  if (isRunning) return;
+  isRunning = true;
+  try {
+    await update();
+    answered = new Date();
+    isLost = false;
+  } catch (error) {
+    showLost(error);
+  }
+  document.body.classList.toggle("lost", isLost);
+  isRunning = false;
+  if (!document.hidden) timer = setTimeout(refresh, INTERVAL_MS);
+}
+
+function showLost(error) {
+  isLost = true;
+  setBadge(byId("fleet-state"), "no answer", "bad");
+  const reason = error instanceof Refused ? `: ${error.message}` : "";
+  const since = answered ? ` What is shown below is from ${answered.toLocaleTimeString()}.` : "";
+  note(byId("problem"), `The page's own process does not answer${reason}.${since} The page asks again every two seconds.`);
+}
+
+async function update() {
+  const access = await refreshAccess();
+  const found = await getJson(`edge/v1/fleet?after=${revision}&run=${encodeURIComponent(run)}`);
+  if (found.run !== run) boxes.clear();
+  const changed = new Set(found.boxes.map((box) => box.key));
+  for (const box of found.boxes) boxes.set(box.key, box);
+  const kept = found.keys && new Set(found.keys);
+  for (const key of boxes.keys()) if (kept && !kept.has(key)) boxes.delete(key);
+  ({ revision, run } = found);
+  setText(byId("version"), access.version);
+  byId("key").hidden = !access.takes_tokens;
+  note(byId("problem"), found.problem);
+  const all = [...boxes.values()];
+  const asking = all.filter(({ state }) => state === "asking").length;
+  const troubled = all.filter(({ troubles }) => troubles.length).length;
+  setBadge(byId("fleet-state"), troubled ? `${troubled} of ${all.length} in trouble` : asking ? `asking ${asking} of ${all.length}` : `all ${all.length} well`,
+           troubled ? "bad" : asking ? "busy" : "ok");
+  document.title = `${troubled ? `(${troubled}) ` : ""}Fleet - edge-server`;
+  showWrong(all);
+  showReleases(found.releases, access, refresh);
+  showBoxes(all, changed);
+}
+
+followKey(refresh);
+document.addEventListener("visibilitychange", () => {
+  if (!document.hidden) refresh();
+});
+// "Since 5 minutes" grows also where nothing changes.
+setInterval(() => !document.hidden && showBoxes([...boxes.values()], new Set(boxes.keys())), 60000);
+await refresh();

@@ -1,0 +1,176 @@
+"""State of all boxes for the page: the last answer of each, since when it is as it is, and what changed since the page
+asked last."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from edge_server.plugins.fleet.box_report import BoxReport
+from edge_server.plugins.fleet.page.box_record import BadReport, BoxRecord, assess, read_record, release_name
+from edge_server.plugins.fleet.served_versions import PROGRAM, find_served_differences, served_versions
+
+_MIN_TIME_S = 1_577_836_800.0
+"""2020: a clock that says less was never set."""
+
+
+@dataclass(slots=True)
+class _Box:
+    since_s: float
+    record: BoxRecord | None = None
+    """Of the last answer; None if there was none."""
+    silence: str = ""
+    seen_s: float | None = None
+    is_since_known: bool = False
+    described: dict[str, object] = field(default_factory=dict)
+    own_since_s: float = 0.0
+    revision: int = 0
+
+    @property
+    def follows(self) -> bool:
+        return self.record is not None and self.record.releases is not None
+
+    def as_json(self) -> dict[str, object]:
+        since_s = self.own_since_s or self.since_s
+        return {**self.described, "since_s": since_s, "is_since_known": bool(self.own_since_s) or self.is_since_known}
+
+
+class FleetState:
+    """Boxes by key: the URL of a server, or the name of a box that reports over MQTT.
+
+    Not thread-safe: the event loop of the page uses it.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._boxes: dict[str, _Box] = {}
+        self._revision = 0
+        self._removed_revision = 0
+        self._is_dirty = False
+        self.run_id = secrets.token_hex(8)
+        """Revisions begin again with each run."""
+        self.started_s = clock()
+
+    def set_boxes(self, keys: Iterable[str]) -> None:
+        """Have these boxes and no others."""
+        wanted = dict.fromkeys(keys)
+        for key in set(self._boxes) - set(wanted):
+            del self._boxes[key]
+            self._revision += 1
+            self._removed_revision = self._revision
+        for key in wanted:
+            if key not in self._boxes:
+                self._boxes[key] = _Box(self._clock())
+        self._is_dirty = True
+
+    def set_report(self, given: BoxReport) -> None:
+        """Note the newest report of a box. Does nothing for a box that is not there."""
+        box = self._boxes.get(given.name)
+        if box is None:
+            return
+        error = given.error
+        if given.report is not None:
+            try:
+                box.record = read_record(given.report, served_versions(given.report))
+                # Only what was read from a broker is older than now.
+                reported_s = None if _is_url(given.name) else given.reported_s
+                box.seen_s = reported_s or self._clock()
+            except (BadReport, KeyError, TypeError, ValueError, AttributeError, RecursionError) as wrong:
+                error = error or (str(wrong) if isinstance(wrong, BadReport) else "its status report is not understood")
+        box.silence = error
+        self._is_dirty = True
+
+    def snapshot(self, after: int) -> dict[str, object]:
+        """Return the boxes that changed after a revision (0: all), the keys of all if one was removed, and the newest
+        revision."""
+        self._refresh()
+        changed = [{"key": key, **box.as_json()} for key, box in self._boxes.items() if box.revision > after]
+        keys = list(self._boxes) if self._removed_revision > after else None
+        return {"revision": self._revision, "boxes": changed, "keys": keys, "count": len(self._boxes)}
+
+    def answering(self) -> list[BoxRecord]:
+        """Return the record of each box that answers."""
+        return [box.record for box in self._boxes.values() if box.record is not None and not box.silence]
+
+    def _refresh(self) -> None:
+        """Judge each box again, as most others may have changed, and note which changed."""
+        if not self._is_dirty:
+            return
+        self._is_dirty = False
+        differences = self._find_differences()
+        now_s = self._clock()
+        for key, box in self._boxes.items():
+            shown = self._describe(key, box, differences.get(key, ()))
+            if shown == box.described:
+                continue
+            if shown["state"] != box.described.get("state"):
+                # Of what the first answer says it is not known since when.
+                box.since_s, box.is_since_known = now_s, bool(box.described.get("is_known"))
+            box.described = shown
+            self._revision += 1
+            box.revision = self._revision
+
+    def _find_differences(self) -> dict[str, list[str]]:
+        """Return key -> in what a box differs from most others: in its program, and without releases in its models."""
+        records = {key: box.record for key, box in self._boxes.items() if box.record is not None and not box.silence}
+        records = {key: record for key, record in records.items() if record.is_ready is not None}
+        # Which models a follower has is decided by its releases, not by what most have.
+        models = {key: record.models for key, record in records.items() if record.releases is None}
+        found = find_served_differences({key: {PROGRAM: record.models[PROGRAM]} for key, record in records.items()})
+        for key, texts in find_served_differences(models).items():
+            found[key] += [text for text in texts if not text.startswith(f"{PROGRAM}: ")]
+        return found
+
+    def _describe(self, key: str, box: _Box, differences: Iterable[str]) -> dict[str, object]:
+        record, page = box.record, key if _is_url(key) else ""
+        found = assess(page, record, box.silence, differences)
+        is_known = bool(record or box.silence)
+        # By the clock of the box, which may be wrong.
+        box.own_since_s = found.since_s if _MIN_TIME_S < found.since_s <= self._clock() else 0.0
+        return {
+            "is_known": is_known,
+            "name": (record.name if record else "") or _host(key),
+            "address": _host(key),
+            "page": page,
+            "state": found.troubles[0] if found.troubles else "ok" if is_known else "asking",
+            "troubles": found.troubles,
+            "problems": found.problems,
+            "advice": found.advice,
+            "seen_s": box.seen_s if box.silence else None,
+            "version": record.version if record else "",
+            "groups": record.groups if record else (),
+            "machines": record.machines if record else (),
+            "models": _models(record) if record else (),
+            "follows": box.follows,
+            "temperature_c": record.temperature_c if record else None,
+            "heat": record.heat if record else "",
+            "load_limit_percent": record.load_limit_percent if record else None,
+        }
+
+
+def _models(record: BoxRecord) -> list[dict[str, str]]:
+    releases = record.releases or {}
+    names = sorted({*record.models, *releases} - {PROGRAM})
+    models = []
+    for name in names:
+        release = releases.get(name)
+        models.append(
+            {
+                "name": name,
+                "serves": record.models.get(name, ""),
+                "installed": release_name(release.installed) if release else "",
+                "wanted": release_name(release.wanted) if release else "",
+                "state": release.state if release else "",
+            }
+        )
+    return models
+
+
+def _is_url(key: str) -> bool:
+    return key.startswith(("http://", "https://"))
+
+
+def _host(key: str) -> str:
+    return key.removeprefix("http://").removeprefix("https://")
