@@ -115,7 +115,7 @@ def seen(machine: Any, packages: Any, tmp_path_factory: pytest.TempPathFactory) 
     return found
 
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(660)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(660)]
 
 
 def test_apt_installs_from_the_signed_repository_and_the_service_serves(seen: dict[str, Any]) -> None:
