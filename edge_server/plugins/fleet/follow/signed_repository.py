@@ -84,12 +84,12 @@ class SignedRepository:
     def stop(self) -> None:
         self._site.stop()
 
-    def refresh(self) -> list[Release]:
-        """Fetch the newest metadata, and return its releases.
+    def update(self) -> None:
+        """Fetch the newest metadata of the main publisher.
 
         Raises SiteUnavailable if the site cannot be read, Untrusted if it does not give valid metadata that are newer
-        than those here and have not expired, ClockBehind if this machine's clock cannot judge that, InvalidRequest for
-        a release that cannot be understood, OSError if the disk cannot be written.
+        than those here and have not expired, ClockBehind if this machine's clock cannot judge that, OSError if the disk
+        cannot be written.
         """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
@@ -108,6 +108,13 @@ class SignedRepository:
         # Not before: a thief of the key of the timestamp could name a day in the future, and only newer metadata, with
         # another key, end that.
         self._check_clock()
+
+    def refresh(self) -> list[Release]:
+        """Fetch the newest metadata, and return the releases of all publishers.
+
+        Raises as `update`, and InvalidRequest for a release that cannot be understood.
+        """
+        self.update()
         main = self._trusted("targets", Targets)
         self._publishers = (main.delegations.roles if main.delegations is not None else None) or {}
         if len(self._publishers) > MAX_PUBLISHERS:

@@ -35,7 +35,8 @@ def main() -> int:
     site = SiteFiles(options.metadata_url.removesuffix("metadata/"), 0, 10)
     repository = SignedRepository(site, options.metadata_dir, (options.metadata_dir / INSTALLED_ROOT).read_bytes())
     try:
-        repository.refresh()
+        # Not `refresh`, which also reads the lists of all other publishers: the suite counts requests.
+        repository.update()
         for name in options.target_name:
             target = repository.find_target(name)
             # The follower keeps downloads by their SHA-256.
