@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 MAX_ROBOTS = 16
 OBSERVATION_WAIT_S = 2.0
 _SILENCE_S = 60.0
-_MAX_CALLS = 64
+_MAX_CALLS = 32
 _PIECE_BYTES = 4 << 20
 """Largest message of the wire; an observation comes in several."""
 

@@ -163,7 +163,9 @@ class Follower:
                 self._models.remove(model)
                 log.info("release '%s' is not for this box any more: model '%s' is removed", installed.path, model)
         for model, releases in sorted(wanted.items()):
+            digest = ""  # a list of another publisher may name none
             try:
+                digest = self._repository.digest(releases[0])
                 failure = self._follow_model(model, releases, needed, refusal)
                 state, reason = ("failed", failure) if failure else ("installed", "")
             except _Foreign as error:
@@ -173,7 +175,6 @@ class Follower:
                 problem = problem or reason
             newest = releases[0]
             wave = f"{newest.wave + 1} of {len(newest.waves)}" if newest.waves else ""
-            digest = self._repository.digest(newest)
             states[model] = self._state_of(model, newest.path, digest, state, reason, wave)
         if not problem:
             self._models.clean(frozenset(needed))
