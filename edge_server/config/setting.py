@@ -207,7 +207,18 @@ def _parse_text(text: str) -> str:
 
 BOOLEAN = Kind("boolean", parse_boolean, (bool,), may_stand_alone=True)
 TEXT = Kind("text", _parse_text)
+
+
+def _parse_address(text: str) -> str:
+    found = re.fullmatch(r"([^\s\[\]/:]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})", text)
+    if text and (found is None or int(found[2]) > 65535):
+        raise ValueError("expected HOST:PORT")
+    return text
+
+
 OPTIONAL_TEXT = Kind("text", _parse_optional_text)
+OPTIONAL_ADDRESS = Kind("host:port", _parse_address)
+"""Address to listen at, also [IPV6]:PORT; empty: none."""
 PATH = Kind("path", _parse_text)
 OPTIONAL_PATH = Kind("path", _parse_optional_text)
 PORT = integer(0, 65535)

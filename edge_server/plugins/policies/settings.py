@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
-from edge_server.config.setting import Kind, setting
-
-_ADDRESS = r"([^\s\[\]/:]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})"
-
-
-def _parse_address(text: str) -> str:
-    found = re.fullmatch(_ADDRESS, text)
-    if text and (found is None or int(found[2]) > 65535):
-        raise ValueError("expected HOST:PORT")
-    return text
+from edge_server.config.setting import OPTIONAL_ADDRESS, Kind, setting
 
 
 def _parse_address_and_model(text: str) -> str:
-    found = re.fullmatch(rf"{_ADDRESS}(/[^/]+)?", text)
-    if text and (found is None or int(found[2]) > 65535):
+    address, slash, model = text.partition("/")
+    OPTIONAL_ADDRESS.parse(address)
+    if slash and (not address or not model or "/" in model):
         raise ValueError("expected HOST:PORT or HOST:PORT/MODEL")
     return text
 
@@ -31,7 +22,7 @@ class PoliciesConfig:
     openpi: str = setting(
         "",
         "--policy-openpi",
-        Kind("host:port", _parse_address),
+        OPTIONAL_ADDRESS,
         "Serve robot policies at this address by openpi's WebSocket protocol: ws://HOST:PORT, or ws://HOST:PORT/MODEL "
         "if there are several.",
     )
@@ -44,7 +35,7 @@ class PoliciesConfig:
     lerobot: str = setting(
         "",
         "--policy-lerobot",
-        Kind("host:port", _parse_address),
+        OPTIONAL_ADDRESS,
         "Serve robot policies at this address by LeRobot's asynchronous inference over gRPC. Its messages are pickles; "
         "only a written list of classes is read.",
     )

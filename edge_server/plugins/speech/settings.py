@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
-from edge_server.config.setting import BOOLEAN, Kind, setting
-
-
-def _parse_address(text: str) -> str:
-    found = re.fullmatch(r"([^\s\[\]/:]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})", text)
-    if text and (found is None or int(found[2]) > 65535):
-        raise ValueError("expected HOST:PORT")
-    return text
+from edge_server.config.setting import BOOLEAN, OPTIONAL_ADDRESS, setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +14,7 @@ class SpeechConfig:
     wyoming: str = setting(
         "",
         "--wyoming",
-        Kind("host:port", _parse_address),
+        OPTIONAL_ADDRESS,
         "Serve speech to Home Assistant's Assist at this address, by the Wyoming protocol. It asks for no key.",
     )
     announces_wyoming: bool = setting(
