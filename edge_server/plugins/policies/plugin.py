@@ -91,7 +91,7 @@ class _Policies(RunningPlugin):
                 self._lerobot = LeRobotPort(*parts, settings.lerobot)
         except ImportError as error:
             raise Unsupported(
-                f"--policy-... needs a library that does not import here ({error}); {install_hint('policies')}"
+                f"robot policies need a library that does not import here ({error}); {install_hint('policies')}"
             ) from None
 
     def routes(self) -> Sequence[Route]:
