@@ -69,8 +69,10 @@ def write_model(folder: Path, factor: float, *, expected: float | None = None, s
 class Publisher:
     """The publisher's machine: a folder of models, keys, and the site, which the command line writes."""
 
-    def __init__(self, folder: Path, rollout: str) -> None:
+    def __init__(self, folder: Path, rollout: str, broker: str = "") -> None:
+        """`broker`: URL of the MQTT broker to which the boxes report; "": they are asked over HTTP."""
         self.folder = folder
+        self.broker = broker
         self.model = folder / "models" / "m"
         self.site, self.keys = folder / "site", folder / "keys"
         self.boxes_file = folder / "boxes.txt"
@@ -85,6 +87,7 @@ class Publisher:
     def lead(self, action: str, *more: str) -> tuple[int, str]:
         """Run `fleet rollout`. Return its exit code and output."""
         more = (*more, f"--keys={self.keys}") if action != "status" else more
+        more = (*more, f"--mqtt={self.broker}") if self.broker else more
         return self._run("fleet", "rollout", action, str(self.site), str(self.boxes_file), "--timeout=20", *more)
 
     def _run(self, *arguments: str) -> tuple[int, str]:
@@ -213,10 +216,10 @@ class Box:
 class Fleet:
     """Publisher, site and boxes box-01, box-02 and so on. All but the last have release m/1 from the installation."""
 
-    def __init__(self, folder: Path, count: int, interval_s: int, rollout: str, serve: Any) -> None:
-        """`interval_s`: most seconds between two looks of a box at the site."""
+    def __init__(self, folder: Path, count: int, interval_s: int, rollout: str, serve: Any, broker: str = "") -> None:
+        """`interval_s`: most seconds between two looks of a box at the site. `broker`: see Publisher."""
         self.interval_s = interval_s
-        self.publisher = Publisher(folder, "")
+        self.publisher = Publisher(folder, "", broker)
         write_model(self.publisher.model, 1.0)
         self.publisher.publish()
         self.publisher.rollout = rollout  # from the next release on
@@ -229,7 +232,7 @@ class Fleet:
         models = folder / "boxes" / name
         flags = (
             f"--follow={self.site.url}", f"--follow-root={root}", f"--follow-interval-secs={self.interval_s}",
-            f"--box-id={name}",
+            f"--box-id={name}", *([f"--follow-mqtt={self.publisher.broker}"] if self.publisher.broker else []),
         )  # fmt: skip
         return Box(models, name, lambda: serve(models, *flags))
 
@@ -255,8 +258,9 @@ class Fleet:
                     list(pool.map(Box.stop, self.boxes))
 
     def list_boxes(self) -> None:
-        """Write boxes.txt: the boxes that run, and those that ran."""
-        self.publisher.boxes_file.write_text("\n".join(box.address for box in self.boxes if box.address))
+        """Write boxes.txt: the boxes that run, and those that ran; over MQTT their names."""
+        names = [box.name if self.publisher.broker else box.address for box in self.boxes if box.address]
+        self.publisher.boxes_file.write_text("\n".join(names))
 
     @property
     def up(self) -> list[Box]:
