@@ -14,9 +14,10 @@ Actions = npt.NDArray[np.float64]
 class ActionSchedule:
     """Actions of the ticks from now on.
 
-    A new chunk replaces the actions from the present tick on. Over `blend_steps` of them, the old actions give way to
-    the new ones in equal parts, so that the step between two actions is at most that of the old or the new ones, and
-    1 / (blend_steps + 1) of the distance between both. If the old actions have run out, the last one stands for them.
+    A new chunk replaces the actions from the present tick on. Over `blend_steps` of them, it goes from the
+    old actions to the new ones in equal parts. So the step between two actions is at most that of the old or the new
+    ones, and 1 / (blend_steps + 1) of the distance between both. If the old actions have run out, the last one stands
+    for them.
     """
 
     def __init__(self, blend_steps: int) -> None:

@@ -23,7 +23,7 @@ _MAX_NUMBER = 1e11
 
 
 class BoxReport(NamedTuple):
-    """The newest report of a box. Whoever reads `report` for a decision reads `error` first."""
+    """The newest report of a box. Read `error` before a decision by `report`."""
 
     name: str
     """URL of the server, or over MQTT the name of the box."""

@@ -79,7 +79,7 @@ def _print_status(boxes: BoxReports, options: argparse.Namespace) -> int:
 
 
 def _look(boxes: Sequence[BoxReport], options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return what each box says, in which it differs from most others, and what is wrong with it."""
+    """Return the report of each box, the versions in which it differs from most others, and its problems."""
     reports = {box.name: box.report for box in boxes if box.report is not None and not box.error}
     # A box without a server says nothing of what it serves.
     differences = find_differences({name: report for name, report in reports.items() if report["ready"] is not None})

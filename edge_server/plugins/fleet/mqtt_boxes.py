@@ -1,7 +1,7 @@
 """Reader of the reports that boxes keep in retained topics of an MQTT broker.
 
-Whoever may write there can write anything: sizes and counts are bounded, and a report counts only if it is about the
-box of its topic, the box is online, and the time of the report is near.
+A client that may write there can write anything. So sizes and counts are bounded, and a report counts only if it is
+about the box of its topic, the box is online, and the time of the report is near.
 """
 
 from __future__ import annotations

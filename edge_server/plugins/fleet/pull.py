@@ -115,7 +115,7 @@ def _sha256(text: str) -> str:
 
 
 def _choose_source(options: argparse.Namespace, index: dict[str, dict[str, Any]]) -> _Source:
-    """Return what the command line names. Raises InvalidRequest."""
+    """Return the source that the command line names. Raises InvalidRequest."""
     if options.index:
         if options.source not in index:
             listed = ", ".join(index) or "none"

@@ -21,5 +21,5 @@ REFRESH_S = 30.0
 
 
 def box_topic(topic: str, box: str) -> str:
-    """Return what the topics of a box begin with. An empty `topic` is the default."""
+    """Return the prefix of the topics of a box. An empty `topic` is the default."""
     return f"{topic.strip('/') or DEFAULT_TOPIC}/{quote(box, safe='')}"

@@ -192,7 +192,7 @@ def _row(key: Any, signs: str, expires: str) -> tuple[str, ...]:
 
 
 def _differences(metadata: RepositoryMetadata) -> list[str]:
-    """Return what the draft of root changes."""
+    """Return the changes of the draft of root, as text."""
     from edge_server.plugins.fleet.follow.signing_keys import name_of
 
     assert metadata.draft is not None

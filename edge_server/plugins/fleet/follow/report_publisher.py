@@ -109,7 +109,7 @@ class ReportPublisher:
                 self._connection.open()
             elif state == self._sent and time.monotonic() < self._sent_s + REFRESH_S:
                 return ""
-            # The status comes last, so that nobody takes an old report for a new one.
+            # The status comes last: a reader must not take an old report for a new one.
             self._connection.publish([(self._report_topic, encode_report(report)), (self._status_topic, ONLINE)])
         except EdgeServerError as error:
             return error.message

@@ -131,7 +131,7 @@ class RepositoryMetadata:
         return self.main.get_key(self.publishers[role].keyids[0])
 
     def missing_signatures(self) -> str:
-        """Return what the draft of root lacks, "" if nothing or if there is none."""
+        """Return the signatures that the draft of root lacks, as text; "" if it lacks none or there is no draft."""
         if self.draft is None:
             return ""
         draft = self.draft

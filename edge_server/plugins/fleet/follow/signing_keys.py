@@ -38,7 +38,7 @@ def is_key_name(text: str) -> bool:
 
 
 def fingerprint(key: Key) -> str:
-    """Return what identifies a public key for people. The ids in metadata are whatever their author wrote there."""
+    """Return the fingerprint of a public key, for people. Its id in metadata is a text that the author chose."""
     content = json.dumps([key.keytype, key.scheme, key.keyval], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 

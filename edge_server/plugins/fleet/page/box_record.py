@@ -145,7 +145,7 @@ class Assessment(NamedTuple):
 
 
 def assess(address: str, record: BoxRecord | None, silence: str, differences: Iterable[str]) -> Assessment:
-    """Return what is wrong with a box. `silence` is why it does not answer, "" if it does; `differences` are those from
+    """Return the problems of a box. `silence` is why it does not answer, "" if it does; `differences` are those from
     most other boxes."""
     if silence or record is None:
         advice = "Is it switched on and on the network? On the box: systemctl status edge-server"

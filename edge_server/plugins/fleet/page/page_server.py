@@ -27,7 +27,7 @@ _MAX_RELEASE = 300
 
 
 class PageServer:
-    """Serves the page from `start` to `stop`. `key` lets a browser lead rollouts; "": nobody may. `problem` says why
+    """Serves the page from `start` to `stop`. `key` lets a browser lead rollouts; "": none may. `problem` says why
     there are no reports, "" if there are. `allowed_hosts`: see HostNames."""
 
     def __init__(

@@ -61,7 +61,7 @@ class Arm:
         self._push = push
 
     def observe(self) -> Array:
-        """Return what a policy gets: joint angles and speeds, position and speed of the target; (8,)."""
+        """Return the observation for a policy: joint angles and speeds, position and speed of the target; (8,)."""
         return observation(self.time_s, self.angles, self.speeds)
 
     def follow(self, command: Array) -> None:
