@@ -1,6 +1,6 @@
 """Bridge between ROS and a server: sends the frames of a camera topic, and publishes the results as topics.
 
-It needs no ROS library: a transport implements the small protocol below. The transport's thread sends frames directly
+It needs no ROS library: a `Transport` connects it to ROS. The transport's thread sends frames directly
 to the stream, which drops the oldest one when the server is busy; another thread publishes the results. The bridge
 continues when topics are silent, publishers come and go, or the server restarts.
 """
@@ -11,16 +11,15 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from edge_server.client import Counters, FrameStream, StreamError
 from edge_server.errors import ErrorCode, InvalidRequest
 from edge_server.plugins.ros.connection_log import ConnectionLog
-from edge_server.plugins.ros.message_conversion import (
+from edge_server.plugins.ros.messages.message_conversion import (
     MessageKind,
-    OutgoingMessage,
     annotated_message,
     classification_message,
     detections_message,
@@ -28,17 +27,9 @@ from edge_server.plugins.ros.message_conversion import (
     map_message,
     mask_message,
 )
+from edge_server.plugins.ros.transports.transport import Qos, Transport
 from edge_server.protocol.frame_messages import Delivery, Frame, FrameResult, Returns
 
-TRANSPORTS = {
-    "dds": "edge_server.plugins.ros.dds_transport",
-    "rclpy": "edge_server.plugins.ros.rclpy_transport",
-    "ros1": "edge_server.plugins.ros.ros1_transport",
-}
-"""Transport -> its module, with `open_transport(node_name: str, environment: Mapping[str, str]) -> Transport`. It
-raises Unsupported when its libraries are missing, and names the package to install or the file to source."""
-
-QOS_PROFILES = ("DEFAULT", "SENSOR_DATA")
 REPORT_INTERVAL_S = 5.0
 _SPIN_S = 0.2
 _MISSING_MODEL_WAIT_S = 2.0
@@ -46,52 +37,6 @@ _MAX_SENT_TIMES = 1024
 _MAX_AGE_US = 2**32 - 1
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Qos:
-    """Quality of service, with the names of Isaac ROS parameters.
-
-    "DEFAULT" is reliable, "SENSOR_DATA" best effort; both are volatile and keep the last `depth` messages. A reliable
-    reader gets nothing from a best-effort writer, so images are read with best effort by default.
-    """
-
-    profile: str = "DEFAULT"
-    depth: int = 10
-
-    def __post_init__(self) -> None:
-        if self.profile not in QOS_PROFILES:
-            raise InvalidRequest(f"a quality of service is one of {', '.join(QOS_PROFILES)}, got '{self.profile}'")
-        if not 1 <= self.depth <= 10_000:
-            raise InvalidRequest(f"a queue size is 1 to 10000, got {self.depth}")
-
-    @property
-    def is_reliable(self) -> bool:
-        """Whether messages are sent again until they arrive."""
-        return self.profile == "DEFAULT"
-
-
-class Transport(Protocol):
-    """Connection to ROS. Topic names are ROS names ("/camera/image_raw")."""
-
-    def subscribe(self, topic: str, kind: MessageKind, qos: Qos, callback: Callable[[Any], None]) -> None:
-        """Call `callback` with each message of a topic, one at a time: an object for `make_frame`. The memory of a
-        message does not change while it is referenced."""
-
-    def advertise(self, topic: str, kind: MessageKind, qos: Qos) -> None:
-        """Announce a topic, so that subscribers find it before the first message."""
-
-    def publish(self, topic: str, message: OutgoingMessage) -> None:
-        """Publish on a topic that is advertised for `message.kind`. For any thread."""
-
-    def spin(self, timeout_s: float) -> bool:
-        """Run callbacks for about `timeout_s`, on this or other threads. Return False when the transport has ended."""
-
-    def explain_silence(self, topic: str) -> str:
-        """Return why a subscribed topic may be silent, "" if this transport cannot know."""
-
-    def close(self) -> None:
-        """End all subscriptions and topics. Called once, after the last `spin` and `publish`."""
 
 
 class FrameSink(Protocol):
@@ -342,15 +287,6 @@ class Bridge:
         if counts.last_error:
             failed = counts.failed + counts.refused
             log.warning("%s: %d frame(s) failed, the last: %s", topic, failed, counts.last_error)
-
-
-def type_hint(given: str) -> str:
-    """Return which flag a publisher with this message type needs, or ""."""
-    hints = {
-        MessageKind.COMPRESSED_IMAGE.value: " (add --compressed)",
-        MessageKind.IMAGE.value: " (without --compressed)",
-    }
-    return hints.get(given, "")
 
 
 def drops_between(before: Counters, now: Counters) -> dict[str, int]:

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from edge_server.cli.options import CommandParser
 from edge_server.config import LogConfig
 from edge_server.config.setting_sources import process_environment
-from edge_server.plugins.ros.bridge import QOS_PROFILES, TRANSPORTS, Bridge, BridgeParameters, Transport
+from edge_server.plugins.ros.bridge import Bridge, BridgeParameters
 from edge_server.plugins.ros.command import add_model_options
+from edge_server.plugins.ros.transports.transport import QOS_PROFILES, TRANSPORTS, Transport
 from edge_server.protocol.frame_messages import Delivery
 from edge_server.telemetry.log import setup_logging
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from edge_server.cli.console import LiveView, bar
 from edge_server.cli.options import CommandParser, float_range
 from edge_server.plugins.ros.command import add_model_options
-from edge_server.plugins.ros.recording import RecordingWriter, TopicRecording
-from edge_server.plugins.ros.replay import ReplayParameters, ReplaySummary, TopicReplay
-from edge_server.plugins.ros.ros2_types import MessageTypes
+from edge_server.plugins.ros.messages.ros2_types import MessageTypes
+from edge_server.plugins.ros.recordings.recording import RecordingWriter, TopicRecording
+from edge_server.plugins.ros.recordings.replay import ReplayParameters, ReplaySummary, TopicReplay
 from edge_server.protocol.frame_messages import Returns
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from edge_server.client import StreamError
 from edge_server.errors import ErrorCode, InvalidRequest
-from edge_server.plugins.ros import ros1_transport
 from edge_server.plugins.ros.bridge import Bridge, BridgeCounts, BridgeParameters, report_line
 from edge_server.plugins.ros.connection_log import ConnectionLog
+from edge_server.plugins.ros.transports import ros1_transport
 from edge_server.protocol.frame_messages import FrameHeader, FrameResult, StreamOpened
 
 

@@ -10,8 +10,12 @@ import sys
 import pytest
 
 from edge_server.errors import InvalidRequest
-from edge_server.plugins.ros.dds_domains import explain_no_nodes
-from edge_server.plugins.ros.dds_transport import COMPARE_NAMES_OF_FAST_DDS, LOOPBACK_ONLY, network_configuration
+from edge_server.plugins.ros.transports.dds_domains import explain_no_nodes
+from edge_server.plugins.ros.transports.dds_transport import (
+    COMPARE_NAMES_OF_FAST_DDS,
+    LOOPBACK_ONLY,
+    network_configuration,
+)
 
 
 def test_without_variables_discovery_uses_the_default_interface() -> None:

@@ -189,9 +189,9 @@ DISCOVERY = """
 import json, sys, time
 from cyclonedds.builtin import BuiltinDataReader, BuiltinTopicDcpsPublication
 from cyclonedds.domain import DomainParticipant
-from edge_server.plugins.ros.bridge import Qos
-from edge_server.plugins.ros.dds_transport import DdsTransport
-from edge_server.plugins.ros.message_conversion import MessageKind
+from edge_server.plugins.ros.transports.transport import Qos
+from edge_server.plugins.ros.transports.dds_transport import DdsTransport
+from edge_server.plugins.ros.messages.message_conversion import MessageKind
 
 transport = DdsTransport(int(sys.argv[1]))
 transport.advertise("/found", MessageKind.DETECTIONS, Qos())

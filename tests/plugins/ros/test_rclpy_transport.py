@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from edge_server.errors import InvalidRequest, Unsupported
-from edge_server.plugins.ros.bridge import Qos
-from edge_server.plugins.ros.message_conversion import (
+from edge_server.plugins.ros.messages.message_conversion import (
     MessageKind,
     annotated_message,
     classification_message,
@@ -20,7 +19,8 @@ from edge_server.plugins.ros.message_conversion import (
     make_frame,
     mask_message,
 )
-from edge_server.plugins.ros.rclpy_transport import RclpyTransport, message_class, open_transport
+from edge_server.plugins.ros.transports.rclpy_transport import RclpyTransport, message_class, open_transport
+from edge_server.plugins.ros.transports.transport import Qos
 from edge_server.protocol.frame_messages import ClassScore, Detection, FrameHeader, FrameResult, Mask
 
 FAKE = Path(__file__).parent / "fake_ros2"

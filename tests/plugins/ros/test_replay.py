@@ -304,8 +304,8 @@ def test_an_existing_file_is_not_overwritten(recorded: Callable[..., Path], tmp_
 
 
 def test_several_topics_require_the_topic_option(recorded: Callable[..., Path]) -> None:
-    from edge_server.plugins.ros.recording import TopicRecording
-    from edge_server.plugins.ros.ros2_types import MessageTypes
+    from edge_server.plugins.ros.messages.ros2_types import MessageTypes
+    from edge_server.plugins.ros.recordings.recording import TopicRecording
 
     with TopicRecording(recorded(2, topics=("/left", "/right")), MessageTypes()) as recording:
         assert recording.image_topics() == {"/left": 2, "/right": 2}
@@ -317,8 +317,8 @@ def test_several_topics_require_the_topic_option(recorded: Callable[..., Path]) 
 
 
 def test_frames_are_numbered_views_with_padding_and_timestamp(recorded: Callable[..., Path]) -> None:
-    from edge_server.plugins.ros.recording import TopicRecording
-    from edge_server.plugins.ros.ros2_types import MessageTypes
+    from edge_server.plugins.ros.messages.ros2_types import MessageTypes
+    from edge_server.plugins.ros.recordings.recording import TopicRecording
 
     with TopicRecording(recorded(3), MessageTypes()) as recording:
         frames = list(recording.frames("/camera/image_raw"))
@@ -333,9 +333,9 @@ def test_frames_are_numbered_views_with_padding_and_timestamp(recorded: Callable
 def test_an_error_while_reading_a_recording_is_raised(
     scripted: Callable[..., Any], recorded: Callable[..., Path], tmp_path: Path
 ) -> None:
-    from edge_server.plugins.ros.recording import RecordingWriter, TopicRecording
-    from edge_server.plugins.ros.replay import ReplayParameters, TopicReplay
-    from edge_server.plugins.ros.ros2_types import MessageTypes
+    from edge_server.plugins.ros.messages.ros2_types import MessageTypes
+    from edge_server.plugins.ros.recordings.recording import RecordingWriter, TopicRecording
+    from edge_server.plugins.ros.recordings.replay import ReplayParameters, TopicReplay
 
     types = MessageTypes()
     parameters = ReplayParameters("finder", address=scripted().address, returns=Returns(has_detections=True))

@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from edge_server.errors import Unsupported
-from edge_server.plugins.ros.message_conversion import MessageKind
-from edge_server.plugins.ros.ros1_transport import message_classes, open_transport
-from edge_server.plugins.ros.ros1_types import CHECKSUMS, DEFINITIONS, TYPES, full_text
+from edge_server.plugins.ros.messages.message_conversion import MessageKind
+from edge_server.plugins.ros.messages.ros1_types import CHECKSUMS, DEFINITIONS, TYPES, full_text
+from edge_server.plugins.ros.transports.ros1_transport import message_classes, open_transport
 
 STOCK = {
     "std_msgs/Header": "2176decaecbce78abc3b96ef049fabed",

@@ -116,7 +116,7 @@ def test_the_manifest_names_the_files_that_the_build_reads() -> None:
 def test_the_manifest_depends_on_every_ros_package_that_is_imported() -> None:
     manifest = ElementTree.parse(PACKAGE / "package.xml").getroot()
     known = {element.text for element in manifest.findall("exec_depend")}
-    imported = {"sensor_msgs", "vision_msgs"}  # by name, in edge_server.plugins.ros.rclpy_transport
+    imported = {"sensor_msgs", "vision_msgs"}  # by name, in edge_server.plugins.ros.transports.rclpy_transport
     for path in [*PACKAGE.glob("edge_server_ros/*.py"), *PACKAGE.glob("launch/*.py")]:
         for found in ast.walk(ast.parse(path.read_text())):
             names = [found.module or ""] if isinstance(found, ast.ImportFrom) else []

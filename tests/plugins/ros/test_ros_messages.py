@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edge_server.errors import InvalidRequest
-from edge_server.plugins.ros.message_conversion import (
+from edge_server.plugins.ros.messages.message_conversion import (
     MessageKind,
     annotated_message,
     classification_message,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edge_server.errors import InvalidRequest
-from edge_server.plugins.ros.message_conversion import (
+from edge_server.plugins.ros.messages.message_conversion import (
     ClassificationMessage,
     CompressedImageMessage,
     DetectionMessage,
@@ -38,7 +38,7 @@ MESSAGES: tuple[OutgoingMessage, ...] = (
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.kind.name)
 def test_an_encoded_message_decodes_to_the_same(message: OutgoingMessage) -> None:
-    from edge_server.plugins.ros.ros2_types import MessageTypes
+    from edge_server.plugins.ros.messages.ros2_types import MessageTypes
 
     types = MessageTypes()
     data = types.encode(message)
@@ -49,7 +49,7 @@ def test_an_encoded_message_decodes_to_the_same(message: OutgoingMessage) -> Non
 
 
 def test_the_track_id_is_the_id_of_its_detection() -> None:
-    from edge_server.plugins.ros.ros2_types import MessageTypes
+    from edge_server.plugins.ros.messages.ros2_types import MessageTypes
 
     types = MessageTypes()
     message = DetectionsMessage(
@@ -60,7 +60,7 @@ def test_the_track_id_is_the_id_of_its_detection() -> None:
 
 
 def test_the_angle_of_an_oriented_box_is_theta() -> None:
-    from edge_server.plugins.ros.ros2_types import MessageTypes
+    from edge_server.plugins.ros.messages.ros2_types import MessageTypes
 
     types = MessageTypes()
     message = DetectionsMessage(HEADER, (DetectionMessage(1.5, 2.5, 3, 4, CUP, theta=0.75),))
@@ -69,7 +69,7 @@ def test_the_angle_of_an_oriented_box_is_theta() -> None:
 
 
 def test_pixels_of_a_decoded_image_are_a_view_of_the_received_bytes() -> None:
-    from edge_server.plugins.ros.ros2_types import MessageTypes
+    from edge_server.plugins.ros.messages.ros2_types import MessageTypes
 
     types = MessageTypes()
     data = types.encode(MESSAGES[0])
@@ -79,7 +79,7 @@ def test_pixels_of_a_decoded_image_are_a_view_of_the_received_bytes() -> None:
 
 
 def test_seconds_of_ros_1_beyond_2038_keep_their_bits() -> None:
-    from edge_server.plugins.ros.ros2_types import MessageTypes
+    from edge_server.plugins.ros.messages.ros2_types import MessageTypes
 
     types = MessageTypes()
     message = ClassificationMessage(FrameHeader(4_000_000_000, 1, ""), ())
@@ -89,7 +89,7 @@ def test_seconds_of_ros_1_beyond_2038_keep_their_bits() -> None:
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.kind.name)
 def test_damaged_bytes_are_refused_or_decoded(message: OutgoingMessage) -> None:
-    from edge_server.plugins.ros.ros2_types import MessageTypes
+    from edge_server.plugins.ros.messages.ros2_types import MessageTypes
 
     types = MessageTypes()
     data = types.encode(message)
@@ -111,7 +111,7 @@ def test_damaged_bytes_are_refused_or_decoded(message: OutgoingMessage) -> None:
 
 def test_a_missing_library_is_reported_with_what_to_install() -> None:
     from edge_server.errors import Unsupported
-    from edge_server.plugins.ros.ros2_types import import_library
+    from edge_server.plugins.ros.messages.ros2_types import import_library
 
     with pytest.raises(Unsupported, match=r"rosbags is needed .* pip install '\.\[ros\]'"):
         import_library("rosbags.nothing_of_the_kind")

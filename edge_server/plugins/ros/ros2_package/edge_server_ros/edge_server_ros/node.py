@@ -18,7 +18,7 @@ from rclpy.signals import SignalHandlerOptions
 
 from edge_server.errors import EdgeServerError
 from edge_server.plugins.ros.bridge import Bridge, BridgeParameters
-from edge_server.plugins.ros.rclpy_transport import RclpyTransport
+from edge_server.plugins.ros.transports.rclpy_transport import RclpyTransport
 from edge_server.protocol.frame_messages import Delivery
 
 DEFAULTS: dict[str, Any] = {

@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from edge_server.errors import InvalidRequest, NotFound, ServingFault
-from edge_server.plugins.ros.bridge import Qos, type_hint
-from edge_server.plugins.ros.dds_domains import MAX_DOMAIN_ID, explain_no_nodes
-from edge_server.plugins.ros.message_conversion import MessageKind, OutgoingMessage
-from edge_server.plugins.ros.ros2_types import MessageTypes, import_library
+from edge_server.plugins.ros.messages.message_conversion import MessageKind, OutgoingMessage
+from edge_server.plugins.ros.messages.ros2_types import MessageTypes, import_library
+from edge_server.plugins.ros.transports.dds_domains import MAX_DOMAIN_ID, explain_no_nodes
+from edge_server.plugins.ros.transports.transport import Qos, type_hint
 
 LOOPBACK_ONLY = (
     "<CycloneDDS><Domain><General><Interfaces><NetworkInterface address='127.0.0.1'/></Interfaces>"

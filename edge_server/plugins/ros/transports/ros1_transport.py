@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge_server.errors import EdgeServerError, InvalidRequest, ServingFault, Unsupported
-from edge_server.plugins.ros.bridge import Qos
-from edge_server.plugins.ros.message_conversion import (
+from edge_server.plugins.ros.messages.message_conversion import (
     ClassificationMessage,
     CompressedImageMessage,
     DetectionMessage,
@@ -30,7 +29,8 @@ from edge_server.plugins.ros.message_conversion import (
     MessageKind,
     OutgoingMessage,
 )
-from edge_server.plugins.ros.ros1_types import CHECKSUMS, TYPES, full_text
+from edge_server.plugins.ros.messages.ros1_types import CHECKSUMS, TYPES, full_text
+from edge_server.plugins.ros.transports.transport import Qos
 from edge_server.protocol.frame_messages import FrameHeader
 
 RECEIVE_BUFFER_BYTES = 64 * 1024 * 1024

@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Any
 
 from edge_server.errors import InvalidRequest, NotFound
-from edge_server.plugins.ros.message_conversion import MessageKind, OutgoingMessage, kind_of, make_frame
-from edge_server.plugins.ros.ros2_types import MessageTypes, import_library
+from edge_server.plugins.ros.messages.message_conversion import MessageKind, OutgoingMessage, kind_of, make_frame
+from edge_server.plugins.ros.messages.ros2_types import MessageTypes, import_library
 from edge_server.protocol.frame_messages import Frame
 
 _IMAGES = (MessageKind.IMAGE, MessageKind.COMPRESSED_IMAGE)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from edge_server.errors import InvalidRequest, Unsupported, install_hint
-from edge_server.plugins.ros.message_conversion import (
+from edge_server.plugins.ros.messages.message_conversion import (
     ClassificationMessage,
     CompressedImageMessage,
     DetectionsMessage,

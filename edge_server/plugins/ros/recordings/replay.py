@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from edge_server.client import FrameStream, StreamError
 from edge_server.errors import InvalidRequest
-from edge_server.plugins.ros.message_conversion import (
+from edge_server.plugins.ros.messages.message_conversion import (
     OutgoingMessage,
     annotated_message,
     classification_message,
@@ -22,7 +22,7 @@ from edge_server.plugins.ros.message_conversion import (
     map_message,
     mask_message,
 )
-from edge_server.plugins.ros.recording import RecordedFrame, RecordingWriter
+from edge_server.plugins.ros.recordings.recording import RecordedFrame, RecordingWriter
 from edge_server.protocol.frame_messages import Delivery, Frame, FrameDropped, FrameResult, Returns
 
 MAX_IN_FLIGHT = 4

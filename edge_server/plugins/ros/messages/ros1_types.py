@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edge_server.plugins.ros.message_conversion import MessageKind
+from edge_server.plugins.ros.messages.message_conversion import MessageKind
 
 TYPES: dict[MessageKind, str] = {
     MessageKind.IMAGE: "sensor_msgs/Image",

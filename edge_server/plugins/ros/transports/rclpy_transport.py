@@ -15,9 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from edge_server.errors import InvalidRequest, Unsupported
-from edge_server.plugins.ros.bridge import Qos, type_hint
-from edge_server.plugins.ros.dds_domains import explain_no_nodes
-from edge_server.plugins.ros.message_conversion import (
+from edge_server.plugins.ros.messages.message_conversion import (
     ClassificationMessage,
     CompressedImageMessage,
     DetectionMessage,
@@ -26,6 +24,8 @@ from edge_server.plugins.ros.message_conversion import (
     MessageKind,
     OutgoingMessage,
 )
+from edge_server.plugins.ros.transports.dds_domains import explain_no_nodes
+from edge_server.plugins.ros.transports.transport import Qos, type_hint
 from edge_server.protocol.frame_messages import FrameHeader
 
 

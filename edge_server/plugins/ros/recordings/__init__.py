@@ -1,0 +1,1 @@
+"""Recordings of ROS: read, run through a model, and written."""

@@ -1,0 +1,75 @@
+"""Transport: what the bridge needs of a connection to ROS, and the transports that there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from edge_server.errors import InvalidRequest
+from edge_server.plugins.ros.messages.message_conversion import MessageKind, OutgoingMessage
+
+TRANSPORTS = {
+    "dds": "edge_server.plugins.ros.transports.dds_transport",
+    "rclpy": "edge_server.plugins.ros.transports.rclpy_transport",
+    "ros1": "edge_server.plugins.ros.transports.ros1_transport",
+}
+"""Transport -> its module, with `open_transport(node_name: str, environment: Mapping[str, str]) -> Transport`. It
+raises Unsupported when its libraries are missing, and names the package to install or the file to source."""
+
+QOS_PROFILES = ("DEFAULT", "SENSOR_DATA")
+
+
+@dataclass(frozen=True, slots=True)
+class Qos:
+    """Quality of service, with the names of Isaac ROS parameters.
+
+    "DEFAULT" is reliable, "SENSOR_DATA" best effort; both are volatile and keep the last `depth` messages. A reliable
+    reader gets nothing from a best-effort writer, so images are read with best effort by default.
+    """
+
+    profile: str = "DEFAULT"
+    depth: int = 10
+
+    def __post_init__(self) -> None:
+        if self.profile not in QOS_PROFILES:
+            raise InvalidRequest(f"a quality of service is one of {', '.join(QOS_PROFILES)}, got '{self.profile}'")
+        if not 1 <= self.depth <= 10_000:
+            raise InvalidRequest(f"a queue size is 1 to 10000, got {self.depth}")
+
+    @property
+    def is_reliable(self) -> bool:
+        """Whether messages are sent again until they arrive."""
+        return self.profile == "DEFAULT"
+
+
+class Transport(Protocol):
+    """Connection to ROS. Topic names are ROS names ("/camera/image_raw")."""
+
+    def subscribe(self, topic: str, kind: MessageKind, qos: Qos, callback: Callable[[Any], None]) -> None:
+        """Call `callback` with each message of a topic, one at a time: an object for `make_frame`. The memory of a
+        message does not change while it is referenced."""
+
+    def advertise(self, topic: str, kind: MessageKind, qos: Qos) -> None:
+        """Announce a topic, so that subscribers find it before the first message."""
+
+    def publish(self, topic: str, message: OutgoingMessage) -> None:
+        """Publish on a topic that is advertised for `message.kind`. For any thread."""
+
+    def spin(self, timeout_s: float) -> bool:
+        """Run callbacks for about `timeout_s`, on this or other threads. Return False when the transport has ended."""
+
+    def explain_silence(self, topic: str) -> str:
+        """Return why a subscribed topic may be silent, "" if this transport cannot know."""
+
+    def close(self) -> None:
+        """End all subscriptions and topics. Called once, after the last `spin` and `publish`."""
+
+
+def type_hint(given: str) -> str:
+    """Return which flag a publisher with this message type needs, or ""."""
+    hints = {
+        MessageKind.COMPRESSED_IMAGE.value: " (add --compressed)",
+        MessageKind.IMAGE.value: " (without --compressed)",
+    }
+    return hints.get(given, "")
