@@ -107,7 +107,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     ),
     "paho": ("mqtt_connection.py",),
     # securesystemslib, which signs releases, takes keys as objects of it.
-    "cryptography": ("repository/trust/ed25519_keys.py", "plugins/fleet/follow/signing_keys.py"),
+    "cryptography": ("repository/trust/ed25519_keys.py", "plugins/fleet/publish/signing_keys.py"),
     "msgpack": ("plugins/policies/array_messages.py",),
     "foxglove": ("plugins/cameras/commands/foxglove_output.py",),
     "fsspec": ("plugins/remote/object_store.py",),

@@ -38,8 +38,8 @@ from edge_server.config.merge_settings import parse_serve
 from edge_server.config.triton_flag_compatibility import IGNORED
 from edge_server.plugin import own_plugins
 from edge_server.plugins.cameras.source_and_sink_settings import check_required_zones, read_entries
-from edge_server.plugins.fleet.follow.publish_command import read_rollout
-from edge_server.plugins.fleet.follow.release import read_release
+from edge_server.plugins.fleet.publish.command import read_rollout
+from edge_server.plugins.fleet.release import read_release
 from edge_server.repository import pbtxt
 from edge_server.repository.parameter_names import READ_NAMES
 from tests.e2e.conftest import COMMAND, clean_environment

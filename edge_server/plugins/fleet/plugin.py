@@ -22,19 +22,19 @@ class FleetPlugin(Plugin):
         Command(
             "fleet",
             "show the models of many running servers in one table, and which servers differ",
-            "edge_server.plugins.fleet.fleet",
+            "edge_server.plugins.fleet.command",
             "A running server",
         ),
         Command(
             "pull",
             "download a model into a repository and verify its SHA-256",
-            "edge_server.plugins.fleet.pull",
+            "edge_server.plugins.fleet.pull.command",
             "Models",
         ),
         Command(
             "publish",
             "sign the models of a folder as releases for many boxes",
-            "edge_server.plugins.fleet.follow.publish_command",
+            "edge_server.plugins.fleet.publish.command",
             "Models",
         ),
         Command(

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from edge_server.default_tls import make_default_tls_context
 from edge_server.errors import InvalidRequest
-from edge_server.plugins.fleet import oci_model
-from edge_server.plugins.fleet.model_installation import check_name, install, locked
-from edge_server.plugins.fleet.oci_registry import OciRegistry, parse_reference
-from edge_server.plugins.fleet.pull_archive import DEFAULT_MAX_BYTES, PullFailed
-from edge_server.plugins.fleet.resumable_download import Interrupted
+from edge_server.plugins.fleet.pull import oci_model
+from edge_server.plugins.fleet.pull.archive import DEFAULT_MAX_BYTES, PullFailed
+from edge_server.plugins.fleet.pull.model_installation import check_name, install, locked
+from edge_server.plugins.fleet.pull.oci_registry import OciRegistry, parse_reference
+from edge_server.plugins.fleet.pull.resumable_download import Interrupted
 from edge_server.plugins.remote.local_copy import LocalDiskFault
 from edge_server.plugins.remote.object_store import RemoteUnavailable
 from edge_server.plugins.remote.sync import RepositorySync

@@ -26,7 +26,7 @@ import tritonclient.http
 from onnx import TensorProto, helper
 
 from edge_server.plugins.fleet.follow.installed_models import MARK
-from edge_server.plugins.fleet.follow.release import SAMPLE_NAME
+from edge_server.plugins.fleet.release import SAMPLE_NAME
 
 COMMAND = str(Path(sys.executable).parent / "edge-server")
 _PAUSE_S = 0.02

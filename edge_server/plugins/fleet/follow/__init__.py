@@ -1,7 +1,6 @@
-"""Signed desired state of many boxes: `edge-server publish` writes it as a TUF repository, a follower on each box
-fetches what concerns the box, tries it, and puts it into the box's model repository.
+"""The box's side of signed releases: `edge-server follow`, and `serve --follow`.
 
-`release.py` says what a release is and which one a box wants; `publisher.py` writes a repository, over
-`repository_metadata.py` (who may sign what) and `signing_keys.py`; `signed_repository.py` reads one; `follower.py` is
-one round of a box, over `installed_models.py` (the disk) and `trial.py` (a run beside the serving version).
+`signed_repository.py` reads a repository of TUF, over `site_files.py`. `follower.py` is one round of a box, over
+`installed_models.py` (the disk) and `trial.py` (a run beside the serving version, in `trial_process.py`); `rounds.py`
+repeats it. `command.py` runs them alone, `running.py` in a server.
 """

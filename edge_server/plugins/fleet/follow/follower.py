@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from edge_server.errors import EdgeServerError, InvalidRequest, ServingFault
 from edge_server.plugins.fleet.follow.installed_models import FailedRelease, Installed, InstalledModels
-from edge_server.plugins.fleet.follow.release import Box, Release, choose
 from edge_server.plugins.fleet.follow.site_files import SiteUnavailable
 from edge_server.plugins.fleet.follow.trial import Rejected, Trial
-from edge_server.plugins.fleet.pull_archive import check_space
+from edge_server.plugins.fleet.pull.archive import check_space
+from edge_server.plugins.fleet.release import Box, Release, choose
 
 if TYPE_CHECKING:
     from edge_server.plugins.fleet.follow.signed_repository import SignedRepository

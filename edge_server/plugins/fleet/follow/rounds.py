@@ -15,9 +15,9 @@ from pathlib import Path
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.fleet.follow.follower import Follower, Judge
 from edge_server.plugins.fleet.follow.installed_models import InstalledModels
-from edge_server.plugins.fleet.follow.release import Box
 from edge_server.plugins.fleet.follow.site_files import SiteFiles
 from edge_server.plugins.fleet.follow.trial import Trial
+from edge_server.plugins.fleet.release import Box
 from edge_server.plugins.fleet.settings import FollowConfig
 
 log = logging.getLogger(__name__)

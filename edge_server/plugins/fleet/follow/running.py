@@ -15,16 +15,16 @@ from edge_server.errors import ServingFault
 from edge_server.plugin import RunningPlugin, ServingCore, StatusPart, StatusRow
 from edge_server.plugins.fleet.follow.follower import Follower, Judge
 from edge_server.plugins.fleet.follow.installed_models import InstalledModels
-from edge_server.plugins.fleet.follow.release import version_digests
 from edge_server.plugins.fleet.follow.rounds import Rounds, make_follower, read_hours
 from edge_server.plugins.fleet.program_update import read_update_status
+from edge_server.plugins.fleet.release import version_digests
 from edge_server.plugins.fleet.settings import FollowConfig
 from edge_server.telemetry.event_bus import MODEL_FAILED, Event
 from edge_server.telemetry.metrics_page import Family
 from edge_server.version import __version__
 
 if TYPE_CHECKING:
-    from edge_server.plugins.fleet.follow.report_publisher import ReportPublisher
+    from edge_server.plugins.fleet.reports.report_publisher import ReportPublisher
 
 _SERVE_TIMEOUT_S = 900.0
 """Most time from an exchange of files until the server serves them."""
@@ -57,7 +57,7 @@ class FollowPlugin(RunningPlugin):
         self._follower = make_follower(self._config, self._models, core.machine_root, self._judge)
         self._rounds = Rounds(self._follower, self._config, core.heavy_work_refusal, self._wake_publisher)
         if self._config.mqtt:
-            from edge_server.plugins.fleet.follow.report_publisher import ReportPublisher
+            from edge_server.plugins.fleet.reports.report_publisher import ReportPublisher
 
             self._publisher = ReportPublisher(self._config, self._follower.report.box.id, self._report)
             core.events.subscribe(lambda event: self._wake_publisher())

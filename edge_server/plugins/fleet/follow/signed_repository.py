@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from edge_server.errors import EdgeServerError, InvalidRequest, ServingFault, Untrusted, install_hint
-from edge_server.plugins.fleet.follow.release import (
+from edge_server.plugins.fleet.follow.site_files import SiteFiles, SiteUnavailable
+from edge_server.plugins.fleet.pull.archive import PullFailed
+from edge_server.plugins.fleet.release import (
     MAX_LIST_BYTES,
     MAX_PUBLISHERS,
     PUBLISHED_KEY,
@@ -23,8 +25,6 @@ from edge_server.plugins.fleet.follow.release import (
     read_files,
     read_release,
 )
-from edge_server.plugins.fleet.follow.site_files import SiteFiles, SiteUnavailable
-from edge_server.plugins.fleet.pull_archive import PullFailed
 
 try:
     from tuf.api.exceptions import DownloadError, DownloadHTTPError, LengthOrHashMismatchError, RepositoryError

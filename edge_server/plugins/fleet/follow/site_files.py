@@ -17,7 +17,7 @@ from typing import IO
 from edge_server.cli import http_client
 from edge_server.default_tls import make_default_tls_context
 from edge_server.errors import InvalidRequest, ServingFault
-from edge_server.plugins.fleet.pull_archive import PullFailed, check_space
+from edge_server.plugins.fleet.pull.archive import PullFailed, check_space
 
 CHUNK_BYTES = 1 << 16
 _MAX_URL_CHARS = 2000

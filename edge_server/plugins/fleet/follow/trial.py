@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from edge_server.errors import EdgeServerError
-from edge_server.plugins.fleet.follow.release import SAMPLE_NAME, Release
+from edge_server.plugins.fleet.release import SAMPLE_NAME, Release
 
 _MAX_REASON_CHARS = 500
 _NICE = 10

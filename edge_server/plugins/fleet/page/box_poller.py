@@ -19,7 +19,7 @@ import aiohttp
 
 from edge_server.cli import http_client
 from edge_server.cli.status import make_report
-from edge_server.plugins.fleet.box_report import BoxReport
+from edge_server.plugins.fleet.reports.box_report import BoxReport
 
 log = logging.getLogger(__name__)
 

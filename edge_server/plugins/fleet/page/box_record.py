@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from edge_server.cli.check import reason_line
 from edge_server.cli.expected_versions import find_failed_entries, is_loading
 from edge_server.errors import InvalidRequest
-from edge_server.plugins.fleet.box_report import check_follow
+from edge_server.plugins.fleet.release import release_name
+from edge_server.plugins.fleet.reports.box_report import check_follow
 
 TROUBLES = ("silent", "failed", "not_ready", "behind", "hot")
 """Kinds of trouble, the worst first."""
@@ -197,8 +198,3 @@ def assess(address: str, record: BoxRecord | None, silence: str, differences: It
     if not troubles:
         return Assessment()
     return Assessment(troubles, problems, advices[troubles[0]], since_s.get(troubles[0], 0.0))
-
-
-def release_name(path: str) -> str:
-    """Return MODEL/NUMBER of the path of a release."""
-    return path.removesuffix(".json")

@@ -11,12 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import EdgeServerError, InvalidRequest
-from edge_server.plugins.fleet.box_options import open_boxes
-from edge_server.plugins.fleet.http_boxes import read_hosts
 from edge_server.plugins.fleet.page.box_poller import BoxPoller
 from edge_server.plugins.fleet.page.fleet_state import FleetState
 from edge_server.plugins.fleet.page.page_server import PageServer
 from edge_server.plugins.fleet.page.rollout_state import RolloutState
+from edge_server.plugins.fleet.reports.box_options import open_boxes
+from edge_server.plugins.fleet.reports.http_boxes import read_hosts
 
 REFRESH_S = 5.0
 """Time between two looks at the files of boxes and at the signed repository."""

@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from edge_server.plugins.fleet.box_report import BoxReport
-from edge_server.plugins.fleet.page.box_record import BadReport, BoxRecord, assess, read_record, release_name
-from edge_server.plugins.fleet.served_versions import PROGRAM, find_served_differences, served_versions
+from edge_server.plugins.fleet.page.box_record import BadReport, BoxRecord, assess, read_record
+from edge_server.plugins.fleet.release import release_name
+from edge_server.plugins.fleet.reports.box_report import BoxReport
+from edge_server.plugins.fleet.reports.served_versions import PROGRAM, find_served_differences, served_versions
 
 _MIN_TIME_S = 1_577_836_800.0
 """2020: a clock that says less was never set."""

@@ -8,14 +8,14 @@ from typing import Any
 
 from edge_server.cli import http_client
 from edge_server.cli.options import int_range
-from edge_server.plugins.fleet.box_options import add_broker_options
+from edge_server.plugins.fleet.reports.box_options import add_broker_options
 
 DEFAULT_PORT = 8090
 
 
-def add_parser(commands: Any) -> argparse.ArgumentParser:
-    """Add the subcommand, and return its parser."""
-    parser: argparse.ArgumentParser = commands.add_parser(
+def add_parser(commands: Any) -> None:
+    """Add the subcommand."""
+    parser = commands.add_parser(
         "page",
         help="show many boxes in a browser",
         description="Serve a page with all boxes: which are in trouble and why, what they serve, how warm they are, "
@@ -46,4 +46,10 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         help="name under which a proxy serves the page; may be repeated",
     )  # fmt: skip
     http_client.add_request_options(parser, timeout_s=5.0)
-    return parser
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from edge_server.plugins.fleet.page import command
+
+    return command.run(options)

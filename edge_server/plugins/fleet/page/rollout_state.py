@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from edge_server.errors import EdgeServerError, InvalidRequest
-from edge_server.plugins.fleet.follow.release import Release
-from edge_server.plugins.fleet.follow.rollout_command import (
+from edge_server.plugins.fleet.page.box_record import BoxRecord, FollowedRelease
+from edge_server.plugins.fleet.publish.rollout import (
+    ACTIONS,
     ReleaseProgress,
     lead,
     newest_releases,
     open_publisher,
     see_progress,
 )
-from edge_server.plugins.fleet.page.box_record import BoxRecord, FollowedRelease, release_name
+from edge_server.plugins.fleet.release import Release, release_name
 
-ACTIONS = ("continue", "stop", "rollback")
 _MAX_NAMED = 200
 """Most boxes of a release that are named, each for waiting and failed."""
 
@@ -94,7 +94,7 @@ class RolloutState:
             raise InvalidRequest(f"expected one of {', '.join(ACTIONS)}, given '{action[:80]}'")
         with self._lock, open_publisher(self._repository, self._keys) as publisher:
             release = newest_releases(publisher).get(model)
-            if release is None or release_name(release.path) != seen or release.wave != wave:
+            if release is None or release.name != seen or release.wave != wave:
                 raise InvalidRequest(f"'{seen[:80]}' has changed since the page showed it: look again")
             now = datetime.now(timezone.utc)
             reports = [_report_of(box) for box in boxes if box.releases is not None]
@@ -148,7 +148,7 @@ def _describe(progress: ReleaseProgress, boxes: Sequence[BoxRecord], *, is_led: 
     digests = Counter(item.digest for item in says if item is not None and item.wanted == release.path and item.digest)
     return {
         "model": release.model,
-        "release": release_name(release.path),
+        "release": release.name,
         "digest": digests.most_common(1)[0][0] if digests else "",
         "wave": release.wave,
         "waves": release.waves[:100],

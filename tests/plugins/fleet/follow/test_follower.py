@@ -273,7 +273,7 @@ def test_old_metadata_are_refused(publication: Any, box: Any, add_model: AddMode
 def test_expired_metadata_are_refused_and_what_is_installed_stays(
     publication: Any, box: Any, add_model: AddModel, monkeypatch: pytest.MonkeyPatch, utc_now: datetime
 ) -> None:
-    from edge_server.plugins.fleet.follow import publish_command
+    from edge_server.plugins.fleet.publish import command as publish_command
 
     class Past(datetime):
         @classmethod
@@ -334,8 +334,8 @@ def test_a_release_that_this_version_does_not_understand_is_not_taken(
 def test_the_keys_are_renewed_before_they_expire_and_boxes_follow_the_new_ones(
     publication: Any, box: Any, add_model: AddModel, monkeypatch: pytest.MonkeyPatch, utc_now: datetime, capsys: Any
 ) -> None:
-    from edge_server.plugins.fleet.follow import publisher, repository_metadata
-    from edge_server.plugins.fleet.follow.signing_keys import SigningKeys
+    from edge_server.plugins.fleet.publish import publisher, repository_metadata
+    from edge_server.plugins.fleet.publish.signing_keys import SigningKeys
 
     class Past(datetime):
         @classmethod

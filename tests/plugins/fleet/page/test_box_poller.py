@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_server.plugins.fleet.box_report import BoxReport
 from edge_server.plugins.fleet.page.box_poller import BoxPoller
+from edge_server.plugins.fleet.reports.box_report import BoxReport
 from tests.plugins.fleet.page.stand_in_boxes import StandIn, StandIns
 
 OPTIONS = argparse.Namespace(header=[("x-key", "s3cret")], timeout=30.0, tls_root=None, tls_cert=None, tls_key=None)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from edge_server.plugins.fleet.box_report import BoxReport
 from edge_server.plugins.fleet.page.fleet_state import FleetState
+from edge_server.plugins.fleet.reports.box_report import BoxReport
 from tests.plugins.fleet.page.stand_in_boxes import StandIn, followed
 from tests.plugins.fleet.page.test_box_record import report_of
 

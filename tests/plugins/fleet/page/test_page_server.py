@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from edge_server.plugins.fleet.box_report import BoxReport
 from edge_server.plugins.fleet.page import page_server
 from edge_server.plugins.fleet.page.fleet_state import FleetState
 from edge_server.plugins.fleet.page.page_server import PageServer
 from edge_server.plugins.fleet.page.rollout_state import RolloutState
+from edge_server.plugins.fleet.reports.box_report import BoxReport
 from tests.plugins.fleet.page.stand_in_boxes import StandIn, followed
 from tests.plugins.fleet.page.test_box_record import report_of
 
@@ -145,7 +145,7 @@ def test_without_a_repository_the_boxes_say_which_releases_there_are(open_site: 
 @pytest.fixture
 def signed(tmp_path: Path) -> SimpleNamespace:
     pytest.importorskip("tuf")
-    from edge_server.plugins.fleet.follow import publish_command
+    from edge_server.plugins.fleet.publish import command as publish_command
 
     models, repository, keys = tmp_path / "models", tmp_path / "site", tmp_path / "keys"
     (models / "detector" / "1").mkdir(parents=True)
