@@ -133,14 +133,12 @@ class Handle:
                 request.release()
             raise
 
-    def hold(self) -> Callable[[], None]:
-        """Let this generation take this handle's requests, also after it was retired, until the returned function is
-        called. Where each submit chooses the version, this does nothing. Raises Draining if it is being retired."""
-        return _do_nothing if self._version is None else self._version.hold()
-
-
-def _do_nothing() -> None:
-    pass
+    def end_sequence(self, sequence_id: int | str) -> None:
+        """End a sequence of this handle's requests. Does nothing for an unknown one. Returns at once."""
+        if self._version is not None:
+            self._version.end_sequence(sequence_id)
+        else:
+            self._service.end_sequence(self.spec.name, None, sequence_id)
 
 
 class HandleCache:
@@ -475,6 +473,24 @@ class InferenceService:
         Raises UnknownModel, NotReady, and Draining once the server stops.
         """
         return self._handles.find(name, version)
+
+    def hold(self, name: str) -> tuple[Handle, Callable[[], None] | None]:
+        """Choose a generation of a model, a canary by its share, and let it take all requests of the returned handle,
+        also after it was retired, until the returned function is called. None in its place: the model is evicted, and
+        a request through the handle loads it.
+
+        Raises UnknownModel, NotReady, and Draining once the server stops.
+        """
+        for _ in range(_ROUTE_ATTEMPTS):
+            handle = self.find(name, None)
+            try:
+                version = self._manager.route_request(name, None)
+                return Handle(self, version.spec, version), version.hold()
+            except (NotReady, UnknownModel):
+                return handle, None
+            except Draining:
+                continue  # retired since it was found
+        raise NotReady(f"model '{name}' is being replaced faster than requests can follow")
 
     def handle_cache(self) -> HandleCache:
         """Return a cache for one of the threads that read requests."""

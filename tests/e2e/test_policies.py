@@ -102,6 +102,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model(folder / "changing", ARM, WORK.replace("OFFSET", "100"))
     old = ARM + 'parameters { key: "policy_max_age_ms" value { string_value: "50" } }'
     write_model(folder / "young", old, WORK.replace("OFFSET", "0"))
+    canary = ARM + 'version_policy { all {} } parameters { key: "canary_share" value { string_value: "0.5" } }'
+    write_model(folder / "tried", canary, WORK.replace("OFFSET", "100"))
+    write_model(folder / "tried", canary, WORK.replace("OFFSET", "200"), version=2)
     write_model(folder / "plain", re.sub(r"parameters.*\n", "", ARM), WORK.replace("OFFSET", "0"))
     return folder
 
@@ -299,6 +302,29 @@ def test_an_episode_keeps_its_version_and_the_next_one_takes_the_newest(
     assert again.act(0, 0)[0, 0] == 200
 
 
+def test_a_canary_gets_its_share_of_the_episodes_and_each_keeps_its_version(
+    server: Any, models: Path, connect: Callable[..., Robot]
+) -> None:
+    robots = [connect("tried") for _ in range(4)]
+    first = [robot.act(0, 0)[0, 0] for robot in robots]
+    assert sorted(first) == [100, 100, 200, 200]
+    for _ in range(3):
+        assert [robot.act(0, 0)[0, 0] for robot in robots] == first
+    # The trial ends: the canary's version goes.
+    shutil.rmtree(models / "trial/2")
+    deadline = time.monotonic() + 30
+    while server.get("/v2/models/tried/versions/2/ready")[0] == 200 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [robot.act(0, 0)[0, 0] for robot in robots] == first
+    assert "'tried' version 2 is unloaded" not in server.log()
+    for robot in robots:
+        robot.close()
+    while "'tried' version 2 is unloaded" not in server.log() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert "'tried' version 2 is unloaded" in server.log()
+    assert connect("tried").act(0, 0)[0, 0] == 100
+
+
 def index_of(server: Any, model: str) -> list[dict[str, str]]:
     return [entry for entry in server.ask("/v2/repository/index", {})[1] if entry["name"] == model]
 
@@ -330,7 +356,8 @@ def test_a_version_is_unloaded_after_the_episode_that_used_it(
         (
             "",
             404,
-            "several policies serve (arm, changing, counter, young): name one in the path of the address, /MODEL",
+            "several policies serve (arm, changing, counter, tried, young): name one in the path of the address, "
+            "/MODEL",
         ),
     ],
 )

@@ -31,8 +31,8 @@ class Robot:
     """One robot's connection to one policy. Lives on one event loop; runs one observation at a time.
 
     In an episode all observations go to the generation of the model that took the first one, also while another one
-    already serves. A model with sequences keeps its state from observation to observation; it is reset at the start of
-    an episode.
+    already serves. A canary gets its share of the episodes. A model with sequences keeps its state from observation to
+    observation; it is reset at the start of an episode.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class Robot:
         if self._gap_timer is not None:
             self._gap_timer.cancel()
             self._gap_timer = None
+        if self._handle is not None and self._has_begun and self.policy.spec.sequence is not None:
+            self._handle.end_sequence(self._id())
         if self._release_version is not None:
             self._release_version()
             self._release_version = None
-        if self._handle is not None and self._has_begun and self.policy.spec.sequence is not None:
-            self._service.end_sequence(self._model, None, self._id())
         self._handle = None
         self._has_begun = False
         self._last_answer_ns = 0
@@ -75,11 +75,16 @@ class Robot:
 
         Raises EdgeServerError, of which InvalidRequest is about the observation.
         """
+        if self._gap_timer is not None:
+            self._gap_timer.cancel()
         try:
             found = await self._run(observation, arrived_ns)
         except EdgeServerError as error:
             self._counts.fail(error)
             raise
+        finally:
+            gap_s = max(EPISODE_GAP_S, 2e-3 * (self.policy.dt_ms or 0.0) * (self.policy.horizon or 0))
+            self._gap_timer = asyncio.get_running_loop().call_later(gap_s, self.end_episode)
         now_ns = time.monotonic_ns()
         policy = self.policy
         lasts_ns = (policy.dt_ms or 0.0) * 1e6 * len(found[policy.action_key])
@@ -121,16 +126,14 @@ class Robot:
         return dict(policy.actions({item.name: item.array for item in response.outputs}))
 
     def _begin_or_go_on(self) -> Handle:
-        loop = asyncio.get_running_loop()
-        if self._gap_timer is not None:
-            self._gap_timer.cancel()
-        if self._handle is None:
-            handle = self._service.find(self._model, None)
-            self.policy = self.policy if self.policy.spec is handle.spec else _policy_of(handle.spec)
-            self._release_version = handle.hold()
-            self._handle = handle
-        gap_s = max(EPISODE_GAP_S, 2e-3 * (self.policy.dt_ms or 0.0) * (self.policy.horizon or 0))
-        self._gap_timer = loop.call_later(gap_s, self.end_episode)
+        if self._handle is None or self._release_version is None:
+            self._handle, self._release_version = self._service.hold(self._model)
+            if self._handle.spec is not self.policy.spec:
+                try:
+                    self.policy = _policy_of(self._handle.spec)
+                except EdgeServerError:
+                    self.end_episode()
+                    raise
         return self._handle
 
     def _id(self) -> int | str:

@@ -42,6 +42,24 @@ def test_a_handle_of_a_model_with_a_canary_takes_both_turns(core: Any, new_mailb
     assert sorted(answered(core, new_mailbox, handle).version for _ in range(8)) == [1] * 4 + [2] * 4
 
 
+def test_a_held_generation_takes_all_requests_of_its_handle_also_a_canary_and_one_that_was_retired(
+    core: Any, new_mailbox: Any, eventually: Any
+) -> None:
+    core.load(core.spec(parameters={"canary_share": "0.5"}), 1, 2)
+    old, new = (core.manager.route("m", version) for version in (1, 2))
+    held = [core.service.hold("m") for _ in range(4)]
+    versions = [{answered(core, new_mailbox, handle).version for _ in range(4)} for handle, _ in held]
+    assert sorted(versions, key=min) == [{1}, {1}, {2}, {2}]
+    core.load(core.spec(), 3, mark="b")
+    eventually(lambda: old.state is new.state is VersionState.DRAINING)
+    assert [{answered(core, new_mailbox, handle).version} for handle, _ in held] == versions
+    for _, release in held:
+        release()
+        release()
+    eventually(lambda: old.state is new.state is VersionState.RETIRED)
+    assert answered(core, new_mailbox, held[0][0]).version == 3
+
+
 def test_a_handle_of_a_stopping_server_takes_nothing(core: Any, new_mailbox: Any) -> None:
     core.load(core.spec())
     handle, released = core.service.find("m", None), []
