@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
@@ -56,7 +56,8 @@ class Release(NamedTuple):
     machines: frozenset[str] | None
     ids: frozenset[str] | None
     stopped_at: frozenset[str] | None
-    """Names of the boxes that had it when its rollout was stopped: no other gets it. None: it was not stopped."""
+    """Names of the boxes that had reported it when its rollout was stopped. Besides them only boxes that have it want
+    it. None: it was not stopped."""
     percent: float
     """Share of the boxes, chosen by the hash of their ids."""
     waves: tuple[str, ...]
@@ -78,13 +79,14 @@ class Release(NamedTuple):
     def name(self) -> str:
         return release_name(self.path)
 
-    def concerns(self, box: Box, now_s: float) -> bool:
-        """Return whether the box is to have this release now, if there is no later one."""
+    def concerns(self, box: Box, now_s: float, *, is_installed: bool = False) -> bool:
+        """Return whether the box is to have this release now, if there is no later one. `is_installed`: it has it."""
         return (
             (self.groups is None or bool(self.groups & box.groups))
             and (self.machines is None or bool(self.machines & box.machines))
             and (self.ids is None or box.id in self.ids)
-            and (self.stopped_at is None or box.id in self.stopped_at)
+            # Reports are late: a box may have it that had not said so yet.
+            and (self.stopped_at is None or box.id in self.stopped_at or is_installed)
             and _place(self.path, box.id) < self.percent
             and (not self.waves or any(self._is_in(wave, box) for wave in self.waves[: self.wave + 1]))
             and self.not_before_s <= now_s
@@ -108,11 +110,16 @@ def _place(path: str, box_id: str) -> float:
     return int.from_bytes(digest[:6], "big") / 2**48 * 100
 
 
-def choose(releases: Iterable[Release], box: Box, now_s: float) -> dict[str, list[Release]]:
-    """Return for each model the releases that concern the box, the one with the highest number first."""
+def choose(
+    releases: Iterable[Release], box: Box, now_s: float, installed: Collection[str] = ()
+) -> dict[str, list[Release]]:
+    """Return for each model the releases that concern the box, the one with the highest number first.
+
+    `installed`: paths of the releases that it has.
+    """
     chosen: dict[str, list[Release]] = {}
     for release in sorted(releases, key=lambda release: -release.number):
-        if release.concerns(box, now_s):
+        if release.concerns(box, now_s, is_installed=release.path in installed):
             chosen.setdefault(release.model, []).append(release)
     return chosen
 

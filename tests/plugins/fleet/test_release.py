@@ -52,6 +52,15 @@ def test_a_release_is_for_the_boxes_that_all_its_conditions_name(custom: Any, is
     assert list(choose([release(**custom)], BOX, 1000.0)) == (["m"] if is_chosen else [])
 
 
+@pytest.mark.parametrize("custom", [{"stopped_at": []}, {"stopped_at": ["box-2"], "groups": ["line-3"]}])
+def test_a_box_that_has_a_release_keeps_it_when_its_rollout_stops(custom: Any) -> None:
+    one, two = release(1), release(2, **custom)
+    assert choose([one, two], BOX, 0.0, {"m/2.json"}) == {"m": [two, one]}
+    assert choose([one, two], BOX, 0.0, {"m/1.json"}) == {"m": [one]}
+    other = two._replace(groups=frozenset({"line-4"}))
+    assert choose([one, other], BOX, 0.0, {"m/2.json"}) == {"m": [one]}, "the other conditions apply as before"
+
+
 def test_the_highest_number_comes_first_and_what_does_not_concern_the_box_is_left_out() -> None:
     found = choose([release(9), release(10), release(11, ids=["x"]), release(2)], BOX, 0.0)
     assert [item.number for item in found["m"]] == [10, 9, 2]

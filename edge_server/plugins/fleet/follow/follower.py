@@ -146,14 +146,16 @@ class Follower:
         """
         states: dict[str, FollowedModel] = {}
         try:
-            wanted = choose(self._repository.refresh(), self._box, time.time())
+            releases = self._repository.refresh()
         except EdgeServerError as error:
             self._set_problem(error.message)
             return False
+        present = self._models.installed_models()
+        wanted = choose(releases, self._box, time.time(), {installed.path for installed in present.values()})
         unreadable = self._repository.unreadable
         checked_s, problem = time.time(), next(iter(unreadable.values()), "")
         needed: set[str] = set()
-        for model, installed in self._models.installed_models().items():
+        for model, installed in present.items():
             if model in wanted:
                 continue
             reason = unreadable.get(self._repository.publisher_of(model), "")
@@ -162,18 +164,18 @@ class Follower:
             else:
                 self._models.remove(model)
                 log.info("release '%s' is not for this box any more: model '%s' is removed", installed.path, model)
-        for model, releases in sorted(wanted.items()):
+        for model, chosen in sorted(wanted.items()):
             digest = ""  # a list of another publisher may name none
             try:
-                digest = self._repository.digest(releases[0])
-                failure = self._follow_model(model, releases, needed, refusal)
+                digest = self._repository.digest(chosen[0])
+                failure = self._follow_model(model, chosen, needed, refusal)
                 state, reason = ("failed", failure) if failure else ("installed", "")
             except _Foreign as error:
                 state, reason = "foreign", error.message
             except (EdgeServerError, OSError) as error:
                 state, reason = "waiting", str(error)
                 problem = problem or reason
-            newest = releases[0]
+            newest = chosen[0]
             wave = f"{newest.wave + 1} of {len(newest.waves)}" if newest.waves else ""
             states[model] = self._state_of(model, newest.path, digest, state, reason, wave)
         if not problem:
@@ -197,6 +199,9 @@ class Follower:
         for release in releases:
             digest = self._repository.digest(release)
             if installed is not None and installed.digest == digest:
+                if installed.path != release.path:
+                    # The same files under another number, as after a change that was taken back.
+                    self._models.rename_release(model, release.path)
                 break
             reason = self._models.failures[digest].reason if digest in self._models.failures else ""
             if not reason:

@@ -113,6 +113,13 @@ class InstalledModels:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
+    def rename_release(self, model: str, path: str) -> None:
+        """Note that the files of an installed model are those of another release. Raises OSError."""
+        installed = self.installed(model)
+        assert installed is not None
+        mark = json.dumps(installed._replace(path=path)._asdict())
+        replace_file(self.repository / model / MARK, mark.encode())
+
     def installed_models(self) -> dict[str, Installed]:
         names = sorted(path.parent.name for path in self.repository.glob(f"*/{MARK}"))
         found = {name: self.installed(name) for name in names}

@@ -66,13 +66,14 @@ def see_progress(release: Release, reports: Sequence[Mapping[str, Any]], now_s: 
     for report in reports:
         follow = report["follow"]
         box = Box(follow["box"], frozenset(follow["groups"]), frozenset(follow["machines"]))
-        if not release.concerns(box, now_s):
-            continue
         state = follow["models"].get(release.model, {})
+        is_installed = state.get("installed") == release.path
+        if not release.concerns(box, now_s, is_installed=is_installed):
+            continue
         # None: the box has no server that could say.
-        if state.get("installed") == release.path and report["ready"] is not False:
+        if is_installed and report["ready"] is not False:
             progress.installed.append(box.id)
-        elif state.get("installed") == release.path:
+        elif is_installed:
             progress.failed[box.id] = "the server is not ready"
         elif state.get("wanted") == release.path and state["state"] in ("failed", "foreign"):
             progress.failed[box.id] = state["reason"]
@@ -106,7 +107,7 @@ def lead(
             changed.append(f"{release.name}: withdrawn")
         elif action == "stop":
             publisher.change(release._replace(stopped_at=frozenset(item.installed)))
-            changed.append(f"{release.name}: stopped at {len(item.installed)} boxes")
+            changed.append(f"{release.name}: stopped; boxes that have it keep it ({len(item.installed)} reported)")
         elif action == "continue" and item.can_continue and item.left_s(after_s, now_s) <= 0:
             publisher.change(release._replace(wave=release.wave + 1, wave_since_s=int(now_s)))
             changed.append(

@@ -129,6 +129,46 @@ def test_waves_that_are_written_later_take_a_release_from_no_box(
     assert box.follow().report.models["m"].wanted == "m/1.json"
 
 
+def test_a_rollout_that_stops_takes_the_release_from_no_box_that_has_it_and_gives_it_to_no_other(
+    publication: Any, box: Any, new_box: Any, add_model: AddModel, utc_now: datetime
+) -> None:
+    from edge_server.plugins.fleet.publish.rollout import lead, newest_releases, open_publisher, see_progress
+
+    add_model(publication.models / "m", 0.5)
+    publication.publish()
+    other = new_box("other")
+    for each in (box, other):
+        each.follow(box=each.folder.name)
+    add_model(publication.models / "m", 0.25)
+    publication.publish()
+    box.follow(box="box")
+    with open_publisher(publication.site, publication.keys) as publisher:
+        # No box has reported yet.
+        progress = [see_progress(newest_releases(publisher)["m"], [], utc_now.timestamp())]
+        lead("stop", publisher, progress, utc_now.timestamp())
+        publisher.commit(utc_now)
+    for each, factor in ((box, 0.25), (other, 0.5), (new_box("late"), 0.5)):
+        each.follow(box=each.folder.name)
+        assert each.factor() == factor
+
+
+def test_a_box_that_has_the_files_of_a_new_release_has_the_release(
+    publication: Any, box: Any, add_model: AddModel
+) -> None:
+    add_model(publication.models / "m", 0.5)
+    publication.publish()
+    box.follow()
+    add_model(publication.models / "m", 0.25)
+    publication.publish('ids = ["box-2"]')
+    add_model(publication.models / "m", 0.5)
+    publication.publish()
+    publication.requests.clear()
+    state = box.follow().report.models["m"]
+    assert (state.wanted, state.state, state.installed) == ("m/3.json", "installed", "m/3.json")
+    assert box.follow().report.models["m"].installed == "m/3.json"
+    assert [path for path, _ in publication.requests if path.startswith("/targets/")] == []
+
+
 # -- releases that are not fit
 
 

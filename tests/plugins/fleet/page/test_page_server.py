@@ -184,7 +184,8 @@ def test_a_rollout_is_continued_stopped_and_rolled_back(
 
     repeated = order(site, "continue")
     assert (repeated.status, b"look again" in repeated.body) == (400, True)
-    assert json.loads(order(site, "stop", 1).body) == {"changes": ["detector/2: stopped at 2 boxes"]}
+    changes = ["detector/2: stopped; boxes that have it keep it (2 reported)"]
+    assert json.loads(order(site, "stop", 1).body) == {"changes": changes}
     assert site.fleet()["releases"][0]["is_stopped"]
     assert json.loads(order(site, "rollback", 1).body) == {"changes": ["detector/2: withdrawn"]}
     assert site.fleet()["releases"][0]["release"] == "detector/1"
