@@ -21,6 +21,7 @@ from edge_server.cli import http_client
 from edge_server.cli.console import Progress, clean
 from edge_server.config.setting import shown_url
 from edge_server.plugins.fleet.pull.archive import PullFailed, check_space
+from edge_server.plugins.fleet.pull.bounded_http import HttpHandler, HttpsHandler, RedirectHandler
 
 _CHUNK_BYTES = 1 << 20
 
@@ -50,7 +51,8 @@ class DownloadClient:
         *,
         is_command: bool = True,
     ) -> None:
-        """`headers` are sent to the scheme, host and port of `named_url` alone. `timeout_s` is for each answer.
+        """`headers` are sent to the scheme, host and port of `named_url` alone. `timeout_s` is for silence, and for all
+        waiting beyond the minimum rate, in each answer.
 
         A command shows redirects, and the progress on its terminal.
         """
@@ -58,7 +60,7 @@ class DownloadClient:
         self._timeout_s = timeout_s
         self._is_command = is_command
         rules = _Rules(named_url, self.headers, is_command=is_command)
-        self._opener = urllib.request.build_opener(rules, urllib.request.HTTPSHandler(context=tls))
+        self._opener = urllib.request.build_opener(rules, HttpHandler(), HttpsHandler(tls))
 
     def open(self, url: str, headers: Mapping[str, str], method: str = "GET") -> http.client.HTTPResponse:
         """Send a request and return the open response. `headers` also go to where the URL redirects to.
@@ -151,7 +153,7 @@ class DownloadClient:
         return self.open(url, {})
 
 
-class _Rules(urllib.request.HTTPRedirectHandler):
+class _Rules(RedirectHandler):
     """Refuses redirects from https to http, and sends the client's own headers only to the host that was named."""
 
     def __init__(self, named_url: str, headers: Mapping[str, str], *, is_command: bool) -> None:
@@ -192,7 +194,7 @@ def _chunks(
             try:
                 chunk = response.read1(_CHUNK_BYTES)
             except http_client.NO_ANSWER as error:
-                chunk, reason, total = b"", f"the connection broke ({type(error).__name__})", total or -1
+                chunk, reason, total = b"", f"the connection broke ({error or type(error).__name__})", total or -1
             if not chunk:
                 break
             yield chunk

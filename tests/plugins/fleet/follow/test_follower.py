@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from edge_server.errors import InvalidRequest
-from edge_server.plugins.fleet.follow import rounds, site_files
 from edge_server.plugins.fleet.follow.trial import Trial
 
 pytest.importorskip("tuf")
@@ -402,18 +401,6 @@ def test_the_keys_are_renewed_before_they_expire_and_boxes_follow_the_new_ones(
 
 
 # -- a network and a power that fail
-
-
-def test_a_site_that_sends_too_slowly_is_given_up(
-    publication: Any, box: Any, add_model: AddModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    add_model(publication.models / "m", 0.5)
-    publication.publish()
-    monkeypatch.setattr(rounds, "_SITE_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(site_files, "CHUNK_BYTES", 100)
-    monkeypatch.setattr(site_files, "_MIN_BYTES_PER_S", 1e9)
-    assert "is too slow: " in box.follow(max_kbytes_per_s=1).report.problem
-    assert box.factor() is None
 
 
 def test_a_download_that_breaks_off_is_resumed(publication: Any, box: Any, add_model: AddModel) -> None:
