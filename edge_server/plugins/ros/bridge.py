@@ -13,7 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from edge_server.client import Counters, FrameStream, StreamError
 from edge_server.errors import ErrorCode, InvalidRequest
@@ -30,10 +30,14 @@ from edge_server.plugins.ros.messages.message_conversion import (
 from edge_server.plugins.ros.transports.transport import Qos, Transport
 from edge_server.protocol.frame_messages import Delivery, Frame, FrameResult, Returns
 
+if TYPE_CHECKING:
+    from edge_server.plugins.ros.depth.spatial_detections import SpatialDetections
+
 REPORT_INTERVAL_S = 5.0
 _SPIN_S = 0.2
 _MISSING_MODEL_WAIT_S = 2.0
 _MAX_SENT_TIMES = 1024
+_DEPTH_QUEUE_SIZE = 5
 _MAX_AGE_US = 2**32 - 1
 
 log = logging.getLogger(__name__)
@@ -58,6 +62,9 @@ class BridgeParameters:
     A topic that is "" is not published. `detections_topic` carries vision_msgs/Detection2DArray,
     `classification_topic` vision_msgs/Classification with the best `top_k`, `annotated_topic` sensor_msgs/
     CompressedImage, `mask_topic` sensor_msgs/Image of class numbers, `map_topic` sensor_msgs/Image of depth or anomaly.
+    `detections3d_topic` carries vision_msgs/Detection3DArray. It needs `depth_topic`, whose stamps differ from those of
+    the frames by `depth_tolerance_ms` at most, and the calibration of `camera_info_topic`, "" for the one beside
+    `image_topic`. `image_is_rectified`: the images have no distortion, and the name of their topic does not say so.
     `image_is_compressed` subscribes to CompressedImage. `class_id_is_number` writes class numbers instead of labels,
     like Isaac ROS. `stamp_tells_age` computes a frame's age from its stamp, for cameras that use the clock of this
     machine.
@@ -72,6 +79,11 @@ class BridgeParameters:
     annotated_topic: str = ""
     mask_topic: str = ""
     map_topic: str = ""
+    detections3d_topic: str = ""
+    depth_topic: str = ""
+    camera_info_topic: str = ""
+    depth_tolerance_ms: int = 50
+    image_is_rectified: bool = False
     input_qos: str = "SENSOR_DATA"
     output_qos: str = "DEFAULT"
     input_queue_size: int = 1
@@ -87,9 +99,14 @@ class BridgeParameters:
         if not any(self._result_topics):
             raise InvalidRequest(
                 "a bridge publishes at least one topic: give --detections-topic, --classification-topic, "
-                "--annotated-topic, --mask-topic or --map-topic"
+                "--annotated-topic, --mask-topic, --map-topic or --detections3d-topic"
             )
-        names = [name.strip("/") for name in (self.image_topic, *self._result_topics) if name]
+        if bool(self.detections3d_topic) is not bool(self.depth_topic):
+            raise InvalidRequest("detections in space need both topics: give --detections3d-topic and --depth-topic")
+        if not 0 <= self.depth_tolerance_ms <= 10_000:
+            raise InvalidRequest(f"--depth-tolerance-ms: expected 0 to 10000, given {self.depth_tolerance_ms}")
+        inputs = (self.image_topic, self.depth_topic, self.camera_info_topic)
+        names = [name.strip("/") for name in (*inputs, *self._result_topics) if name]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise InvalidRequest(f"topic '/{twice[0]}' is named twice: images and each kind of result need one each")
 
@@ -97,6 +114,7 @@ class BridgeParameters:
     def _result_topics(self) -> tuple[str, ...]:
         return (
             self.detections_topic, self.classification_topic, self.annotated_topic, self.mask_topic, self.map_topic,
+            self.detections3d_topic,
         )  # fmt: skip
 
     def open_stream(self, address: str) -> FrameStream:
@@ -109,7 +127,7 @@ class BridgeParameters:
             stream_id=self.stream_id or f"ros:{self.image_topic}:{self.model_name}",
             returns=Returns(
                 top_k=self.top_k if self.classification_topic else 0,
-                has_detections=bool(self.detections_topic),
+                has_detections=bool(self.detections_topic or self.detections3d_topic),
                 has_mask=bool(self.mask_topic),
                 has_map=bool(self.map_topic),
                 has_annotated_jpeg=bool(self.annotated_topic),
@@ -150,6 +168,7 @@ class Bridge:
         self._missing_model = ""
         self._last_counters = Counters()
         self._failure: Exception | None = None
+        self._spatial_detections: SpatialDetections | None = None
 
     def stop(self) -> None:
         """Make `run` return."""
@@ -192,6 +211,20 @@ class Bridge:
         for topic, kind in outputs:
             if topic:
                 self._transport.advertise(topic, kind, qos)
+        if given.detections3d_topic:
+            from edge_server.plugins.ros.depth.spatial_detections import SpatialDetections
+
+            self._spatial_detections = SpatialDetections(
+                self._transport,
+                image_topic=given.image_topic,
+                detections_topic=given.detections3d_topic,
+                depth_topic=given.depth_topic,
+                camera_info_topic=given.camera_info_topic,
+                tolerance_ms=given.depth_tolerance_ms,
+                is_rectified=given.image_is_rectified,
+                has_numbers=given.class_id_is_number,
+            )
+            self._spatial_detections.open_topics(Qos(given.input_qos, _DEPTH_QUEUE_SIZE), qos)
         kind = MessageKind.COMPRESSED_IMAGE if given.image_is_compressed else MessageKind.IMAGE
         self._transport.subscribe(given.image_topic, kind, Qos(given.input_qos, given.input_queue_size), self._receive)
 
@@ -258,6 +291,8 @@ class Bridge:
             self._transport.publish(given.mask_topic, mask)
         if given.map_topic and (dense := map_message(result)) is not None:
             self._transport.publish(given.map_topic, dense)
+        if self._spatial_detections is not None:
+            self._spatial_detections.add_result(result)
 
     def _count_result(self, result: FrameResult) -> None:
         now = time.monotonic()
@@ -287,6 +322,8 @@ class Bridge:
         if counts.last_error:
             failed = counts.failed + counts.refused
             log.warning("%s: %d frame(s) failed, the last: %s", topic, failed, counts.last_error)
+        if self._spatial_detections is not None:
+            self._spatial_detections.report()
 
 
 def drops_between(before: Counters, now: Counters) -> dict[str, int]:

@@ -23,6 +23,7 @@ _TOPICS = {
     "annotated": "sensor_msgs/CompressedImage, the frame with the results drawn in,",
     "mask": "sensor_msgs/Image of class numbers, or of the numbers of objects",
     "map": "sensor_msgs/Image of depth or anomaly, 32FC1 in metres or mono16,",
+    "detections3d": "vision_msgs/Detection3DArray, detections with their position in the camera's optical frame,",
 }
 
 
@@ -64,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--compressed", action="store_true", help="the topic has CompressedImage messages")
     for name, message in _TOPICS.items():
         parser.add_argument(f"--{name}-topic", default="", metavar="TOPIC", help=f"publish {message} there")
+    _add_depth_options(parser)
     parser.add_argument("--input-qos", choices=QOS_PROFILES, default="SENSOR_DATA", help="QoS of the image topic")
     parser.add_argument("--output-qos", choices=QOS_PROFILES, default="DEFAULT", help="QoS of the published topics")
     parser.add_argument("--input-queue-size", type=int, default=1, metavar="N", help="queue size of the image topic")
@@ -81,6 +83,34 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_delivery_options(parser)
     return parser
+
+
+def _add_depth_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--depth-topic",
+        default="",
+        metavar="TOPIC",
+        help="sensor_msgs/Image of depth for --detections3d-topic: 16UC1 in millimetres or 32FC1 in metres, registered "
+        "to the camera of the image topic",
+    )
+    parser.add_argument(
+        "--camera-info-topic",
+        default="",
+        metavar="TOPIC",
+        help="sensor_msgs/CameraInfo of the image topic; default: camera_info beside the image topic",
+    )
+    parser.add_argument(
+        "--depth-tolerance-ms",
+        type=int,
+        default=50,
+        metavar="MS",
+        help="largest difference between the stamps of a frame and its depth image; default: 50",
+    )
+    parser.add_argument(
+        "--rectified",
+        action="store_true",
+        help="the images have no distortion; default: if the last name of the image topic contains 'rect' as a word",
+    )
 
 
 def _add_delivery_options(parser: argparse.ArgumentParser) -> None:
@@ -113,6 +143,11 @@ def _parameters(options: argparse.Namespace) -> BridgeParameters:
         annotated_topic=options.annotated_topic,
         mask_topic=options.mask_topic,
         map_topic=options.map_topic,
+        detections3d_topic=options.detections3d_topic,
+        depth_topic=options.depth_topic,
+        camera_info_topic=options.camera_info_topic,
+        depth_tolerance_ms=options.depth_tolerance_ms,
+        image_is_rectified=options.rectified,
         input_qos=options.input_qos,
         output_qos=options.output_qos,
         input_queue_size=options.input_queue_size,

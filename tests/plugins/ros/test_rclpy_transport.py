@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,9 @@ import pytest
 
 from edge_server.errors import InvalidRequest, Unsupported
 from edge_server.plugins.ros.messages.message_conversion import (
+    Detection3DMessage,
+    Detections3DMessage,
+    HypothesisMessage,
     MessageKind,
     annotated_message,
     classification_message,
@@ -32,6 +36,9 @@ RESULT = FrameResult(
     classes=(ClassScore(3, 0.75, "cat"), ClassScore(1, 0.25)),
     mask=Mask(2, 3, "mono8", bytes(6)),
     annotated_jpeg=b"\xff\xd8 picture",
+)
+IN_SPACE = Detections3DMessage(
+    HEADER, (Detection3DMessage(0.5, -0.25, 2.0, 0.1, 0.2, 0.05, 0.75, HypothesisMessage("cat", 0.5, 3), "7"),)
 )
 
 
@@ -131,6 +138,7 @@ def test_spinning_returns_after_its_timeout_and_ends_with_the_context(rclpy: Any
         (MessageKind.CLASSIFICATION, classification_message(RESULT)),
         (MessageKind.COMPRESSED_IMAGE, annotated_message(RESULT)),
         (MessageKind.IMAGE, mask_message(RESULT)),
+        (MessageKind.DETECTIONS_3D, IN_SPACE),
     ],
     ids=lambda value: value.name if isinstance(value, MessageKind) else "",
 )
@@ -153,6 +161,17 @@ def test_a_detection_is_written_field_by_field(rclpy: Any, transport: RclpyTrans
     assert (found.results[0].hypothesis.class_id, found.results[0].hypothesis.score) == ("cat", 0.5)
     assert found.id == "7"
     assert found.header.frame_id == "camera_optical"
+
+
+def test_a_detection_in_space_is_written_field_by_field(rclpy: Any, transport: RclpyTransport) -> None:
+    transport.advertise("/out", MessageKind.DETECTIONS_3D, Qos())
+    transport.publish("/out", IN_SPACE)
+    (found,) = rclpy.nodes[0].publishers[0].published[0].detections
+    for pose in (found.bbox.center, found.results[0].pose.pose):
+        assert (pose.position.x, pose.position.y, pose.position.z) == (0.5, -0.25, 2.0)
+        assert 2 * math.atan2(pose.orientation.z, pose.orientation.w) == pytest.approx(0.75)
+    assert (found.bbox.size.x, found.bbox.size.y, found.bbox.size.z) == (0.1, 0.2, 0.05)
+    assert (found.results[0].hypothesis.class_id, found.id, found.header.frame_id) == ("cat", "7", "camera_optical")
 
 
 def test_a_mask_and_an_image_contain_their_bytes(rclpy: Any, transport: RclpyTransport) -> None:

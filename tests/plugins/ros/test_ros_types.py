@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import random
 
 import numpy as np
@@ -12,7 +13,9 @@ from edge_server.errors import InvalidRequest
 from edge_server.plugins.ros.messages.message_conversion import (
     ClassificationMessage,
     CompressedImageMessage,
+    Detection3DMessage,
     DetectionMessage,
+    Detections3DMessage,
     DetectionsMessage,
     HypothesisMessage,
     ImageMessage,
@@ -33,6 +36,7 @@ MESSAGES: tuple[OutgoingMessage, ...] = (
     CompressedImageMessage(HEADER, "jpeg", b"\xff\xd8\xff"),
     DetectionsMessage(HEADER, (DetectionMessage(1.5, 2.5, 3, 4, CUP), DetectionMessage(0, 0, 0, 0, CUP))),
     ClassificationMessage(HEADER, (CUP,)),
+    Detections3DMessage(HEADER, (Detection3DMessage(0.5, -0.25, 2.0, 0.1, 0.2, 0.05, 0.75, CUP, "17"),)),
 )
 
 
@@ -66,6 +70,21 @@ def test_the_angle_of_an_oriented_box_is_theta() -> None:
     message = DetectionsMessage(HEADER, (DetectionMessage(1.5, 2.5, 3, 4, CUP, theta=0.75),))
     (found,) = types.decode(types.encode(message), message.kind.value).detections
     assert (found.bbox.center.theta, found.bbox.size_x, found.bbox.size_y) == (0.75, 3, 4)
+
+
+def test_a_detection_in_space_is_written_field_by_field() -> None:
+    from edge_server.plugins.ros.messages.ros2_types import MessageTypes
+
+    types = MessageTypes()
+    (found,) = types.decode(types.encode(MESSAGES[-1]), "vision_msgs/msg/Detection3DArray").detections
+    position, turn, size = found.bbox.center.position, found.bbox.center.orientation, found.bbox.size
+    assert (position.x, position.y, position.z, size.x, size.y, size.z) == (0.5, -0.25, 2.0, 0.1, 0.2, 0.05)
+    assert (turn.x, turn.y) == (0, 0)
+    assert 2 * math.atan2(turn.z, turn.w) == pytest.approx(0.75)
+    (result,) = found.results
+    assert (result.pose.pose, result.pose.covariance.tolist()) == (found.bbox.center, [0.0] * 36)
+    assert (result.hypothesis.class_id, result.hypothesis.score, found.id) == ("cup", 0.5, "17")
+    assert found.header.frame_id == "camera/ø"
 
 
 def test_pixels_of_a_decoded_image_are_a_view_of_the_received_bytes() -> None:

@@ -25,6 +25,8 @@ class MessageKind(enum.Enum):
     COMPRESSED_IMAGE = "sensor_msgs/msg/CompressedImage"
     DETECTIONS = "vision_msgs/msg/Detection2DArray"
     CLASSIFICATION = "vision_msgs/msg/Classification"
+    DETECTIONS_3D = "vision_msgs/msg/Detection3DArray"
+    CAMERA_INFO = "sensor_msgs/msg/CameraInfo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,34 @@ class DetectionsMessage:
 
 
 @dataclass(frozen=True, slots=True)
+class Detection3DMessage:
+    """vision_msgs/Detection3D with one hypothesis. Centre and size in metres, in the optical frame of the camera: x to
+    the right, y down, z forward. `theta` in radians turns the box about z, from x towards y.
+
+    The pose of the hypothesis is that of the box. `track_id` is as in DetectionMessage.
+    """
+
+    x: float
+    y: float
+    z: float
+    size_x: float
+    size_y: float
+    size_z: float
+    theta: float
+    hypothesis: HypothesisMessage
+    track_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Detections3DMessage:
+    """vision_msgs/Detection3DArray; each of its detections repeats the header."""
+
+    header: FrameHeader
+    detections: tuple[Detection3DMessage, ...]
+    kind = MessageKind.DETECTIONS_3D
+
+
+@dataclass(frozen=True, slots=True)
 class ClassificationMessage:
     """vision_msgs/Classification, best first."""
 
@@ -96,7 +126,9 @@ class ClassificationMessage:
     kind = MessageKind.CLASSIFICATION
 
 
-OutgoingMessage: TypeAlias = "ImageMessage | CompressedImageMessage | DetectionsMessage | ClassificationMessage"
+OutgoingMessage: TypeAlias = (
+    "ImageMessage | CompressedImageMessage | DetectionsMessage | Detections3DMessage | ClassificationMessage"
+)
 
 
 def make_frame(message: Any, *, age_us: int = 0, seq: int | None = None) -> Frame:
@@ -166,17 +198,22 @@ def detections_message(result: FrameResult, *, has_numbers: bool = False) -> Det
     return DetectionsMessage(result.header, tuple(_detection(found, has_numbers) for found in result.detections))
 
 
+def box_of(found: Detection) -> RotatedBox:
+    """Return the oriented box of a detection, or its upright box with angle 0."""
+    if found.rotated is not None:
+        return found.rotated
+    width, height = found.x_max - found.x_min, found.y_max - found.y_min
+    return RotatedBox((found.x_min + found.x_max) / 2, (found.y_min + found.y_max) / 2, width, height, 0.0)
+
+
 def _detection(found: Detection, has_numbers: bool) -> DetectionMessage:
-    box = found.rotated
-    if box is None:
-        width, height = found.x_max - found.x_min, found.y_max - found.y_min
-        box = RotatedBox((found.x_min + found.x_max) / 2, (found.y_min + found.y_max) / 2, width, height, 0.0)
+    box = box_of(found)
     return DetectionMessage(
         center_x=box.x,
         center_y=box.y,
         size_x=box.width,
         size_y=box.height,
-        hypothesis=_hypothesis(found.label, found.class_index, found.score, has_numbers),
+        hypothesis=make_hypothesis(found.label, found.class_index, found.score, has_numbers),
         track_id=str(found.track_id) if found.track_id else "",
         theta=box.angle,
     )
@@ -185,7 +222,7 @@ def _detection(found: Detection, has_numbers: bool) -> DetectionMessage:
 def classification_message(result: FrameResult, *, has_numbers: bool = False) -> ClassificationMessage:
     """Return the classes of a frame."""
     return ClassificationMessage(
-        result.header, tuple(_hypothesis(one.label, one.index, one.score, has_numbers) for one in result.classes)
+        result.header, tuple(make_hypothesis(one.label, one.index, one.score, has_numbers) for one in result.classes)
     )
 
 
@@ -229,7 +266,8 @@ def _object_masks_message(result: FrameResult) -> ImageMessage:
     return ImageMessage(result.header, result.height, result.width, "mono8", result.width, image.reshape(-1).data)
 
 
-def _hypothesis(label: str, index: int, score: float, has_numbers: bool) -> HypothesisMessage:
+def make_hypothesis(label: str, index: int, score: float, has_numbers: bool) -> HypothesisMessage:
+    """Return the class of a detection, by its label, or by its number if it has none or `has_numbers`."""
     return HypothesisMessage(str(index) if has_numbers or not label else label, score, index)
 
 

@@ -16,6 +16,8 @@ TYPES: dict[MessageKind, str] = {
     MessageKind.COMPRESSED_IMAGE: "sensor_msgs/CompressedImage",
     MessageKind.DETECTIONS: "vision_msgs/Detection2DArray",
     MessageKind.CLASSIFICATION: "vision_msgs/Classification2D",
+    MessageKind.DETECTIONS_3D: "vision_msgs/Detection3DArray",
+    MessageKind.CAMERA_INFO: "sensor_msgs/CameraInfo",
 }
 """ROS 1 name of each kind. Classification2D is called Classification in later versions."""
 
@@ -25,9 +27,19 @@ DEFINITIONS: dict[str, str] = {
     "geometry_msgs/Quaternion": "float64 x\nfloat64 y\nfloat64 z\nfloat64 w\n",
     "geometry_msgs/Pose": "geometry_msgs/Point position\ngeometry_msgs/Quaternion orientation\n",
     "geometry_msgs/PoseWithCovariance": "geometry_msgs/Pose pose\nfloat64[36] covariance\n",
+    "geometry_msgs/Vector3": "float64 x\nfloat64 y\nfloat64 z\n",
     "geometry_msgs/Pose2D": "float64 x\nfloat64 y\nfloat64 theta\n",
     "sensor_msgs/Image": (
         "Header header\nuint32 height\nuint32 width\nstring encoding\nuint8 is_bigendian\nuint32 step\nuint8[] data\n"
+    ),
+    # Constants are a part of the checksum.
+    "sensor_msgs/PointField": (
+        "uint8 INT8=1\nuint8 UINT8=2\nuint8 INT16=3\nuint8 UINT16=4\nuint8 INT32=5\nuint8 UINT32=6\nuint8 FLOAT32=7\n"
+        "uint8 FLOAT64=8\nstring name\nuint32 offset\nuint8 datatype\nuint32 count\n"
+    ),
+    "sensor_msgs/PointCloud2": (
+        "Header header\nuint32 height\nuint32 width\nsensor_msgs/PointField[] fields\nbool is_bigendian\n"
+        "uint32 point_step\nuint32 row_step\nuint8[] data\nbool is_dense\n"
     ),
     "vision_msgs/ObjectHypothesis": "int64 id\nfloat64 score\n",
     "vision_msgs/ObjectHypothesisWithPose": "int64 id\nfloat64 score\ngeometry_msgs/PoseWithCovariance pose\n",
@@ -37,6 +49,12 @@ DEFINITIONS: dict[str, str] = {
         "sensor_msgs/Image source_img\n"
     ),
     "vision_msgs/Detection2DArray": "Header header\nvision_msgs/Detection2D[] detections\n",
+    "vision_msgs/BoundingBox3D": "geometry_msgs/Pose center\ngeometry_msgs/Vector3 size\n",
+    "vision_msgs/Detection3D": (
+        "Header header\nvision_msgs/ObjectHypothesisWithPose[] results\nvision_msgs/BoundingBox3D bbox\n"
+        "sensor_msgs/PointCloud2 source_cloud\n"
+    ),
+    "vision_msgs/Detection3DArray": "Header header\nvision_msgs/Detection3D[] detections\n",
     "vision_msgs/Classification2D": (
         "Header header\nvision_msgs/ObjectHypothesis[] results\nsensor_msgs/Image source_img\n"
     ),
@@ -45,6 +63,7 @@ DEFINITIONS: dict[str, str] = {
 
 CHECKSUMS = {
     "vision_msgs/Detection2DArray": "402071f61477de256df9f1aa45e6e4c8",
+    "vision_msgs/Detection3DArray": "05c51d9aea1fb4cfdc8effb94f197b6f",
     "vision_msgs/Classification2D": "b23d0855d0f41568e09106615351255f",
 }
 """md5sums of the released packages. Those computed by genpy must be equal, or no other node would connect."""

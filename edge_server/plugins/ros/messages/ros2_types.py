@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +18,7 @@ from edge_server.errors import InvalidRequest, Unsupported, install_hint
 from edge_server.plugins.ros.messages.message_conversion import (
     ClassificationMessage,
     CompressedImageMessage,
+    Detections3DMessage,
     DetectionsMessage,
     HypothesisMessage,
     OutgoingMessage,
@@ -37,6 +39,12 @@ VISION_MSGS = {
         "string id\n"
     ),
     "vision_msgs/msg/Detection2DArray": "std_msgs/Header header\nvision_msgs/Detection2D[] detections\n",
+    "vision_msgs/msg/BoundingBox3D": "geometry_msgs/Pose center\ngeometry_msgs/Vector3 size\n",
+    "vision_msgs/msg/Detection3D": (
+        "std_msgs/Header header\nvision_msgs/ObjectHypothesisWithPose[] results\nvision_msgs/BoundingBox3D bbox\n"
+        "string id\n"
+    ),
+    "vision_msgs/msg/Detection3DArray": "std_msgs/Header header\nvision_msgs/Detection3D[] detections\n",
 }
 """Fields of vision_msgs 4.x, in order; the package is published by the ROS perception project under Apache-2.0."""
 
@@ -94,6 +102,8 @@ class MessageTypes:
         """Return the message as rosbags' object of `message.kind`."""
         if isinstance(message, DetectionsMessage):
             return self._detections(message)
+        if isinstance(message, Detections3DMessage):
+            return self._detections3d(message)
         header = self._header(message.header)
         if isinstance(message, ClassificationMessage):
             results = [self._hypothesis(one) for one in message.results]
@@ -137,14 +147,39 @@ class MessageTypes:
             )
         return self._new("vision_msgs/msg/Detection2DArray", header=header, detections=found)
 
+    def _detections3d(self, message: Detections3DMessage) -> Any:
+        header = self._header(message.header)
+        found = []
+        for box in message.detections:
+            center = self._pose((box.x, box.y, box.z), box.theta)
+            pose = self._new("geometry_msgs/msg/PoseWithCovariance", pose=center, covariance=np.zeros(36))
+            size = self._new("geometry_msgs/msg/Vector3", x=box.size_x, y=box.size_y, z=box.size_z)
+            hypothesis = self._hypothesis(box.hypothesis)
+            found.append(
+                self._new(
+                    "vision_msgs/msg/Detection3D",
+                    header=header,
+                    results=[self._new("vision_msgs/msg/ObjectHypothesisWithPose", hypothesis=hypothesis, pose=pose)],
+                    bbox=self._new("vision_msgs/msg/BoundingBox3D", center=center, size=size),
+                    id=box.track_id,
+                )
+            )
+        return self._new("vision_msgs/msg/Detection3DArray", header=header, detections=found)
+
     @functools.cached_property
     def _no_pose(self) -> Any:
-        pose = self._new(
-            "geometry_msgs/msg/Pose",
-            position=self._new("geometry_msgs/msg/Point", x=0.0, y=0.0, z=0.0),
-            orientation=self._new("geometry_msgs/msg/Quaternion", x=0.0, y=0.0, z=0.0, w=1.0),
-        )
+        pose = self._pose((0.0, 0.0, 0.0), 0.0)
         return self._new("geometry_msgs/msg/PoseWithCovariance", pose=pose, covariance=np.zeros(36))
+
+    def _pose(self, position: tuple[float, float, float], theta: float) -> Any:
+        """Return a pose that is turned about z."""
+        x, y, z = position
+        sine, cosine = math.sin(theta / 2), math.cos(theta / 2)
+        return self._new(
+            "geometry_msgs/msg/Pose",
+            position=self._new("geometry_msgs/msg/Point", x=x, y=y, z=z),
+            orientation=self._new("geometry_msgs/msg/Quaternion", x=0.0, y=0.0, z=sine, w=cosine),
+        )
 
     def _hypothesis(self, one: HypothesisMessage) -> Any:
         return self._new("vision_msgs/msg/ObjectHypothesis", class_id=one.class_id, score=float(one.score))

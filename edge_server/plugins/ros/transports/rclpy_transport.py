@@ -11,6 +11,7 @@ from __future__ import annotations
 import array
 import contextlib
 import importlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,9 @@ from edge_server.errors import InvalidRequest, Unsupported
 from edge_server.plugins.ros.messages.message_conversion import (
     ClassificationMessage,
     CompressedImageMessage,
+    Detection3DMessage,
     DetectionMessage,
+    Detections3DMessage,
     DetectionsMessage,
     HypothesisMessage,
     MessageKind,
@@ -172,6 +175,8 @@ def to_ros2(message: OutgoingMessage) -> Any:
     _copy_header(message.header, made.header)
     if isinstance(message, DetectionsMessage):
         made.detections = [_make_detection(box, message.header) for box in message.detections]
+    elif isinstance(message, Detections3DMessage):
+        made.detections = [_make_detection3d(box, message.header) for box in message.detections]
     elif isinstance(message, ClassificationMessage):
         made.results = [
             _fill_hypothesis(message_class("vision_msgs/msg/ObjectHypothesis")(), one) for one in message.results
@@ -193,6 +198,21 @@ def _make_detection(box: DetectionMessage, header: FrameHeader) -> Any:
     made.bbox.size_x, made.bbox.size_y = float(box.size_x), float(box.size_y)
     found = message_class("vision_msgs/msg/ObjectHypothesisWithPose")()
     _fill_hypothesis(found.hypothesis, box.hypothesis)
+    made.results = [found]
+    made.id = box.track_id
+    return made
+
+
+def _make_detection3d(box: Detection3DMessage, header: FrameHeader) -> Any:
+    made = message_class("vision_msgs/msg/Detection3D")()
+    _copy_header(header, made.header)
+    found = message_class("vision_msgs/msg/ObjectHypothesisWithPose")()
+    _fill_hypothesis(found.hypothesis, box.hypothesis)
+    for pose in (made.bbox.center, found.pose.pose):
+        pose.position.x, pose.position.y, pose.position.z = float(box.x), float(box.y), float(box.z)
+        pose.orientation.z, pose.orientation.w = math.sin(box.theta / 2), math.cos(box.theta / 2)
+    size = made.bbox.size
+    size.x, size.y, size.z = float(box.size_x), float(box.size_y), float(box.size_z)
     made.results = [found]
     made.id = box.track_id
     return made

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import math
 import threading
 import xmlrpc.client
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +25,9 @@ from edge_server.errors import EdgeServerError, InvalidRequest, ServingFault, Un
 from edge_server.plugins.ros.messages.message_conversion import (
     ClassificationMessage,
     CompressedImageMessage,
+    Detection3DMessage,
     DetectionMessage,
+    Detections3DMessage,
     DetectionsMessage,
     MessageKind,
     OutgoingMessage,
@@ -251,6 +254,7 @@ def message_classes() -> dict[str, Any]:
     classes: dict[str, Any] = {
         "sensor_msgs/Image": installed.Image,
         "sensor_msgs/CompressedImage": installed.CompressedImage,
+        "sensor_msgs/CameraInfo": installed.CameraInfo,
     }
     for name, checksum in CHECKSUMS.items():
         made = maker.generate_dynamic(name, full_text(name))
@@ -270,6 +274,8 @@ def to_ros1(message: OutgoingMessage, classes: dict[str, Any]) -> Any:
     _copy_header(message.header, made.header)
     if isinstance(message, DetectionsMessage):
         made.detections = [_make_detection(box, message.header, classes) for box in message.detections]
+    elif isinstance(message, Detections3DMessage):
+        made.detections = [_make_detection3d(box, message.header, classes) for box in message.detections]
     elif isinstance(message, ClassificationMessage):
         made.results = [
             classes["vision_msgs/ObjectHypothesis"](id=one.class_index, score=one.score) for one in message.results
@@ -290,6 +296,19 @@ def _make_detection(box: DetectionMessage, header: FrameHeader, classes: dict[st
     made.bbox.size_x, made.bbox.size_y = box.size_x, box.size_y
     found = classes["vision_msgs/ObjectHypothesisWithPose"]()
     found.id, found.score = box.hypothesis.class_index, box.hypothesis.score
+    made.results = [found]
+    return made
+
+
+def _make_detection3d(box: Detection3DMessage, header: FrameHeader, classes: dict[str, Any]) -> Any:
+    made = classes["vision_msgs/Detection3D"]()
+    _copy_header(header, made.header)
+    found = classes["vision_msgs/ObjectHypothesisWithPose"]()
+    found.id, found.score = box.hypothesis.class_index, box.hypothesis.score
+    for pose in (made.bbox.center, found.pose.pose):
+        pose.position.x, pose.position.y, pose.position.z = box.x, box.y, box.z
+        pose.orientation.z, pose.orientation.w = math.sin(box.theta / 2), math.cos(box.theta / 2)
+    made.bbox.size.x, made.bbox.size.y, made.bbox.size.z = box.size_x, box.size_y, box.size_z
     made.results = [found]
     return made
 

@@ -1,0 +1,1 @@
+"""Not ROS 2: see the README beside."""
