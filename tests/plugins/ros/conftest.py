@@ -54,7 +54,9 @@ class ScriptedServer:
         """Listen; on the port of before, once it had one."""
         method = grpc.stream_stream_rpc_method_handler(self._serve)
         _, service, name = STREAM_PATH.split("/")
-        self._server = grpc.server(ThreadPoolExecutor(8), options=[("grpc.so_reuseport", 0)])
+        # gRPC's own limit is 4 MB, the real server's is above the largest pictures.
+        options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 16 << 20)]
+        self._server = grpc.server(ThreadPoolExecutor(8), options=options)
         self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, {name: method})])
         self._port = self._server.add_insecure_port(self.address)
         self._server.start()

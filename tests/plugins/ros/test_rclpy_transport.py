@@ -1,4 +1,4 @@
-"""rclpy transport against a fake rclpy that records calls. test_live_ros2.py runs it on the real one."""
+"""rclpy transport against a fake rclpy that records calls. live/ runs it on the real one."""
 
 from __future__ import annotations
 
