@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -101,7 +103,7 @@ def test_replaying_a_recording_writes_a_recording_of_faces(
     told = replay(server, recording, tmp_path / "faces.mcap", DETECTOR, "--topic=/front/image_raw")
     assert f"{COUNT} answered" in told
     messages = read(tmp_path / "faces.mcap")
-    assert [topic for topic, _, _ in messages] == ["/edge_server/detections"] * COUNT
+    assert [topic for topic, _, _ in messages] == ["/edge_server/front/image_raw/detections"] * COUNT
     for number, (_, at, message) in enumerate(messages, 1):
         assert at == START_NS + number * STEP_NS
         assert (message.header.stamp.sec, message.header.stamp.nanosec, message.header.frame_id) == (number, 9, "head")
@@ -113,7 +115,7 @@ def test_replaying_a_recording_writes_a_recording_of_faces(
 
 def test_compressed_pictures_are_classified(server: Any, recording: Path, tmp_path: Path) -> None:
     told = replay(server, recording, tmp_path / "named", CLASSIFIER, "--topic=/table/compressed", "--top-k=3")
-    assert f"{COUNT} message(s) on /edge_server/classification" in told
+    assert f"{COUNT} message(s) on /edge_server/table/compressed/classification" in told
     messages = by_rosbags(tmp_path / "named")
     assert len(messages) == COUNT
     for _, _, message in messages:
@@ -126,6 +128,30 @@ def test_images_with_drawn_faces_are_written(server: Any, recording: Path, tmp_p
     flags = ("--topic=/front/image_raw", "--return=annotated", "--return=detections")
     replay(server, recording, tmp_path / "drawn.mcap", DETECTOR, *flags)
     messages = by_rosbags(tmp_path / "drawn.mcap")
-    pictures = [message for topic, _, message in messages if topic == "/edge_server/annotated/compressed"]
+    pictures = [
+        message for topic, _, message in messages if topic == "/edge_server/front/image_raw/annotated/compressed"
+    ]
     assert len(pictures) == COUNT == len(messages) - COUNT
     assert all(bytes(message.data[:3]) == b"\xff\xd8\xff" for message in pictures)
+
+
+def test_the_blocks_of_the_document_label_a_drive_and_print_the_labels(
+    server: Any, recording: Path, tmp_path: Path
+) -> None:
+    section = (Path(__file__).parents[2] / "docs/ros.md").read_text().partition("## A recorded drive")[2]
+    pattern = r"run by tests/e2e/test_ros_replay.py -->\n```(?:sh|python)\n(.*?)```"
+    command, program = re.findall(pattern, section, re.DOTALL)
+    words = shlex.split(command)
+    assert words[0] == "edge-server"
+    run(COMMAND, *words[1:], f"--url={server.grpc}", cwd=recording.parents[1])
+    lines = run(sys.executable, "-c", program, cwd=recording.parents[1]).splitlines()
+    faces = [line.split() for line in lines if line.startswith("/edge_server/front/image_raw/detections ")]
+    assert [int(face[1]) for face in faces] == [START_NS + number * STEP_NS for number in range(1, COUNT + 1)]
+    assert {face[2] for face in faces} == {"face"}
+    assert len(program.splitlines()) <= 10
+
+
+def run(*command: Any, cwd: Path) -> str:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

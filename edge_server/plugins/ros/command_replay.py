@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from edge_server.cli.console import LiveView, bar
+from edge_server.cli.console import LiveView, bar, clean, format_remaining
 from edge_server.cli.options import CommandParser, float_range
+from edge_server.errors import EdgeServerError
 from edge_server.plugins.ros.command import add_model_options
 from edge_server.plugins.ros.messages.ros2_types import MessageTypes
-from edge_server.plugins.ros.recordings.recording import RecordingWriter, TopicRecording
-from edge_server.plugins.ros.recordings.replay import ReplayParameters, ReplaySummary, TopicReplay
+from edge_server.plugins.ros.recordings.recording import ImageRecording
+from edge_server.plugins.ros.recordings.recording_writer import RecordingWriter
+from edge_server.plugins.ros.recordings.replay import RecordingReplay, ReplayParameters, ReplaySummary
 from edge_server.protocol.frame_messages import Returns
+
+_LINE_INTERVAL_S = 60.0
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Replay a recording. Return 0 if no frame failed, and at rate 0 every frame was answered; else 1."""
+    """Replay a recording. Return 0 if no frame failed or was in a damaged chunk, and at rate 0 every frame was
+    answered; else 1. The missing end of a file is no failure."""
     options = _parser().parse_args(arguments)
     returns = Returns(
         top_k=options.top_k if "classes" in options.returns else 0,
@@ -39,20 +45,40 @@ def run(arguments: Sequence[str]) -> int:
         patience_s=options.patience,
     )
     output = options.output or Path(f"{options.recording.name.removesuffix('.mcap')}_{options.model}.mcap")
+    # A stop by systemd or Docker keeps what is written, as Ctrl-C does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     types = MessageTypes()
-    with TopicRecording(options.recording, types) as recording, RecordingWriter(output, types) as writer:
-        topic, count = recording.choose_topic(options.topic)
-        with ReplayProgress(count) as progress:
-            summary = TopicReplay(parameters, writer, progress.show, progress.print_message).run(
-                recording.frames(topic)
-            )
-    print(summary_in_words(summary, f"{options.recording} {topic}"))
-    for name, written in writer.counts.items():
+    with ImageRecording(options.recording, types) as recording:
+        topics, skipped = recording.choose_topics(options.topics)
+        for topic, reason in skipped.items():
+            _print_note(f"{topic} is left out ({reason}); --topic={topic} takes it")
+        writer = RecordingWriter(output, types)
+        replay: RecordingReplay | None = None
+        try:
+            with writer, ReplayProgress(sum(topics.values())) as progress:
+                replay = RecordingReplay(parameters, list(topics), writer, progress.show, progress.print_message)
+                summary = replay.run(recording.frames(topics))
+        except (KeyboardInterrupt, EdgeServerError):
+            if writer.finished_path is not None and replay is not None:
+                counts = f"{replay.summary.completed} of {sum(topics.values())}"
+                _print_note(f"ended early, after {counts} frame(s); results until then: {writer.finished_path}")
+            else:
+                _print_note("ended early: nothing is written")
+            raise
+        for text in recording.damage:
+            _print_note(clean(text))
+        is_whole = not recording.skipped_chunks
+    print(summary_in_words(summary, f"{options.recording} {', '.join(topics)}"))
+    for name, written in sorted(writer.counts.items()):
         print(f"  {written} message(s) on {name} in {output}")
     if summary.first_error:
-        print(f"edge-server ros replay: {summary.first_error}", file=sys.stderr)
+        _print_note(clean(summary.first_error))
     is_well = summary.answered == summary.sent if parameters.is_lossless else summary.failed == 0
-    return 0 if is_well else 1
+    return 0 if is_well and is_whole else 1
+
+
+def _print_note(text: str) -> None:
+    print(f"edge-server ros replay: {text}", file=sys.stderr)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -64,7 +90,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("recording", type=Path, help="file or folder to read")
     add_model_options(parser)
-    parser.add_argument("--topic", default="", help="topic of the images; needed if there is more than one")
+    parser.add_argument(
+        "--topic", dest="topics", action="append", default=[],
+        help="topic of images, repeatable; default: all but those of depth, and compressed ones beside raw ones",
+    )  # fmt: skip
     parser.add_argument(
         "--output", type=Path, help="file.mcap or folder to write; default: named after recording and model"
     )
@@ -83,7 +112,11 @@ def _parser() -> argparse.ArgumentParser:
         help="kind of result, repeatable; default: what the model declares",
     )
     parser.add_argument("--top-k", type=int, default=5, metavar="N", help="number of classes in a classification")
-    parser.add_argument("--namespace", default="/edge_server", help="prefix of the topics of the results")
+    parser.add_argument(
+        "--namespace",
+        default="/edge_server",
+        help="prefix of result topics, put before the topic of images: /edge_server/front/image_raw/detections",
+    )
     parser.add_argument(
         "--patience",
         type=float_range(0),
@@ -109,7 +142,7 @@ def summary_in_words(summary: ReplaySummary, subject: str) -> str:
 
 
 class ReplayProgress:
-    """Progress on standard error, shown only on a terminal."""
+    """Progress on standard error: a bar on a terminal, else a line each minute."""
 
     def __init__(self, total: int) -> None:
         self._total = total
@@ -127,9 +160,12 @@ class ReplayProgress:
         self._view.print_line(f"edge-server ros replay: {message}")
 
     def show(self, done: int) -> None:
-        """Draw the number of finished frames, at most ten times per second."""
+        """Show the number of finished frames, the frames per second and the time left."""
         now = time.monotonic()
-        if self._view.is_terminal and (now - self._drawn > 0.1 or done == self._total):
+        passed_s, fraction = now - self._began, done / max(self._total, 1)
+        text = f"{done}/{self._total}, {done / max(passed_s, 1e-9):.1f}/s{format_remaining(fraction, passed_s)}"
+        if self._view.is_terminal:
+            self._view.draw([bar(fraction, f", {text}")])
+        elif now - self._drawn >= _LINE_INTERVAL_S:
             self._drawn = now
-            rate = done / max(now - self._began, 1e-9)
-            self._view.draw([bar(done / max(self._total, 1), f", {done}/{self._total}, {rate:.1f}/s")])
+            self.print_message(text)

@@ -18,6 +18,7 @@ from edge_server.errors import EdgeServerError, InvalidRequest, NotFound
 from edge_server.protocol.frame_messages import Returns
 
 COMMAND = Path(sys.executable).parent / "edge-server"
+RESULTS = "/edge_server/camera/image_raw/detections"
 DETECTIONS = "vision_msgs/msg/Detection2DArray"
 START_NS = 1_700_000_000_000_000_000
 STEP_NS = 33_000_000
@@ -120,13 +121,13 @@ def test_every_frame_of_an_mcap_gets_its_result_at_its_time(
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert "50 frame(s) in" in done.stdout
     assert "50 answered" in done.stdout
-    assert "50 message(s) on /edge_server/detections" in done.stdout
+    assert "50 message(s) on /edge_server/camera/image_raw/detections" in done.stdout
     by_rosbags = read_with_rosbags(output)
-    assert {topic for topic, _, _ in by_rosbags} == {"/edge_server/detections"}
+    assert {topic for topic, _, _ in by_rosbags} == {RESULTS}
     check_boxes([(at, message) for _, at, message in by_rosbags], 50)
     pytest.importorskip("mcap_ros2")
     by_mcap = read_with_mcap(output)
-    assert {(topic, schema) for topic, schema, _, _ in by_mcap} == {("/edge_server/detections", DETECTIONS)}
+    assert {(topic, schema) for topic, schema, _, _ in by_mcap} == {(RESULTS, DETECTIONS)}
     check_boxes([(at, message) for _, _, at, message in by_mcap], 50)
 
 
@@ -229,13 +230,14 @@ def test_every_requested_result_has_its_topic(
     for topic, _, message in read_with_rosbags(tmp_path / "out.mcap"):
         found.setdefault(topic, []).append(message)
     names = ["annotated/compressed", "classification", "detections", "map", "mask"]
-    assert sorted(found) == [f"/left/{name}" for name in names]
-    assert (found["/left/map"][0].encoding, found["/left/map"][0].step) == ("32FC1", 8)
-    assert [one.class_id for one in found["/left/classification"][0].results] == ["1", "2"]
-    assert found["/left/detections"][0].detections[0].results[0].hypothesis.class_id == "3"
-    mask = found["/left/mask"][0]
+    prefix = "/left/camera/image_raw"
+    assert sorted(found) == [f"{prefix}/{name}" for name in names]
+    assert (found[f"{prefix}/map"][0].encoding, found[f"{prefix}/map"][0].step) == ("32FC1", 8)
+    assert [one.class_id for one in found[f"{prefix}/classification"][0].results] == ["1", "2"]
+    assert found[f"{prefix}/detections"][0].detections[0].results[0].hypothesis.class_id == "3"
+    mask = found[f"{prefix}/mask"][0]
     assert (mask.encoding, mask.step, mask.data.tolist()) == ("mono8", 2, [0, 1, 2, 3])
-    assert bytes(found["/left/annotated/compressed"][0].data) == b"\xff\xd8\xff\xd9"
+    assert bytes(found[f"{prefix}/annotated/compressed"][0].data) == b"\xff\xd8\xff\xd9"
 
 
 def test_errors_of_the_model_are_reported_and_set_the_exit_code(
@@ -303,28 +305,27 @@ def test_an_existing_file_is_not_overwritten(recorded: Callable[..., Path], tmp_
     assert (tmp_path / "out.mcap").read_bytes() == b"precious"
 
 
-def test_several_topics_require_the_topic_option(recorded: Callable[..., Path]) -> None:
+def test_all_topics_of_images_are_chosen_and_named_ones_are_found(recorded: Callable[..., Path]) -> None:
     from edge_server.plugins.ros.messages.ros2_types import MessageTypes
-    from edge_server.plugins.ros.recordings.recording import TopicRecording
+    from edge_server.plugins.ros.recordings.recording import ImageRecording
 
-    with TopicRecording(recorded(2, topics=("/left", "/right")), MessageTypes()) as recording:
-        assert recording.image_topics() == {"/left": 2, "/right": 2}
-        assert recording.choose_topic("right") == ("/right", 2)
-        with pytest.raises(InvalidRequest, match="2 topics of images: name one of /left, /right"):
-            recording.choose_topic()
-        with pytest.raises(NotFound, match="no images on topic '/clock'"):
-            recording.choose_topic("/clock")
+    with ImageRecording(recorded(2, topics=("/left", "/right")), MessageTypes()) as recording:
+        assert recording.choose_topics() == ({"/left": 2, "/right": 2}, {})
+        assert recording.choose_topics(["right"]) == ({"/right": 2}, {})
+        with pytest.raises(NotFound, match="no images on topic '/clock'; topics with images: /left, /right"):
+            recording.choose_topics(["/clock"])
 
 
 def test_frames_are_numbered_views_with_padding_and_timestamp(recorded: Callable[..., Path]) -> None:
     from edge_server.plugins.ros.messages.ros2_types import MessageTypes
-    from edge_server.plugins.ros.recordings.recording import TopicRecording
+    from edge_server.plugins.ros.recordings.recording import ImageRecording
 
-    with TopicRecording(recorded(3), MessageTypes()) as recording:
-        frames = list(recording.frames("/camera/image_raw"))
-    assert [item.frame.header.seq for item in frames] == [1, 2, 3]
+    with ImageRecording(recorded(3), MessageTypes()) as recording:
+        frames = list(recording.frames(["/camera/image_raw"]))
+    assert [item.frame and item.frame.header.seq for item in frames] == [1, 2, 3]
     assert [item.recorded_ns for item in frames] == [START_NS + number * STEP_NS for number in (1, 2, 3)]
     frame = frames[1].frame
+    assert frame is not None
     assert (frame.height, frame.width, frame.step, frame.encoding) == (6, 8, 28, "rgb8")
     assert isinstance(frame.data, memoryview)
     assert bytes(frame.data) == b"\x02" * 168
@@ -334,8 +335,9 @@ def test_an_error_while_reading_a_recording_is_raised(
     scripted: Callable[..., Any], recorded: Callable[..., Path], tmp_path: Path
 ) -> None:
     from edge_server.plugins.ros.messages.ros2_types import MessageTypes
-    from edge_server.plugins.ros.recordings.recording import RecordingWriter, TopicRecording
-    from edge_server.plugins.ros.recordings.replay import ReplayParameters, TopicReplay
+    from edge_server.plugins.ros.recordings.recording import ImageRecording
+    from edge_server.plugins.ros.recordings.recording_writer import RecordingWriter
+    from edge_server.plugins.ros.recordings.replay import RecordingReplay, ReplayParameters
 
     types = MessageTypes()
     parameters = ReplayParameters("finder", address=scripted().address, returns=Returns(has_detections=True))
@@ -344,11 +346,12 @@ def test_an_error_while_reading_a_recording_is_raised(
         yield next(frames)
         raise InvalidRequest("the disk is gone")
 
-    with TopicRecording(recorded(5), types) as recording:
-        frames = recording.frames("/camera/image_raw")
+    with ImageRecording(recorded(5), types) as recording:
+        frames = recording.frames(["/camera/image_raw"])
         with (
             pytest.raises(EdgeServerError, match="the disk is gone"),
             RecordingWriter(tmp_path / "o.mcap", types) as writer,
         ):
-            TopicReplay(parameters, writer).run(broken(frames))
-    assert [path.name for path in tmp_path.iterdir()] == ["drive_mcap"]
+            RecordingReplay(parameters, ["/camera/image_raw"], writer).run(broken(frames))
+    assert not (tmp_path / "o.mcap").exists()
+    assert writer.finished_path in (None, tmp_path / "o_partial.mcap")

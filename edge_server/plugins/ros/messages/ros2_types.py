@@ -86,7 +86,7 @@ class MessageTypes:
         # The DDS writer pads and keeps bytes; it would copy a view anyway.
         return bytes(self.store.serialize_cdr(self.to_rosbags(message), name))
 
-    def decode(self, data: bytes, type_name: str) -> Any:
+    def decode(self, data: bytes | memoryview, type_name: str) -> Any:
         """Return the message in CDR bytes; its arrays are views of them. Raises InvalidRequest."""
         try:
             # With bytes instead of a view, rosbags would copy everything behind the encapsulation.

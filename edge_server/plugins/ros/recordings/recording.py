@@ -1,51 +1,67 @@
-"""Reader and writer of ROS recordings, without ROS: reads rosbag2 (MCAP or SQLite) and ROS 1 bags, writes MCAP."""
+"""Recording of ROS, read without ROS: images of rosbag2 (MCAP or SQLite) and of ROS 1 bags, in the order of time."""
 
 from __future__ import annotations
 
 import contextlib
-import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from edge_server.errors import InvalidRequest, NotFound
-from edge_server.plugins.ros.messages.message_conversion import MessageKind, OutgoingMessage, kind_of, make_frame
+from edge_server.plugins.ros.messages.message_conversion import MessageKind, kind_of, make_frame
 from edge_server.plugins.ros.messages.ros2_types import MessageTypes, import_library
+from edge_server.plugins.ros.recordings.mcap_reader import McapReader
 from edge_server.protocol.frame_messages import Frame
 
 _IMAGES = (MessageKind.IMAGE, MessageKind.COMPRESSED_IMAGE)
-_ROSBAG2_VERSION = 9
+_DEPTH_ENCODINGS = ("16UC1", "32FC1")
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedFrame:
-    """An image and its time in the recording, in nanoseconds of the recorder's clock."""
+    """An image of a topic and its time in the recording, in nanoseconds of the recorder's clock.
 
+    `error` says why a message is no image; `frame` is None then.
+    """
+
+    topic: str
     recorded_ns: int
-    frame: Frame
+    frame: Frame | None
+    error: str = ""
 
 
-class TopicRecording:
-    """Reader of a recording; use it in a `with` statement.
+class _MessageReader(Protocol):
+    """Messages of a recording, in the order of time."""
+
+    def topics(self) -> Mapping[tuple[str, str], int]:
+        """Return topic and type -> number of messages."""
+
+    def messages(self, topics: Sequence[str]) -> Iterator[tuple[str, str, int, Any]]:
+        """Yield topic, type, time and serialized message."""
+
+    def decode(self, data: Any, type_name: str) -> Any:
+        """Return an object with the fields of a message. Raises InvalidRequest."""
+
+    def close(self) -> None:
+        """Close the files."""
+
+
+class ImageRecording:
+    """Reader of a recording's images; use it in a `with` statement.
 
     `path` is a .mcap, .db3 or .bag file, or a rosbag2 folder. Raises NotFound when it does not exist, InvalidRequest
     when it cannot be read, Unsupported without rosbags.
     """
 
     def __init__(self, path: Path, types: MessageTypes) -> None:
-        reading: Any = import_library("rosbags.highlevel")
-        self._errors = (reading.anyreader.AnyReaderError, *reading.anyreader.ReaderErrors)
-        self._path = path
         if not path.exists():
             raise NotFound(f"there is no recording '{path}'")
-        with self._translate_errors():
-            self._reader: Any = reading.AnyReader([path], default_typestore=types.store)
+        self._path = path
+        self._reader = _open_reader(path, types)
 
-    def __enter__(self) -> TopicRecording:
-        with self._translate_errors():
-            self._reader.open()
+    def __enter__(self) -> ImageRecording:
         return self
 
     def __exit__(
@@ -53,42 +69,160 @@ class TopicRecording:
     ) -> None:
         self._reader.close()
 
+    @property
+    def damage(self) -> Sequence[str]:
+        """Sentences about parts that cannot be read. Grows while frames are read."""
+        return self._reader.damage if isinstance(self._reader, _McapMessages) else ()
+
+    @property
+    def skipped_chunks(self) -> int:
+        """Damaged parts in the middle of the recording, so far."""
+        return self._reader.skipped_chunks if isinstance(self._reader, _McapMessages) else 0
+
     def image_topics(self) -> dict[str, int]:
         """Return the topics of Image or CompressedImage with their numbers of messages."""
         found: dict[str, int] = {}
-        for connection in self._reader.connections:
-            if kind_of(connection.msgtype) in _IMAGES:
-                found[connection.topic] = found.get(connection.topic, 0) + int(connection.msgcount)
+        for (topic, type_name), count in sorted(self._reader.topics().items()):
+            if kind_of(type_name) in _IMAGES:
+                found[topic] = found.get(topic, 0) + count
         return found
 
-    def choose_topic(self, topic: str = "") -> tuple[str, int]:
-        """Return the named or the only image topic, and its number of messages. Raises NotFound, InvalidRequest."""
+    def choose_topics(self, names: Sequence[str] = ()) -> tuple[dict[str, int], dict[str, str]]:
+        """Return the named image topics with their numbers of messages, and the others with the reason.
+
+        Without names all are chosen but for those without messages, those of depth, and `.../compressed` beside its
+        raw images. Raises NotFound, and InvalidRequest when nothing is left.
+        """
         topics = self.image_topics()
-        listed = ", ".join(sorted(topics)) or "none"
-        if topic:
-            name = topic if topic in topics else f"/{topic}"
-            if name not in topics:
-                raise NotFound(f"'{self._path}' has no images on topic '{topic}'; topics with images: {listed}")
-            return name, topics[name]
+        if names:
+            return {name: topics[name] for name in (self._find_topic(name, topics) for name in names)}, {}
         if not topics:
-            others = sorted({f"{one.topic} ({one.msgtype})" for one in self._reader.connections})
+            others = sorted(f"{topic} ({type_name})" for topic, type_name in self._reader.topics())
             raise InvalidRequest(
                 f"'{self._path}' has no topic of sensor_msgs Image or CompressedImage; "
-                f"it has {', '.join(others) or 'no topic at all'}"
+                f"it has {', '.join(others[:50]) or 'no topic at all'}"
             )
-        if len(topics) > 1:
-            raise InvalidRequest(f"'{self._path}' has {len(topics)} topics of images: name one of {listed}")
-        return next(iter(topics.items()))
+        skipped = {topic: reason for topic in topics if (reason := self._reason_to_skip(topic, topics))}
+        chosen = {topic: count for topic, count in topics.items() if topic not in skipped}
+        if not chosen:
+            reasons = ", ".join(f"{topic} ({reason})" for topic, reason in skipped.items())
+            raise InvalidRequest(f"'{self._path}' has no images of a camera: {reasons}; name one with --topic")
+        return chosen, skipped
 
-    def frames(self, topic: str) -> Iterator[RecordedFrame]:
-        """Yield the images of a topic in the order of the recording, with `seq` from 1. Raises InvalidRequest."""
-        connections = [one for one in self._reader.connections if one.topic == topic and kind_of(one.msgtype)]
-        seq = 0
+    def _find_topic(self, name: str, topics: Mapping[str, int]) -> str:
+        for found in (name, f"/{name}"):
+            if found in topics:
+                return found
+        listed = ", ".join(topics) or "none"
+        raise NotFound(f"'{self._path}' has no images on topic '{name}'; topics with images: {listed}")
+
+    def _reason_to_skip(self, topic: str, topics: Mapping[str, int]) -> str:
+        raw = topic.removesuffix("/compressed")
+        if raw != topic and raw in topics:
+            return f"the pictures of {raw}"
+        first = next(self.frames([topic]), None)
+        if first is None:
+            return "no message"
+        frame = first.frame
+        if frame is not None and (frame.encoding in _DEPTH_ENCODINGS or "compressedDepth" in frame.format):
+            return f"depth, {frame.encoding or frame.format}"
+        return ""
+
+    def frames(self, topics: Iterable[str]) -> Iterator[RecordedFrame]:
+        """Yield the images of some topics in the order of time, with `seq` from 1 for each topic.
+
+        Raises InvalidRequest.
+        """
+        seqs = dict.fromkeys(topics, 0)
+        for topic, type_name, recorded_ns, data in self._reader.messages(list(seqs)):
+            if kind_of(type_name) not in _IMAGES:
+                continue
+            seqs[topic] += 1
+            try:
+                frame = make_frame(self._reader.decode(data, type_name), seq=seqs[topic])
+            except InvalidRequest as error:
+                text = f"{topic}, message {seqs[topic]}: {error.message}"
+                yield RecordedFrame(topic, recorded_ns, None, text)
+                continue
+            yield RecordedFrame(topic, recorded_ns, frame)
+
+
+def _open_reader(path: Path, types: MessageTypes) -> _MessageReader:
+    """Return the reader for a file or folder. A folder may lack metadata.yaml, which is written last."""
+    if path.suffix == ".mcap" and path.is_file():
+        return _McapMessages([path], types)
+    if not path.is_dir():
+        return _RosbagsMessages(path, [path], types)
+    if files := sorted(path.glob("*.mcap")):
+        return _McapMessages(files, types)
+    if not (path / "metadata.yaml").exists() and (files := sorted(path.glob("*.db3"))):
+        return _RosbagsMessages(path, files, types)
+    return _RosbagsMessages(path, [path], types)
+
+
+class _McapMessages:
+    """Messages of MCAP files."""
+
+    def __init__(self, paths: Sequence[Path], types: MessageTypes) -> None:
+        self._types = types
+        self._reader = McapReader(paths)
+        self.damage = self._reader.damage
+        self.close = self._reader.close
+
+    @property
+    def skipped_chunks(self) -> int:
+        return self._reader.skipped_chunks
+
+    def topics(self) -> dict[tuple[str, str], int]:
+        found: dict[tuple[str, str], int] = {}
+        for channel, count in self._reader.channels().items():
+            if channel.encoding == "cdr":
+                key = channel.topic, channel.type_name
+                found[key] = found.get(key, 0) + count
+        return found
+
+    def messages(self, topics: Sequence[str]) -> Iterator[tuple[str, str, int, memoryview]]:
+        for message in self._reader.messages(topics):
+            if message.channel.encoding == "cdr":
+                yield message.channel.topic, message.channel.type_name, message.time_ns, message.data
+
+    def decode(self, data: memoryview, type_name: str) -> Any:
+        return self._types.decode(data, type_name)
+
+
+class _RosbagsMessages:
+    """Messages of SQLite files and of ROS 1 bags, by the library rosbags."""
+
+    def __init__(self, path: Path, parts: Sequence[Path], types: MessageTypes) -> None:
+        reading: Any = import_library("rosbags.highlevel")
+        self._any_reader_error: type[Exception] = reading.anyreader.AnyReaderError
+        self._errors = (self._any_reader_error, *reading.anyreader.ReaderErrors)
+        self._path = path
         with self._translate_errors():
-            for connection, recorded_ns, raw in self._reader.messages(connections=connections):
-                seq += 1
-                message = self._reader.deserialize(memoryview(raw), connection.msgtype)
-                yield RecordedFrame(recorded_ns, make_frame(message, seq=seq))
+            self._reader: Any = reading.AnyReader(parts, default_typestore=types.store)
+            self._reader.open()
+
+    def close(self) -> None:
+        self._reader.close()
+
+    def topics(self) -> dict[tuple[str, str], int]:
+        found: dict[tuple[str, str], int] = {}
+        for connection in self._reader.connections:
+            key = connection.topic, connection.msgtype
+            found[key] = found.get(key, 0) + int(connection.msgcount)
+        return found
+
+    def messages(self, topics: Sequence[str]) -> Iterator[tuple[str, str, int, bytes]]:
+        connections = [one for one in self._reader.connections if one.topic in topics]
+        with self._translate_errors():
+            for connection, recorded_ns, data in self._reader.messages(connections=connections):
+                yield connection.topic, connection.msgtype, recorded_ns, data
+
+    def decode(self, data: bytes, type_name: str) -> Any:
+        try:
+            return self._reader.deserialize(memoryview(data), type_name)
+        except self._any_reader_error as error:
+            raise InvalidRequest(f"expected a message of {type_name}: {error}") from error
 
     @contextlib.contextmanager
     def _translate_errors(self) -> Iterator[None]:
@@ -98,64 +232,3 @@ class TopicRecording:
             raise InvalidRequest(f"recording '{self._path}' cannot be read: {error}") from error
         except OSError as error:
             raise InvalidRequest(f"recording '{self._path}' cannot be read: {error.strerror or error}") from error
-
-
-class RecordingWriter:
-    """Writer of a rosbag2 recording; use it in a `with` statement. It gets its name when it is complete.
-
-    A `path` that ends in .mcap becomes one file, any other path a folder with the MCAP file and its metadata.yaml.
-    Raises InvalidRequest when the path exists.
-    """
-
-    def __init__(self, path: Path, types: MessageTypes) -> None:
-        if path.exists():
-            raise InvalidRequest(f"'{path}' exists already and is not overwritten")
-        self._path = path
-        self._types = types
-        self._module: Any = import_library("rosbags.rosbag2")
-        self._partial_folder = path.with_name(f".{path.name}.unfinished")
-        self._folder = self._partial_folder / path.name.removesuffix(".mcap")
-        self._connections: dict[str, Any] = {}
-        self.counts: dict[str, int] = {}
-
-    def __enter__(self) -> RecordingWriter:
-        shutil.rmtree(self._partial_folder, ignore_errors=True)
-        self._writer: Any = self._module.Writer(
-            self._folder, version=_ROSBAG2_VERSION, storage_plugin=self._module.StoragePlugin.MCAP
-        )
-        try:
-            self._writer.open()
-        except OSError as error:
-            raise self._write_error(error) from error
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is not None:
-            self._writer.abort()
-            shutil.rmtree(self._partial_folder, ignore_errors=True)
-            return
-        try:
-            self._writer.close()
-            finished = next(self._folder.glob("*.mcap")) if self._path.suffix == ".mcap" else self._folder
-            finished.rename(self._path)
-        except OSError as fault:
-            raise self._write_error(fault) from fault
-        finally:
-            shutil.rmtree(self._partial_folder, ignore_errors=True)
-
-    def _write_error(self, error: OSError) -> InvalidRequest:
-        return InvalidRequest(f"'{self._path}' cannot be written: {error.strerror or error}")
-
-    def write(self, topic: str, message: OutgoingMessage, recorded_ns: int) -> None:
-        """Write a message with the time of its frame. Raises InvalidRequest for errors such as a full disk."""
-        try:
-            if topic not in self._connections:
-                self._connections[topic] = self._writer.add_connection(
-                    topic, message.kind.value, typestore=self._types.store
-                )
-            self._writer.write(self._connections[topic], recorded_ns, self._types.encode(message))
-        except OSError as error:
-            raise self._write_error(error) from error
-        self.counts[topic] = self.counts.get(topic, 0) + 1

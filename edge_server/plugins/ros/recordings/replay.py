@@ -1,4 +1,4 @@
-"""Replay of a recording through a model: sends each image of a topic, and writes the results with the image's time.
+"""Replay of a recording through a model: sends the images of some topics, and writes the results with their time.
 
 At rate 0 no frame is lost: a few frames are in flight at a time, and dropped frames (by the governor, or with a broken
 connection) are sent again. At any other rate frames are sent at their recorded intervals, and drops are counted.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from edge_server.client import FrameStream, StreamError
@@ -22,13 +22,18 @@ from edge_server.plugins.ros.messages.message_conversion import (
     map_message,
     mask_message,
 )
-from edge_server.plugins.ros.recordings.recording import RecordedFrame, RecordingWriter
+from edge_server.plugins.ros.recordings.frame_window import FrameWindow, OpenFrame, Results
+from edge_server.plugins.ros.recordings.recording import RecordedFrame
+from edge_server.plugins.ros.recordings.recording_writer import RecordingWriter
 from edge_server.protocol.frame_messages import Delivery, Frame, FrameDropped, FrameResult, Returns
 
-MAX_IN_FLIGHT = 4
-"""Frames in flight at rate 0: enough to keep a model busy while images are read, and little memory."""
+MAX_IN_FLIGHT = 8
+"""Frames of a topic in flight at rate 0: enough for a model with some instances while images are read."""
 
 _RETRY_S = 0.1
+_TICK_S = 0.1
+_END_S = 5.0
+_MAX_ID_LENGTH = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +41,8 @@ class ReplayParameters:
     """Parameters of a replay. `rate`: 1.0 as recorded, 0 as fast as the server responds. `returns` are the requested
     results, by default those that the model declares.
 
-    Results go to topics below `namespace`: detections, classification, annotated/compressed, mask, map. The
-    replay fails when the server cannot be reached for `patience_s`.
+    Results of a topic go to topics below `namespace` and its own name: detections, classification,
+    annotated/compressed, mask, map. The replay fails when the server cannot be reached for `patience_s`.
     """
 
     model_name: str
@@ -65,7 +70,7 @@ class ReplaySummary:
     """Counts of a replay: sent = answered + failed + sum(dropped.values()). `repeated` frames count once in `sent`.
 
     `dropped` is by reason; "unanswered" are frames without a result or a report: replaced by newer ones before they
-    were sent, or lost with a connection.
+    were sent, or lost with a connection. `failed` counts messages that are no image, too.
     """
 
     sent: int = 0
@@ -76,143 +81,221 @@ class ReplaySummary:
     first_error: str = ""
     seconds: float = 0.0
 
+    @property
+    def completed(self) -> int:
+        return self.answered + self.failed + sum(self.dropped.values())
 
-class TopicReplay:
-    """One run over the frames of one topic. Both callbacks are called on the thread of `run`.
+    def note_error(self, text: str) -> None:
+        """Count a failed frame."""
+        self.failed += 1
+        self.first_error = self.first_error or text
 
-    `progress` gets the number of completed frames. `warn` gets a text each time the server is lost.
+
+class RecordingReplay:
+    """One run over the frames of some topics, each with a stream of its own. Both callbacks are called on the thread of
+    `run`.
+
+    `progress` gets the number of completed frames. `warn` gets a text when the server is lost.
     """
 
     def __init__(
         self,
         parameters: ReplayParameters,
+        topics: Sequence[str],
         writer: RecordingWriter,
         progress: Callable[[int], None] = lambda completed: None,
         warn: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._parameters = parameters
+        self._topics = topics
         self._writer = writer
         self._progress = progress
         self._warn = warn
-        self._has_warned = False
         self._changed = threading.Condition()
-        self._pending: dict[int, RecordedFrame] = {}
-        self._to_repeat: deque[int] = deque()
-        self._is_over = False
-        self._last_message_s = 0.0
+        self._warnings: deque[str] = deque()
+        self._error: BaseException | None = None
+        self._running = 0
         self.summary = ReplaySummary()
-        self._stream = FrameStream(
-            parameters.address,
-            parameters.model_name,
-            version=parameters.model_version,
-            stream_id=parameters.stream_id,
-            returns=parameters.returns,
-            delivery=Delivery(depth=MAX_IN_FLIGHT if parameters.is_lossless else 1, notifies_drops=True),
-            keeps_all=parameters.is_lossless,
-            client="ros replay",
-            on_dropped=self._note_drop,
-            on_broken=self._note_break,
-        )
 
-    def run(self, frames: Iterable[RecordedFrame]) -> ReplaySummary:
+    def run(self, frames: Iterator[RecordedFrame]) -> ReplaySummary:
         """Send the frames and write their results; block until the last one is complete.
 
         Raises errors of reading and writing, and StreamError when the model is not available.
         """
-        began = self._last_message_s = time.monotonic()
+        began = time.monotonic()
+        window = FrameWindow(frames, self._topics, self._parameters.rate, self._write, self._note_bad_message)
+        streams = [
+            _TopicStream(self._parameters, topic, window, self.summary, self._changed, self._warnings)
+            for topic in self._topics
+        ]
+        threads = [threading.Thread(target=self._run_stream, args=(one,), daemon=True) for one in streams]
+        self._running = len(threads)
         try:
-            for result in self._stream.results(self._due_frames(frames)):
-                self._receive(result)
+            for thread in threads:
+                thread.start()
+            self._wait()
         finally:
-            with self._changed:
-                self._is_over = True
-                self._changed.notify_all()
-            self._stream.close()
-        if self._pending:
-            self.summary.dropped["unanswered"] += len(self._pending)
+            # In this order: after the first line nothing is written, whatever the streams do until they end.
+            window.close()
+            for stream in streams:
+                stream.close()
+            for thread in threads:
+                thread.join(_END_S)
+        if self._error is not None:
+            raise self._error
         self.summary.seconds = time.monotonic() - began
         return self.summary
 
-    def _due_frames(self, frames: Iterable[RecordedFrame]) -> Iterator[Frame]:
-        """Yield the frames when they are due. Runs on the stream's sending thread, which waits for room at rate 0."""
-        pace = _ReplayClock(self._parameters.rate)
-        for recorded in frames:
-            yield from self._repeats()
-            with self._changed:
-                while not self._is_over and (wait_s := pace.wait_s(recorded.recorded_ns, time.monotonic())) > 0:
-                    self._changed.wait(wait_s)
-                if self._is_over:
-                    return
-                self._pending[recorded.frame.header.seq] = recorded
-                self.summary.sent += 1
-            yield recorded.frame
-        while self._parameters.is_lossless:
-            with self._changed:
-                self._changed.wait_for(lambda: self._is_over or not self._pending or self._to_repeat)
-                if self._is_over or not self._pending:
-                    return
-            yield from self._repeats()
-
-    def _repeats(self) -> Iterator[Frame]:
-        """Yield the frames to send again."""
+    def _wait(self) -> None:
+        """Report progress until all streams have ended, or one has failed."""
         while True:
             with self._changed:
-                if not self._to_repeat or self._is_over:
+                self._changed.wait_for(lambda: not self._running or self._error is not None, _TICK_S)
+                is_over = not self._running or self._error is not None
+                completed = self.summary.completed
+            while self._warnings:
+                self._warn(self._warnings.popleft())
+            self._progress(completed)
+            if is_over:
+                return
+
+    def _run_stream(self, stream: _TopicStream) -> None:
+        error: BaseException | None = None
+        try:
+            stream.run()
+        except Exception as fault:  # noqa: BLE001 - raised by `run`
+            error = fault
+        with self._changed:
+            self._running -= 1
+            self._error = self._error or error
+            self._changed.notify_all()
+
+    def _write(self, results: Results, recorded_ns: int) -> None:
+        for topic, message in results:
+            self._writer.write(topic, message, recorded_ns)
+
+    def _note_bad_message(self, text: str) -> None:
+        with self._changed:
+            self.summary.sent += 1
+            self.summary.note_error(text)
+
+
+class _TopicStream:
+    """Stream of one topic: sends its frames and completes them in the window. `changed` guards `summary` as well."""
+
+    def __init__(
+        self,
+        parameters: ReplayParameters,
+        topic: str,
+        window: FrameWindow,
+        summary: ReplaySummary,
+        changed: threading.Condition,
+        warnings: deque[str],
+    ) -> None:
+        self._parameters = parameters
+        self._topic = topic
+        self._window = window
+        self._summary = summary
+        self._changed = changed
+        self._warnings = warnings
+        self._has_warned = False
+        self._pending: dict[int, OpenFrame] = {}
+        self._is_over = False
+        self._last_message_s = time.monotonic()
+        self._stream = FrameStream(
+            parameters.address,
+            parameters.model_name,
+            version=parameters.model_version,
+            stream_id=f"{parameters.stream_id}{topic}"[:_MAX_ID_LENGTH] if parameters.stream_id else "",
+            returns=parameters.returns,
+            delivery=Delivery(depth=MAX_IN_FLIGHT if parameters.is_lossless else 1, notifies_drops=True),
+            keeps_all=parameters.is_lossless,
+            client=f"ros replay of {topic}"[:_MAX_ID_LENGTH],
+            on_dropped=self._note_drop,
+            on_broken=self._note_break,
+        )
+
+    def run(self) -> None:
+        """Send the topic's frames; block until the last one is complete or the stream is closed."""
+        try:
+            for result in self._stream.results(self._due_frames()):
+                self._receive(result)
+        finally:
+            self.close()
+            with self._changed:
+                if self._pending:
+                    self._summary.dropped["unanswered"] += len(self._pending)
+
+    def close(self) -> None:
+        """End the stream, from any thread."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+        self._stream.close()
+
+    def _due_frames(self) -> Iterator[Frame]:
+        """Yield the frames to send when they are due. Runs on the stream's sending thread, which waits for room at rate
+        0."""
+        while (taken := self._window.take(self._topic)) is not None:
+            entry, frame = taken
+            with self._changed:
+                if self._is_over:
                     return
-                recorded = self._pending.get(self._to_repeat.popleft())
-                self.summary.repeated += recorded is not None
-            if recorded is not None:
-                yield recorded.frame
+                self._pending[frame.header.seq] = entry
+                if entry.send_count == 1:
+                    self._summary.sent += 1
+                else:
+                    self._summary.repeated += 1
+            yield frame
 
     def _receive(self, result: FrameResult) -> None:
-        """Write one result. A second result of a frame that was sent twice is ignored."""
+        """Complete a frame. A second result of a frame that was sent twice is ignored."""
         with self._changed:
             self._last_message_s = time.monotonic()
             self._has_warned = False
-            recorded = self._pending.pop(result.header.seq, None)
-            if recorded is None:
+            entry = self._pending.pop(result.header.seq, None)
+            if entry is None:
                 return
-            self._changed.notify_all()
-        if result.error_code:
-            self.summary.failed += 1
-            self.summary.first_error = self.summary.first_error or f"{result.error_code}: {result.error}"
-        else:
-            self.summary.answered += 1
-            for topic, message in self._messages(result):
-                self._writer.write(topic, message, recorded.recorded_ns)
-        self._report_progress()
+            if result.error_code:
+                self._summary.note_error(f"{self._topic}: {result.error_code}: {result.error}")
+            else:
+                self._summary.answered += 1
+        self._window.complete(self._topic, entry, () if result.error_code else list(self._messages(result)))
 
     def _messages(self, result: FrameResult) -> Iterator[tuple[str, OutgoingMessage]]:
         """Yield the messages of a result. A result without any content becomes an empty list of detections."""
         given, numbers = self._parameters, self._parameters.class_id_is_number
+        prefix = f"{given.namespace}{self._topic}"
         annotated, mask = annotated_message(result), mask_message(result, is_requested=given.returns.has_mask)
         if result.classes:
-            yield f"{given.namespace}/classification", classification_message(result, has_numbers=numbers)
+            yield f"{prefix}/classification", classification_message(result, has_numbers=numbers)
         if mask is not None:
-            yield f"{given.namespace}/mask", mask
+            yield f"{prefix}/mask", mask
         if (dense := map_message(result)) is not None:
-            yield f"{given.namespace}/map", dense
+            yield f"{prefix}/map", dense
         if annotated is not None:
-            yield f"{given.namespace}/annotated/compressed", annotated
+            yield f"{prefix}/annotated/compressed", annotated
         has_other = bool(result.classes) or mask is not None or dense is not None
         has_other |= annotated is not None and given.returns != Returns()
         if result.detections or given.returns.has_detections or not has_other:
-            yield f"{given.namespace}/detections", detections_message(result, has_numbers=numbers)
+            yield f"{prefix}/detections", detections_message(result, has_numbers=numbers)
 
     def _note_drop(self, notice: FrameDropped) -> None:
         with self._changed:
             self._last_message_s = time.monotonic()
-            if notice.header.seq not in self._pending:
+            entry = self._pending.get(notice.header.seq)
+            if entry is None:
                 return
-            if not self._parameters.is_lossless:
-                del self._pending[notice.header.seq]
-                self.summary.dropped[notice.reason.name.lower()] += 1
-            else:
+            if self._parameters.is_lossless:
                 # The governor would drop the frame again at once; wait a moment.
                 self._changed.wait_for(lambda: self._is_over, _RETRY_S)
-                self._to_repeat.append(notice.header.seq)
-            self._changed.notify_all()
-        self._report_progress()
+            else:
+                del self._pending[notice.header.seq]
+                self._summary.dropped[notice.reason.name.lower()] += 1
+        if self._parameters.is_lossless:
+            self._window.repeat(self._topic, [entry])
+        else:
+            self._window.complete(self._topic, entry, ())
 
     def _note_break(self, error: StreamError) -> None:
         """Repeat the frames in flight. Raises the error when the server has been lost for too long."""
@@ -221,30 +304,9 @@ class TopicReplay:
             if time.monotonic() - self._last_message_s > self._parameters.patience_s:
                 raise error
             is_new, self._has_warned = not self._has_warned, True
-            if self._parameters.is_lossless:
-                # The newest frames still wait on this side, and are sent anyway. A frame too many gets two results.
-                in_flight = list(self._pending)[: len(self._pending) - waiting]
-                self._to_repeat.extend(seq for seq in in_flight if seq not in self._to_repeat)
-            self._changed.notify_all()
-        if is_new:
-            self._warn(f"{error}; trying again for {self._parameters.patience_s:g} s")
-
-    def _report_progress(self) -> None:
-        self._progress(self.summary.answered + self.summary.failed + sum(self.summary.dropped.values()))
-
-
-class _ReplayClock:
-    """Schedule of the frames: the recorded intervals divided by the rate. At rate 0 each frame is due at once."""
-
-    def __init__(self, rate: float) -> None:
-        self._rate = rate
-        self._origin: tuple[int, float] | None = None
-
-    def wait_s(self, recorded_ns: int, now_s: float) -> float:
-        """Return the time until a frame is due; the first frame starts the clock."""
-        if self._rate == 0:
-            return 0.0
-        if self._origin is None:
-            self._origin = recorded_ns, now_s
-        first_ns, began_s = self._origin
-        return began_s + (recorded_ns - first_ns) / 1e9 / self._rate - now_s
+            # The newest frames still wait on this side, and are sent anyway. A frame too many gets two results.
+            in_flight = list(self._pending.values())[: len(self._pending) - waiting]
+            if is_new:
+                self._warnings.append(f"{error}; trying again for {self._parameters.patience_s:g} s")
+        if self._parameters.is_lossless:
+            self._window.repeat(self._topic, in_flight)
