@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 class SpatialDetections:
     """Detections with positions, published for each result that has a depth image and a calibration.
 
-    `camera_info_topic` "" is the one beside the image topic. `is_rectified`: the images have no distortion, and the name
-    of their topic does not say so. Callbacks of the transport and `add_result` may run on different threads.
+    `camera_info_topic` "" is the one beside the image topic. `is_rectified`: the images have no distortion, and the
+    name of their topic does not say so. Callbacks of the transport and `add_result` may run on different threads.
     """
 
     def __init__(
