@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import hashlib
 import http.client
+import os
 import re
 import secrets
 import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -85,7 +87,10 @@ class TritonPythonModel:
 
 
 COMMAND = Path(sys.executable).parent / "edge-server"
-UPGRADE = {"Upgrade": "websocket", "Connection": "Upgrade"}
+UPGRADE = {
+    "Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13",
+    "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+}  # fmt: skip
 
 
 def write_model(folder: Path, config: str, code: str, version: int = 1) -> None:
@@ -311,7 +316,7 @@ def test_a_canary_gets_its_share_of_the_episodes_and_each_keeps_its_version(
     for _ in range(3):
         assert [robot.act(0, 0)[0, 0] for robot in robots] == first
     # The trial ends: the canary's version goes.
-    shutil.rmtree(models / "trial/2")
+    shutil.rmtree(models / "tried/2")
     deadline = time.monotonic() + 30
     while server.get("/v2/models/tried/versions/2/ready")[0] == 200 and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -381,7 +386,11 @@ def http_get(address: str, path: str, **headers: str) -> tuple[int, str]:
 
 def test_other_clients_get_a_sentence(address: str) -> None:
     assert http_get(address, "/healthz") == (200, "OK\n")
-    assert http_get(address, "/arm") == (400, f"expected a WebSocket of openpi's protocol at ws://{address}/MODEL\n")
+    status, body = http_get(address, "/arm")
+    assert status == 400
+    assert body.startswith(
+        f"openpi's protocol at ws://{address}/MODEL: expected GET with the headers Upgrade: websocket"
+    )
 
 
 def test_a_message_that_is_too_large_ends_its_connection_alone(connect: Callable[..., Robot]) -> None:
@@ -395,6 +404,52 @@ def test_a_message_that_is_too_large_ends_its_connection_alone(connect: Callable
             aiohttp.WSMsgType.ERROR,
         )
     assert other.act(1, 2).shape == (4, 2)
+
+
+@pytest.mark.soak
+def test_robots_that_send_much_share_the_memory_and_harm_none_that_sends_little(serve: Any, models: Path) -> None:
+    with serve(models, "--policy-openpi=127.0.0.1:0") as server, contextlib.ExitStack() as robots:
+        address = find_address(server)
+
+        def join() -> Robot:
+            return robots.enter_context(contextlib.closing(Robot(address)))
+
+        small, large = join(), [join() for _ in range(15)]
+        small.act(1, 2)
+        before_mb = peak_memory_mb(server)
+        message = messages.write_message({"observation/state": [1, 2], "other": np.zeros(31 << 20, np.uint8)})
+        header = b"\x82\xff" + len(message).to_bytes(8, "big") + b"\0\0\0\0"
+        # Half of the messages are sent whole, the others never end.
+        senders, connections = [], []
+        for number, robot in enumerate(large):
+            data = header + (message if number % 2 else message[: 30 << 20])
+            raw = robot.socket.get_extra_info("socket")
+            connections.append(robots.enter_context(socket.socket(fileno=os.dup(raw.fileno()))))
+            connections[-1].setblocking(True)
+            senders.append(threading.Thread(target=send_or_fail, args=(connections[-1], data)))
+            senders[-1].start()
+        for _ in range(50):
+            assert small.act(1, 2).shape == (4, 2)
+        for number, robot in enumerate(large):
+            if number % 2:
+                assert messages.read_message(robot.receive())["actions"].shape == (4, 2)
+        for sender in senders:
+            sender.join()
+        assert small.act(1, 2).shape == (4, 2)
+        assert peak_memory_mb(server) - before_mb < 256
+        for connection in connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)  # else a client waits for the answer to its close
+
+
+def send_or_fail(connection: socket.socket, data: bytes) -> None:
+    with contextlib.suppress(OSError):
+        connection.sendall(data)
+
+
+def peak_memory_mb(server: Any) -> float:
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024
 
 
 def test_robots_are_limited_and_connections_that_say_nothing_give_way(

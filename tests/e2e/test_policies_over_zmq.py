@@ -245,12 +245,25 @@ def test_arrays_in_the_order_of_fortran_are_read(connect: Callable[..., Client])
     assert actions["waist"][0, 0, 0] == pytest.approx(np.arange(48).mean() / 255, rel=1e-5)
 
 
-def test_more_robots_than_may_be_replace_those_that_are_silent(server: Any, connect: Callable[..., Client]) -> None:
-    for _ in range(18):
-        assert connect().call("get_action", {"observation": OBSERVATION})[1] == {"model": "humanoid"}
-    robots = re.search(r'edge_policy_robots\{model="humanoid",wire="groot"\} (\d+)', server.read_metrics())
-    assert robots
-    assert int(robots[1]) == 16
+def test_robots_are_limited_and_one_that_leaves_gives_its_place_to_another(
+    server: Any, connect: Callable[..., Client], eventually: Any
+) -> None:
+    robots = []
+    while "error" not in (answer := connect_robot(robots, connect)):
+        assert answer[1] == {"model": "humanoid"}
+    assert answer == {"error": "16 robots are connected, which is the maximum"}
+    assert len(robots) == 17
+    assert robots[-1].call("ping")["status"] == "ok"
+    robots[0].close()
+    assert eventually(lambda: "error" not in robots[-1].call("get_action", {"observation": OBSERVATION}))
+    counted = re.search(r'edge_policy_robots\{model="humanoid",wire="groot"\} (\d+)', server.read_metrics())
+    assert counted
+    assert int(counted[1]) == 16
+
+
+def connect_robot(robots: list[Client], connect: Callable[..., Client]) -> Any:
+    robots.append(connect())
+    return robots[-1].call("get_action", {"observation": OBSERVATION})
 
 
 def test_a_token_is_taken_as_the_client_sends_it(

@@ -41,8 +41,8 @@ _NPY = re.compile(
 _DTYPE = re.compile(r"[<>|=]?(?:b1|[iu][1248]|f[248])")
 
 
-def read_message(data: bytes) -> dict[Any, Any]:
-    """Return the map that a message is. Arrays are read-only views of `data`, or copies in the machine's byte order.
+def read_message(data: bytes | memoryview) -> dict[Any, Any]:
+    """Return the map that a message is. Arrays are read-only.
 
     Raises InvalidRequest.
     """

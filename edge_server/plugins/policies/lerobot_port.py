@@ -14,7 +14,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
 import numpy as np
@@ -23,6 +23,8 @@ from edge_server.errors import EdgeServerError, InvalidRequest, QueueFull, Servi
 from edge_server.frontends.http.request_head import Headers
 from edge_server.frontends.loop_dispatch import LoopDispatch
 from edge_server.plugins.policies.array_messages import MAX_MESSAGE_BYTES
+from edge_server.plugins.policies.connections.listener import MAX_ROBOTS
+from edge_server.plugins.policies.connections.message_memory import HeldMessage, MessageMemory
 from edge_server.plugins.policies.lerobot_pickles import (
     ClientObservation,
     ClientPolicy,
@@ -39,7 +41,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_ROBOTS = 16
 OBSERVATION_WAIT_S = 2.0
 _SILENCE_S = 60.0
 _MAX_CALLS = 32
@@ -50,13 +51,19 @@ _BEGIN, _MIDDLE, _END = 1, 2, 3
 _EMPTY = b""
 
 
+class _Observation(NamedTuple):
+    content: ClientObservation
+    memory: HeldMessage
+    arrived_ns: int
+
+
 class _Client:
     """A robot's channel: the policy that it wants, and the newest observation that was not run."""
 
     def __init__(self, robot: Robot, policy: ClientPolicy) -> None:
         self.robot = robot
         self.policy = policy
-        self.newest: tuple[ClientObservation, int] | None = None
+        self.newest: _Observation | None = None
         self.has_newest = asyncio.Event()
         self.is_running = False
         self.last_call_s = 0.0
@@ -70,6 +77,7 @@ class LeRobotPort:
         service: InferenceService,
         access: AccessCheck,
         counters: PolicyCounters,
+        memory: MessageMemory,
         choose_policy: Callable[[str], str],
         address: str,
     ) -> None:
@@ -77,6 +85,7 @@ class LeRobotPort:
         self._service = service
         self._access = access
         self._counters = counters
+        self._memory = memory
         self._choose_policy = choose_policy
         self._clients: OrderedDict[str, _Client] = OrderedDict()
         """Robots by the address of their connection, the one that called last at the end."""
@@ -107,9 +116,8 @@ class LeRobotPort:
     async def stop(self) -> None:
         """Stop listening; calls that run get no answer. May be called again."""
         await self._server.stop(None)
-        for client in self._clients.values():
-            client.robot.close()
-        self._clients.clear()
+        for peer in list(self._clients):
+            self._forget(peer)
 
     def _answered(self, call: Any) -> Any:
         """Return a handler of gRPC that checks the token and answers an EdgeServerError with its sentence."""
@@ -149,22 +157,31 @@ class LeRobotPort:
 
     async def _take_observation(self, pieces: AsyncIterator[bytes], peer: str) -> bytes:
         data = bytearray()
-        async for piece in pieces:
-            states, parts = _read_fields(piece)
-            if states.get(1) == _BEGIN:
-                data.clear()
-            data += parts.get(2, b"")
-            if len(data) > MAX_MESSAGE_BYTES:
-                raise InvalidRequest(f"expected an observation of at most {MAX_MESSAGE_BYTES} bytes")
-            if states.get(1) == _END:
-                break
-        observation = await asyncio.to_thread(read_pickle, bytes(data))
-        if not isinstance(observation, ClientObservation) or not isinstance(observation.observation, dict):
-            raise InvalidRequest("expected a TimedObservation")
-        client = self._client(peer)
+        memory = self._memory.begin(lambda error: data.clear())
+        try:
+            async for piece in pieces:
+                states, parts = _read_fields(piece)
+                if states.get(1) == _BEGIN:
+                    data.clear()
+                part = parts.get(2, b"")
+                if len(data) + len(part) > MAX_MESSAGE_BYTES:
+                    raise InvalidRequest(f"expected an observation of at most {MAX_MESSAGE_BYTES} bytes")
+                await memory.grow(len(part))
+                data += part
+                if states.get(1) == _END:
+                    break
+            memory.is_complete = True
+            content = await asyncio.to_thread(read_pickle, bytes(data))
+            if not isinstance(content, ClientObservation) or not isinstance(content.observation, dict):
+                raise InvalidRequest("expected a TimedObservation")
+            client = self._client(peer)
+        except BaseException:
+            memory.release()
+            raise
         if client.newest is not None:
+            client.newest.memory.release()
             client.robot.overtake()
-        client.newest = observation, time.monotonic_ns()
+        client.newest = _Observation(content, memory, time.monotonic_ns())
         client.has_newest.set()
         return _EMPTY
 
@@ -178,9 +195,13 @@ class LeRobotPort:
                 await asyncio.wait_for(client.has_newest.wait(), OBSERVATION_WAIT_S)
             if client.newest is None:
                 return _EMPTY
-            (observation, arrived_ns), client.newest = client.newest, None
+            newest, client.newest = client.newest, None
             client.has_newest.clear()
-            found = await client.robot.infer(_arrange(observation.observation, client.policy), arrived_ns)
+            observation = newest.content
+            try:
+                found = await client.robot.infer(_arrange(observation.observation, client.policy), newest.arrived_ns)
+            finally:
+                newest.memory.release()
         finally:
             client.is_running = False
         policy = client.robot.policy
@@ -201,6 +222,8 @@ class LeRobotPort:
     def _forget(self, peer: str) -> None:
         client = self._clients.pop(peer, None)
         if client is not None:
+            if client.newest is not None:
+                client.newest.memory.release()
             client.robot.close()
 
     def _forget_silent(self) -> None:

@@ -70,12 +70,14 @@ class _Policies(RunningPlugin):
         import asyncio
 
         from edge_server.errors import Unsupported, install_hint
+        from edge_server.plugins.policies.connections.message_memory import MessageMemory
         from edge_server.plugins.policies.policy_counters import PolicyCounters
 
         self._loop = asyncio.get_running_loop()
         self._counters = PolicyCounters()
         core = self._core
-        parts = core.service, core.access, self._counters, self._choose_policy
+        memory = MessageMemory(settings.message_memory_mb << 20)
+        parts = core.service, core.access, self._counters, memory, self._choose_policy
         try:
             if settings.openpi:
                 from edge_server.plugins.policies.openpi_port import OpenpiPort
@@ -122,11 +124,9 @@ class _Policies(RunningPlugin):
 
     def models_settled(self) -> None:
         # Not earlier: a client asks once for a policy, and ends if there is none.
-        for port in (self._openpi, self._lerobot):
+        for port in (self._openpi, self._groot, self._lerobot):
             if port is not None:
                 self._starting.append(self._loop.create_task(port.start()))
-        if self._groot is not None:
-            self._groot.start()
 
     def begin_stop(self) -> None:
         # Robots hold the version of their episode, for which the end of the server would wait.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edge_server.config.setting import OPTIONAL_ADDRESS, Kind, setting
+from edge_server.config.setting import OPTIONAL_ADDRESS, Kind, integer, setting
 
 
 def _parse_address_and_model(text: str) -> str:
@@ -38,4 +38,10 @@ class PoliciesConfig:
         OPTIONAL_ADDRESS,
         "Serve robot policies at this address by LeRobot's asynchronous inference over gRPC. Its messages are pickles; "
         "only a written list of classes is read.",
+    )
+    message_memory_mb: int = setting(
+        256,
+        "--policy-message-memory-mb",
+        integer(64, 1 << 20),
+        "Most megabytes (MiB) that the observations of all robots hold together; what needs more waits or is refused.",
     )

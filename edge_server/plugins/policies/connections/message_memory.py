@@ -1,0 +1,118 @@
+"""Bound on the memory that the messages of all robots hold together: while they are received, wait and are used.
+
+Half of it is for small messages: each message may always hold `small_bytes`, so a robot that sends little is never
+harmed by one that sends much. The other half is for what messages hold beyond that. If it is full, a message waits
+until others are used up, the first one first. Meanwhile, one whose rest does not come is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable
+
+from edge_server.errors import QueueFull
+
+_MAX_MESSAGES = 96
+"""Messages that may exist at a time: for each of 16 robots on three wires one that is used, and one that waits or is
+received."""
+
+_MAX_WAIT_S = 10.0
+_MAX_RECEIVE_S = 3.0
+"""A message that is being received for longer gives way to one that waits."""
+
+_LOOK_EVERY_S = 0.25
+
+
+class HeldMessage:
+    """What one message holds. Lives on the event loop of its MessageMemory."""
+
+    __slots__ = ("_memory", "_refuse", "is_complete", "is_refused", "since_s", "size")
+
+    def __init__(self, memory: MessageMemory, refuse: Callable[[QueueFull], object]) -> None:
+        self.size = 0
+        self.since_s = 0.0
+        """When it got its first memory (time.monotonic)."""
+        self.is_complete = False
+        """Whether all of it was received. The receiver sets it."""
+        self.is_refused = False
+        self._memory = memory
+        self._refuse = refuse
+
+    async def grow(self, nbytes: int) -> None:
+        """Count bytes that will be received next. May wait; raises QueueFull if there is no memory for them."""
+        await self._memory.make_room(self, nbytes)
+        if not self.size:
+            self.since_s = time.monotonic()
+        self.size += nbytes
+
+    def release(self) -> None:
+        """Hold nothing any more. May be called again."""
+        self._memory.remove(self)
+
+    def refuse(self, error: QueueFull) -> None:
+        self.is_refused = True
+        self.release()
+        self._refuse(error)
+
+
+class MessageMemory:
+    """Memory of `total_bytes` for messages. Not thread-safe: lives on one event loop."""
+
+    def __init__(self, total_bytes: int) -> None:
+        self.total_bytes = total_bytes
+        self.small_bytes = total_bytes // 2 // _MAX_MESSAGES
+        self._messages: set[HeldMessage] = set()
+        self._waiting: deque[HeldMessage] = deque()
+        self._changed = asyncio.Event()
+
+    def begin(self, refuse: Callable[[QueueFull], object]) -> HeldMessage:
+        """Return a message that holds nothing yet. `refuse` is called if it must give its memory to others while it is
+        received; it drops what was received, and does not raise."""
+        message = HeldMessage(self, refuse)
+        self._messages.add(message)
+        return message
+
+    def remove(self, message: HeldMessage) -> None:
+        self._messages.discard(message)
+        self._changed.set()
+
+    async def make_room(self, message: HeldMessage, nbytes: int) -> None:
+        size = message.size + nbytes
+        if size <= self.small_bytes or (not self._waiting and self._has_room(message, size)):
+            return
+        until_s = time.monotonic() + _MAX_WAIT_S
+        self._waiting.append(message)
+        try:
+            while self._waiting[0] is not message or not self._has_room(message, size):
+                self._refuse_slow()
+                if message.is_refused or time.monotonic() > until_s:
+                    raise self._refusal()
+                self._changed.clear()
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), _LOOK_EVERY_S)
+        finally:
+            self._waiting.remove(message)
+            self._changed.set()
+
+    def _has_room(self, message: HeldMessage, size: int) -> bool:
+        sizes = [item.size for item in self._messages if item is not message]
+        return sum(max(0, other - self.small_bytes) for other in (size, *sizes)) <= self.total_bytes // 2
+
+    def _refuse_slow(self) -> None:
+        """Refuse a message whose rest does not come: of several the one that holds most for longest."""
+        now_s = time.monotonic()
+        slow = [
+            item
+            for item in self._messages
+            if not item.is_complete and item.size > self.small_bytes and now_s - item.since_s > _MAX_RECEIVE_S
+        ]
+        if slow:
+            max(slow, key=lambda item: item.size * (now_s - item.since_s)).refuse(self._refusal())
+
+    def _refusal(self) -> QueueFull:
+        return QueueFull(
+            f"the messages of all robots hold more than {self.total_bytes >> 20} MB (--policy-message-memory-mb)"
+        )
