@@ -170,6 +170,7 @@ def test_a_reliable_bridge_reports_an_incompatible_best_effort_camera(
 
 IMAGE_HASH = "RIHS01_d31d41a9a4c4bc8eae9be757b0beed306564f7526c88ea6a4588fb9582527d47"
 DETECTIONS_HASH = "RIHS01_214274120007f4a683866481336b70310268cfa107aebe9d594a6acf75bda968"
+POSITIONS_HASH = "RIHS01_793f5eab9595ac1c0da07873cc859db42eae51f0ee76056db8562515d830e018"
 """As rosidl's generators compute them from the packages of ROS 2 Jazzy."""
 
 
@@ -181,6 +182,7 @@ def test_discovery_announces_names_types_and_type_hashes_of_ros(ros_domain: dict
     assert done.returncode == 0, done.stderr
     assert sorted(json.loads(done.stdout)) == [
         ["rt/found", "vision_msgs::msg::dds_::Detection2DArray_", f"typehash={DETECTIONS_HASH};"],
+        ["rt/found3d", "vision_msgs::msg::dds_::Detection3DArray_", f"typehash={POSITIONS_HASH};"],
         ["rt/image", "sensor_msgs::msg::dds_::Image_", f"typehash={IMAGE_HASH};"],
     ]
 
@@ -195,11 +197,12 @@ from edge_server.plugins.ros.messages.message_conversion import MessageKind
 
 transport = DdsTransport(int(sys.argv[1]))
 transport.advertise("/found", MessageKind.DETECTIONS, Qos())
+transport.advertise("/found3d", MessageKind.DETECTIONS_3D, Qos())
 transport.advertise("image", MessageKind.IMAGE, Qos("SENSOR_DATA", 5))
 watcher = DomainParticipant(int(sys.argv[1]))
 reader = BuiltinDataReader(watcher, BuiltinTopicDcpsPublication)
 seen, end = {}, time.monotonic() + 20
-while len(seen) < 2 and time.monotonic() < end:
+while len(seen) < 3 and time.monotonic() < end:
     for sample in reader.take(20):
         if getattr(sample, "topic_name", "").startswith("rt/"):
             data = [policy.data for policy in sample.qos if type(policy).__name__ == "Userdata"]
