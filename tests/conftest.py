@@ -477,6 +477,41 @@ def ros_domain() -> dict[str, str]:
     pytest.skip("every ROS domain from 20 to 99 is taken on this machine")
 
 
+class ZenohRouter:
+    """Router of Zenoh as a process of its own, on an address that stays the same when it is started again."""
+
+    def __init__(self) -> None:
+        self.address = f"tcp/127.0.0.1:{find_free_ports(1)[0]}"
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables by which nodes with rmw_zenoh reach it."""
+        return {"ZENOH_CONFIG_OVERRIDE": f'connect/endpoints=["{self.address}"]'}
+
+    def start(self) -> None:
+        command = [sys.executable, str(Path(__file__).parent / "plugins/ros/zenoh_router.py"), self.address]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "ready\n"
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+
+@pytest.fixture
+def zenoh_router() -> Iterator[ZenohRouter]:
+    """A router that runs."""
+    pytest.importorskip("zenoh", reason="needs eclipse-zenoh: pip install '.[zenoh]'")
+    router = ZenohRouter()
+    router.start()
+    yield router
+    router.kill()
+
+
 class RedisServer:
     """A Redis server as a process of its own, on a port that stays the same when it is killed and started again."""
 

@@ -3,7 +3,7 @@
 #
 #     eval "$(tests/aarch64/fetch_root.sh DEST)" && python -m pytest -m 'soak or long' tests/aarch64
 #
-# It holds Python 3.11, the wheels for aarch64 of all that the extra `test` asks for, and what is in these wheels. This
+# It holds Python 3.11, the wheels for aarch64 of the extras `test` and `zenoh`, and what is in these wheels. This
 # machine unpacks everything: nothing of the other machine runs, which would take minutes. So no package is configured,
 # and what a configuration would have made stands below. A second call with the same DEST fetches nothing. Prints an
 # export line for the shell.
@@ -41,7 +41,7 @@ if [ ! -e "$root/complete" ]; then
         platforms="$platforms --platform manylinux_${glibc}_aarch64"
     done
     wheels="--only-binary=:all: --python-version 3.11 --implementation cp --abi cp311 --abi abi3 --abi none $platforms"
-    packages=$("$python" "$source/systemd/list_requirements.py" "$source" "$root/empty" 3.11 aarch64 test | tr -d ' ')
+    packages=$("$python" "$source/systemd/list_requirements.py" "$source" "$root/empty" 3.11 aarch64 test zenoh | tr -d ' ')
     # shellcheck disable=SC2086
     "$python" -m pip download --quiet --dest "$root/wheels" $wheels $packages pip 'setuptools>=77' >&2
     # Where distutils of Debian's Python looks for what is not a package of Debian's.

@@ -57,8 +57,8 @@ def _parser() -> argparse.ArgumentParser:
         "--transport",
         choices=TRANSPORTS,
         default="dds",
-        help="dds: ROS 2 without a ROS installation (extra 'ros'). rclpy: in a sourced ROS 2, or rclpy from "
-        "PyPI. ros1: rospy.",
+        help="dds: ROS 2 without a ROS installation (extra 'ros'). zenoh: the same for nodes with rmw_zenoh_cpp, "
+        "also on aarch64 (extra 'zenoh'). rclpy: in a sourced ROS 2, or rclpy from PyPI. ros1: rospy.",
     )
     parser.add_argument("--node-name", default="edge_server_bridge", help="name of the ROS node")
     parser.add_argument("--image-topic", default="/image", help="topic to subscribe to")

@@ -359,7 +359,7 @@ complete -c edge-server -n '__edge_server_runs ros' -l model-version -x -d '0: t
 complete -c edge-server -n '__edge_server_runs ros' -l url -x -d 'gRPC address of the server'
 complete -c edge-server -n '__edge_server_runs ros' -l stream-id -x -d 'id of the stream in the server\'s statistics'
 complete -c edge-server -n '__edge_server_runs ros' -l class-numbers -f -d 'write class_id as a number even if the model has labels'
-complete -c edge-server -n '__edge_server_runs ros' -l transport -x -a 'dds rclpy ros1' -d 'dds: ROS 2 without a ROS installation (extra \'ros\')'
+complete -c edge-server -n '__edge_server_runs ros' -l transport -x -a 'dds rclpy zenoh ros1' -d 'dds: ROS 2 without a ROS installation (extra \'ros\')'
 complete -c edge-server -n '__edge_server_runs ros' -l node-name -x -d 'name of the ROS node'
 complete -c edge-server -n '__edge_server_runs ros' -l image-topic -x -d 'topic to subscribe to'
 complete -c edge-server -n '__edge_server_runs ros' -l compressed -f -d 'the topic has CompressedImage messages'

@@ -1,9 +1,19 @@
-"""Fixtures: a frame service over real gRPC whose results a test controls, and DDS limited to this machine."""
+"""Fixtures: a frame service over real gRPC whose results a test controls, and processes of ROS 2 over DDS and Zenoh."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -115,3 +125,82 @@ def scripted() -> Iterator[Callable[..., ScriptedServer]]:
     yield start
     for server in servers:
         server.stop()
+
+
+COMMAND = Path(sys.executable).parent / "edge-server"
+LIMIT_S = 60.0
+
+
+@dataclass
+class Ros2Processes:
+    """Bridges and cameras over `transport`, all with `environment`, each in a process of its own."""
+
+    transport: str
+    environment: dict[str, str]
+
+    @contextlib.contextmanager
+    def bridging(
+        self, address: str, log: Path, *flags: str, environment: dict[str, str] | None = None
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """Run `edge-server ros bridge` meanwhile; end it by SIGTERM and expect exit code 0."""
+        with open(log, "wb") as file:
+            process = subprocess.Popen(
+                [
+                    str(COMMAND), "ros", "bridge", f"--transport={self.transport}", "--model=finder",
+                    f"--address={address}", "--image-topic=/camera/image_raw", "--detections-topic=/detections", *flags,
+                ],
+                env={**os.environ, **self.environment, **(environment or {})}, stderr=file,
+            )  # fmt: skip
+        try:
+            yield process
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0, log.read_text()
+        finally:
+            process.kill()
+            process.wait()
+
+    def start_camera(self, count: int) -> subprocess.Popen[str]:
+        """Start a camera whose codec is not this package's. It ends after `count` different messages came back."""
+        camera = Path(__file__).parent / f"{self.transport}_camera.py"
+        domain = self.environment["ROS_DOMAIN_ID"]
+        return subprocess.Popen(
+            [sys.executable, str(camera), domain, "/camera/image_raw", "/detections", str(count)],
+            env={**os.environ, **self.environment}, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    @staticmethod
+    def heard(camera: subprocess.Popen[str]) -> list[dict[str, Any]]:
+        """Return the messages that a camera got until its end."""
+        output, _ = camera.communicate(timeout=LIMIT_S + 10)
+        return [json.loads(line) for line in output.splitlines()]
+
+    @staticmethod
+    def wait_until(condition: Callable[[], bool], what: str) -> None:
+        end = time.monotonic() + LIMIT_S
+        while not condition():
+            assert time.monotonic() < end, f"waited {LIMIT_S:.0f} s for {what}"
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def dds(ros_domain: dict[str, str]) -> Ros2Processes:
+    """Processes in a ROS domain of this test's own, over DDS."""
+    if any(importlib.util.find_spec(name) is None for name in ("cyclonedds", "rosbags")):
+        pytest.skip("needs cyclonedds and rosbags: pip install '.[ros]'")
+    return Ros2Processes("dds", ros_domain)
+
+
+@pytest.fixture
+def zenoh(zenoh_router: Any) -> Ros2Processes:
+    """Processes around a router of this test's own, over Zenoh."""
+    # The camera has the codec of Cyclone DDS.
+    if any(importlib.util.find_spec(name) is None for name in ("cyclonedds", "rosbags", "xxhash")):
+        pytest.skip("needs cyclonedds, rosbags and xxhash: pip install '.[ros,zenoh]'")
+    return Ros2Processes("zenoh", {"ROS_DOMAIN_ID": "7", **zenoh_router.environment})
+
+
+@pytest.fixture(params=["dds", "zenoh"])
+def ros2(request: pytest.FixtureRequest) -> Ros2Processes:
+    """Processes over each transport that needs no ROS."""
+    processes: Ros2Processes = request.getfixturevalue(request.param)
+    return processes

@@ -50,19 +50,20 @@ VISION_MSGS = {
 
 
 NO_CYCLONEDDS = (
-    "Its wheels for Linux are for x86-64 alone. Elsewhere use --transport=rclpy inside a sourced ROS 2, or build it "
+    "Its wheels for Linux are for x86-64 alone. Elsewhere use --transport=zenoh where ROS runs with rmw_zenoh_cpp, "
+    "--transport=rclpy inside a sourced ROS 2, or build it "
     "against the C library of its release (github.com/eclipse-cyclonedds/cyclonedds): CYCLONEDDS_HOME=/where/that/is "
     "pip install cyclonedds"
 )
 
 
-def import_library(name: str) -> ModuleType:
-    """Import a module of the extra `ros`. Raises Unsupported, with the install command, when it is missing."""
+def import_library(name: str, extra: str = "ros") -> ModuleType:
+    """Import a module of an extra. Raises Unsupported, with the install command, when it is missing."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
         package = name.partition(".")[0]
-        message = f"{package} is needed and cannot be imported ({error}); {install_hint('ros')}."
+        message = f"{package} is needed and cannot be imported ({error}); {install_hint(extra)}."
         if package == "cyclonedds":
             message += f" {NO_CYCLONEDDS}"
         raise Unsupported(message) from error

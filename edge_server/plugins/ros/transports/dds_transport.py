@@ -18,7 +18,7 @@ from edge_server.errors import InvalidRequest, NotFound, ServingFault
 from edge_server.plugins.ros.messages.message_conversion import MessageKind, OutgoingMessage
 from edge_server.plugins.ros.messages.ros2_types import MessageTypes, import_library
 from edge_server.plugins.ros.transports.dds_domains import MAX_DOMAIN_ID, explain_no_nodes
-from edge_server.plugins.ros.transports.transport import Qos, type_hint
+from edge_server.plugins.ros.transports.transport import Qos, absolute_topic, type_hint
 
 LOOPBACK_ONLY = (
     "<CycloneDDS><Domain><General><Interfaces><NetworkInterface address='127.0.0.1'/></Interfaces>"
@@ -40,7 +40,6 @@ DISCOVERY_RANGES = ("SUBNET", "LOCALHOST", "SYSTEM_DEFAULT")
 
 _PEER = re.compile(r"[A-Za-z0-9._:%-]+")
 
-_TOPIC = re.compile(r"/?[A-Za-z_][A-Za-z0-9_]*(/[A-Za-z_][A-Za-z0-9_]*)*")
 _RELIABLE_WAIT_MS = 100
 _MAX_TAKEN = 16
 _MAX_DISCOVERED = 10_000
@@ -289,9 +288,7 @@ def network_configuration(environment: Mapping[str, str]) -> tuple[str, str]:
 
 def dds_topic(topic: str) -> str:
     """Return the DDS name of a ROS topic. Raises InvalidRequest when the name is not valid."""
-    if not _TOPIC.fullmatch(topic):
-        raise InvalidRequest(f"'{topic}' is no ROS topic: expected words of letters, digits and '_' between '/'")
-    return "rt/" + topic.removeprefix("/")
+    return "rt" + absolute_topic(topic)
 
 
 def dds_type(name: str) -> str:

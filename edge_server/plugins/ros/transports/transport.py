@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,6 +13,7 @@ from edge_server.plugins.ros.messages.message_conversion import MessageKind, Out
 TRANSPORTS = {
     "dds": "edge_server.plugins.ros.transports.dds_transport",
     "rclpy": "edge_server.plugins.ros.transports.rclpy_transport",
+    "zenoh": "edge_server.plugins.ros.transports.zenoh_transport",
     "ros1": "edge_server.plugins.ros.transports.ros1_transport",
 }
 """Transport -> its module, with `open_transport(node_name: str, environment: Mapping[str, str]) -> Transport`. It
@@ -19,17 +21,21 @@ raises Unsupported when its libraries are missing, and names the package to inst
 
 QOS_PROFILES = ("DEFAULT", "SENSOR_DATA")
 
+_TOPIC = re.compile(r"/?[A-Za-z_][A-Za-z0-9_]*(/[A-Za-z_][A-Za-z0-9_]*)*")
+
 
 @dataclass(frozen=True, slots=True)
 class Qos:
     """Quality of service, with the names of Isaac ROS parameters.
 
-    "DEFAULT" is reliable, "SENSOR_DATA" best effort; both are volatile and keep the last `depth` messages. A reliable
-    reader gets nothing from a best-effort writer, so images are read with best effort by default.
+    "DEFAULT" is reliable, "SENSOR_DATA" best effort; both keep the last `depth` messages. A reliable reader gets
+    nothing from a best-effort writer, so images are read with best effort by default. With `is_transient_local`,
+    subscribers that come later get the last `depth` messages too.
     """
 
     profile: str = "DEFAULT"
     depth: int = 10
+    is_transient_local: bool = False
 
     def __post_init__(self) -> None:
         if self.profile not in QOS_PROFILES:
@@ -64,6 +70,13 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """End all subscriptions and topics. Called once, after the last `spin` and `publish`."""
+
+
+def absolute_topic(topic: str) -> str:
+    """Return a topic's name with a "/" before it. Raises InvalidRequest when ROS does not allow the name."""
+    if not _TOPIC.fullmatch(topic):
+        raise InvalidRequest(f"'{topic}' is no ROS topic: expected words of letters, digits and '_' between '/'")
+    return "/" + topic.removeprefix("/")
 
 
 def type_hint(given: str) -> str:

@@ -1,0 +1,412 @@
+"""The Zenoh transport among nodes made of Zenoh sessions: configuration, graph, silence, and peers that break rules."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import math
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_server.errors import InvalidRequest, NotFound, ServingFault
+from edge_server.plugins.ros.messages.message_conversion import (
+    CompressedImageMessage,
+    DetectionsMessage,
+    ImageMessage,
+    MessageKind,
+)
+from edge_server.plugins.ros.messages.ros2_types import MessageTypes
+from edge_server.plugins.ros.transports.transport import Qos
+from edge_server.plugins.ros.transports.zenoh_transport import (
+    MAX_MESSAGE_BYTES,
+    ZenohTransport,
+    open_transport,
+    router_checks,
+    session_configuration,
+)
+from edge_server.protocol.frame_messages import FrameHeader
+
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(
+        any(importlib.util.find_spec(name) is None for name in ("zenoh", "rosbags", "xxhash")),
+        reason="needs eclipse-zenoh, rosbags and xxhash: pip install '.[zenoh]'",
+    ),
+]
+
+LIMIT_S = 30.0
+DOMAIN = 7
+TOPIC = "/camera/image_raw"
+IMAGE_KEY = (
+    f"{DOMAIN}/camera/image_raw/sensor_msgs::msg::dds_::Image_/"
+    "RIHS01_d31d41a9a4c4bc8eae9be757b0beed306564f7526c88ea6a4588fb9582527d47"
+)
+
+
+def _block() -> Any:
+    """Nothing that a test sends is dropped on its way."""
+    import zenoh
+
+    return zenoh.CongestionControl.BLOCK
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < end, f"waited {LIMIT_S:.0f} s for {what}"
+        time.sleep(0.02)
+
+
+def attachment(number: int) -> bytes:
+    return struct.pack("<qqB16s", number, time.time_ns(), 16, bytes(16))
+
+
+def picture(number: int, types: MessageTypes) -> bytes:
+    header = FrameHeader(sec=number, nanosec=0, frame_id="camera")
+    return types.encode(ImageMessage(header, 2, 4, "mono8", 4, bytes([number % 256]) * 8))
+
+
+@pytest.fixture
+def environment(zenoh_router: Any) -> dict[str, str]:
+    return {"ROS_DOMAIN_ID": str(DOMAIN), **zenoh_router.environment}
+
+
+@pytest.fixture
+def transport(environment: dict[str, str]) -> Iterator[ZenohTransport]:
+    opened = open_transport("edge_server_bridge", environment)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def node(environment: dict[str, str]) -> Iterator[Any]:
+    """A session of another program."""
+    import zenoh
+
+    with zenoh.open(session_configuration(environment)) as session:
+        wait_until(lambda: bool(session.info.routers_zid()), "the router")
+        yield session
+
+
+@contextlib.contextmanager
+def spinning(transport: ZenohTransport) -> Iterator[list[Exception]]:
+    """Spin on a thread meanwhile; yields the errors that end it."""
+    is_done, errors = threading.Event(), []
+
+    def run() -> None:
+        try:
+            while not is_done.is_set() and transport.spin(0.05):
+                pass
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield errors
+    finally:
+        is_done.set()
+        thread.join()
+
+
+def graph_of(session: Any) -> set[str]:
+    return {str(reply.ok.key_expr) for reply in session.liveliness().get("@ros2_lv/**", timeout=1.0)}
+
+
+def test_defaults_are_those_of_rmw_zenoh() -> None:
+    found = session_configuration({})
+    assert json.loads(found.get_json("mode")) == "peer"
+    assert json.loads(found.get_json("connect/endpoints")) == ["tcp/localhost:7447"]
+    assert json.loads(found.get_json("listen/endpoints")) == ["tcp/localhost:0"]
+    assert json.loads(found.get_json("scouting/multicast/enabled")) is False
+    assert json.loads(found.get_json("scouting/gossip/target"))["peer"] == ["router"]
+    assert json.loads(found.get_json("transport/link/rx/max_message_size")) == MAX_MESSAGE_BYTES
+
+
+def test_a_file_and_overrides_configure_the_session(tmp_path: Path) -> None:
+    file = tmp_path / "session.json5"
+    file.write_text('{mode: "client", connect: {endpoints: ["tcp/robot:7447"]}}  // a comment')
+    found = session_configuration({
+        "ZENOH_SESSION_CONFIG_URI": str(file),
+        "ZENOH_CONFIG_OVERRIDE": 'connect/endpoints=["tcp/arm:7447"];scouting/multicast/enabled=false;',
+    })  # fmt: skip
+    assert json.loads(found.get_json("mode")) == "client"
+    assert json.loads(found.get_json("connect/endpoints")) == ["tcp/arm:7447"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "expected"),
+    [
+        ("ZENOH_SESSION_CONFIG_URI", "/no/such/file.json5", "'/no/such/file.json5' is no configuration of Zenoh"),
+        ("ZENOH_CONFIG_OVERRIDE", "connect/endpoint=[]", "expected KEY=VALUE .* got 'connect/endpoint=\\[\\]'"),
+        ("ZENOH_CONFIG_OVERRIDE", "mode=client", "got 'mode=client'"),
+        ("ZENOH_CONFIG_OVERRIDE", "mode", "got 'mode'"),
+    ],
+)
+def test_a_wrong_configuration_is_refused(variable: str, value: str, expected: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"{variable}: .*{expected}"):
+        session_configuration({variable: value})
+
+
+@pytest.mark.parametrize(("given", "expected"), [("", 1), ("3", 3), ("0", math.inf), ("-1", -1)])
+def test_router_checks_are_those_of_the_variable(given: str, expected: float) -> None:
+    assert router_checks({"ZENOH_ROUTER_CHECK_ATTEMPTS": given}) == expected
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("ROS_DOMAIN_ID", "seven"), ("ROS_DOMAIN_ID", "-1"), ("ZENOH_ROUTER_CHECK_ATTEMPTS", "x")]
+)
+def test_what_is_no_number_is_refused(variable: str, value: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"{variable} must be a number, got '{value}'"):
+        open_transport("bridge", {variable: value})
+
+
+def test_names_that_ros_refuses_are_refused(transport: ZenohTransport, environment: dict[str, str]) -> None:
+    with pytest.raises(InvalidRequest, match="a node's name has letters, digits and '_' and no digit first, got '1/x'"):
+        open_transport("1/x", environment)
+    with pytest.raises(InvalidRequest, match=r"'/a/\*\*' is no ROS topic"):
+        transport.advertise("/a/**", MessageKind.IMAGE, Qos())
+
+
+def test_a_client_without_a_router_is_told_where_it_was_expected(free_ports: Callable[[int], list[int]]) -> None:
+    (port,) = free_ports(1)
+    override = f'mode="client";connect/endpoints=["tcp/127.0.0.1:{port}"]'
+    with pytest.raises(ServingFault, match=f"no Zenoh session can be opened to tcp/127.0.0.1:{port}"):
+        open_transport("bridge", {"ZENOH_CONFIG_OVERRIDE": override})
+
+
+def test_the_graph_shows_node_publishers_and_subscribers_until_the_end(environment: dict[str, str], node: Any) -> None:
+    transport = open_transport("edge_server_bridge", environment)
+    transport.advertise("/found", MessageKind.DETECTIONS, Qos())
+    transport.subscribe(TOPIC, MessageKind.IMAGE, Qos("SENSOR_DATA", 5), print)
+    shown: list[str] = []
+
+    def is_shown() -> bool:
+        shown[:] = sorted(token.split("/", 3)[3] for token in graph_of(node))
+        return len(shown) == 3
+
+    wait_until(is_shown, "the bridge in the graph")
+    assert shown[0] == "0/0/NN/%/%/edge_server_bridge"
+    assert shown[1].startswith(
+        "0/1/MP/%/%/edge_server_bridge/%found/vision_msgs::msg::dds_::Detection2DArray_/RIHS01_214274120007"
+    )
+    assert shown[1].endswith("/::,10:,:,:,,")
+    assert shown[2].startswith("0/2/MS/%/%/edge_server_bridge/%camera%image_raw/sensor_msgs::msg::dds_::Image_/RIHS01_")
+    assert shown[2].endswith("/2::,5:,:,:,,")
+    transport.close()
+    wait_until(lambda: not graph_of(node), "the end of the bridge in the graph")
+
+
+def test_a_message_has_its_key_number_time_and_publisher(transport: ZenohTransport, node: Any) -> None:
+    from xxhash import xxh3_128_digest
+
+    transport.advertise("/found", MessageKind.DETECTIONS, Qos())
+    found = node.declare_subscriber(f"{DOMAIN}/found/*/*")
+    samples: list[Any] = []
+
+    def is_heard() -> bool:
+        transport.publish("/found", DetectionsMessage(FrameHeader(sec=1, nanosec=2, frame_id="camera"), ()))
+        samples.extend(iter(found.try_recv, None))
+        return len(samples) >= 2
+
+    wait_until(is_heard, "two messages")
+    tokens: list[str] = []
+
+    def is_shown() -> bool:
+        tokens[:] = [one for one in graph_of(node) if "/MP/" in one]
+        return len(tokens) == 1
+
+    wait_until(is_shown, "the publisher's token")
+    numbers = []
+    for sample in samples:
+        number, stamp_ns, size, gid = struct.unpack("<qqB16s", sample.attachment.to_bytes())
+        numbers.append(number)
+        assert abs(time.time_ns() - stamp_ns) < 60e9
+        assert (size, gid) == (16, xxh3_128_digest(tokens[0].encode())[::-1])
+        assert sample.payload.to_bytes()[:12] == bytes.fromhex("00010000 01000000 02000000")
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    with pytest.raises(NotFound, match="topic '/other' was not advertised for sensor_msgs/msg/CompressedImage"):
+        transport.publish("/other", CompressedImageMessage(FrameHeader(), "jpeg", b""))
+
+
+def test_the_newest_message_wins(transport: ZenohTransport, node: Any) -> None:
+    types, got, may_go_on = MessageTypes(), [], threading.Event()
+
+    def take(message: Any) -> None:
+        got.append(message.header.stamp.sec)
+        may_go_on.wait(LIMIT_S)
+
+    transport.subscribe(TOPIC, MessageKind.IMAGE, Qos("SENSOR_DATA", 2), take)
+    writer = node.declare_publisher(IMAGE_KEY)
+    wait_until(lambda: writer.matching_status.matching, "the subscriber")
+    writer.put(picture(1, types), attachment=attachment(1))
+    wait_until(lambda: got == [1], "the first message")
+    for number in range(2, 101):
+        writer.put(picture(number, types), attachment=attachment(number))
+    # The graph is answered after the messages before it.
+    graph_of(node)
+    may_go_on.set()
+    wait_until(lambda: got[-1] == 100, "the last message")
+    assert got == [1, 99, 100]
+
+
+def test_payloads_and_attachments_of_others_are_named_and_harm_nothing(
+    transport: ZenohTransport, node: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = "edge_server.plugins.ros.transports.zenoh_transport"
+    monkeypatch.setattr(f"{module}._WARNING_INTERVAL_S", 0.0)
+    monkeypatch.setattr(f"{module}.MAX_MESSAGE_BYTES", 1_000_000)
+    types, got = MessageTypes(), []
+    transport.subscribe(TOPIC, MessageKind.IMAGE, Qos("SENSOR_DATA", 1000), got.append)
+    writer = node.declare_publisher(IMAGE_KEY, congestion_control=_block())
+    wait_until(lambda: writer.matching_status.matching, "the subscriber")
+    whole = picture(1, types)
+    writer.put(whole)
+    writer.put(whole, attachment=b"\0" * 12)
+    writer.put(b"", attachment=attachment(1))
+    writer.put(whole[:-3], attachment=attachment(1))
+    writer.put(whole[:40] + b"\xff" * 4 + whole[44:], attachment=attachment(1))
+    writer.put(bytes(1_000_001), attachment=attachment(1))
+    chance = np.random.default_rng(1)
+    for size in chance.integers(0, 200, 200):
+        writer.put(chance.bytes(int(size)), attachment=attachment(1))
+    writer.put(picture(77, types), attachment=attachment(2))
+    with spinning(transport) as errors:
+        wait_until(lambda: bool(got) and got[-1].header.stamp.sec == 77, "the whole message")
+    assert not errors
+    messages = [record.message for record in caplog.records]
+    for expected in (
+        "/camera/image_raw: a message has no attachment, so its publisher is no node of ROS",
+        "/camera/image_raw: the attachment of a message has 12 bytes and is not one of rmw_zenoh, expected 33 bytes",
+        "/camera/image_raw: what came is no sensor_msgs/msg/Image",
+        "/camera/image_raw: a message has 1000001 bytes, expected at most 1000000",
+    ):
+        assert any(message.startswith(expected) for message in messages), expected
+
+
+def test_a_flood_of_wrong_messages_is_one_warning_in_some_seconds(
+    transport: ZenohTransport, node: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    got: list[Any] = []
+    transport.subscribe(TOPIC, MessageKind.IMAGE, Qos("SENSOR_DATA", 5000), got.append)
+    writer = node.declare_publisher(IMAGE_KEY, congestion_control=_block())
+    wait_until(lambda: writer.matching_status.matching, "the subscriber")
+    started = time.monotonic()
+    for _ in range(1000):
+        writer.put(b"\0")
+    writer.put(picture(1, MessageTypes()), attachment=attachment(1))
+    wait_until(lambda: bool(got), "the whole message")
+    warnings = [record for record in caplog.records if "no attachment" in record.message]
+    assert 1 <= len(warnings) <= 1 + (time.monotonic() - started) / 5
+
+
+def test_an_error_of_a_callback_ends_the_transport(transport: ZenohTransport, node: Any) -> None:
+    def fail(message: Any) -> None:
+        raise ValueError("the stream is closed")
+
+    transport.subscribe(TOPIC, MessageKind.IMAGE, Qos("SENSOR_DATA", 1), fail)
+    writer = node.declare_publisher(IMAGE_KEY)
+    wait_until(lambda: writer.matching_status.matching, "the subscriber")
+    with spinning(transport) as errors:
+        writer.put(picture(1, MessageTypes()), attachment=attachment(1))
+        wait_until(lambda: bool(errors), "the error")
+    assert str(errors[0]) == "the stream is closed"
+
+
+@pytest.mark.parametrize("profile", ["DEFAULT", "SENSOR_DATA"])
+def test_late_subscribers_get_the_last_messages_of_a_transient_local_topic(
+    environment: dict[str, str], profile: str
+) -> None:
+    qos = Qos(profile, 2, is_transient_local=True)
+    first = open_transport("camera", environment)
+    first.advertise("/drawn", MessageKind.COMPRESSED_IMAGE, qos)
+    for number in range(5):
+        header = FrameHeader(sec=number, nanosec=0, frame_id="camera")
+        first.publish("/drawn", CompressedImageMessage(header, "jpeg", b"\xff\xd8"))
+    second, got = open_transport("viewer", environment), []
+    second.subscribe("/drawn", MessageKind.COMPRESSED_IMAGE, qos, lambda message: got.append(message.header.stamp.sec))
+    wait_until(lambda: len(got) == 2, "what was sent before")
+    assert got == [3, 4]
+    first.publish("/drawn", CompressedImageMessage(FrameHeader(sec=9, nanosec=0, frame_id=""), "jpeg", b"\xff\xd8"))
+    wait_until(lambda: len(got) == 3, "what is sent now")
+    assert got == [3, 4, 9]
+    second.close()
+    first.close()
+
+
+def test_nodes_of_humble_are_spoken_to_without_type_hashes(environment: dict[str, str], node: Any) -> None:
+    transport = open_transport("bridge", {**environment, "ROS_DISTRO": "humble"})
+    got: list[Any] = []
+    transport.subscribe(TOPIC, MessageKind.IMAGE, Qos(), got.append)
+    writer = node.declare_publisher(f"{IMAGE_KEY.rpartition('/')[0]}/TypeHashNotSupported")
+    wait_until(lambda: writer.matching_status.matching, "the subscriber")
+    writer.put(picture(3, MessageTypes()), attachment=attachment(1))
+    wait_until(lambda: bool(got), "the message")
+    assert got[0].header.stamp.sec == 3
+    transport.close()
+
+
+def test_a_silent_topic_is_explained_by_router_domain_topic_type_or_hash(
+    transport: ZenohTransport, node: Any, zenoh_router: Any, free_ports: Callable[[int], list[int]]
+) -> None:
+    transport.subscribe(TOPIC, MessageKind.IMAGE, Qos(), print)
+    image, other = "sensor_msgs::msg::dds_::Image_", "sensor_msgs::msg::dds_::CompressedImage_"
+    right = IMAGE_KEY.rpartition("/")[2]
+    cases = [
+        ("", "the router is reached, but no other node is seen in ROS domain 7: expected RMW_IMPLEMENTATION="),
+        ("@ros2_lv/3/{}/0/0/NN/%/%/camera", "nodes are in domain 3: expected the same ROS_DOMAIN_ID"),
+        ("@ros2_lv/7/{}/0/0/NN/%/%/camera", "other nodes are seen in ROS domain 7, but none publishes it"),
+        (f"@ros2_lv/7/{{}}/0/1/MP/%/%/camera/%front/{image}/{right}/::,:,:,:,,",
+         "none publishes it; sensor_msgs/msg/Image is published on /front"),
+        (f"@ros2_lv/7/{{}}/0/2/MP/%/%/camera/%camera%image_raw/{other}/{right}/::,:,:,:,,",
+         "type mismatch: its publisher sends sensor_msgs/msg/CompressedImage, expected sensor_msgs/msg/Image (add "),
+        (f"@ros2_lv/7/{{}}/0/3/MP/%/%/camera/%camera%image_raw/{image}/TypeHashNotSupported/::,:,:,:,,",
+         "its publisher is a node of ROS 2 Humble: expected ROS_DISTRO=humble here"),
+        (f"@ros2_lv/7/{{}}/0/4/MP/%/%/camera/%camera%image_raw/{image}/RIHS01_00/::,:,:,:,,",
+         f"type mismatch: its publisher's sensor_msgs/msg/Image has the hash RIHS01_00, expected {right}"),
+        (f"@ros2_lv/7/{{}}/0/5/MP/%/%/camera/%camera%image_raw/{image}/{right}/2::,5:,:,:,,",
+         "its publisher is connected: it sends nothing"),
+    ]  # fmt: skip
+    for token, expected in cases:
+        with contextlib.ExitStack() as stack:
+            if token:
+                stack.enter_context(node.liveliness().declare_token(token.format(node.info.zid())))
+            wait_until(lambda expected=expected: expected in transport.explain_silence(TOPIC), expected)
+    zenoh_router.kill()
+    node.close()
+    wait_until(lambda: "no Zenoh router is reached at tcp/127.0.0.1" in transport.explain_silence(TOPIC), "no router")
+
+
+def test_a_router_that_is_missing_is_logged_and_may_come_later(
+    free_ports: Callable[[int], list[int]], zenoh_router: Any, node: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    node.close()
+    zenoh_router.kill()
+    environment = {"ROS_DOMAIN_ID": "7", **zenoh_router.environment, "ZENOH_ROUTER_CHECK_ATTEMPTS": "2"}
+    transport = open_transport("bridge", environment)
+    got: list[Any] = []
+    transport.subscribe(TOPIC, MessageKind.IMAGE, Qos(), got.append)
+
+    def warnings() -> int:
+        return sum("no Zenoh router is reached" in record.message for record in caplog.records)
+
+    with spinning(transport):
+        wait_until(lambda: warnings() == 2, "two warnings")
+        zenoh_router.start()
+        import zenoh
+
+        with zenoh.open(session_configuration(environment)) as camera:
+            writer = camera.declare_publisher(IMAGE_KEY)
+            wait_until(lambda: writer.matching_status.matching, "the subscriber")
+            writer.put(picture(5, MessageTypes()), attachment=attachment(1))
+            wait_until(lambda: bool(got), "the message")
+    assert warnings() == 2
+    transport.close()
