@@ -44,6 +44,7 @@ FACE = (224, 116)
 
 CHECKSUMS = {
     "vision_msgs/Detection2DArray": "402071f61477de256df9f1aa45e6e4c8",
+    "vision_msgs/Detection3DArray": "05c51d9aea1fb4cfdc8effb94f197b6f",
     "vision_msgs/Classification2D": "b23d0855d0f41568e09106615351255f",
     "sensor_msgs/CompressedImage": "8f7a12909da2c9d3332d540a0977563f",
 }
@@ -192,6 +193,27 @@ def test_frames_of_a_ros1_camera_come_back_as_detections_with_their_stamp_and_fr
     picture = ros.wait(drawn, 1)[0]
     assert (picture["format"], picture["header"]["frame_id"]) == ("jpeg", "camera_optical")
     assert picture["data"] > 10_000
+    assert bridge.end() == 0, ros.logs()
+    assert "Traceback" not in ros.logs(), ros.logs()
+
+
+def test_a_ros1_depth_camera_gets_the_position_of_a_face(ros: Ros, server: Any, portrait: Path) -> None:
+    ros.master()
+    bridge = ros.bridge(
+        server, DETECTOR, "--image-topic=/camera/image_raw", "--detections3d-topic=/faces",
+        "--depth-topic=/camera/depth",
+    )  # fmt: skip
+    faces = ros.listener("/faces", "vision_msgs/Detection3DArray")
+    camera = ros.camera("/camera/image_raw", portrait, "camera_optical", 10, "--depth")
+    for message in ros.wait(faces, 5):
+        assert tuple(message["header"]["stamp"]) in stamps(camera)
+        face = message["detections"][0]
+        center, result = face["bbox"]["center"], face["results"][0]
+        assert face["header"]["frame_id"] == "camera_optical"
+        assert center["position"]["z"] == pytest.approx(1.5)
+        assert center["position"]["x"] == pytest.approx((FACE[0] - 256) / 500 * 1.5, abs=0.05)
+        assert center["position"]["y"] == pytest.approx((FACE[1] - 256) / 500 * 1.5, abs=0.05)
+        assert (result["id"], result["pose"]["pose"]) == (0, center)
     assert bridge.end() == 0, ros.logs()
     assert "Traceback" not in ros.logs(), ros.logs()
 
