@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from edge_server.errors import InvalidRequest, NotFound, ServingFault
+from edge_server.plugins.ros.depth.spatial_detections import SpatialDetections
 from edge_server.plugins.ros.messages.message_conversion import (
     CompressedImageMessage,
     DetectionsMessage,
@@ -32,7 +33,7 @@ from edge_server.plugins.ros.transports.zenoh_transport import (
     router_checks,
     session_configuration,
 )
-from edge_server.protocol.frame_messages import FrameHeader
+from edge_server.protocol.frame_messages import Detection, FrameHeader, FrameResult
 
 pytestmark = [
     pytest.mark.full,
@@ -235,6 +236,46 @@ def test_a_message_has_its_key_number_time_and_publisher(transport: ZenohTranspo
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
     with pytest.raises(NotFound, match="topic '/other' was not advertised for sensor_msgs/msg/CompressedImage"):
         transport.publish("/other", CompressedImageMessage(FrameHeader(), "jpeg", b""))
+
+
+def test_positions_are_computed_from_depth_and_calibration(transport: ZenohTransport, node: Any) -> None:
+    types = MessageTypes()
+    made = types.store.types
+    spatial = SpatialDetections(
+        transport, image_topic=TOPIC, detections_topic="/found", depth_topic="/camera/depth", tolerance_ms=50
+    )
+    spatial.open_topics(Qos("SENSOR_DATA", 5), Qos())
+    header = FrameHeader(sec=1, frame_id="camera")
+    wall = np.full((48, 64), 1500, np.uint16).tobytes()
+    region = made["sensor_msgs/msg/RegionOfInterest"](0, 0, 0, 0, False)
+    matrix = np.array([50.0, 0, 31.5, 0, 50.0, 23.5, 0, 0, 1.0])
+    info = made["sensor_msgs/msg/CameraInfo"](
+        made["std_msgs/msg/Header"](made["builtin_interfaces/msg/Time"](1, 0), "camera"), 48, 64, "plumb_bob",
+        np.zeros(5), matrix, np.zeros(9), np.zeros(12), 0, 0, region,
+    )  # fmt: skip
+    inputs = {
+        "depth": (MessageKind.IMAGE, types.encode(ImageMessage(header, 48, 64, "16UC1", 128, wall))),
+        "camera_info": (MessageKind.CAMERA_INFO, bytes(types.store.serialize_cdr(info, MessageKind.CAMERA_INFO.value))),
+    }
+    found = node.declare_subscriber(f"{DOMAIN}/found/*/*")
+    cup = Detection(32, 14, 52, 34, 0.5, 3, "cup")
+    samples: list[Any] = []
+
+    def is_heard() -> bool:
+        for name, (kind, data) in inputs.items():
+            type_name = kind.value.replace("/msg/", "::msg::dds_::") + "_"
+            node.put(
+                f"{DOMAIN}/camera/{name}/{type_name}/{types.type_hash(kind.value)}", data, attachment=attachment(1)
+            )
+        spatial.add_result(FrameResult(header, height=48, width=64, detections=(cup,)))
+        samples.extend(iter(found.try_recv, None))
+        return bool(samples)
+
+    wait_until(is_heard, "a position")
+    message = types.decode(samples[0].payload.to_bytes(), MessageKind.DETECTIONS_3D.value)
+    position = message.detections[0].bbox.center.position
+    assert (position.x, position.y, position.z) == pytest.approx((10 / 50 * 1.5, 0.0, 1.5))
+    assert (message.header.stamp.sec, message.header.frame_id) == (1, "camera")
 
 
 def test_the_newest_message_wins(transport: ZenohTransport, node: Any) -> None:

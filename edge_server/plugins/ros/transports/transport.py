@@ -82,7 +82,7 @@ def absolute_topic(topic: str) -> str:
 def type_hint(given: str) -> str:
     """Return which flag a publisher with this message type needs, or ""."""
     hints = {
-        MessageKind.COMPRESSED_IMAGE.value: " (add --compressed)",
+        MessageKind.COMPRESSED_IMAGE.value: " (--image-topic needs --compressed)",
         MessageKind.IMAGE.value: " (without --compressed)",
     }
     return hints.get(given, "")
