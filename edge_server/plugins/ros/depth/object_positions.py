@@ -90,8 +90,10 @@ def detections3d_message(
     directions = camera.find_directions(outlines, *frame_size)
     placed = []
     for found, box, outline in zip(result.detections, boxes, directions, strict=True):
+        if not np.isfinite(outline).all():
+            continue
         measured = measure_depth(depth, found, box, frame_size)
-        if measured is not None and np.isfinite(outline).all():
+        if measured is not None:
             placed.append(_place(found, box, outline, measured, has_numbers))
     return Detections3DMessage(result.header, tuple(placed))
 
@@ -103,7 +105,8 @@ def measure_depth(
 
     Pixels are those of the object's mask, or without a mask those of the inner part of its box; of many, a grid.
     """
-    part, mask = INNER_PART, found.mask
+    # A box between the corners of pixels has a mask without pixels.
+    part, mask = INNER_PART, found.mask if found.mask and found.mask.width and found.mask.height else None
     if mask is not None:
         part, box = 1.0, RotatedBox(mask.x + mask.width / 2, mask.y + mask.height / 2, mask.width, mask.height, 0.0)
     rows, columns = depth.values.shape
@@ -117,7 +120,10 @@ def measure_depth(
     if mask is not None:
         is_inside &= mask.pixels()[(y - mask.y).astype(int), (x - mask.x).astype(int)]
     x, y = x[is_inside], y[is_inside]
-    depths = depth.values[(y * scale_y).astype(int), (x * scale_x).astype(int)].astype(np.float32)
+    # A product can be rounded up to the image's height or width.
+    row_numbers = np.minimum((y * scale_y).astype(int), rows - 1)
+    column_numbers = np.minimum((x * scale_x).astype(int), columns - 1)
+    depths = depth.values[row_numbers, column_numbers].astype(np.float32)
     # NaN is not greater than 0.
     valid = np.sort(depths[(depths > 0) & (depths < np.inf)])
     if not len(valid) or len(valid) < MIN_VALID_FRACTION * len(depths):

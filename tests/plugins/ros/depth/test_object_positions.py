@@ -237,6 +237,16 @@ def test_boxes_that_reach_out_of_the_frame_are_measured_inside() -> None:
     assert placed.z == pytest.approx(2.0)
 
 
+def test_boxes_without_a_pixel_or_a_number_harm_no_other() -> None:
+    tiny = Detection(100.2, 100.2, 100.7, 100.7, 0.5, 1, mask=ObjectMask(100, 100, 0, 0, b""))
+    broken = [Detection(number, 0, 10, 10, 0.5, 1) for number in (math.nan, math.inf, -1e300)]
+    (placed,) = place(depth_image(render_plane(0, 2.0)), *broken, tiny)
+    assert placed.z == pytest.approx(2.0)
+    last = np.nextafter(480.0, 0)
+    edge = Detection(0, 0, 1, 1, 0.5, 1, rotated=RotatedBox(last, last, 0, 0, 0))
+    assert len(place(depth_image(render_plane(0, 2.0, 343, 257)), edge)) == 1
+
+
 def test_a_frame_without_detections_has_an_empty_message() -> None:
     assert place(depth_image(render_plane(0, 2.0))) == ()
 
