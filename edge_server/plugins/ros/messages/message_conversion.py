@@ -8,6 +8,7 @@ its own classes. Headers are not changed.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -106,6 +107,11 @@ class Detection3DMessage:
     theta: float
     hypothesis: HypothesisMessage
     track_id: str = ""
+
+    @property
+    def orientation(self) -> tuple[float, float]:
+        """z and w of the quaternion of `theta`; its x and y are 0."""
+        return math.sin(self.theta / 2), math.cos(self.theta / 2)
 
 
 @dataclass(frozen=True, slots=True)

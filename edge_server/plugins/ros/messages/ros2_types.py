@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import math
 from types import ModuleType
 from typing import Any
 
@@ -152,7 +151,7 @@ class MessageTypes:
         header = self._header(message.header)
         found = []
         for box in message.detections:
-            center = self._pose((box.x, box.y, box.z), box.theta)
+            center = self._pose((box.x, box.y, box.z), box.orientation)
             pose = self._new("geometry_msgs/msg/PoseWithCovariance", pose=center, covariance=np.zeros(36))
             size = self._new("geometry_msgs/msg/Vector3", x=box.size_x, y=box.size_y, z=box.size_z)
             hypothesis = self._hypothesis(box.hypothesis)
@@ -169,17 +168,16 @@ class MessageTypes:
 
     @functools.cached_property
     def _no_pose(self) -> Any:
-        pose = self._pose((0.0, 0.0, 0.0), 0.0)
+        pose = self._pose((0.0, 0.0, 0.0), (0.0, 1.0))
         return self._new("geometry_msgs/msg/PoseWithCovariance", pose=pose, covariance=np.zeros(36))
 
-    def _pose(self, position: tuple[float, float, float], theta: float) -> Any:
-        """Return a pose that is turned about z."""
+    def _pose(self, position: tuple[float, float, float], turn: tuple[float, float]) -> Any:
+        """Return a pose; `turn` is z and w of its quaternion."""
         x, y, z = position
-        sine, cosine = math.sin(theta / 2), math.cos(theta / 2)
         return self._new(
             "geometry_msgs/msg/Pose",
             position=self._new("geometry_msgs/msg/Point", x=x, y=y, z=z),
-            orientation=self._new("geometry_msgs/msg/Quaternion", x=0.0, y=0.0, z=sine, w=cosine),
+            orientation=self._new("geometry_msgs/msg/Quaternion", x=0.0, y=0.0, z=turn[0], w=turn[1]),
         )
 
     def _hypothesis(self, one: HypothesisMessage) -> Any:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import array
 import contextlib
 import importlib
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -210,7 +209,7 @@ def _make_detection3d(box: Detection3DMessage, header: FrameHeader) -> Any:
     _fill_hypothesis(found.hypothesis, box.hypothesis)
     for pose in (made.bbox.center, found.pose.pose):
         pose.position.x, pose.position.y, pose.position.z = float(box.x), float(box.y), float(box.z)
-        pose.orientation.z, pose.orientation.w = math.sin(box.theta / 2), math.cos(box.theta / 2)
+        pose.orientation.z, pose.orientation.w = box.orientation
     size = made.bbox.size
     size.x, size.y, size.z = float(box.size_x), float(box.size_y), float(box.size_z)
     made.results = [found]

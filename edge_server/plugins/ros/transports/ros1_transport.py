@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
-import math
 import threading
 import xmlrpc.client
 from collections.abc import Callable, Iterator, Mapping
@@ -307,7 +306,7 @@ def _make_detection3d(box: Detection3DMessage, header: FrameHeader, classes: dic
     found.id, found.score = box.hypothesis.class_index, box.hypothesis.score
     for pose in (made.bbox.center, found.pose.pose):
         pose.position.x, pose.position.y, pose.position.z = box.x, box.y, box.z
-        pose.orientation.z, pose.orientation.w = math.sin(box.theta / 2), math.cos(box.theta / 2)
+        pose.orientation.z, pose.orientation.w = box.orientation
     made.bbox.size.x, made.bbox.size.y, made.bbox.size.z = box.size_x, box.size_y, box.size_z
     made.results = [found]
     return made
