@@ -12,6 +12,7 @@ from edge_server.config import LogConfig
 from edge_server.config.setting_sources import process_environment
 from edge_server.plugins.ros.bridge import Bridge, BridgeParameters
 from edge_server.plugins.ros.command import add_model_options
+from edge_server.plugins.ros.transports.ros2_environment import choose_transport
 from edge_server.plugins.ros.transports.transport import QOS_PROFILES, TRANSPORTS, Transport
 from edge_server.protocol.frame_messages import Delivery
 from edge_server.telemetry.log import setup_logging
@@ -34,9 +35,9 @@ def run(arguments: Sequence[str]) -> int:
     setup_logging(LogConfig())
     # Signals are blocked until the handler, which calls `stop`, is installed.
     signal.pthread_sigmask(signal.SIG_BLOCK, _END_SIGNALS)
-    transport: Transport = importlib.import_module(TRANSPORTS[options.transport]).open_transport(
-        options.node_name, process_environment()
-    )
+    environment = process_environment()
+    module = importlib.import_module(TRANSPORTS[choose_transport(options.transport, environment)])
+    transport: Transport = module.open_transport(options.node_name, environment)
     bridge = Bridge(parameters, transport, parameters.open_stream(options.address))
     for number in _END_SIGNALS:
         signal.signal(number, lambda *_: bridge.stop())
@@ -56,9 +57,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--transport",
         choices=TRANSPORTS,
-        default="dds",
+        default="",
         help="dds: ROS 2 without a ROS installation (extra 'ros'). zenoh: the same for nodes with rmw_zenoh_cpp, "
-        "also on aarch64 (extra 'zenoh'). rclpy: in a sourced ROS 2, or rclpy from PyPI. ros1: rospy.",
+        "also on aarch64 (extra 'zenoh'). rclpy: in a sourced ROS 2, or rclpy from PyPI. ros1: rospy. Default: what "
+        "fits RMW_IMPLEMENTATION, else dds",
     )
     parser.add_argument("--node-name", default="edge_server_bridge", help="name of the ROS node")
     parser.add_argument("--image-topic", default="/image", help="topic to subscribe to")

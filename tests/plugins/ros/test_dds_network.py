@@ -11,59 +11,64 @@ import pytest
 
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.ros.transports.dds_domains import explain_no_nodes
-from edge_server.plugins.ros.transports.dds_transport import (
-    COMPARE_NAMES_OF_FAST_DDS,
-    LOOPBACK_ONLY,
-    network_configuration,
-)
+from edge_server.plugins.ros.transports.dds_network import COMPARE_NAMES_OF_FAST_DDS, network_configuration
+from edge_server.plugins.ros.transports.ros2_environment import read_discovery_settings
+
+
+def configure(**environment: str) -> tuple[str, str]:
+    return network_configuration(read_discovery_settings(environment), environment)
 
 
 def test_without_variables_discovery_uses_the_default_interface() -> None:
-    assert network_configuration({}) == (COMPARE_NAMES_OF_FAST_DDS, "the default network interface")
-    assert network_configuration({"ROS_AUTOMATIC_DISCOVERY_RANGE": "SUBNET"}) == network_configuration({})
+    configuration, reach = configure()
+    assert configuration.startswith(f"{COMPARE_NAMES_OF_FAST_DDS},")
+    assert "AllowMulticast" not in configuration
+    assert "<Peers><Peer address='127.0.0.1' PruneDelay='inf'/></Peers>" in configuration
+    assert reach == "the default network interface"
 
 
-@pytest.mark.parametrize(
-    "environment",
-    [
-        {"ROS_LOCALHOST_ONLY": "1"},
-        {"ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST"},
-        {"ROS_LOCALHOST_ONLY": "1", "ROS_AUTOMATIC_DISCOVERY_RANGE": "SUBNET"},
-    ],
-)
-def test_discovery_can_be_limited_to_this_machine(environment: dict[str, str]) -> None:
-    configuration, reach = network_configuration(environment)
-    assert configuration == f"{COMPARE_NAMES_OF_FAST_DDS},{LOOPBACK_ONLY}"
+def test_the_range_localhost_asks_this_machine_alone() -> None:
+    configuration, reach = configure(ROS_AUTOMATIC_DISCOVERY_RANGE="LOCALHOST")
+    assert "<AllowMulticast>false</AllowMulticast>" in configuration
+    assert "<Peers><Peer address='127.0.0.1' PruneDelay='inf'/></Peers>" in configuration
     assert reach.startswith("this machine only")
 
 
-@pytest.mark.parametrize(("given", "multicast"), [("SUBNET", "default"), ("LOCALHOST", "false")])
-def test_static_peers_are_used_too(given: str, multicast: str) -> None:
-    configuration, reach = network_configuration(
-        {"ROS_AUTOMATIC_DISCOVERY_RANGE": given, "ROS_STATIC_PEERS": "192.168.1.5; robot.local;"}
-    )
-    assert "<Peer address='192.168.1.5'/><Peer address='robot.local'/>" in configuration
-    assert f"<AllowMulticast>{multicast}</AllowMulticast>" in configuration
-    assert "192.168.1.5, robot.local" in reach
+@pytest.mark.parametrize(("given", "has_multicast"), [("SUBNET", True), ("LOCALHOST", False)])
+def test_static_peers_are_used_too(given: str, has_multicast: bool) -> None:
+    configuration, reach = configure(ROS_AUTOMATIC_DISCOVERY_RANGE=given, ROS_STATIC_PEERS="192.168.1.5; localhost;")
+    peers = ("127.0.0.1", "192.168.1.5", "127.0.0.1")
+    assert "".join(f"<Peer address='{peer}' PruneDelay='inf'/>" for peer in peers) in configuration
+    assert ("<AllowMulticast>false<" not in configuration) == has_multicast
+    assert "192.168.1.5, localhost" in reach
 
 
 def test_a_users_configuration_comes_last_and_overrides() -> None:
     own = "file:///etc/cyclone.xml"
-    environment = {"CYCLONEDDS_URI": own, "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST", "ROS_STATIC_PEERS": "x"}
-    assert network_configuration(environment)[0] == f"{COMPARE_NAMES_OF_FAST_DDS},{own}"
+    configuration, reach = configure(CYCLONEDDS_URI=own, ROS_AUTOMATIC_DISCOVERY_RANGE="LOCALHOST")
+    assert configuration.endswith(f",{own}")
+    assert "CYCLONEDDS_URI" in reach
 
 
-@pytest.mark.parametrize(
-    ("environment", "expected"),
-    [
-        ({"ROS_AUTOMATIC_DISCOVERY_RANGE": "OFF"}, "got 'OFF': no node would be found"),
-        ({"ROS_AUTOMATIC_DISCOVERY_RANGE": "local"}, "expected SUBNET, LOCALHOST, SYSTEM_DEFAULT, got 'local'"),
-        ({"ROS_STATIC_PEERS": "a;<b>"}, "ROS_STATIC_PEERS: expected addresses with ';' between them, got '<b>'"),
-    ],
-)
-def test_invalid_variables_are_named(environment: dict[str, str], expected: str) -> None:
-    with pytest.raises(InvalidRequest, match=expected):
-        network_configuration(environment)
+def test_system_default_leaves_the_network_to_cyclone_dds() -> None:
+    own = "file:///etc/cyclone.xml"
+    configuration, _ = configure(CYCLONEDDS_URI=own, ROS_AUTOMATIC_DISCOVERY_RANGE="SYSTEM_DEFAULT")
+    assert configuration == f"{COMPARE_NAMES_OF_FAST_DDS},{own}"
+
+
+@pytest.mark.parametrize("peer", ["<b>", "::1", "robot.invalid", "192.168.0.0/24", "x" * 64])
+def test_a_peer_without_an_ipv4_address_is_named(peer: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"ROS_STATIC_PEERS: expected IPv4 addresses .*, got '{peer}'"):
+        configure(ROS_STATIC_PEERS=f"127.0.0.1;{peer}")
+
+
+def test_a_discovery_server_and_profiles_of_fast_dds_are_logged_as_without_effect(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    configure(ROS_DISCOVERY_SERVER="10.0.0.1:11811", FASTDDS_DEFAULT_PROFILES_FILE="/etc/fast.xml")
+    assert "cannot ask a discovery server" in caplog.messages[0]
+    assert "FASTDDS_DEFAULT_PROFILES_FILE has no effect" in caplog.messages[1]
 
 
 IN_DOMAIN = """

@@ -87,8 +87,9 @@ def test_a_silent_topic_is_explained_by_type_qos_topic_domain_or_interface(
                   "/camera/image_raw"),
         "domain": ((), {"ROS_DOMAIN_ID": str(domain + 100)}, f"no other node is seen in ROS domain {domain + 100}"),
         # The camera is on the loopback interface.
-        "interface": ((), {"CYCLONEDDS_URI": ""}, f"another DDS program of this machine is in domain {domain} and is "
-                      "not reached, so its network interface is another one"),
+        "interface": ((), {"CYCLONEDDS_URI": "", "ROS_AUTOMATIC_DISCOVERY_RANGE": "SYSTEM_DEFAULT"},
+                      f"another DDS program of this machine is in domain {domain} and is not reached, so its network "
+                      "interface is another one"),
     }  # fmt: skip
     with contextlib.ExitStack() as stack:
         # It sends until it is ended: no detections come.

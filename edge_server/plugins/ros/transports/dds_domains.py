@@ -7,9 +7,9 @@ import contextlib
 import os
 from pathlib import Path
 
+from edge_server.plugins.ros.transports.ros2_environment import MAX_DOMAIN_ID
+
 _FIRST_PORT, _PORTS_OF_DOMAIN = 7400, 250
-MAX_DOMAIN_ID = 232
-"""Highest domain: above it, the ports of RTPS (7400 + 250 * domain) exceed 65535."""
 
 
 def explain_no_nodes(domain_id: int, reach: str = "") -> str:

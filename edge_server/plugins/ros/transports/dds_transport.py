@@ -9,7 +9,6 @@ name mapping to DDS": topic "/camera/image_raw" is "rt/camera/image_raw", type s
 from __future__ import annotations
 
 import logging
-import re
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,28 +16,10 @@ from typing import Any
 from edge_server.errors import InvalidRequest, NotFound, ServingFault
 from edge_server.plugins.ros.messages.message_conversion import MessageKind, OutgoingMessage
 from edge_server.plugins.ros.messages.ros2_types import MessageTypes, import_library
-from edge_server.plugins.ros.transports.dds_domains import MAX_DOMAIN_ID, explain_no_nodes
+from edge_server.plugins.ros.transports.dds_domains import explain_no_nodes
+from edge_server.plugins.ros.transports.dds_network import network_configuration
+from edge_server.plugins.ros.transports.ros2_environment import MAX_DOMAIN_ID, read_discovery_settings
 from edge_server.plugins.ros.transports.transport import Qos, absolute_topic, type_hint
-
-LOOPBACK_ONLY = (
-    "<CycloneDDS><Domain><General><Interfaces><NetworkInterface address='127.0.0.1'/></Interfaces>"
-    "<AllowMulticast>false</AllowMulticast></General>"
-    "<Discovery><ParticipantIndex>auto</ParticipantIndex><MaxAutoParticipantIndex>99</MaxAutoParticipantIndex>"
-    "<Peers><Peer address='127.0.0.1'/></Peers></Discovery></Domain></CycloneDDS>"
-)
-"""Configuration of Cyclone DDS for ROS_LOCALHOST_ONLY=1 and ROS_AUTOMATIC_DISCOVERY_RANGE=LOCALHOST."""
-
-COMPARE_NAMES_OF_FAST_DDS = (
-    "<CycloneDDS><Domain><Compatibility><IgnoreTypeInformation>1.15</IgnoreTypeInformation></Compatibility></Domain>"
-    "</CycloneDDS>"
-)
-"""Configuration of Cyclone DDS for nodes with Fast DDS (vendor 1.15): of a type, only the name is compared. Cyclone DDS
-refuses the description of a type that Fast DDS 3 sends, and nodes of ROS 2 Kilted would never match."""
-
-DISCOVERY_RANGES = ("SUBNET", "LOCALHOST", "SYSTEM_DEFAULT")
-"""Values of ROS_AUTOMATIC_DISCOVERY_RANGE. OFF would find no node at all."""
-
-_PEER = re.compile(r"[A-Za-z0-9._:%-]+")
 
 _RELIABLE_WAIT_MS = 100
 _MAX_TAKEN = 16
@@ -243,47 +224,10 @@ def _mismatch_logger(topic: str, kind: MessageKind, other: str) -> Callable[[Any
 
 def open_transport(node_name: str, environment: Mapping[str, str]) -> DdsTransport:
     """Join the domain of ROS_DOMAIN_ID like a ROS 2 node. DDS has no node names."""
-    domain = environment.get("ROS_DOMAIN_ID", "") or "0"
-    if not (domain.isascii() and domain.isdigit()):
-        raise InvalidRequest(f"ROS_DOMAIN_ID must be a number, got '{domain}'")
-    configuration, reach = network_configuration(environment)
-    log.info("%s joins ROS domain %s over DDS, on %s", node_name, domain, reach)
-    return DdsTransport(int(domain), configuration=configuration, reach=reach)
-
-
-def network_configuration(environment: Mapping[str, str]) -> tuple[str, str]:
-    """Return the configuration of Cyclone DDS, and in words where nodes are looked for.
-
-    If CYCLONEDDS_URI is set, it alone decides about networks, and replaces all that this function sets. Else that do
-    ROS_LOCALHOST_ONLY, which comes first in ROS too, ROS_AUTOMATIC_DISCOVERY_RANGE and ROS_STATIC_PEERS.
-    """
-    own_uri = environment.get("CYCLONEDDS_URI", "")
-    if own_uri:
-        return f"{COMPARE_NAMES_OF_FAST_DDS},{own_uri}", "the network of CYCLONEDDS_URI"
-    given = environment.get("ROS_AUTOMATIC_DISCOVERY_RANGE", "") or "SUBNET"
-    if environment.get("ROS_LOCALHOST_ONLY") == "1":
-        given = "LOCALHOST"
-    if given not in DISCOVERY_RANGES:
-        raise InvalidRequest(
-            f"ROS_AUTOMATIC_DISCOVERY_RANGE: expected {', '.join(DISCOVERY_RANGES)}, got '{given}'"
-            + (": no node would be found" if given == "OFF" else "")
-        )
-    peers = [peer.strip() for peer in environment.get("ROS_STATIC_PEERS", "").split(";") if peer.strip()]
-    if wrong := [peer for peer in peers if not _PEER.fullmatch(peer)]:
-        raise InvalidRequest(f"ROS_STATIC_PEERS: expected addresses with ';' between them, got '{wrong[0]}'")
-    if given == "LOCALHOST" and not peers:
-        return f"{COMPARE_NAMES_OF_FAST_DDS},{LOOPBACK_ONLY}", "this machine only (ROS_AUTOMATIC_DISCOVERY_RANGE)"
-    if not peers:
-        return COMPARE_NAMES_OF_FAST_DDS, "the default network interface"
-    multicast = "false" if given == "LOCALHOST" else "default"
-    listed = "".join(f"<Peer address='{peer}'/>" for peer in ("localhost", *peers))
-    network = (
-        f"<CycloneDDS><Domain><General><AllowMulticast>{multicast}</AllowMulticast></General><Discovery>"
-        "<ParticipantIndex>auto</ParticipantIndex><MaxAutoParticipantIndex>99</MaxAutoParticipantIndex>"
-        f"<Peers>{listed}</Peers></Discovery></Domain></CycloneDDS>"
-    )
-    reach = f"{'this machine' if given == 'LOCALHOST' else 'the default network interface'} and {', '.join(peers)}"
-    return f"{COMPARE_NAMES_OF_FAST_DDS},{network}", reach
+    settings = read_discovery_settings(environment)
+    configuration, reach = network_configuration(settings, environment)
+    log.info("%s joins ROS domain %d over DDS, on %s", node_name, settings.domain_id, reach)
+    return DdsTransport(settings.domain_id, configuration=configuration, reach=reach)
 
 
 def dds_topic(topic: str) -> str:

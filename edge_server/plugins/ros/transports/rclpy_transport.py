@@ -27,6 +27,7 @@ from edge_server.plugins.ros.messages.message_conversion import (
     OutgoingMessage,
 )
 from edge_server.plugins.ros.transports.dds_domains import explain_no_nodes
+from edge_server.plugins.ros.transports.ros2_environment import read_discovery_settings
 from edge_server.plugins.ros.transports.transport import Qos, type_hint
 from edge_server.protocol.frame_messages import FrameHeader
 
@@ -140,7 +141,9 @@ class RclpyTransport:
 
 def open_transport(node_name: str, environment: Mapping[str, str]) -> RclpyTransport:
     """Return a transport with a node of this name. rclpy reads ROS_DOMAIN_ID, RMW_IMPLEMENTATION and similar
-    variables."""
+    variables. Raises InvalidRequest when they exclude all other nodes."""
+    if environment.get("RMW_IMPLEMENTATION") != "rmw_zenoh_cpp":  # it has settings of its own for discovery
+        read_discovery_settings(environment)
     return RclpyTransport(node_name)
 
 

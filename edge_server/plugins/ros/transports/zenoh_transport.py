@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from edge_server.errors import InvalidRequest, NotFound, ServingFault
 from edge_server.plugins.ros.messages.message_conversion import MessageKind, OutgoingMessage
 from edge_server.plugins.ros.messages.ros2_types import MessageTypes, import_library
+from edge_server.plugins.ros.transports.ros2_environment import read_domain_id
 from edge_server.plugins.ros.transports.transport import Qos, absolute_topic, type_hint
 from edge_server.plugins.ros.transports.zenoh_keys import (
     NO_TYPE_HASH,
@@ -331,13 +332,11 @@ def open_transport(node_name: str, environment: Mapping[str, str]) -> ZenohTrans
 
     ROS_DISTRO=humble makes it one of ROS 2 Humble, whose keys have no type hashes.
     """
-    domain = environment.get("ROS_DOMAIN_ID", "") or "0"
-    if not (domain.isascii() and domain.isdigit()):
-        raise InvalidRequest(f"ROS_DOMAIN_ID must be a number, got '{domain}'")
-    log.info("%s joins ROS domain %s over Zenoh", node_name, domain)
+    domain_id = read_domain_id(environment, _MAX_DOMAIN_ID)
+    log.info("%s joins ROS domain %d over Zenoh", node_name, domain_id)
     return ZenohTransport(
         node_name,
-        int(domain),
+        domain_id,
         session_configuration(environment),
         has_type_hashes=environment.get("ROS_DISTRO") != "humble",
         router_checks=router_checks(environment),
