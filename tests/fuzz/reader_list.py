@@ -22,6 +22,7 @@ READERS = {
     "export_metadata": 512,
     "wyoming_events": 1024,
     "archive": 4096,
+    "mcap": 2048,
 }
 """Name -> most bytes of an input: most defects need few, and short inputs are quick."""
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge_server.cli.console import LiveView, bar, clean, format_remaining
-from edge_server.cli.options import CommandParser, float_range
+from edge_server.cli.options import CommandParser, float_range, int_range
 from edge_server.errors import EdgeServerError
 from edge_server.plugins.ros.command import add_model_options
 from edge_server.plugins.ros.messages.ros2_types import MessageTypes
@@ -43,6 +43,7 @@ def run(arguments: Sequence[str]) -> int:
         stream_id=options.stream_id,
         class_id_is_number=options.class_numbers,
         patience_s=options.patience,
+        stream_count=options.streams,
     )
     output = options.output or Path(f"{options.recording.name.removesuffix('.mcap')}_{options.model}.mcap")
     # A stop by systemd or Docker keeps what is written, as Ctrl-C does.
@@ -117,6 +118,10 @@ def _parser() -> argparse.ArgumentParser:
         default="/edge_server",
         help="prefix of result topics, put before the topic of images: /edge_server/front/image_raw/detections",
     )
+    parser.add_argument(
+        "--streams", type=int_range(1, 64), default=1, metavar="N",
+        help="streams of a topic, for a model that batches: a batch takes one frame of each; tracks need 1 (default)",
+    )  # fmt: skip
     parser.add_argument(
         "--patience",
         type=float_range(0),

@@ -391,6 +391,7 @@ complete -c edge-server -n '__edge_server_runs ros' -l output -x -d 'file.mcap o
 complete -c edge-server -n '__edge_server_runs ros' -l rate -x -d '1: at the recorded speed, with drops'
 complete -c edge-server -n '__edge_server_runs ros' -l return -x -a 'detections classes mask map annotated' -d 'kind of result, repeatable'
 complete -c edge-server -n '__edge_server_runs ros' -l namespace -x -d 'prefix of result topics, put before the topic of images: ...'
+complete -c edge-server -n '__edge_server_runs ros' -l streams -x -d 'streams of a topic, for a model that batches: a batch takes one frame of each'
 complete -c edge-server -n '__edge_server_runs ros' -l patience -x -d 'how long to wait for a server'
 complete -c edge-server -n '__edge_server_runs optimize' -s h -l help -f -d 'show this help message and exit'
 complete -c edge-server -n '__edge_server_runs optimize' -l model-repository -r -d 'where the model is, when MODEL is its name'

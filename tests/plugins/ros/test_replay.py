@@ -143,6 +143,41 @@ def test_a_rosbag2_folder_is_read_and_written(
     check_boxes([(at, message) for _, at, message in read_with_rosbags(output)], 5)
 
 
+def test_the_metadata_has_what_ros2_bag_reads(
+    scripted: Callable[..., Any], recorded: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The keys and kinds that rosbag2's metadata_io.cpp of Humble and yaml.hpp of Jazzy convert, or else throw."""
+    yaml = pytest.importorskip("ruamel.yaml").YAML(typ="safe")
+    done = replayed(scripted().address, recorded(5), tmp_path / "labels")
+    assert done.returncode == 0, done.stderr
+    found = yaml.load((tmp_path / "labels/metadata.yaml").read_text())["rosbag2_bagfile_information"]
+    # From version 9 on the profiles are no text any more, which Humble wants.
+    assert (found["version"], found["storage_identifier"], found["ros_distro"]) == (8, "mcap", "rosbags")
+    assert (found["compression_format"], found["compression_mode"]) == ("", "")
+    assert found["relative_file_paths"] == ["labels.mcap"]
+    assert found["starting_time"]["nanoseconds_since_epoch"] == START_NS + STEP_NS
+    assert found["duration"]["nanoseconds"] == 4 * STEP_NS
+    assert (found["message_count"], found["files"][0]["message_count"]) == (5, 5)
+    (topic,) = found["topics_with_message_count"]
+    assert topic["message_count"] == 5
+    metadata = topic["topic_metadata"]
+    assert (metadata["name"], metadata["type"], metadata["serialization_format"]) == (RESULTS, DETECTIONS, "cdr")
+    assert metadata["type_description_hash"].startswith("RIHS01_")
+    infinite = {"sec": 9223372036, "nsec": 854775807}
+    profile = {
+        "history": 1, "depth": 10, "reliability": 1, "durability": 2, "deadline": infinite, "lifespan": infinite,
+        "liveliness": 1, "liveliness_lease_duration": infinite, "avoid_ros_namespace_conventions": False,
+    }  # fmt: skip
+    assert yaml.load(metadata["offered_qos_profiles"]) == [profile]
+    from mcap.reader import make_reader
+
+    with (tmp_path / "labels/labels.mcap").open("rb") as file:
+        summary = make_reader(file).get_summary()
+    assert summary is not None
+    (channel,) = summary.channels.values()
+    assert yaml.load(channel.metadata["offered_qos_profiles"]) == [profile]
+
+
 def test_a_ros_1_bag_is_read(scripted: Callable[..., Any], tmp_path: Path) -> None:
     from rosbags.rosbag1 import Writer
     from rosbags.typesys import Stores, get_typestore

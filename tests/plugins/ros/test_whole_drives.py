@@ -157,6 +157,82 @@ def test_a_camera_of_a_few_frames_does_not_end_or_stop_the_others(scripted: Call
     assert times == sorted(times)
 
 
+def test_several_streams_of_a_camera_keep_the_order_of_its_frames(scripted: Callable[..., Any], tmp_path: Path) -> None:
+    write_mcap(tmp_path / "drive.mcap", drive(90))
+    server = scripted(drops_each=5)
+    done = replayed(server.address, tmp_path / "drive.mcap", tmp_path / "labels.mcap", "--streams=3", "--stream-id=me")
+    assert done.returncode == 0, done.stderr
+    assert {request.stream_id for request in server.requests} == {f"me/front/image_raw:{number}" for number in range(3)}
+    labelled = [message.header.stamp.sec for _, _, message in results_of(tmp_path / "labels.mcap")]
+    assert labelled == list(range(1, 91))
+
+
+def write_large_drive(path: Path, count: int) -> int:
+    """Write a drive of HD pictures, most of whose bytes are holes in the file; return its size."""
+    types = store()
+    (text, _) = types.generate_msgdef(IMAGE, ros_version=2)
+    stamp = types.types["builtin_interfaces/msg/Time"](sec=1, nanosec=7)
+    size = 1920 * 1080 * 3
+    message = types.types[IMAGE](
+        header=types.types["std_msgs/msg/Header"](stamp=stamp, frame_id="left"),
+        height=1080, width=1920, encoding="rgb8", is_bigendian=0, step=5760, data=np.zeros(size, np.uint8),
+    )  # fmt: skip
+    begin = bytes(types.serialize_cdr(message, IMAGE))[:-size]
+
+    def block(text: str) -> bytes:
+        return struct.pack("<I", len(text.encode())) + text.encode()
+
+    def record(kind: int, content: bytes) -> bytes:
+        return struct.pack("<BQ", kind, len(content)) + content
+
+    with path.open("wb") as file:
+        file.write(HEAD)
+        file.write(record(3, struct.pack("<H", 1) + block(IMAGE) + block("ros2msg") + block(text)))
+        file.write(
+            record(4, struct.pack("<HH", 1, 1) + block("/front/image_raw") + block("cdr") + struct.pack("<I", 0))
+        )
+        for number in range(count):
+            at = START_NS + number * STEP_NS
+            head = struct.pack("<BQ", 5, 22 + len(begin) + size) + struct.pack("<HIQQ", 1, number, at, at) + begin
+            sizes = struct.pack("<QQQI", at, at, len(head) + size, 0) + struct.pack("<I", 0)
+            sizes += struct.pack("<Q", len(head) + size)
+            file.write(struct.pack("<BQ", 6, len(sizes) + len(head) + size) + sizes + head)
+            file.seek(size, os.SEEK_CUR)
+        file.write(record(0x0F, struct.pack("<I", 0)))
+    return path.stat().st_size
+
+
+@pytest.mark.soak
+def test_the_memory_of_a_run_is_bounded_however_long_the_drive_is(
+    scripted: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = scripted()
+    original = server._answer
+
+    def answer(request: Any, frame: Any) -> Any:
+        server.frames.clear()
+        return original(request, frame)
+
+    server._answer = answer
+    peaks = []
+    for count in (60, 340):
+        size = write_large_drive(tmp_path / f"drive{count}.mcap", count)
+        process = subprocess.Popen(
+            [str(COMMAND), "ros", "replay", str(tmp_path / f"drive{count}.mcap"), "--model=finder",
+             f"--address={server.address}", f"--output={tmp_path / f'labels{count}.mcap'}"],
+            stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        assert process.returncode == 0
+        assert len(results_of(tmp_path / f"labels{count}.mcap")) == count
+        peaks.append(used.ru_maxrss / 1024)
+        with capsys.disabled():
+            print(f"\na drive of {size / 2**20:.0f} MiB: {peaks[-1]:.0f} MiB of memory at most")
+    # The images between reading and writing (MAX_BYTES, 256 MiB, or fewer if the server is fast), and the program.
+    assert max(peaks) < 512
+
+
 def test_files_that_were_split_by_size_are_one_drive_without_metadata(tmp_path: Path) -> None:
     messages = drive(60)
     (tmp_path / "drive").mkdir()
@@ -333,6 +409,14 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path, data: bytes, message:
     (tmp_path / "drive.mcap").write_bytes(data)
     with pytest.raises(InvalidRequest, match=message):
         frames_of(tmp_path / "drive.mcap")
+
+
+def test_an_index_that_begins_in_the_footer_is_ignored(tmp_path: Path) -> None:
+    path = write_mcap(tmp_path / "drive.mcap", drive(3))
+    data = path.read_bytes()
+    path.write_bytes(data[:-28] + struct.pack("<Q", len(data) - 4) + data[-20:])
+    frames, damage = frames_of(path)
+    assert (numbers(frames), damage) == ([1, 2, 3], [])
 
 
 def test_sizes_and_offsets_of_an_index_that_lie_are_found_by_a_scan(tmp_path: Path) -> None:

@@ -226,7 +226,11 @@ class _McapFile:
         if len(footer) < _FOOTER_SIZE or footer[-len(_MAGIC) :] != _MAGIC:
             return False
         kind, _, start = struct.unpack_from("<BQQ", footer)
-        if kind != _FOOTER or not data_start <= start < self._size or self._size - start > _MAX_SUMMARY_BYTES:
+        if (
+            kind != _FOOTER
+            or not data_start <= start <= self._size - _FOOTER_SIZE
+            or self._size - start > _MAX_SUMMARY_BYTES
+        ):
             return False
         total = -1
         try:

@@ -42,7 +42,8 @@ class ReplayParameters:
     results, by default those that the model declares.
 
     Results of a topic go to topics below `namespace` and its own name: detections, classification,
-    annotated/compressed, mask, map. The replay fails when the server cannot be reached for `patience_s`.
+    annotated/compressed, mask, map. The replay fails when the server cannot be reached for `patience_s`. A topic has
+    `stream_count` streams: a batch takes one frame of each, and tracks go over one.
     """
 
     model_name: str
@@ -54,10 +55,13 @@ class ReplayParameters:
     stream_id: str = ""
     class_id_is_number: bool = False
     patience_s: float = 30.0
+    stream_count: int = 1
 
     def __post_init__(self) -> None:
         if not 0 <= self.rate <= 1000:
             raise InvalidRequest(f"a rate is 0 to 1000, got {self.rate}")
+        if self.stream_count > 1 and self.rate:
+            raise InvalidRequest(f"several streams of a topic need the rate 0, got {self.rate}")
 
     @property
     def is_lossless(self) -> bool:
@@ -92,7 +96,7 @@ class ReplaySummary:
 
 
 class RecordingReplay:
-    """One run over the frames of some topics, each with a stream of its own. Both callbacks are called on the thread of
+    """One run over the frames of some topics, each with streams of its own. Both callbacks are called on the thread of
     `run`.
 
     `progress` gets the number of completed frames. `warn` gets a text when the server is lost.
@@ -125,8 +129,9 @@ class RecordingReplay:
         began = time.monotonic()
         window = FrameWindow(frames, self._topics, self._parameters.rate, self._write, self._note_bad_message)
         streams = [
-            _TopicStream(self._parameters, topic, window, self.summary, self._changed, self._warnings)
+            _TopicStream(self._parameters, topic, number, window, self.summary, self._changed, self._warnings)
             for topic in self._topics
+            for number in range(self._parameters.stream_count)
         ]
         threads = [threading.Thread(target=self._run_stream, args=(one,), daemon=True) for one in streams]
         self._running = len(threads)
@@ -181,12 +186,13 @@ class RecordingReplay:
 
 
 class _TopicStream:
-    """Stream of one topic: sends its frames and completes them in the window. `changed` guards `summary` as well."""
+    """Stream of a topic: sends its frames and completes them in the window. `changed` guards `summary` as well."""
 
     def __init__(
         self,
         parameters: ReplayParameters,
         topic: str,
+        number: int,
         window: FrameWindow,
         summary: ReplaySummary,
         changed: threading.Condition,
@@ -202,11 +208,12 @@ class _TopicStream:
         self._pending: dict[int, OpenFrame] = {}
         self._is_over = False
         self._last_message_s = time.monotonic()
+        stream_id = f"{parameters.stream_id}{topic}" + (f":{number}" if parameters.stream_count > 1 else "")
         self._stream = FrameStream(
             parameters.address,
             parameters.model_name,
             version=parameters.model_version,
-            stream_id=f"{parameters.stream_id}{topic}"[:_MAX_ID_LENGTH] if parameters.stream_id else "",
+            stream_id=stream_id[-_MAX_ID_LENGTH:] if parameters.stream_id else "",
             returns=parameters.returns,
             delivery=Delivery(depth=MAX_IN_FLIGHT if parameters.is_lossless else 1, notifies_drops=True),
             keeps_all=parameters.is_lossless,
