@@ -78,7 +78,7 @@ def test_the_ten_lines_move_an_arm(serve: Any, tmp_path: Path, monkeypatch: pyte
     commands, loop = re.findall(pattern, PAGE.read_text(), re.DOTALL)
     assert len(commands.splitlines() + [line for line in loop.splitlines() if line]) <= 10
     write_export(tmp_path / "act.onnx")
-    add, start = (shlex.split(line) for line in commands.splitlines())
+    _, add, start = (shlex.split(line) for line in commands.splitlines())
     done = subprocess.run([COMMAND, *add[1:]], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     assert start[:3] == ["edge-server", "serve", "--model-repository=policies"]
