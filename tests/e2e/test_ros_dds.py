@@ -1,4 +1,4 @@
-"""Real ROS 2 over DDS: a camera with its own codec, the bridge, and the server, each in its own process."""
+"""ROS 2 over DDS and Zenoh: a camera with its own codec, the bridge, and the server, each in its own process."""
 
 from __future__ import annotations
 
@@ -80,13 +80,19 @@ def bridging(server: Any, environment: dict[str, str], log: Path, *flags: str) -
         bridge.wait()
 
 
-def test_two_dds_processes_with_ros_topic_names_send_frames_and_get_detections(
-    server: Any, environment: dict[str, str], tmp_path: Path
+@pytest.mark.parametrize("transport", ["dds", "zenoh"])
+def test_two_processes_with_ros_topic_names_send_frames_and_get_detections(
+    server: Any, environment: dict[str, str], tmp_path: Path, request: pytest.FixtureRequest, transport: str
 ) -> None:
     picture, log = tmp_path / "astronaut.npy", tmp_path / "log"
     np.save(picture, pictures.astronaut()[::2, ::2])
-    with bridging(server, environment, log, "--detections-topic=/detections", "--stream-id=front"):
-        found = seen_by_camera(environment, "dds_camera.py", "/camera/image_raw", "/detections", COUNT, picture)
+    if transport == "zenoh":
+        environment.update(request.getfixturevalue("zenoh_router").environment)
+    flags = (f"--transport={transport}", "--detections-topic=/detections", "--stream-id=front")
+    with bridging(server, environment, log, *flags):
+        found = seen_by_camera(
+            environment, f"{transport}_camera.py", "/camera/image_raw", "/detections", COUNT, picture
+        )
     assert len(found) == COUNT
     for message in found:
         number = message["header"]["stamp"]["sec"]

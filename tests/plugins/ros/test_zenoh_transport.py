@@ -6,7 +6,10 @@ import contextlib
 import importlib.util
 import json
 import math
+import os
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -166,7 +169,7 @@ def test_router_checks_are_those_of_the_variable(given: str, expected: float) ->
     ("variable", "value"), [("ROS_DOMAIN_ID", "seven"), ("ROS_DOMAIN_ID", "-1"), ("ZENOH_ROUTER_CHECK_ATTEMPTS", "x")]
 )
 def test_what_is_no_number_is_refused(variable: str, value: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"{variable} must be a number, got '{value}'"):
+    with pytest.raises(InvalidRequest, match=f"{variable}: expected a number, got '{value}'"):
         open_transport("bridge", {variable: value})
 
 
@@ -349,6 +352,86 @@ def test_a_flood_of_wrong_messages_is_one_warning_in_some_seconds(
     assert 1 <= len(warnings) <= 1 + (time.monotonic() - started) / 5
 
 
+BURST = """
+import os, sys, time
+import zenoh
+from edge_server.plugins.ros.transports.zenoh_transport import session_configuration
+key, attachment, first, last = sys.argv[1], bytes.fromhex(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+picture = bytes.fromhex(sys.argv[5])
+with zenoh.open(session_configuration(os.environ)) as session:
+    writer = session.declare_publisher(key, congestion_control=zenoh.CongestionControl.BLOCK)
+    while not writer.matching_status.matching:
+        time.sleep(0.01)
+    for number in range(first, last):
+        # The stamp's seconds, and all pixels.
+        writer.put(picture[:4] + number.to_bytes(4, "little") + picture[8:-8] + bytes([number % 256]) * 8,
+                   attachment=attachment)
+        print(number, flush=True)
+        time.sleep(0.002)
+    sys.stdin.read()
+"""
+"""Camera that numbers its pictures, and ends when its standard input does."""
+
+
+def start_burst(environment: dict[str, str], first: int, last: int) -> subprocess.Popen[str]:
+    sample = picture(0, MessageTypes())
+    words = [IMAGE_KEY, attachment(1).hex(), str(first), str(last), sample.hex()]
+    return subprocess.Popen(
+        [sys.executable, "-c", BURST, *words], env={**os.environ, **environment}, stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def test_of_a_thousand_frames_of_a_killed_and_revived_camera_each_is_answered_rightly_or_counted(
+    scripted: Callable[..., Any], environment: dict[str, str], node: Any
+) -> None:
+    from edge_server.plugins.ros.bridge import Bridge, BridgeParameters
+
+    types, answers = MessageTypes(), []
+    found = node.declare_subscriber(f"{DOMAIN}/found/*/*", lambda sample: answers.append(sample.payload.to_bytes()))
+    # A queue that holds all: what the newest picture replaces is then counted by the stream alone.
+    given = BridgeParameters("finder", image_topic=TOPIC, detections_topic="/found", input_queue_size=1000)
+    stream = given.open_stream(scripted(drops_each=7).address)
+    bridge = Bridge(given, open_transport("bridge", environment), stream)
+    runner = threading.Thread(target=bridge.run)
+    runner.start()
+    sent = 0
+    with start_burst(environment, 1, 100_000) as camera:
+        assert camera.stdout is not None
+        while sent < 400:
+            sent = int(camera.stdout.readline())
+        camera.kill()
+        sent = max([sent, *map(int, camera.stdout.read().split())])
+    # The graph loses a killed program after its last message.
+    graph_of(node)
+    wait_until(lambda: _is_settled(stream), "the answers to the first camera")
+    before = stream.counters().offered
+    assert before <= sent
+    camera = start_burst(environment, sent + 1, 1001)
+    wait_until(lambda: stream.counters().offered == before + 1000 - sent, "every frame of the second camera")
+    wait_until(lambda: _is_settled(stream), "the answers to the second camera")
+    camera.communicate()
+    now = stream.counters()
+    assert now.offered == now.sent + now.dropped_here
+    assert now.sent == now.answered + sum(now.dropped.values()) + now.lost
+    assert now.lost == 0
+    wait_until(lambda: len(answers) == now.answered, "every answer")
+    messages = [types.decode(data, MessageKind.DETECTIONS.value) for data in answers]
+    numbers = [message.header.stamp.sec for message in messages]
+    assert numbers == sorted(set(numbers)), "each once, in order"
+    assert numbers[-1] > sent
+    for number, message in zip(numbers, messages, strict=True):
+        assert message.detections[0].bbox.center.position.x == number % 256 + 10
+    bridge.stop()
+    runner.join()
+    found.undeclare()
+
+
+def _is_settled(stream: Any) -> bool:
+    now = stream.counters()
+    return now.waiting == now.in_flight == 0
+
+
 def test_an_error_of_a_callback_ends_the_transport(transport: ZenohTransport, node: Any) -> None:
     def fail(message: Any) -> None:
         raise ValueError("the stream is closed")
@@ -408,7 +491,7 @@ def test_a_silent_topic_is_explained_by_router_domain_topic_type_or_hash(
         (f"@ros2_lv/7/{{}}/0/1/MP/%/%/camera/%front/{image}/{right}/::,:,:,:,,",
          "none publishes it; sensor_msgs/msg/Image is published on /front"),
         (f"@ros2_lv/7/{{}}/0/2/MP/%/%/camera/%camera%image_raw/{other}/{right}/::,:,:,:,,",
-         "type mismatch: its publisher sends sensor_msgs/msg/CompressedImage, expected sensor_msgs/msg/Image (add "),
+         "type mismatch: its publisher sends sensor_msgs/msg/CompressedImage, expected sensor_msgs/msg/Image (--"),
         (f"@ros2_lv/7/{{}}/0/3/MP/%/%/camera/%camera%image_raw/{image}/TypeHashNotSupported/::,:,:,:,,",
          "its publisher is a node of ROS 2 Humble: expected ROS_DISTRO=humble here"),
         (f"@ros2_lv/7/{{}}/0/4/MP/%/%/camera/%camera%image_raw/{image}/RIHS01_00/::,:,:,:,,",

@@ -372,5 +372,5 @@ def router_checks(environment: Mapping[str, str]) -> float:
     rmw_zenoh, 0 is without end and a negative number is never; but the start waits for no router."""
     given = environment.get("ZENOH_ROUTER_CHECK_ATTEMPTS", "") or "1"
     if not re.fullmatch(r"-?[0-9]{1,18}", given):
-        raise InvalidRequest(f"ZENOH_ROUTER_CHECK_ATTEMPTS must be a number, got '{given}'")
+        raise InvalidRequest(f"ZENOH_ROUTER_CHECK_ATTEMPTS: expected a number, got '{given}'")
     return int(given) or math.inf
