@@ -2,57 +2,61 @@
 
 It needs no ROS library: a `Transport` connects it to ROS. The transport's thread sends frames directly
 to the stream, which drops the oldest one when the server is busy; another thread publishes the results. The bridge
-continues when topics are silent, publishers come and go, or the server restarts.
+continues when topics are silent, publishers come and go, or the server restarts. Model and camera topic can be changed
+while it runs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import queue
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from edge_server.client import Counters, FrameStream, StreamError
-from edge_server.errors import ErrorCode, InvalidRequest
-from edge_server.plugins.ros.connection_log import ConnectionLog
+from edge_server.errors import EdgeServerError, ErrorCode, InvalidRequest, NotReady, Unsupported
+from edge_server.plugins.ros.bridge_counts import BridgeCounts, drops_between, report_line, sum_counts
+from edge_server.plugins.ros.connection_log import ConnectionLog, describe_server
+from edge_server.plugins.ros.diagnostics import Diagnostics
 from edge_server.plugins.ros.messages.message_conversion import (
+    LabelInfoMessage,
     MessageKind,
+    OutgoingMessage,
+    VisionInfoMessage,
     annotated_message,
     classification_message,
     detections_message,
     make_frame,
     map_message,
     mask_message,
+    stamp_now,
 )
-from edge_server.plugins.ros.transports.transport import Qos, Transport
-from edge_server.protocol.frame_messages import Delivery, Frame, FrameResult, Returns
+from edge_server.plugins.ros.transports.transport import Qos, ServiceTransport, Transport
+from edge_server.protocol.frame_messages import Delivery, Frame, FrameResult, Returns, StreamOpened
 
 if TYPE_CHECKING:
     from edge_server.plugins.ros.depth.spatial_detections import SpatialDetections
 
-REPORT_INTERVAL_S = 5.0
-_SPIN_S = 0.2
+SPIN_S = 0.2
+"""Longest time between two calls of `Bridge.tick`."""
+
+_COUNT_INTERVAL_S = 1.0
+_COUNTS_OF_A_REPORT = 5
+_DRAIN_S = 5.0
+_MAX_LABELS = 65_535
 _MISSING_MODEL_WAIT_S = 2.0
 _MAX_SENT_TIMES = 1024
 _DEPTH_QUEUE_SIZE = 5
 _MAX_AGE_US = 2**32 - 1
 
 log = logging.getLogger(__name__)
-
-
-class FrameSink(Protocol):
-    """The part of `edge_server.client.FrameStream` that the bridge uses."""
-
-    def send(self, frame: Frame, /) -> None: ...
-
-    def results(self) -> Iterator[FrameResult]: ...
-
-    def counters(self) -> Counters: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +69,11 @@ class BridgeParameters:
     `detections3d_topic` carries vision_msgs/Detection3DArray. It needs `depth_topic`, whose stamps differ from those of
     the frames by `depth_tolerance_ms` at most, and the calibration of `camera_info_topic`, "" for the one beside
     `image_topic`. `image_is_rectified`: the images have no distortion, and the name of their topic does not say so.
-    `image_is_compressed` subscribes to CompressedImage. `class_id_is_number` writes class numbers instead of labels,
-    like Isaac ROS. `stamp_tells_age` computes a frame's age from its stamp, for cameras that use the clock of this
-    machine.
+    `vision_info_topic` and `label_info_topic` carry vision_msgs/VisionInfo and LabelInfo, transient local, for each
+    model that serves; `diagnostics_topic` carries diagnostic_msgs/DiagnosticArray once a second. These three are left
+    out, with a warning, where their messages are not installed. `image_is_compressed` subscribes to CompressedImage.
+    `class_id_is_number` writes class numbers instead of labels, like Isaac ROS. `stamp_tells_age` computes the
+    age of a frame from its stamp, for cameras that use the clock of this machine.
     """
 
     model_name: str
@@ -84,6 +90,9 @@ class BridgeParameters:
     camera_info_topic: str = ""
     depth_tolerance_ms: int = 50
     image_is_rectified: bool = False
+    vision_info_topic: str = ""
+    label_info_topic: str = ""
+    diagnostics_topic: str = ""
     input_qos: str = "SENSOR_DATA"
     output_qos: str = "DEFAULT"
     input_queue_size: int = 1
@@ -106,9 +115,10 @@ class BridgeParameters:
         if not 0 <= self.depth_tolerance_ms <= 10_000:
             raise InvalidRequest(f"--depth-tolerance-ms: expected 0 to 10000, given {self.depth_tolerance_ms}")
         inputs = (self.image_topic, self.depth_topic, self.camera_info_topic)
-        names = [name.strip("/") for name in (*inputs, *self._result_topics) if name]
+        infos = (topic for topic, _, _ in self.info_topics)
+        names = [name.strip("/") for name in (*inputs, *self._result_topics, *infos) if name]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise InvalidRequest(f"topic '/{twice[0]}' is named twice: images and each kind of result need one each")
+            raise InvalidRequest(f"topic '/{twice[0]}' is named twice: images and each kind of message need one each")
 
     @property
     def _result_topics(self) -> tuple[str, ...]:
@@ -117,14 +127,35 @@ class BridgeParameters:
             self.detections3d_topic,
         )  # fmt: skip
 
-    def open_stream(self, address: str) -> FrameStream:
-        """Return the stream to a server's gRPC port. It connects when its results are read."""
-        connection_log = ConnectionLog(self.image_topic)
+    @property
+    def info_topics(self) -> tuple[tuple[str, MessageKind, Qos], ...]:
+        """Topics about the bridge itself; a name may be ""."""
+        latched = Qos("DEFAULT", 1, is_transient_local=True)
+        return (
+            (self.vision_info_topic, MessageKind.VISION_INFO, latched),
+            (self.label_info_topic, MessageKind.LABEL_INFO, latched),
+            (self.diagnostics_topic, MessageKind.DIAGNOSTICS, Qos("DEFAULT", 10)),
+        )
+
+    def open_stream(
+        self,
+        address: str,
+        *,
+        on_opened: Callable[[StreamOpened], None],
+        on_broken: Callable[[StreamError], None] | None = None,
+        is_trial: bool = False,
+    ) -> FrameStream:
+        """Return the stream to a server's gRPC port. It connects when its results are read.
+
+        A trial does not connect again, and has a stream id of its own, so that it leaves the bridge's stream alone.
+        """
+        stream_id = self.stream_id or f"ros:{self.image_topic}:{self.model_name}"
         return FrameStream(
             address,
             self.model_name,
             version=self.model_version,
-            stream_id=self.stream_id or f"ros:{self.image_topic}:{self.model_name}",
+            stream_id=f"{stream_id}:trial" if is_trial else stream_id,
+            reconnects=not is_trial,
             returns=Returns(
                 top_k=self.top_k if self.classification_topic else 0,
                 has_detections=bool(self.detections_topic or self.detections3d_topic),
@@ -135,38 +166,53 @@ class BridgeParameters:
             ),
             delivery=self.delivery,
             client=f"ros bridge of {self.image_topic}",
-            on_broken=connection_log.log_broken,
-            on_opened=connection_log.log_opened,
+            on_broken=on_broken,
+            on_opened=on_opened,
         )
 
 
-@dataclass(slots=True)
-class BridgeCounts:
-    """Counts since the last report."""
-
-    received: int = 0
-    answered: int = 0
-    late: int = 0
-    refused: int = 0
-    failed: int = 0
-    last_error: str = ""
-    latencies_s: list[float] = field(default_factory=list)
-
-
 class Bridge:
-    """Connects one transport to one stream. `run` blocks; any thread or signal handler may call `stop`."""
+    """Connects one transport to the frame stream of a server at `address`.
 
-    def __init__(self, parameters: BridgeParameters, transport: Transport, stream: FrameSink) -> None:
+    `run` blocks; any thread or signal handler may call `stop`. A program with a loop of its own calls `open`, then
+    `tick` each SPIN_S, then `close`, all on the thread that runs the transport's callbacks. With `keeps_frame`,
+    `last_frame` is the newest frame, for trials of other models.
+    """
+
+    def __init__(
+        self,
+        parameters: BridgeParameters,
+        transport: Transport,
+        address: str,
+        *,
+        diagnostics: Diagnostics | None = None,
+    ) -> None:
         self.parameters = parameters
+        self.address = address
+        self.keeps_frame = False
+        self.last_frame: Frame | None = None
         self._transport = transport
-        self._stream = stream
+        self._diagnostics = diagnostics
+        self._connection_log = ConnectionLog(parameters.image_topic)
+        self._stream = self._open_stream(parameters)
+        # The stream whose results are read, and its counters at the last count. After a switch it is read to its end.
+        self._read_stream, self._read_counters = self._stream, Counters()
+        self._reader = threading.Thread(target=self._publish_results, name="ros-results", daemon=True)
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._counts = BridgeCounts()
+        self._counted_at = 0.0
+        self._recent: deque[BridgeCounts] = deque(maxlen=_COUNTS_OF_A_REPORT)
+        self._counts_to_report = _COUNTS_OF_A_REPORT
+        self._silence = ""
         self._sent_times: OrderedDict[int, float] = OrderedDict()
         self._seq = 0
         self._missing_model = ""
-        self._last_counters = Counters()
+        self._opened: StreamOpened | None = None
+        self._connection_error = ""
+        self._info_kinds: set[MessageKind] = set()
+        self._info_version = 0
+        self._switches: queue.SimpleQueue[tuple[BridgeParameters, Future[None]]] = queue.SimpleQueue()
         self._failure: Exception | None = None
         self._spatial_detections: SpatialDetections | None = None
 
@@ -179,24 +225,85 @@ class Bridge:
 
         Raises the error that ended it, if any.
         """
-        reader = threading.Thread(target=self._publish_results, name="ros-results", daemon=True)
         try:
-            self._open_topics()
-            reader.start()
-            reported_at = time.monotonic()
-            while not self._stopping.is_set() and self._transport.spin(_SPIN_S):
-                now = time.monotonic()
-                if now - reported_at >= REPORT_INTERVAL_S:
-                    self._report(now - reported_at)
-                    reported_at = now
+            self.open()
+            while not self._stopping.is_set() and self._transport.spin(SPIN_S):
+                self.tick()
         finally:
-            self._stopping.set()
-            self._stream.close()
-            if reader.ident is not None:
-                reader.join()
-            self._transport.close()
+            self.close()
         if self._failure is not None:
             raise self._failure
+
+    def open(self) -> None:
+        """Open the topics and the stream."""
+        self._open_topics()
+        self._counted_at = time.monotonic()
+        if self._diagnostics is not None:
+            self._diagnostics.start()
+        self._reader.start()
+
+    def tick(self) -> None:
+        """Do what is due: switch, count, report. Raises the error that ended the stream, if any."""
+        if self._failure is not None:
+            raise self._failure
+        with contextlib.suppress(queue.Empty):
+            parameters, done = self._switches.get_nowait()
+            if done.set_running_or_notify_cancel():
+                try:
+                    self._switch(parameters)
+                except EdgeServerError as error:
+                    done.set_exception(error)
+                else:
+                    done.set_result(None)
+        now = time.monotonic()
+        if now - self._counted_at >= _COUNT_INTERVAL_S:
+            self._count(now)
+
+    def close(self) -> None:
+        """Close the stream and the transport."""
+        self._stopping.set()
+        self._stream.close()
+        self._read_stream.close()
+        if self._reader.ident is not None:
+            self._reader.join()
+        if self._diagnostics is not None:
+            self._diagnostics.close()
+        self._transport.close()
+
+    def switch(self, parameters: BridgeParameters, timeout_s: float) -> None:
+        """Have `tick` send later frames to the model of `parameters`, from their image topic; the other topics stay.
+
+        For another thread than that of `tick`. Frames in flight are still answered, for up to _DRAIN_S; the rest of
+        them is counted as lost. Raises EdgeServerError, and nothing has changed then.
+        """
+        done: Future[None] = Future()
+        self._switches.put((parameters, done))
+        try:
+            done.result(timeout_s)
+        except FutureTimeoutError:
+            if done.cancel():
+                raise NotReady("the bridge is ending, or its thread is busy") from None
+            done.result()
+
+    def _switch(self, parameters: BridgeParameters) -> None:
+        before = self.parameters
+        if parameters.image_topic != before.image_topic:
+            self._subscribe(parameters)
+        self._connection_log = ConnectionLog(parameters.image_topic)
+        stream = self._open_stream(parameters)
+        with self._lock:
+            old, self._stream, self.parameters = self._stream, stream, parameters
+            self.last_frame = None
+        if parameters.image_topic != before.image_topic:
+            assert isinstance(self._transport, ServiceTransport), "only a service switches"
+            self._transport.unsubscribe(before.image_topic)
+        old.finish()
+        closing = threading.Timer(_DRAIN_S, old.close)
+        closing.daemon = True
+        closing.start()
+
+    def _open_stream(self, parameters: BridgeParameters) -> FrameStream:
+        return parameters.open_stream(self.address, on_opened=self._note_opened, on_broken=self._note_broken)
 
     def _open_topics(self) -> None:
         given = self.parameters
@@ -225,12 +332,26 @@ class Bridge:
                 has_numbers=given.class_id_is_number,
             )
             self._spatial_detections.open_topics(Qos(given.input_qos, _DEPTH_QUEUE_SIZE), qos)
-        kind = MessageKind.COMPRESSED_IMAGE if given.image_is_compressed else MessageKind.IMAGE
-        self._transport.subscribe(given.image_topic, kind, Qos(given.input_qos, given.input_queue_size), self._receive)
+        for topic, kind, qos in given.info_topics:
+            if topic:
+                try:
+                    self._transport.advertise(topic, kind, qos)
+                    self._info_kinds.add(kind)
+                except Unsupported as error:
+                    log.warning("%s is left out: %s", topic, error)
+        self._subscribe(given)
 
-    def _receive(self, message: Any) -> None:
+    def _subscribe(self, given: BridgeParameters) -> None:
+        kind = MessageKind.COMPRESSED_IMAGE if given.image_is_compressed else MessageKind.IMAGE
+        topic = given.image_topic
+        qos = Qos(given.input_qos, given.input_queue_size)
+        self._transport.subscribe(topic, kind, qos, lambda message: self._receive(topic, message))
+
+    def _receive(self, topic: str, message: Any) -> None:
         """Send one message to the stream. A message that is not an image is counted; the bridge continues."""
         with self._lock:
+            if topic != self.parameters.image_topic:
+                return
             self._seq += 1
             seq = self._seq
         try:
@@ -247,32 +368,72 @@ class Bridge:
             self._sent_times[seq] = time.monotonic()
             while len(self._sent_times) > _MAX_SENT_TIMES:
                 self._sent_times.popitem(last=False)
+            if self.keeps_frame:
+                self.last_frame = frame
+            stream = self._stream
         try:
-            self._stream.send(frame)
+            stream.send(frame)
         except ValueError:
-            # Some transports call back while the bridge closes, after the stream is closed.
+            # Some transports call back on threads of their own: while the bridge closes, after the stream is closed.
             if not self._stopping.is_set():
                 raise
 
     def _publish_results(self) -> None:
         try:
             while not self._stopping.is_set():
+                stream = self._read_stream
                 try:
-                    for result in self._stream.results():
+                    for result in stream.results():
                         self._publish_result(result)
-                    return
                 except StreamError as error:
-                    if error.code is not ErrorCode.NOT_FOUND:
-                        raise
-                    # The model is missing at the start of a robot, or between two deployments: wait for it.
-                    if error.message != self._missing_model:
-                        self._missing_model = error.message
-                        log.warning("%s; asking again every %g s", error, _MISSING_MODEL_WAIT_S)
-                    self._stopping.wait(_MISSING_MODEL_WAIT_S)
-        except Exception as error:  # noqa: BLE001 - raised by `run` on its thread
+                    if stream is self._stream:
+                        self._wait_for_model(error)
+                else:
+                    if stream is self._stream:
+                        return
+                with self._lock:
+                    if stream is not self._stream:
+                        self._counts.drops += drops_between(self._read_counters, stream.counters())
+                        self._read_stream, self._read_counters = self._stream, Counters()
+        except Exception as error:  # noqa: BLE001 - raised by `tick` on its thread
             if not self._stopping.is_set():
                 self._failure = error
                 self._stopping.set()
+
+    def _wait_for_model(self, error: StreamError) -> None:
+        """Wait a little for a model that is missing at the start of a robot, or between two deployments. Raises any
+        other error."""
+        if error.code is not ErrorCode.NOT_FOUND:
+            raise error
+        self._connection_error = error.message
+        if error.message != self._missing_model:
+            self._missing_model = error.message
+            log.warning("%s; asking again every %g s", error, _MISSING_MODEL_WAIT_S)
+        self._stopping.wait(_MISSING_MODEL_WAIT_S)
+
+    def _note_opened(self, opened: StreamOpened) -> None:
+        self._connection_log.log_opened(opened)
+        self._connection_error = ""
+        before, self._opened = self._opened, opened
+        if before is None or _model_of(before) != _model_of(opened):
+            self._publish_model_info(opened)
+
+    def _note_broken(self, error: StreamError) -> None:
+        self._connection_log.log_broken(error)
+        self._connection_error = error.message
+
+    def _publish_model_info(self, opened: StreamOpened) -> None:
+        given = self.parameters
+        self._info_version += 1
+        labels = opened.labels[:_MAX_LABELS]
+        place = given.label_info_topic if MessageKind.LABEL_INFO in self._info_kinds else ""
+        info = VisionInfoMessage(stamp_now(), describe_server(opened), place, self._info_version)
+        self._publish_info(given.label_info_topic, LabelInfoMessage(stamp_now(), labels))
+        self._publish_info(given.vision_info_topic, info)
+
+    def _publish_info(self, topic: str, message: OutgoingMessage) -> None:
+        if message.kind in self._info_kinds:
+            self._transport.publish(topic, message)
 
     def _publish_result(self, result: FrameResult) -> None:
         self._count_result(result)
@@ -310,15 +471,30 @@ class Bridge:
             if sent_at is not None:
                 self._counts.latencies_s.append(now - sent_at)
 
-    def _report(self, seconds: float) -> None:
-        topic = self.parameters.image_topic
-        counters = self._stream.counters()
+    def _count(self, now: float) -> None:
+        """End the counts of this second; publish diagnostics, and log a line when it is due."""
         with self._lock:
             counts, self._counts = self._counts, BridgeCounts()
-            before, self._last_counters = self._last_counters, counters
-        line = report_line(topic, counts, drops_between(before, counters), seconds)
-        silence = "" if counts.received or counts.answered else self._transport.explain_silence(topic)
-        log.info("%s", f"{line}: {silence}" if silence else line)
+            counters, before = self._read_stream.counters(), self._read_counters
+            self._read_counters = counters
+        counts.seconds, self._counted_at = now - self._counted_at, now
+        counts.drops += drops_between(before, counters)
+        self._recent.append(counts)
+        recent = sum_counts(self._recent)
+        self._counts_to_report -= 1
+        if self._counts_to_report == 0:
+            self._counts_to_report = _COUNTS_OF_A_REPORT
+            self._report(recent)
+        if self._diagnostics is not None and MessageKind.DIAGNOSTICS in self._info_kinds:
+            server = self._diagnostics.server_status(self._opened, self._connection_error)
+            frames = self._diagnostics.frames_status(self.parameters.image_topic, recent, self._silence)
+            self._publish_info(self.parameters.diagnostics_topic, self._diagnostics.make_message(frames, server))
+
+    def _report(self, counts: BridgeCounts) -> None:
+        topic = self.parameters.image_topic
+        line = report_line(topic, counts)
+        self._silence = "" if counts.received or counts.answered else self._transport.explain_silence(topic)
+        log.info("%s", f"{line}: {self._silence}" if self._silence else line)
         if counts.last_error:
             failed = counts.failed + counts.refused
             log.warning("%s: %d frame(s) failed, the last: %s", topic, failed, counts.last_error)
@@ -326,31 +502,8 @@ class Bridge:
             self._spatial_detections.report()
 
 
-def drops_between(before: Counters, now: Counters) -> dict[str, int]:
-    """Return the numbers of frames without a result between two counts, by reason."""
-    drops = {
-        reason.name.lower().replace("_", " "): count - before.dropped.get(reason, 0)
-        for reason, count in now.dropped.items()
-    }
-    drops["overtaken before sending"] = now.dropped_here - before.dropped_here
-    drops["lost with a connection"] = now.lost - before.lost
-    return {reason: count for reason, count in drops.items() if count > 0}
-
-
-def report_line(topic: str, counts: BridgeCounts, drops: Mapping[str, int], seconds: float) -> str:
-    """Return a log line: input and output rates, drops by reason, time from message to result."""
-    if not counts.received and not counts.answered:
-        return f"{topic}: no images in the last {seconds:.0f} s"
-    words = [f"{topic}: in {counts.received / seconds:.1f}/s, out {counts.answered / seconds:.1f}/s"]
-    if drops:
-        words.append("dropped " + ", ".join(f"{count} {reason}" for reason, count in drops.items()))
-    if counts.late:
-        words.append(f"{counts.late} too late to publish")
-    if counts.latencies_s:
-        ordered = sorted(counts.latencies_s)
-        p50, p99 = (ordered[min(int(len(ordered) * share), len(ordered) - 1)] * 1000 for share in (0.5, 0.99))
-        words.append(f"latency p50 {p50:.0f} ms, p99 {p99:.0f} ms")
-    return "; ".join(words)
+def _model_of(opened: StreamOpened) -> tuple[str, int, tuple[str, ...]]:
+    return opened.model, opened.version, opened.labels
 
 
 def frame_age_us(frame: Frame) -> int:

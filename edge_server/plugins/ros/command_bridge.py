@@ -7,11 +7,14 @@ import importlib
 import signal
 from collections.abc import Sequence
 
+from edge_server.cli.http_client import server_url
 from edge_server.cli.options import CommandParser
 from edge_server.config import LogConfig
 from edge_server.config.setting_sources import process_environment
 from edge_server.plugins.ros.bridge import Bridge, BridgeParameters
 from edge_server.plugins.ros.command import add_model_options
+from edge_server.plugins.ros.diagnostics import Diagnostics
+from edge_server.plugins.ros.model_service import serve_model_changes
 from edge_server.plugins.ros.transports.ros2_environment import choose_transport
 from edge_server.plugins.ros.transports.transport import QOS_PROFILES, TRANSPORTS, Transport
 from edge_server.protocol.frame_messages import Delivery
@@ -25,6 +28,9 @@ _TOPICS = {
     "mask": "sensor_msgs/Image of class numbers, or of the numbers of objects",
     "map": "sensor_msgs/Image of depth or anomaly, 32FC1 in metres or mono16,",
     "detections3d": "vision_msgs/Detection3DArray, detections with their position in the camera's optical frame,",
+    "vision-info": "vision_msgs/VisionInfo of the model, transient local,",
+    "label-info": "vision_msgs/LabelInfo, the labels of the model, transient local,",
+    "diagnostics": "diagnostic_msgs/DiagnosticArray once a second",
 }
 
 
@@ -38,7 +44,11 @@ def run(arguments: Sequence[str]) -> int:
     environment = process_environment()
     module = importlib.import_module(TRANSPORTS[choose_transport(options.transport, environment)])
     transport: Transport = module.open_transport(options.node_name, environment)
-    bridge = Bridge(parameters, transport, parameters.open_stream(options.address))
+    diagnostics = None
+    if parameters.diagnostics_topic:
+        diagnostics = Diagnostics(options.node_name, options.address, options.http_url or "")
+    bridge = Bridge(parameters, transport, options.address, diagnostics=diagnostics)
+    serve_model_changes(bridge, transport)
     for number in _END_SIGNALS:
         signal.signal(number, lambda *_: bridge.stop())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _END_SIGNALS)
@@ -68,6 +78,10 @@ def _parser() -> argparse.ArgumentParser:
     for name, message in _TOPICS.items():
         parser.add_argument(f"--{name}-topic", default="", metavar="TOPIC", help=f"publish {message} there")
     _add_depth_options(parser)
+    parser.add_argument(
+        "--http-url", type=server_url, metavar="URL",
+        help="HTTP address of the server, for the governor's state in diagnostics; default: port 8000 of its host",
+    )  # fmt: skip
     parser.add_argument("--input-qos", choices=QOS_PROFILES, default="SENSOR_DATA", help="QoS of the image topic")
     parser.add_argument("--output-qos", choices=QOS_PROFILES, default="DEFAULT", help="QoS of the published topics")
     parser.add_argument("--input-queue-size", type=int, default=1, metavar="N", help="queue size of the image topic")
@@ -150,6 +164,9 @@ def _parameters(options: argparse.Namespace) -> BridgeParameters:
         camera_info_topic=options.camera_info_topic,
         depth_tolerance_ms=options.depth_tolerance_ms,
         image_is_rectified=options.rectified,
+        vision_info_topic=options.vision_info_topic,
+        label_info_topic=options.label_info_topic,
+        diagnostics_topic=options.diagnostics_topic,
         input_qos=options.input_qos,
         output_qos=options.output_qos,
         input_queue_size=options.input_queue_size,

@@ -40,7 +40,9 @@ class ScriptedServer:
     image.
 
     `drops_each`: of the frames whose `seq` it divides, the first of each is dropped with a notice. `is_mute`:
-    frames are accepted and never answered. `is_empty`: there is no such model. `error`: every response is this error.
+    frames are accepted and never answered. `is_empty`: there is no such model, `missing_models` those that are missing.
+    `error`: every response is this error, as for all pictures of `failing_models`. `labels` are those of each model.
+    `refusal`: each stream ends with this gRPC status at its start.
     `frames` and `requests` are all that were received, over all connections.
     """
 
@@ -48,6 +50,10 @@ class ScriptedServer:
         self.drops_each = drops_each
         self.error = error
         self.is_mute = self.is_empty = False
+        self.missing_models: set[str] = set()
+        self.failing_models: set[str] = set()
+        self.labels: tuple[str, ...] = ()
+        self.refusal: grpc.StatusCode | None = None
         self.frames: list[Frame] = []
         self.requests: list[StreamRequest] = []
         self._credit = credit
@@ -79,10 +85,12 @@ class ScriptedServer:
         request = decode_client_message(next(messages))
         assert isinstance(request, StreamRequest)
         self.requests.append(request)
-        if self.is_empty:
+        if self.is_empty or request.model in self.missing_models:
             context.abort(grpc.StatusCode.NOT_FOUND, f"unknown model '{request.model}'")
+        if self.refusal is not None:
+            context.abort(self.refusal, "refused")
         allowed = self._credit
-        yield encode_server_message(StreamOpened(request.stream_id, request.model, 1, "script"), allowed)
+        yield encode_server_message(StreamOpened(request.stream_id, request.model, 1, "script", self.labels), allowed)
         for data in messages:
             frame = decode_client_message(data)
             assert isinstance(frame, Frame)
@@ -96,7 +104,7 @@ class ScriptedServer:
         if self.drops_each and seq % self.drops_each == 0 and seq not in self._dropped:
             self._dropped.add(seq)
             return FrameDropped(frame.header, DropReason.GOVERNOR, "too hot")
-        code, text = self.error
+        code, text = ("INTERNAL", "it fails") if request.model in self.failing_models else self.error
         if code:
             return FrameResult(frame.header, error_code=code, error=text)
         left, returns = float(frame.data[0]), request.returns

@@ -12,7 +12,8 @@ import pytest
 
 from edge_server.client import StreamError
 from edge_server.errors import ErrorCode, InvalidRequest
-from edge_server.plugins.ros.bridge import Bridge, BridgeCounts, BridgeParameters, report_line
+from edge_server.plugins.ros.bridge import Bridge, BridgeParameters
+from edge_server.plugins.ros.bridge_counts import BridgeCounts, report_line
 from edge_server.plugins.ros.connection_log import ConnectionLog
 from edge_server.plugins.ros.transports import ros1_transport
 from edge_server.protocol.frame_messages import FrameHeader, FrameResult, StreamOpened
@@ -23,7 +24,7 @@ def test_a_bridge_that_publishes_nothing_names_the_flags() -> None:
         BridgeParameters("m", image_topic="/image")
 
 
-def test_a_late_result_is_not_published_and_is_in_the_report() -> None:
+def test_a_late_result_is_not_published_and_is_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
     published, end = [], threading.Event()
 
     def results() -> Iterator[FrameResult]:
@@ -36,10 +37,11 @@ def test_a_late_result_is_not_published_and_is_in_the_report() -> None:
         publish=lambda topic, message: published.append((topic, message.header.seq)),
     )  # fmt: skip
     stream = SimpleNamespace(results=results, close=lambda: None)
-    Bridge(BridgeParameters("m", image_topic="/image", detections_topic="/found"), transport, stream).run()
+    monkeypatch.setattr(BridgeParameters, "open_stream", lambda *_, **__: stream)
+    Bridge(BridgeParameters("m", image_topic="/image", detections_topic="/found"), transport, "box:8001").run()
     assert published == [("/found", 1), ("/found", 3)]
-    counts = BridgeCounts(received=3, answered=2, late=1)
-    assert report_line("/image", counts, {}, 1.0) == "/image: in 3.0/s, out 2.0/s; 1 too late to publish"
+    counts = BridgeCounts(seconds=1.0, received=3, answered=2, late=1)
+    assert report_line("/image", counts) == "/image: in 3.0/s, out 2.0/s; 1 too late to publish"
 
 
 @pytest.mark.parametrize(

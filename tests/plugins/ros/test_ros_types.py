@@ -17,9 +17,14 @@ from edge_server.plugins.ros.messages.message_conversion import (
     DetectionMessage,
     Detections3DMessage,
     DetectionsMessage,
+    DiagnosticLevel,
+    DiagnosticsMessage,
+    DiagnosticStatus,
     HypothesisMessage,
     ImageMessage,
+    LabelInfoMessage,
     OutgoingMessage,
+    VisionInfoMessage,
     make_frame,
 )
 from edge_server.protocol.frame_messages import FrameHeader
@@ -36,6 +41,11 @@ MESSAGES: tuple[OutgoingMessage, ...] = (
     CompressedImageMessage(HEADER, "jpeg", b"\xff\xd8\xff"),
     DetectionsMessage(HEADER, (DetectionMessage(1.5, 2.5, 3, 4, CUP), DetectionMessage(0, 0, 0, 0, CUP))),
     ClassificationMessage(HEADER, (CUP,)),
+    VisionInfoMessage(HEADER, "finder version 1 on openvino", "/label_info", 2),
+    LabelInfoMessage(HEADER, ("background", "cup")),
+    DiagnosticsMessage(
+        HEADER, (DiagnosticStatus(DiagnosticLevel.WARN, "bridge: frames", "hot", "box:8001", {"rate": "9.5"}),)
+    ),
     Detections3DMessage(HEADER, (Detection3DMessage(0.5, -0.25, 2.0, 0.1, 0.2, 0.05, 0.75, CUP, "17"),)),
 )
 

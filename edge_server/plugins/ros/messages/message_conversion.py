@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -28,6 +29,9 @@ class MessageKind(enum.Enum):
     CLASSIFICATION = "vision_msgs/msg/Classification"
     DETECTIONS_3D = "vision_msgs/msg/Detection3DArray"
     CAMERA_INFO = "sensor_msgs/msg/CameraInfo"
+    VISION_INFO = "vision_msgs/msg/VisionInfo"
+    LABEL_INFO = "vision_msgs/msg/LabelInfo"
+    DIAGNOSTICS = "diagnostic_msgs/msg/DiagnosticArray"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +136,59 @@ class ClassificationMessage:
     kind = MessageKind.CLASSIFICATION
 
 
+@dataclass(frozen=True, slots=True)
+class VisionInfoMessage:
+    """vision_msgs/VisionInfo: which model makes the results, and where its class names are."""
+
+    header: FrameHeader
+    method: str
+    database_location: str
+    database_version: int
+    kind = MessageKind.VISION_INFO
+
+
+@dataclass(frozen=True, slots=True)
+class LabelInfoMessage:
+    """vision_msgs/LabelInfo, which ROS 1 does not have: the label of each class number. The field `threshold` is 0: the
+    server does not say which it uses."""
+
+    header: FrameHeader
+    labels: tuple[str, ...]
+    kind = MessageKind.LABEL_INFO
+
+
+class DiagnosticLevel(enum.IntEnum):
+    """Level of a diagnostic_msgs/DiagnosticStatus."""
+
+    OK = 0
+    WARN = 1
+    ERROR = 2
+    STALE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class DiagnosticStatus:
+    """diagnostic_msgs/DiagnosticStatus."""
+
+    level: DiagnosticLevel
+    name: str
+    message: str
+    hardware_id: str
+    values: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class DiagnosticsMessage:
+    """diagnostic_msgs/DiagnosticArray."""
+
+    header: FrameHeader
+    statuses: tuple[DiagnosticStatus, ...]
+    kind = MessageKind.DIAGNOSTICS
+
+
 OutgoingMessage: TypeAlias = (
     "ImageMessage | CompressedImageMessage | DetectionsMessage | Detections3DMessage | ClassificationMessage"
+    " | VisionInfoMessage | LabelInfoMessage | DiagnosticsMessage"
 )
 
 
@@ -196,6 +251,12 @@ def _field(message: Any, name: str) -> Any:
         raise InvalidRequest(
             f"expected a sensor_msgs/Image or CompressedImage, but {type(message).__name__} has no field '{name}'"
         ) from None
+
+
+def stamp_now() -> FrameHeader:
+    """Return a header with the time of this machine's clock, for messages that are not about a frame."""
+    sec, nanosec = divmod(time.time_ns(), 1_000_000_000)
+    return FrameHeader(sec, nanosec)
 
 
 def detections_message(result: FrameResult, *, has_numbers: bool = False) -> DetectionsMessage:

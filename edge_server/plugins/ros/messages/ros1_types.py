@@ -1,4 +1,5 @@
-"""Definitions of the ROS 1 messages of vision_msgs, as text for genpy, so that the package need not be installed.
+"""Definitions of the ROS 1 messages of vision_msgs and diagnostic_msgs, as text for genpy, so that the packages need
+not be installed.
 
 ROS 1 connects a publisher and a subscriber when the name and the checksum of their message types are equal. The
 checksum covers only the fields: classes that genpy makes from this text match vision_msgs 0.0.1 and 0.0.2 (Kinetic to
@@ -18,8 +19,10 @@ TYPES: dict[MessageKind, str] = {
     MessageKind.CLASSIFICATION: "vision_msgs/Classification2D",
     MessageKind.DETECTIONS_3D: "vision_msgs/Detection3DArray",
     MessageKind.CAMERA_INFO: "sensor_msgs/CameraInfo",
+    MessageKind.VISION_INFO: "vision_msgs/VisionInfo",
+    MessageKind.DIAGNOSTICS: "diagnostic_msgs/DiagnosticArray",
 }
-"""ROS 1 name of each kind. Classification2D is called Classification in later versions."""
+"""ROS 1 name of each kind that ROS 1 has. Classification2D is called Classification in later versions."""
 
 DEFINITIONS: dict[str, str] = {
     "std_msgs/Header": "uint32 seq\ntime stamp\nstring frame_id\n",
@@ -58,6 +61,13 @@ DEFINITIONS: dict[str, str] = {
     "vision_msgs/Classification2D": (
         "Header header\nvision_msgs/ObjectHypothesis[] results\nsensor_msgs/Image source_img\n"
     ),
+    "vision_msgs/VisionInfo": ("Header header\nstring method\nstring database_location\nint32 database_version\n"),
+    "diagnostic_msgs/KeyValue": "string key\nstring value\n",
+    "diagnostic_msgs/DiagnosticStatus": (
+        "byte OK=0\nbyte WARN=1\nbyte ERROR=2\nbyte STALE=3\nbyte level\nstring name\nstring message\n"
+        "string hardware_id\ndiagnostic_msgs/KeyValue[] values\n"
+    ),
+    "diagnostic_msgs/DiagnosticArray": "Header header\ndiagnostic_msgs/DiagnosticStatus[] status\n",
 }
 """Message type -> its fields. `Header` means std_msgs/Header, as in ROS 1."""
 
@@ -65,6 +75,8 @@ CHECKSUMS = {
     "vision_msgs/Detection2DArray": "402071f61477de256df9f1aa45e6e4c8",
     "vision_msgs/Detection3DArray": "05c51d9aea1fb4cfdc8effb94f197b6f",
     "vision_msgs/Classification2D": "b23d0855d0f41568e09106615351255f",
+    "vision_msgs/VisionInfo": "eee36f8dc558754ceb4ef619179d8b34",
+    "diagnostic_msgs/DiagnosticArray": "60810da900de1dd6ddd437c3503511da",
 }
 """md5sums of the released packages. Those computed by genpy must be equal, or no other node would connect."""
 

@@ -19,8 +19,12 @@ from edge_server.plugins.ros.messages.message_conversion import (
     CompressedImageMessage,
     Detections3DMessage,
     DetectionsMessage,
+    DiagnosticsMessage,
+    DiagnosticStatus,
     HypothesisMessage,
+    LabelInfoMessage,
     OutgoingMessage,
+    VisionInfoMessage,
 )
 from edge_server.protocol.frame_messages import FrameHeader
 
@@ -44,6 +48,11 @@ VISION_MSGS = {
         "string id\n"
     ),
     "vision_msgs/msg/Detection3DArray": "std_msgs/Header header\nvision_msgs/Detection3D[] detections\n",
+    "vision_msgs/msg/VisionInfo": (
+        "std_msgs/Header header\nstring method\nstring database_location\nint32 database_version\n"
+    ),
+    "vision_msgs/msg/VisionClass": "uint16 class_id\nstring class_name\n",
+    "vision_msgs/msg/LabelInfo": ("std_msgs/Header header\nvision_msgs/VisionClass[] class_map\nfloat32 threshold\n"),
 }
 """Fields of vision_msgs 4.x, in order; the package is published by the ROS perception project under Apache-2.0."""
 
@@ -108,6 +117,22 @@ class MessageTypes:
         if isinstance(message, ClassificationMessage):
             results = [self._hypothesis(one) for one in message.results]
             return self._new("vision_msgs/msg/Classification", header=header, results=results)
+        if isinstance(message, VisionInfoMessage):
+            return self._new(
+                message.kind.value,
+                header=header,
+                method=message.method,
+                database_location=message.database_location,
+                database_version=message.database_version,
+            )
+        if isinstance(message, LabelInfoMessage):
+            classes = [
+                self._new("vision_msgs/msg/VisionClass", class_id=number, class_name=label)
+                for number, label in enumerate(message.labels)
+            ]
+            return self._new(message.kind.value, header=header, class_map=classes, threshold=0.0)
+        if isinstance(message, DiagnosticsMessage):
+            return self._new(message.kind.value, header=header, status=[self._status(one) for one in message.statuses])
         data = np.frombuffer(message.data, np.uint8)
         if isinstance(message, CompressedImageMessage):
             return self._new("sensor_msgs/msg/CompressedImage", header=header, format=message.format, data=data)
@@ -183,11 +208,22 @@ class MessageTypes:
     def _hypothesis(self, one: HypothesisMessage) -> Any:
         return self._new("vision_msgs/msg/ObjectHypothesis", class_id=one.class_id, score=float(one.score))
 
+    def _status(self, one: DiagnosticStatus) -> Any:
+        pairs = [self._new("diagnostic_msgs/msg/KeyValue", key=key, value=value) for key, value in one.values.items()]
+        return self._new(
+            "diagnostic_msgs/msg/DiagnosticStatus",
+            level=int(one.level),
+            name=one.name,
+            message=one.message,
+            hardware_id=one.hardware_id,
+            values=pairs,
+        )
+
     def _header(self, header: FrameHeader) -> Any:
         # Seconds are unsigned in ROS 1 and signed in ROS 2, with the same 32 bits.
         sec = (header.sec + 2**31) % 2**32 - 2**31
         stamp = self._new("builtin_interfaces/msg/Time", sec=sec, nanosec=header.nanosec)
         return self._new("std_msgs/msg/Header", stamp=stamp, frame_id=header.frame_id)
 
-    def _new(self, name: str, **fields: Any) -> Any:
+    def _new(self, name: str, /, **fields: Any) -> Any:
         return self.store.types[name](**fields)

@@ -202,7 +202,7 @@ class DdsTransport:
             reliability = policy.Reliability.Reliable(_RELIABLE_WAIT_MS * 1_000_000)
         return module.Qos(
             reliability,
-            policy.Durability.Volatile,
+            policy.Durability.TransientLocal if qos.is_transient_local else policy.Durability.Volatile,
             policy.History.KeepLast(qos.depth),
             policy.DataRepresentation(use_cdrv0_representation=True),
             policy.Userdata(f"typehash={self._types.type_hash(kind.value)};".encode()),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import array
 import contextlib
 import importlib
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,9 +23,13 @@ from edge_server.plugins.ros.messages.message_conversion import (
     DetectionMessage,
     Detections3DMessage,
     DetectionsMessage,
+    DiagnosticsMessage,
+    DiagnosticStatus,
     HypothesisMessage,
+    LabelInfoMessage,
     MessageKind,
     OutgoingMessage,
+    VisionInfoMessage,
 )
 from edge_server.plugins.ros.transports.dds_domains import explain_no_nodes
 from edge_server.plugins.ros.transports.ros2_environment import read_discovery_settings
@@ -36,7 +41,8 @@ class RclpyTransport:
     """Transport with one rclpy node. `spin` runs the callbacks; `publish` may run on another thread.
 
     Without `node` the transport owns a context and a node. They get `arguments` ("--ros-args", ...), install no signal
-    handlers, and end with `close`. A given `node` belongs to the caller. Raises Unsupported without rclpy.
+    handlers, and end with `close`. A given `node` belongs to the caller, whose executor runs the callbacks: `spin` is
+    not for it. Raises Unsupported without rclpy.
     """
 
     def __init__(
@@ -56,11 +62,13 @@ class RclpyTransport:
                 node = self._rclpy.create_node(node_name, context=context)
         self._node = node
         self._context = self._node.context
-        self._executor = executors.SingleThreadedExecutor(context=self._context)
-        self._executor.add_node(self._node)
+        self._executor: Any = None
+        if self._is_owner:
+            self._executor = executors.SingleThreadedExecutor(context=self._context)
+            self._executor.add_node(self._node)
         self._publishers: dict[str, tuple[MessageKind, Any]] = {}
-        self._subscriptions: list[Any] = []
-        self._inputs: dict[str, tuple[MessageKind, Qos]] = {}
+        self._services: list[Any] = []
+        self._inputs: dict[str, tuple[MessageKind, Qos, Any]] = {}
 
     @contextlib.contextmanager
     def _translate_name_errors(self) -> Iterator[None]:
@@ -74,8 +82,33 @@ class RclpyTransport:
         """Subscribe to a topic. The `data` of a message is an array.array, which the bridge sends without a copy."""
         with self._translate_name_errors():
             made = self._node.create_subscription(message_class(kind.value), topic, callback, self._profile(qos))
-        self._subscriptions.append(made)
-        self._inputs[topic] = kind, qos
+        self._inputs[topic] = kind, qos, made
+
+    def unsubscribe(self, topic: str) -> None:
+        _, _, subscription = self._inputs.pop(topic)
+        self._node.destroy_subscription(subscription)
+
+    def serve(self, service: str, type_name: str, callback: Callable[[Any], Mapping[str, object]]) -> None:
+        """Serve a service. The executor runs other callbacks while `callback` works on its thread."""
+        future_class = _import_ros("rclpy.task").Future
+
+        async def respond(request: Any, response: Any) -> Any:
+            answer = future_class()
+
+            def work() -> None:
+                try:
+                    answer.set_result(callback(request))
+                except Exception as error:  # noqa: BLE001 - raised by `spin` on its thread
+                    answer.set_exception(error)
+
+            threading.Thread(target=work, name=f"ros-{service}", daemon=True).start()
+            for name, value in (await answer).items():
+                setattr(response, name, value)
+            return response
+
+        made = message_class(type_name)
+        with self._translate_name_errors():
+            self._services.append(self._node.create_service(made, service, respond))
 
     def advertise(self, topic: str, kind: MessageKind, qos: Qos) -> None:
         with self._translate_name_errors():
@@ -99,7 +132,7 @@ class RclpyTransport:
 
     def explain_silence(self, topic: str) -> str:
         publishers = self._node.get_publishers_info_by_topic(topic)
-        kind, qos = self._inputs[topic]
+        kind, qos, _ = self._inputs[topic]
         if not publishers:
             return f"ROS 2 sees no publisher of it: {self._explain_no_publisher()}"
         given = {one.topic_type for one in publishers}
@@ -120,22 +153,24 @@ class RclpyTransport:
         return explain_no_nodes(domain_id)
 
     def close(self) -> None:
-        self._executor.shutdown()
-        for subscription in self._subscriptions:
-            self._node.destroy_subscription(subscription)
+        for topic in tuple(self._inputs):
+            self.unsubscribe(topic)
+        for service in self._services:
+            self._node.destroy_service(service)
         for _, publisher in self._publishers.values():
             self._node.destroy_publisher(publisher)
         if self._is_owner:
+            self._executor.shutdown()
             self._node.destroy_node()
             self._context.try_shutdown()
 
     def _profile(self, qos: Qos) -> Any:
-        policy = self._qos_module.ReliabilityPolicy
+        policy, durability = self._qos_module.ReliabilityPolicy, self._qos_module.DurabilityPolicy
         return self._qos_module.QoSProfile(
             history=self._qos_module.HistoryPolicy.KEEP_LAST,
             depth=qos.depth,
             reliability=policy.RELIABLE if qos.is_reliable else policy.BEST_EFFORT,
-            durability=self._qos_module.DurabilityPolicy.VOLATILE,
+            durability=durability.TRANSIENT_LOCAL if qos.is_transient_local else durability.VOLATILE,
         )
 
 
@@ -148,12 +183,12 @@ def open_transport(node_name: str, environment: Mapping[str, str]) -> RclpyTrans
 
 
 def message_class(name: str) -> Any:
-    """Return the Python class of a type such as "sensor_msgs/msg/Image".
+    """Return the Python class of a type such as "sensor_msgs/msg/Image" or "std_srvs/srv/Trigger".
 
     Raises Unsupported when its package is missing, or is too old for the type.
     """
-    package, _, base = name.split("/")
-    module = _import_ros(f"{package}.msg")
+    package, folder, base = name.split("/")
+    module = _import_ros(f"{package}.{folder}")
     if not hasattr(module, base):
         raise Unsupported(f"the {package} that is installed has no {base}; version 4 of vision_msgs is needed")
     return getattr(module, base)
@@ -183,6 +218,13 @@ def to_ros2(message: OutgoingMessage) -> Any:
         made.results = [
             _fill_hypothesis(message_class("vision_msgs/msg/ObjectHypothesis")(), one) for one in message.results
         ]
+    elif isinstance(message, VisionInfoMessage):
+        made.method, made.database_location = message.method, message.database_location
+        made.database_version = message.database_version
+    elif isinstance(message, LabelInfoMessage):
+        made.class_map = [_make_vision_class(number, label) for number, label in enumerate(message.labels)]
+    elif isinstance(message, DiagnosticsMessage):
+        made.status = [_make_status(one) for one in message.statuses]
     elif isinstance(message, CompressedImageMessage):
         made.format, made.data = message.format, _octets(message.data)
     else:
@@ -222,6 +264,22 @@ def _make_detection3d(box: Detection3DMessage, header: FrameHeader) -> Any:
 
 def _fill_hypothesis(made: Any, one: HypothesisMessage) -> Any:
     made.class_id, made.score = one.class_id, float(one.score)
+    return made
+
+
+def _make_vision_class(number: int, label: str) -> Any:
+    made = message_class("vision_msgs/msg/VisionClass")()
+    made.class_id, made.class_name = number, label
+    return made
+
+
+def _make_status(one: DiagnosticStatus) -> Any:
+    made = message_class("diagnostic_msgs/msg/DiagnosticStatus")()
+    # A `byte` of ROS 2 is bytes of length 1 in Python.
+    made.level, made.name = bytes([one.level]), one.name
+    made.message, made.hardware_id = one.message, one.hardware_id
+    pair = message_class("diagnostic_msgs/msg/KeyValue")
+    made.values = [pair(key=key, value=value) for key, value in one.values.items()]
     return made
 
 

@@ -28,8 +28,12 @@ from edge_server.plugins.ros.messages.message_conversion import (
     DetectionMessage,
     Detections3DMessage,
     DetectionsMessage,
+    DiagnosticsMessage,
+    DiagnosticStatus,
+    ImageMessage,
     MessageKind,
     OutgoingMessage,
+    VisionInfoMessage,
 )
 from edge_server.plugins.ros.messages.ros1_types import CHECKSUMS, TYPES, full_text
 from edge_server.plugins.ros.transports.transport import Qos
@@ -42,6 +46,8 @@ callback, the median age of frames was 1.2 s with rospy's default, and 0.4 s wit
 
 CHECK_S = 2.0
 _JOIN_S = 5.0
+
+_GENERATED = ("vision_msgs/", "diagnostic_msgs/")
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +70,7 @@ class _Publication:
     topic: str
     kind: MessageKind
     depth: int
+    is_latched: bool
     handle: Any = None
 
 
@@ -97,7 +104,9 @@ class Ros1Transport:
         self._add_topic(_Subscription(topic, kind, qos.depth, callback))
 
     def advertise(self, topic: str, kind: MessageKind, qos: Qos) -> None:
-        self._add_topic(_Publication(topic, kind, qos.depth))
+        if kind not in TYPES:
+            raise Unsupported(f"topic '{topic}': ROS 1 has no {kind.value.replace('/msg/', '/')}")
+        self._add_topic(_Publication(topic, kind, qos.depth, qos.is_transient_local))
 
     def _add_topic(self, one: _Subscription | _Publication) -> None:
         if not self._rosgraph.names.is_legal_name(one.topic):
@@ -182,7 +191,9 @@ class Ros1Transport:
     def _open_topic(self, one: _Subscription | _Publication) -> None:
         message_class = self._classes[TYPES[one.kind]]
         if isinstance(one, _Publication):
-            one.handle = self._rospy.Publisher(one.topic, message_class, queue_size=one.depth, tcp_nodelay=True)
+            one.handle = self._rospy.Publisher(
+                one.topic, message_class, queue_size=one.depth, tcp_nodelay=True, latch=one.is_latched
+            )
             return
         one.handle = self._rospy.Subscriber(
             one.topic, message_class, one.callback,
@@ -245,7 +256,8 @@ def _keep_root_logger() -> Iterator[None]:
 
 
 def message_classes() -> dict[str, Any]:
-    """Return the Python classes of all message types; those of vision_msgs are generated.
+    """Return the Python classes of all message types; those of vision_msgs and diagnostic_msgs are
+    generated.
 
     Raises Unsupported without ROS 1, ServingFault when a generated class has a wrong checksum.
     """
@@ -260,7 +272,7 @@ def message_classes() -> dict[str, Any]:
         if made[name]._md5sum != checksum:
             raise ServingFault(f"genpy computes the checksum {made[name]._md5sum} for {name}, expected {checksum}")
         # Include the parts of Detection2DArray, but use the installed sensor_msgs.
-        classes.update((part, one) for part, one in made.items() if part.startswith("vision_msgs/"))
+        classes.update((part, one) for part, one in made.items() if part.startswith(_GENERATED))
     return classes
 
 
@@ -279,9 +291,14 @@ def to_ros1(message: OutgoingMessage, classes: dict[str, Any]) -> Any:
         made.results = [
             classes["vision_msgs/ObjectHypothesis"](id=one.class_index, score=one.score) for one in message.results
         ]
+    elif isinstance(message, VisionInfoMessage):
+        made.method, made.database_location = message.method, message.database_location
+        made.database_version = message.database_version
+    elif isinstance(message, DiagnosticsMessage):
+        made.status = [_make_status(one, classes) for one in message.statuses]
     elif isinstance(message, CompressedImageMessage):
         made.format, made.data = message.format, bytes(message.data)
-    else:
+    elif isinstance(message, ImageMessage):
         made.height, made.width, made.step = message.height, message.width, message.step
         made.encoding, made.is_bigendian = message.encoding, int(message.is_bigendian)
         made.data = bytes(message.data)
@@ -310,6 +327,14 @@ def _make_detection3d(box: Detection3DMessage, header: FrameHeader, classes: dic
     made.bbox.size.x, made.bbox.size.y, made.bbox.size.z = box.size_x, box.size_y, box.size_z
     made.results = [found]
     return made
+
+
+def _make_status(one: DiagnosticStatus, classes: dict[str, Any]) -> Any:
+    pair = classes["diagnostic_msgs/KeyValue"]
+    return classes["diagnostic_msgs/DiagnosticStatus"](
+        level=int(one.level), name=one.name, message=one.message, hardware_id=one.hardware_id,
+        values=[pair(key=key, value=value) for key, value in one.values.items()],
+    )  # fmt: skip
 
 
 def _copy_header(header: FrameHeader, made: Any) -> None:

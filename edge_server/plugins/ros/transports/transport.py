@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.ros.messages.message_conversion import MessageKind, OutgoingMessage
@@ -70,6 +70,18 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """End all subscriptions and topics. Called once, after the last `spin` and `publish`."""
+
+
+@runtime_checkable
+class ServiceTransport(Transport, Protocol):
+    """A transport that can also serve services, and change its subscriptions for them."""
+
+    def serve(self, service: str, type_name: str, callback: Callable[[Any], Mapping[str, object]]) -> None:
+        """Answer requests to a service such as "~/set_model" with the fields of the response that `callback` returns.
+        It is called on a thread of its own. Raises Unsupported when the package of the type is not installed."""
+
+    def unsubscribe(self, topic: str) -> None:
+        """End the subscription to a topic. For any thread."""
 
 
 def absolute_topic(topic: str) -> str:

@@ -167,7 +167,9 @@ def test_a_rectified_image_has_the_matrix_p(transport: RecordingTransport) -> No
         assert found.x == pytest.approx(10 / 25 * 1.5)
 
 
-def test_a_bridge_publishes_both_kinds_of_detections(transport: RecordingTransport) -> None:
+def test_a_bridge_publishes_both_kinds_of_detections(
+    transport: RecordingTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
     end = threading.Event()
 
     def results() -> Iterator[FrameResult]:
@@ -178,7 +180,8 @@ def test_a_bridge_publishes_both_kinds_of_detections(transport: RecordingTranspo
 
     stream = SimpleNamespace(results=results, close=lambda: None)
     transport.spin = lambda _: not end.wait(20)  # type: ignore[method-assign]
-    Bridge(BridgeParameters("m", **TOPICS, detections_topic="/found"), transport, stream).run()
+    monkeypatch.setattr(BridgeParameters, "open_stream", lambda *_, **__: stream)
+    Bridge(BridgeParameters("m", **TOPICS, detections_topic="/found"), transport, "box:8001").run()
     assert [topic for topic, _ in transport.published] == ["/found", "/found3d"]
 
 
@@ -207,7 +210,8 @@ transport = SimpleNamespace(
     close=lambda: None, spin=lambda _: False,
 )
 stream = SimpleNamespace(results=lambda: iter(()), close=lambda: None)
-Bridge(BridgeParameters("m", detections_topic="/found"), transport, stream).run()
+BridgeParameters.open_stream = lambda *_, **__: stream
+Bridge(BridgeParameters("m", detections_topic="/found"), transport, "box:8001").run()
 assert opened == ["/found", "/image"], opened
 assert not [name for name in sys.modules if name.startswith("edge_server.plugins.ros.depth")]
 """

@@ -19,7 +19,8 @@ dependencies=$(sed -n 's|.*<depend>\(.*\)</depend>.*|\1|p' "$work/package.xml" |
 cat >"$work/CMakeLists.txt" <<EOF
 cmake_minimum_required(VERSION 3.20)
 project($name C CXX)
-foreach(package ament_cmake rosidl_cmake $dependencies rosidl_generator_py rosidl_typesupport_fastrtps_c)
+# A service needs service_msgs, found here so that the folders below are removed from it, too.
+foreach(package ament_cmake rosidl_cmake service_msgs $dependencies rosidl_generator_py rosidl_typesupport_fastrtps_c)
   find_package(\${package} REQUIRED)
 endforeach()
 # Most of the time would go into C++ for nothing.

@@ -8,15 +8,27 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 CAMERA = Path(__file__).parent / "rclpy_camera.py"
+CLIENT = Path(__file__).parent / "ros_client.py"
 LIMIT_S = 90.0
+
+LIFECYCLE = {"configure": 1, "cleanup": 2, "activate": 3, "deactivate": 4, "shutdown": 7}
+"""Numbers of lifecycle_msgs/Transition; shutdown is that of an active node."""
+
+HOT = {
+    "enabled": True, "state": "HOT", "detail": "85 °C of 80 °C", "share": 0.5, "temperature_c": 85.2,
+    "causes": ["thermal"], "shed": [{"class": "normal", "reason": "thermal", "count": 7}],
+    "box": {"board": "Orin Nano", "power_mode": {"number": 0, "name": "15W"}},
+}  # fmt: skip
 
 
 @dataclass
@@ -28,6 +40,11 @@ class LiveRos2:
 
     def python_of(self, distribution: str) -> str:
         return str(Path(os.environ["EDGE_TEST_RCLPY"]) / distribution / "bin/python")
+
+    def own_path(self, distribution: str) -> str:
+        """Return the PYTHONPATH with which `python_of` has this package, too. Skips if it has another version."""
+        skip_without_same_python(self.python_of(distribution))
+        return os.pathsep.join(path for path in sys.path if path)
 
     def start_camera(
         self, distribution: str, spec: Mapping[str, Any], environment: Mapping[str, str] | None = None
@@ -63,8 +80,7 @@ class LiveRos2:
         python, own = sys.executable, {**self.environment, **(environment or {})}
         if transport == "rclpy":
             python = self.python_of(distribution)
-            skip_without_same_python(python)
-            own["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+            own["PYTHONPATH"] = self.own_path(distribution)
         log = self.folder / f"{name}.log"
         with open(log, "wb") as file:
             process = subprocess.Popen(
@@ -112,9 +128,72 @@ def skip_without_same_python(python: str) -> None:
         pytest.skip(f"the environment of rclpy has another Python, {found}")
 
 
+class RosClient:
+    """A process of ros_client.py: `client("wait", "/found", 3, 20)` returns what that action returns."""
+
+    def __init__(self, python: str, environment: dict[str, str]) -> None:
+        self.process = subprocess.Popen(
+            [python, str(CLIENT)], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def __call__(self, *action: Any) -> Any:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(action) + "\n")
+        self.process.stdin.flush()
+        response = json.loads(self.process.stdout.readline())
+        assert "answer" in response, f"{action}: {response}"
+        return response["answer"]
+
+    def state(self) -> str:
+        return self("call", "/edge_server/get_state", "lifecycle_msgs/srv/GetState", {})["current_state"]["label"]
+
+    def change_state(self, name: str) -> bool:
+        request = {"transition": {"id": LIFECYCLE[name]}}
+        return self("call", "/edge_server/change_state", "lifecycle_msgs/srv/ChangeState", request)["success"]
+
+    def set_model(self, **fields: Any) -> dict[str, Any]:
+        return self("call", "/edge_server/set_model", "edge_server_interfaces/srv/SetModel", fields)
+
+    def parameter(self, name: str) -> Any:
+        """Return the text of a string parameter of the node."""
+        given = self("call", "/edge_server/get_parameters", "rcl_interfaces/srv/GetParameters", {"names": [name]})
+        return given["values"][0]["string_value"]
+
+
 @pytest.fixture
 def live(ros_domain: dict[str, str], tmp_path: Path) -> LiveRos2:
     """A domain of this test's own on this machine alone, as users of Jazzy and newer set it."""
     without = {name: value for name, value in os.environ.items() if not name.startswith(("ROS_", "CYCLONEDDS_"))}
     own = {"ROS_DOMAIN_ID": ros_domain["ROS_DOMAIN_ID"], "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST"}
     return LiveRos2({**without, **own}, tmp_path)
+
+
+@pytest.fixture
+def client(live: Any, distribution: str) -> Iterator[RosClient]:
+    client = RosClient(live.python_of(distribution), live.environment)
+    with client.process:
+        yield client
+        client.process.kill()
+
+
+@pytest.fixture
+def governor() -> Iterator[str]:
+    """The address of an HTTP server whose governor is hot."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps(HOT).encode()
+            self.send_response(200 if self.path == "/edge/v1/governor" else 404)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()

@@ -1,7 +1,9 @@
 """ROS 2 node: sends a camera topic to an edge_server, and publishes its results as topics.
 
-All settings are parameters; config/params.yaml lists them. `edge_server.plugins.ros.bridge` does the work. This file
-adds ROS parameters, the ROS log, and signals.
+It is a managed node: `configure` reads the parameters and asks the server for the model, `activate` opens topics,
+service and stream, `deactivate` ends them. With the parameter `autostart` (the default) it does the first two itself,
+again and again until the server has the model. All settings are parameters; config/params.yaml lists them.
+`edge_server.plugins.ros.bridge` does the work. This file adds the states, ROS parameters, the ROS log, and signals.
 """
 
 from __future__ import annotations
@@ -9,20 +11,33 @@ from __future__ import annotations
 import dataclasses
 import logging
 import signal
+import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import rclpy
-from rcl_interfaces.msg import ParameterDescriptor
+from rcl_interfaces.msg import SetParametersResult
+from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+from rclpy.lifecycle import LifecycleNode, TransitionCallbackReturn
+from rclpy.parameter import Parameter
 from rclpy.signals import SignalHandlerOptions
 
-from edge_server.errors import EdgeServerError
-from edge_server.plugins.ros.bridge import Bridge, BridgeParameters
+from edge_server.client import StreamError
+from edge_server.errors import EdgeServerError, ErrorCode
+from edge_server.plugins.ros.bridge import SPIN_S, Bridge, BridgeParameters
+from edge_server.plugins.ros.connection_log import describe_server
+from edge_server.plugins.ros.diagnostics import Diagnostics
+from edge_server.plugins.ros.model_service import serve_model_changes, try_model
 from edge_server.plugins.ros.transports.rclpy_transport import RclpyTransport
 from edge_server.protocol.frame_messages import Delivery
 
+RETRY_S = 2.0
+
 DEFAULTS: dict[str, Any] = {
+    "autostart": True,
     "server_address": "127.0.0.1:8001",
+    "server_http_url": "",
     "model_name": "efficientnet_lite0",
     "model_version": 0,
     "stream_id": "",
@@ -38,6 +53,9 @@ DEFAULTS: dict[str, Any] = {
     "camera_info_topic": "",
     "depth_tolerance_ms": 50,
     "image_is_rectified": False,
+    "vision_info_topic": "vision_info",
+    "label_info_topic": "label_info",
+    "diagnostics_topic": "/diagnostics",
     "input_qos": "SENSOR_DATA",
     "output_qos": "DEFAULT",
     "input_queue_size": 1,
@@ -55,17 +73,156 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-def read_parameters(node: Any) -> tuple[str, BridgeParameters]:
-    """Declare all parameters; return the server's address and the parameters of the bridge.
+class EdgeServerNode(LifecycleNode):
+    """The managed node. Call `tick` each SPIN_S between the callbacks of its executor, and `close` at the end."""
 
-    They are read once and are read-only in ROS. Raises InvalidRequest for values out of range.
-    """
-    fixed = ParameterDescriptor(read_only=True)
-    given = {name: node.declare_parameter(name, value, fixed).value for name, value in DEFAULTS.items()}
+    def __init__(self) -> None:
+        super().__init__("edge_server")
+        for name, value in DEFAULTS.items():
+            self.declare_parameter(name, value)
+        self.add_on_set_parameters_callback(self._check_parameters)
+        self._bridge_parameters: BridgeParameters | None = None
+        self._bridge: Bridge | None = None
+        self._autostarts = bool(self.get_parameter("autostart").value)
+        self._starts_at = 0.0
+        self._problem: EdgeServerError | None = None
+        self._last_warning = ""
+        self._is_finalized = False
+        self._changes_itself = False
+
+    def on_configure(self, state: Any) -> TransitionCallbackReturn:
+        """Read the parameters, and ask the server for the model."""
+        self._problem = None
+        try:
+            self._address, parameters = read_parameters(self)
+            opened = try_model(parameters, self._address)
+        except EdgeServerError as error:
+            return self._fail(error)
+        self._bridge_parameters = parameters
+        self._autostarts = False
+        self.get_logger().info(f"the server has {describe_server(opened)}")
+        return TransitionCallbackReturn.SUCCESS
+
+    def on_activate(self, state: Any) -> TransitionCallbackReturn:
+        """Open the topics, the service and the stream."""
+        given = self._bridge_parameters
+        assert given is not None, "configure comes first"
+        self._problem = None
+        diagnostics = None
+        if given.diagnostics_topic:
+            url = self.get_parameter("server_http_url").value
+            diagnostics = Diagnostics(self.get_fully_qualified_name(), self._address, url)
+        transport = RclpyTransport(node=self)
+        bridge = Bridge(given, transport, self._address, diagnostics=diagnostics)
+        try:
+            bridge.open()
+            serve_model_changes(bridge, transport, self._show_change)
+        except EdgeServerError as error:
+            bridge.close()
+            return self._fail(error)
+        self._bridge = bridge
+        return super().on_activate(state)
+
+    def on_deactivate(self, state: Any) -> TransitionCallbackReturn:
+        """End the topics, the service and the stream. ERROR if the stream has failed."""
+        self._close_bridge()
+        if self._problem is not None:
+            return TransitionCallbackReturn.ERROR
+        return super().on_deactivate(state)
+
+    def on_cleanup(self, state: Any) -> TransitionCallbackReturn:
+        """Forget the parameters: the next `configure` reads them again."""
+        self._bridge_parameters = None
+        return super().on_cleanup(state)
+
+    def on_shutdown(self, state: Any) -> TransitionCallbackReturn:
+        """End everything; the process waits for its signal."""
+        self._close_bridge()
+        self._is_finalized, self._autostarts = True, False
+        return super().on_shutdown(state)
+
+    def on_error(self, state: Any) -> TransitionCallbackReturn:
+        """Clean up after an error, so that the node can be configured again. rclpy does not log the exception of a
+        transition."""
+        self.get_logger().error(f"a transition from the state '{state.label}' failed; the node is unconfigured now")
+        self._close_bridge()
+        self._bridge_parameters = None
+        return TransitionCallbackReturn.SUCCESS
+
+    def tick(self) -> None:
+        """Start when that is due, and run the bridge. Raises EdgeServerError when a start by itself can never succeed,
+        or the stream has ended for good."""
+        if self._autostarts and time.monotonic() >= self._starts_at:
+            self._start()
+        if self._bridge is None:
+            return
+        try:
+            self._bridge.tick()
+        except EdgeServerError as error:
+            self._problem = error
+            self.get_logger().error(error.message)
+            self.trigger_deactivate()
+            self._problem = None
+            if self.get_parameter("autostart").value:
+                raise
+
+    def close(self) -> None:
+        """End everything."""
+        if not self._is_finalized:
+            self.trigger_shutdown()
+
+    def _start(self) -> None:
+        self._problem = None
+        if self.trigger_configure() == TransitionCallbackReturn.SUCCESS:
+            self.trigger_activate()
+        problem, self._problem = self._problem, None
+        if problem is None:
+            return
+        if not isinstance(problem, StreamError) or not (problem.heals or problem.code is ErrorCode.NOT_FOUND):
+            raise problem
+        self._starts_at = time.monotonic() + RETRY_S
+
+    def _fail(self, error: EdgeServerError) -> TransitionCallbackReturn:
+        """Keep and log an error; the same one only once while the node starts by itself."""
+        self._problem = error
+        if not self._autostarts or error.message != self._last_warning:
+            self.get_logger().warning(error.message + ("; trying again" if self._autostarts else ""))
+        self._last_warning = error.message
+        return TransitionCallbackReturn.FAILURE
+
+    def _close_bridge(self) -> None:
+        bridge, self._bridge = self._bridge, None
+        if bridge is not None:
+            bridge.close()
+
+    def _show_change(self, changed: BridgeParameters) -> None:
+        """Set the parameters to what the service ~/set_model has changed, for the next activation, too."""
+        self._bridge_parameters = changed
+        self._changes_itself = True
+        names = ("model_name", "model_version", "image_topic")
+        self.set_parameters([Parameter(name, value=getattr(changed, name)) for name in names])
+        self._changes_itself = False
+
+    def _check_parameters(self, given: Sequence[Any]) -> SetParametersResult:
+        """Refuse changes that would have no effect before the next `configure`."""
+        own = [one.name for one in given if one.name in DEFAULTS]
+        if own and self._bridge_parameters is not None and not self._changes_itself:
+            reason = f"'{own[0]}' is read by the transition configure; the service ~/set_model changes model and topic"
+            return SetParametersResult(successful=False, reason=reason)
+        return SetParametersResult(successful=True)
+
+
+def read_parameters(node: Any) -> tuple[str, BridgeParameters]:
+    """Return the server's address and the parameters of the bridge. Raises InvalidRequest for values out of range."""
+    given = {name: node.get_parameter(name).value for name in DEFAULTS}
     limits = {field.name for field in dataclasses.fields(Delivery)}
     delivery = Delivery(**{name: value for name, value in given.items() if name in limits})
-    rest = {name: value for name, value in given.items() if name not in limits}
-    return rest.pop("server_address"), BridgeParameters(**rest, delivery=delivery)
+    names = {field.name for field in dataclasses.fields(BridgeParameters)}
+    rest = {name: value for name, value in given.items() if name in names}
+    # Remapped here: the server and other nodes get to know these two by their full names.
+    for name in ("image_topic", "label_info_topic"):
+        rest[name] = given[name] and node.resolve_topic_name(given[name])
+    return given["server_address"], BridgeParameters(**rest, delivery=delivery)
 
 
 class RosLog(logging.Handler):
@@ -85,28 +242,31 @@ class RosLog(logging.Handler):
             self._logger.info(text)
 
 
-def run(node: Any) -> None:
-    """Run the bridge until SIGINT or SIGTERM. Raises EdgeServerError for a permanent error."""
-    address, parameters = read_parameters(node)
-    bridge = Bridge(parameters, RclpyTransport(node=node), parameters.open_stream(address))
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: bridge.stop())
-    bridge.run()
-
-
 def main(args: Sequence[str] | None = None) -> int:
+    """Run the node until SIGINT or SIGTERM; return the exit code."""
     # The context must exist until the last result: the bridge ends first, then ROS.
     rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
-    node = rclpy.create_node("edge_server")
+    stopping = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopping.set())
+    node = EdgeServerNode()
     log = logging.getLogger("edge_server")
     log.setLevel(logging.INFO)
     log.addHandler(RosLog(node.get_logger()))
+    executor = SingleThreadedExecutor()
+    executor.add_node(node)
     try:
-        run(node)
+        while not stopping.is_set():
+            executor.spin_once(timeout_sec=SPIN_S)
+            node.tick()
+        node.close()
+    except ExternalShutdownException:
+        return 0
     except EdgeServerError as error:
         node.get_logger().fatal(error.message)
         return 1
     finally:
+        executor.shutdown()
         node.destroy_node()
-        rclpy.shutdown()
+        rclpy.try_shutdown()
     return 0

@@ -1,0 +1,122 @@
+"""Service `~/set_model`: changes the model, and the camera topic, of a bridge that runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from edge_server.client import Frame, StreamOpened
+from edge_server.errors import EdgeServerError, InvalidRequest, NotReady, ServingFault, Unsupported
+from edge_server.plugins.ros.bridge import Bridge, BridgeParameters
+from edge_server.plugins.ros.connection_log import describe_server
+from edge_server.plugins.ros.transports.transport import ServiceTransport, Transport
+
+SERVICE = "~/set_model"
+SERVICE_TYPE = "edge_server_interfaces/srv/SetModel"
+TRIAL_S = 20.0
+"""Longest time for a new model to open a stream and answer one frame, its first one."""
+
+_SWITCH_S = 5.0
+_MAX_VERSION = 2**31 - 1
+
+
+log = logging.getLogger(__name__)
+
+
+def serve_model_changes(
+    bridge: Bridge, transport: Transport, on_changed: Callable[[BridgeParameters], None] = lambda _: None
+) -> None:
+    """Serve SetModel for a bridge, if its transport has services and the package of the type is installed."""
+    if not isinstance(transport, ServiceTransport):
+        return
+    try:
+        transport.serve(SERVICE, SERVICE_TYPE, ModelService(bridge, on_changed).set_model)
+    except Unsupported as error:
+        log.info("no service %s: %s", SERVICE, error)
+    else:
+        bridge.keeps_frame = True
+
+
+class ModelService:
+    """Answers requests of SetModel. A model that cannot answer leaves the one that serves.
+
+    `on_changed` is called with the new parameters after a change, on the service's thread.
+    """
+
+    def __init__(self, bridge: Bridge, on_changed: Callable[[BridgeParameters], None]) -> None:
+        self._bridge = bridge
+        self._on_changed = on_changed
+        self._lock = threading.Lock()
+
+    def set_model(self, request: Any) -> Mapping[str, object]:
+        """Return the fields of the response: `success`, and `message`, which says why not."""
+        if not self._lock.acquire(blocking=False):
+            return {"success": False, "message": "another request changes the model now"}
+        try:
+            return {"success": True, "message": self._change(request)}
+        except EdgeServerError as error:
+            return {"success": False, "message": error.message}
+        finally:
+            self._lock.release()
+
+    def _change(self, request: Any) -> str:
+        before = self._bridge.parameters
+        if not 0 <= request.model_version <= _MAX_VERSION:
+            raise InvalidRequest(f"model_version: expected 0 to {_MAX_VERSION}, got {request.model_version}")
+        if not (request.model_name or request.image_topic):
+            raise InvalidRequest("expected model_name or image_topic, both are empty")
+        topic = request.image_topic or before.image_topic
+        if topic != before.image_topic and before.detections3d_topic:
+            raise InvalidRequest(f"image_topic: {before.depth_topic} gives the depth of {before.image_topic} alone")
+        parameters = dataclasses.replace(
+            before,
+            model_name=request.model_name or before.model_name,
+            model_version=request.model_version if request.model_name else before.model_version,
+            image_topic=topic,
+        )
+        # A picture of another camera may be of another kind.
+        frame = self._bridge.last_frame if topic == before.image_topic else None
+        opened = try_model(parameters, self._bridge.address, frame)
+        self._bridge.switch(parameters, _SWITCH_S)
+        self._on_changed(parameters)
+        return f"{topic} goes to {describe_server(opened)}"
+
+
+def try_model(parameters: BridgeParameters, address: str, frame: Frame | None = None) -> StreamOpened:
+    """Open a stream of its own to the model of `parameters`, and have it answer `frame`, if any; return the server's
+    first message.
+
+    A frame that the server drops, because it is hot for example, proves nothing against the model. Raises StreamError
+    when the model is missing or takes no pictures, ServingFault with the error of the frame, NotReady after TRIAL_S.
+    """
+    found: list[StreamOpened] = []
+    is_over_time = threading.Event()
+
+    def note_opened(opened: StreamOpened) -> None:
+        found.append(opened)
+        stream.finish()
+
+    def give_up() -> None:
+        is_over_time.set()
+        stream.close()
+
+    stream = parameters.open_stream(address, on_opened=note_opened, is_trial=True)
+    if frame is not None:
+        stream.send(frame)
+    limit = threading.Timer(TRIAL_S, give_up)
+    limit.daemon = True
+    limit.start()
+    try:
+        results = list(stream.results())
+    finally:
+        limit.cancel()
+        stream.close()
+    if is_over_time.is_set() or not found:
+        raise NotReady(f"model '{parameters.model_name}' on {address} did not answer within {TRIAL_S:g} s")
+    if results and results[0].error_code:
+        raise ServingFault(f"model '{parameters.model_name}' failed for a picture of {parameters.image_topic}: "
+                           f"{results[0].error_code}: {results[0].error}")  # fmt: skip
+    return found[0]
