@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _MAX_SIZE = 65_535
 _MAX_ASPECT_DIFFERENCE = 0.02
 _NEWTON_STEPS = 12
-_MAX_RESIDUAL = 1e-6
+_MAX_RESIDUAL = 1e-9
 _RECTIFIED = re.compile(r"(^|_)rect(_|$)")
 
 
@@ -142,8 +142,11 @@ def _undistort(distorted: npt.NDArray[np.float64], distortion: tuple[float, ...]
             y_by_y = radial + 2 * y * y * slope + 6 * p1 * y + 2 * p2 * x
             x_by_y = 2 * x * y * slope + 2 * p1 * x + 2 * p2 * y
             determinant = x_by_x * y_by_y - x_by_y * x_by_y
+            residual = np.hypot(wrong_x, wrong_y)
+            if not (residual > _MAX_RESIDUAL).any():
+                break
             x = x - (wrong_x * y_by_y - wrong_y * x_by_y) / determinant
             y = y - (wrong_y * x_by_x - wrong_x * x_by_y) / determinant
         # Behind the fold of the polynomial the determinant is negative: no light comes from there.
-        is_found = (np.hypot(wrong_x, wrong_y) < _MAX_RESIDUAL) & (determinant > 0) & (radial > 0)
+        is_found = (residual <= _MAX_RESIDUAL) & (determinant > 0) & (radial > 0)
     return np.where(is_found[..., None], np.stack((x, y), axis=-1), np.nan)

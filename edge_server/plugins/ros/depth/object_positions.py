@@ -7,6 +7,7 @@ infinities are none. They must be registered: drawn as the camera of the frames 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -32,7 +33,11 @@ INNER_PART = 0.5
 MIN_VALID_FRACTION = 0.25
 """Part of the pixels that must have a depth: with fewer the object itself, dark or of glass, may have none."""
 
-_MAX_SAMPLES = 32
+_GRID_SIZE = 32
+_GRID = (np.arange(_GRID_SIZE) + 0.5) / _GRID_SIZE - 0.5
+"""Where depths are read: 32 x 32 places, in parts of the width and height of what is measured. More pixels would change
+a median by less than the noise of a depth camera."""
+
 _SPREAD_DEVIATIONS = 4.5
 """Depths that differ by more than this times the median deviation are of other things: 3 sigma of normal noise."""
 
@@ -49,13 +54,6 @@ class DepthImage(NamedTuple):
     values: npt.NDArray[Any]
     unit_m: float
     byte_size: int
-
-
-class MeasuredDepth(NamedTuple):
-    """Median depth of an object, and the extent of its visible surface in depth, in metres."""
-
-    median: float
-    spread: float
 
 
 def read_depth_image(message: Any) -> DepthImage:
@@ -75,6 +73,7 @@ def read_depth_image(message: Any) -> DepthImage:
     return DepthImage(header.sec * 1_000_000_000 + header.nanosec, values, unit_m, len(data))
 
 
+@np.errstate(all="ignore")
 def detections3d_message(
     result: FrameResult, depth: DepthImage, camera: CameraModel, *, has_numbers: bool = False
 ) -> Detections3DMessage:
@@ -87,82 +86,78 @@ def detections3d_message(
     check_same_view("the image", frame_size, "its depth image", depth_size)
     boxes = [box_of(found) for found in result.detections]
     outlines = np.array([((box.x, box.y), *box.corners()) for box in boxes], np.float64).reshape(-1, 5, 2)
-    directions = camera.find_directions(outlines, *frame_size)
-    placed = []
-    for found, box, outline in zip(result.detections, boxes, directions, strict=True):
-        if not np.isfinite(outline).all():
-            continue
-        measured = measure_depth(depth, found, box, frame_size)
-        if measured is not None:
-            placed.append(_place(found, box, outline, measured, has_numbers))
+    medians, spreads = measure_depths(depth, result.detections, boxes, frame_size)
+    points = camera.find_directions(outlines, *frame_size) * medians[:, None, None]
+    center, upper_left, upper_right, lower_right, lower_left = points.swapaxes(0, 1)
+    along_width = (upper_right - upper_left + lower_right - lower_left) / 2
+    along_height = (lower_left - upper_left + lower_right - upper_right) / 2
+    # The lens turns the sides of upright boxes, too, by less than the box is uncertain.
+    angles = np.array([box.angle for box in boxes])
+    thetas = np.where(angles == 0, 0.0, np.arctan2(along_width[:, 1], along_width[:, 0]))
+    sizes = np.hypot(*along_width.T), np.hypot(*along_height.T), spreads
+    rows = np.stack((*center.T, medians, *sizes, thetas), axis=1)
+    placed = [
+        Detection3DMessage(
+            *(x, y, z, size_x, size_y, size_z, theta),
+            make_hypothesis(found.label, found.class_index, found.score, has_numbers),
+            str(found.track_id) if found.track_id else "",
+        )
+        for found, (x, y, z, size_x, size_y, size_z, theta) in zip(result.detections, rows.tolist(), strict=True)
+        if math.isfinite(x + y + z + size_x + size_y + size_z + theta)
+    ]
     return Detections3DMessage(result.header, tuple(placed))
 
 
-def measure_depth(
-    depth: DepthImage, found: Detection, box: RotatedBox, frame_size: tuple[int, int]
-) -> MeasuredDepth | None:
-    """Return the depth of an object, or None if too few of its pixels have one.
+def measure_depths(
+    depth: DepthImage, detections: Sequence[Detection], boxes: Sequence[RotatedBox], frame_size: tuple[int, int]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return the median depth of each object, and the extent of its visible surface in depth, in metres.
 
-    Pixels are those of the object's mask, or without a mask those of the inner part of its box; of many, a grid.
+    Pixels of an object are those of its mask, or without a mask those of the inner part of its box. NaN: too few of
+    them have a depth.
     """
     # A box between the corners of pixels has a mask without pixels.
-    part, mask = INNER_PART, found.mask if found.mask and found.mask.width and found.mask.height else None
-    if mask is not None:
-        part, box = 1.0, RotatedBox(mask.x + mask.width / 2, mask.y + mask.height / 2, mask.width, mask.height, 0.0)
-    rows, columns = depth.values.shape
-    scale_x, scale_y = columns / frame_size[0], rows / frame_size[1]
-    across = _spaced(box.width * part, scale_x)[None, :]
-    down = _spaced(box.height * part, scale_y)[:, None]
-    cosine, sine = math.cos(box.angle), math.sin(box.angle)
-    x = (box.x + across * cosine - down * sine).reshape(-1)
-    y = (box.y + across * sine + down * cosine).reshape(-1)
-    is_inside = (x >= 0) & (y >= 0) & (x < frame_size[0]) & (y < frame_size[1])
-    if mask is not None:
-        is_inside &= mask.pixels()[(y - mask.y).astype(int), (x - mask.x).astype(int)]
-    x, y = x[is_inside], y[is_inside]
+    masks = [one.mask if one.mask and one.mask.width and one.mask.height else None for one in detections]
+    regions = np.array(
+        [
+            (box.x, box.y, box.width * INNER_PART, box.height * INNER_PART, box.angle)
+            if mask is None
+            else (mask.x + mask.width / 2, mask.y + mask.height / 2, mask.width, mask.height, 0.0)
+            for box, mask in zip(boxes, masks, strict=True)
+        ]
+    ).reshape(-1, 5)
+    center_x, center_y, width, height, angle = regions.T[:, :, None, None]
+    across, down, cosine, sine = _GRID[None, :] * width, _GRID[:, None] * height, np.cos(angle), np.sin(angle)
+    x = (center_x + across * cosine - down * sine).reshape(-1, _GRID_SIZE**2)
+    y = (center_y + across * sine + down * cosine).reshape(-1, _GRID_SIZE**2)
+    is_own = (x >= 0) & (y >= 0) & (x < frame_size[0]) & (y < frame_size[1])
+    x, y = np.where(is_own, x, 0), np.where(is_own, y, 0)
+    for index, mask in enumerate(masks):
+        if mask is not None:
+            columns = np.clip(x[index].astype(int) - mask.x, 0, mask.width - 1)
+            is_own[index] &= mask.pixels()[np.clip(y[index].astype(int) - mask.y, 0, mask.height - 1), columns]
+    depth_height, depth_width = depth.values.shape
     # A product can be rounded up to the image's height or width.
-    row_numbers = np.minimum((y * scale_y).astype(int), rows - 1)
-    column_numbers = np.minimum((x * scale_x).astype(int), columns - 1)
-    depths = depth.values[row_numbers, column_numbers].astype(np.float32)
+    rows = np.minimum((y * (depth_height / frame_size[1])).astype(int), depth_height - 1)
+    columns = np.minimum((x * (depth_width / frame_size[0])).astype(int), depth_width - 1)
+    depths = depth.values[rows, columns].astype(np.float32)
     # NaN is not greater than 0.
-    valid = np.sort(depths[(depths > 0) & (depths < np.inf)])
-    if not len(valid) or len(valid) < MIN_VALID_FRACTION * len(depths):
-        return None
+    is_valid = is_own & (depths > 0) & (depths < np.inf)
+    counts = is_valid.sum(axis=1)
+    ordered = np.sort(np.where(is_valid, depths, np.inf), axis=1)
     # The lower one of two middle values, because their mean could lie between an object and the wall behind it.
-    middle = (len(valid) - 1) // 2
-    median = valid[middle]
-    reach = _SPREAD_DEVIATIONS * np.partition(np.abs(valid - median), middle)[middle]
-    first, last = np.searchsorted(valid, median - reach), np.searchsorted(valid, median + reach, "right") - 1
-    spread = valid[int(first + 0.95 * (last - first))] - valid[int(first + 0.05 * (last - first))]
-    return MeasuredDepth(float(median) * depth.unit_m, float(spread) * depth.unit_m)
+    middles = np.maximum(counts - 1, 0) // 2
+    medians = _pick(ordered, middles)
+    reach = _SPREAD_DEVIATIONS * _pick(np.sort(np.abs(ordered - medians[:, None]), axis=1), middles)
+    first = (ordered < (medians - reach)[:, None]).sum(axis=1)
+    last = np.maximum((ordered <= (medians + reach)[:, None]).sum(axis=1) - 1, first)
+    spreads = _pick(ordered, first + 0.95 * (last - first)) - _pick(ordered, first + 0.05 * (last - first))
+    is_known = counts >= np.maximum(1, MIN_VALID_FRACTION * is_own.sum(axis=1))
+    unit_m = np.where(is_known, depth.unit_m, np.nan)
+    return medians * unit_m, spreads * unit_m
 
 
-def _spaced(length: float, scale: float) -> npt.NDArray[np.float64]:
-    """Return up to 32 positions from -length/2 to length/2, one a pixel of a depth image, in pixels of the frame."""
-    count = max(1, min(_MAX_SAMPLES, math.ceil(length * scale)))
-    positions: npt.NDArray[np.float64] = ((np.arange(count) + 0.5) / count - 0.5) * length
-    return positions
-
-
-def _place(
-    found: Detection,
-    box: RotatedBox,
-    outline: npt.NDArray[np.float64],
-    measured: MeasuredDepth,
-    has_numbers: bool,
-) -> Detection3DMessage:
-    """Return the detection at its depth. `outline` are the directions of the centre and the four corners."""
-    center, upper_left, upper_right, lower_right, lower_left = outline * measured.median
-    along_width = (upper_right - upper_left + lower_right - lower_left) / 2
-    along_height = (lower_left - upper_left + lower_right - upper_right) / 2
-    return Detection3DMessage(
-        x=float(center[0]),
-        y=float(center[1]),
-        z=measured.median,
-        size_x=float(np.hypot(*along_width)),
-        size_y=float(np.hypot(*along_height)),
-        size_z=measured.spread,
-        theta=math.atan2(along_width[1], along_width[0]) if box.angle else 0.0,
-        hypothesis=make_hypothesis(found.label, found.class_index, found.score, has_numbers),
-        track_id=str(found.track_id) if found.track_id else "",
-    )
+def _pick(rows: npt.NDArray[np.float32], indices: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Return one value of each row, by its index rounded down."""
+    picked: npt.NDArray[np.float64] = np.take_along_axis(rows, indices.astype(int)[:, None], axis=1)[:, 0].astype(float)
+    return picked
