@@ -51,8 +51,8 @@ class Diagnostics:
         self._request = argparse.Namespace(
             url=url, header=(), timeout=_READ_TIMEOUT_S, tls_root=None, tls_cert=None, tls_key=None
         )
-        self._governor: Mapping[str, Any] = {}
-        self._governor_read_at = 0.0
+        # The governor's status and when it was read, and why it could not be read.
+        self._governor: tuple[float, DiagnosticStatus] | None = None
         self._governor_problem = "not read yet"
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._read_repeatedly, name="ros-diagnostics", daemon=True)
@@ -116,12 +116,15 @@ class Diagnostics:
 
     def _governor_status(self) -> DiagnosticStatus:
         """Return the governor's status: STALE when its state could not be read for some seconds."""
-        report = self._governor
-        if not report or time.monotonic() - self._governor_read_at > _STALE_S:
+        if self._governor is None or time.monotonic() - self._governor[0] > _STALE_S:
             return self._status("governor", DiagnosticLevel.STALE, self._governor_problem, {})
-        if not report.get("enabled"):
-            return self._status("governor", DiagnosticLevel.OK, f"off: {report.get('detail', '')}", {})
-        state, detail = str(report.get("state")), str(report.get("detail") or "")
+        return self._governor[1]
+
+    def _describe_governor(self, report: Mapping[str, Any]) -> DiagnosticStatus:
+        """Return the status for a response of GET /edge/v1/governor."""
+        if not report["enabled"]:
+            return self._status("governor", DiagnosticLevel.OK, f"off: {report['detail']}", {})
+        state, detail = str(report["state"]), report["detail"]
         message = f"{state} - {detail}" if detail else state
         return self._status("governor", _LEVELS.get(state, DiagnosticLevel.WARN), message, _governor_values(report))
 
@@ -132,11 +135,11 @@ class Diagnostics:
         while not self._ended.is_set():
             try:
                 report = http_client.request_json(self._request, "/edge/v1/governor")
-                if not isinstance(report, Mapping):
-                    raise ValueError(f"expected an object, got {type(report).__name__}")
-                self._governor, self._governor_read_at = report, time.monotonic()
+                self._governor = time.monotonic(), self._describe_governor(report)
             except (http_client.Refused, *http_client.NO_ANSWER) as error:
                 self._governor_problem = f"{self._request.url}/edge/v1/governor: {error}"
+            except (AttributeError, KeyError, TypeError) as error:
+                self._governor_problem = f"{self._request.url}/edge/v1/governor is not of an edge-server: {error!r}"
             self._ended.wait(_READ_INTERVAL_S)
 
 

@@ -116,6 +116,8 @@ def try_model(parameters: BridgeParameters, address: str, frame: Frame | None = 
         stream.close()
     if is_over_time.is_set() or not found:
         raise NotReady(f"model '{parameters.model_name}' on {address} did not answer within {TRIAL_S:g} s")
+    if frame is not None and stream.counters().lost:
+        raise ServingFault(f"model '{parameters.model_name}' on {address} gave no result for a picture")
     if results and results[0].error_code:
         raise ServingFault(f"model '{parameters.model_name}' failed for a picture of {parameters.image_topic}: "
                            f"{results[0].error_code}: {results[0].error}")  # fmt: skip

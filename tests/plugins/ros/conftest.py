@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -41,7 +42,8 @@ class ScriptedServer:
 
     `drops_each`: of the frames whose `seq` it divides, the first of each is dropped with a notice. `is_mute`:
     frames are accepted and never answered. `is_empty`: there is no such model, `missing_models` those that are missing.
-    `error`: every response is this error, as for all pictures of `failing_models`. `labels` are those of each model.
+    `error`: every response is this error, as for all pictures of `failing_models`; `mute_models` never answer, also not
+    at the end of a stream. `labels` are those of each model.
     `refusal`: each stream ends with this gRPC status at its start.
     `frames` and `requests` are all that were received, over all connections.
     """
@@ -52,6 +54,7 @@ class ScriptedServer:
         self.is_mute = self.is_empty = False
         self.missing_models: set[str] = set()
         self.failing_models: set[str] = set()
+        self.mute_models: set[str] = set()
         self.labels: tuple[str, ...] = ()
         self.refusal: grpc.StatusCode | None = None
         self.frames: list[Frame] = []
@@ -96,8 +99,12 @@ class ScriptedServer:
             assert isinstance(frame, Frame)
             self.frames.append(frame)
             allowed += 1
-            if not self.is_mute:
+            if not self.is_mute and request.model not in self.mute_models:
                 yield encode_server_message(self._answer(request, frame), allowed)
+        if request.model in self.mute_models:
+            ended = threading.Event()
+            context.add_callback(ended.set)
+            ended.wait(60)
 
     def _answer(self, request: StreamRequest, frame: Frame) -> ServerMessage:
         seq = frame.header.seq
