@@ -69,7 +69,7 @@ def run(arguments: Sequence[str]) -> int:
         for text in recording.damage:
             _print_note(clean(text))
         is_whole = not recording.skipped_chunks
-    print(summary_in_words(summary, f"{options.recording} {', '.join(topics)}"))
+    print(summary_in_words(summary, f"{options.recording}, {len(topics)} topic(s)"))
     for name, written in sorted(writer.counts.items()):
         print(f"  {written} message(s) on {name} in {output}")
     if summary.first_error:

@@ -26,6 +26,7 @@ MAX_OPEN_BYTES = 1 << 29
 """Chunks whose times overlap are read together up to this size. Beyond it the order of messages is that of the file."""
 
 _MAX_CHUNKS = 1 << 22
+_MAX_NOTES = 100
 _MAX_DEFINITION_BYTES = 1 << 20
 _MAX_SUMMARY_BYTES = 1 << 30
 _RUN_BYTES = 1 << 20
@@ -80,8 +81,7 @@ class McapReader:
     def __init__(self, paths: Sequence[Path]) -> None:
         self.damage: list[str] = []
         """What is missing, a sentence for each place. Grows while messages are read."""
-        self.skipped_chunks = 0
-        """Chunks that could not be read, but for the last one of a file without an end."""
+        self._skipped: set[_Chunk] = set()
         self._files: list[_McapFile] = []
         try:
             for path in paths:
@@ -94,6 +94,11 @@ class McapReader:
         """Close the files."""
         for file in self._files:
             file.close()
+
+    @property
+    def skipped_chunks(self) -> int:
+        """Chunks that could not be read so far, but for the last one of a file without an end."""
+        return len(self._skipped)
 
     def channels(self) -> Counter[RecordedChannel]:
         """Return the channels with their numbers of messages."""
@@ -146,12 +151,13 @@ class McapReader:
         try:
             return file.read_messages(chunk, numbers)
         except _DamagedError as error:
-            self.skipped_chunks += chunk is not file.last_of_cut_file
+            if chunk is not file.last_of_cut_file:
+                self._skipped.add(chunk)
             self._note_damage(f"{file.path.name}: the chunk at byte {chunk.offset} is skipped: {error}")
             return [], 0
 
     def _note_damage(self, text: str) -> None:
-        if len(self.damage) < 100:
+        if len(self.damage) < _MAX_NOTES and text not in self.damage:
             self.damage.append(text)
 
 
@@ -330,7 +336,9 @@ class _McapFile:
                 self._schemas[number] = fields.text()
             else:
                 (schema,) = fields.numbers("<H")
-                self.channels[number] = RecordedChannel(fields.text(), self._schemas.get(schema, ""), fields.text())
+                channel = RecordedChannel(fields.text(), self._schemas.get(schema, ""), fields.text())
+                if "".join(channel).isprintable():  # names are shown on terminals
+                    self.channels[number] = channel
         except _DamagedError:
             return
 

@@ -176,9 +176,9 @@ class _McapMessages:
     def topics(self) -> dict[tuple[str, str], int]:
         found: dict[tuple[str, str], int] = {}
         for channel, count in self._reader.channels().items():
-            if channel.encoding == "cdr":
-                key = channel.topic, channel.type_name
-                found[key] = found.get(key, 0) + count
+            note = "" if channel.encoding == "cdr" else f", {channel.encoding}"
+            key = channel.topic, f"{channel.type_name}{note}"
+            found[key] = found.get(key, 0) + count
         return found
 
     def messages(self, topics: Sequence[str]) -> Iterator[tuple[str, str, int, memoryview]]:
