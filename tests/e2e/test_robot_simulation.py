@@ -9,11 +9,14 @@ import re
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
@@ -22,12 +25,13 @@ from edge_server.client import ActionBroker
 from edge_server.plugins.policies.demo.arm import DT_S, Arm
 from edge_server.plugins.policies.demo.cloned_policy import train, write_policy
 from edge_server.plugins.policies.demo.loop import ChunkByChunk, run_loop
+from tests.plugins.policies.sampling_policy import train_sampling_policy, write_sampling_policy
 
 client = pytest.importorskip("edge_server.plugins.policies.demo.robot_client", reason="needs msgpack, of policies")
 
 COMMAND = Path(sys.executable).parent / "edge-server"
 SECONDS = float(os.environ.get("EDGE_TEST_ARM_S", "60"))
-"""Of each loop. Ten minutes were run with EDGE_TEST_ARM_S=600."""
+"""Of each loop; the shorter ones take a part of it. Ten minutes were run with EDGE_TEST_ARM_S=600."""
 
 CAMERA = """
 backend: "stub"
@@ -61,8 +65,6 @@ class CameraLoad:
             thread.join()
 
     def _ask(self) -> None:
-        import numpy as np
-
         with contextlib.closing(grpcclient.InferenceServerClient(self._address)) as server:
             picture = grpcclient.InferInput("IN", [1, 3, 8, 8], "FP32")
             picture.set_data_from_numpy(np.ones((1, 3, 8, 8), np.float32))
@@ -84,8 +86,8 @@ def test_a_slow_policy_never_lets_the_loop_run_dry_beside_a_busy_camera_and_heat
     (models / "camera/1").mkdir(parents=True)
     (models / "camera/config.pbtxt").write_text(CAMERA)
     board = make_board("orin_nano_jp6")
-    # The policy computes a quarter of the time, more than the fifth that control keeps by default.
-    governor = (f"--sysfs-root={board.root}", "--governor-interval-ms=100", "--control-floor-percent=40")
+    # The policy computes a quarter of the time, more than the fifth that control keeps without a robot's need.
+    governor = (f"--sysfs-root={board.root}", "--governor-interval-ms=100")
     rows = []
     with serve(models, "--policy-openpi=127.0.0.1:0", *governor) as server:
         address = re.search(r"openpi (ws://\S+?);", "\n".join(server.banner) + ";")[1] + "/arm"
@@ -110,6 +112,48 @@ def test_a_slow_policy_never_lets_the_loop_run_dry_beside_a_busy_camera_and_heat
     assert counts.dry_steps == 0
     assert counts.failures == 0
     assert shed > 0
+
+
+@pytest.mark.soak
+def test_a_policy_that_continues_its_chunks_moves_the_arm_without_jerks(
+    serve: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_sampling_policy(tmp_path / "arm", train_sampling_policy())
+    document = (Path(__file__).parents[2] / "docs/robots.md").read_text()
+    (parameters,) = re.findall(r"```\n(parameters .*policy_previous_input[^`]*)```", document)
+    assert parameters in (tmp_path / "arm/config.pbtxt").read_text()
+    rows = []
+    with serve(tmp_path, "--policy-openpi=127.0.0.1:0") as server:
+        address = re.search(r"openpi (ws://\S+?);", "\n".join(server.banner) + ";")[1] + "/arm"
+        with contextlib.closing(client.RobotClient(address)) as robot:
+
+            def infer(seen: Mapping[str, Any]) -> Any:
+                began_s = time.monotonic()
+                chunk = robot.infer(seen)["actions"]
+                time.sleep(max(0.0, began_s + 0.12 - time.monotonic()))
+                return chunk
+
+            for keys in ({}, {"previous_key": "previous", "frozen_key": "frozen"}):
+                for blend_steps in (0, 5):
+                    commands: list[Any] = []
+                    with ActionBroker(infer, dt_s=DT_S, blend_steps=blend_steps, **keys) as broker:
+
+                        def step(seen: Mapping[str, Any], broker: Any = broker, commands: Any = commands) -> Any:
+                            commands.append(broker.step(seen))
+                            return commands[-1]
+
+                        report = run_loop(Arm(1), step, SECONDS / 12)
+                        counts = broker.counts
+                    assert counts.failures == 0
+                    jerk = 1000 * np.abs(np.diff(commands[1:], n=2, axis=0)).max()
+                    rows.append((bool(keys), blend_steps, counts.dry_steps, report.error_mm, jerk))
+    with capsys.disabled():
+        print(f"\n{'continues':>10}{'blend':>7}{'dry':>5}{'error mm':>10}{'jerk mrad':>11}")
+        for continues, *numbers in rows:
+            print("{!s:>10}{:7}{:5}{:10.1f}{:11.1f}".format(continues, *numbers))
+    jerks = {(continues, blend_steps): jerk for continues, blend_steps, _, _, jerk in rows}
+    assert jerks[True, 5] < jerks[False, 5] / 2
+    assert jerks[True, 0] < jerks[False, 5] < jerks[False, 0]
 
 
 @pytest.mark.full

@@ -33,6 +33,13 @@ PARAMETERS = (
     DeclaredParameter("policy_horizon", f"1 to {MAX_HORIZON}", "all", "number of actions in an answer"),
     DeclaredParameter("policy_dt_ms", "milliseconds", "not stated", "time between two actions"),
     DeclaredParameter("policy_max_age_ms", "milliseconds", "any age", "age of an observation that ends its use"),
+    DeclaredParameter(
+        "policy_previous_input",
+        "input",
+        "none",
+        "gets the actions that are left of the chunk before, filled up with zeros",
+    ),
+    DeclaredParameter("policy_frozen_input", "input", "none", "gets how many of these are fixed: 0 without any"),
     DeclaredParameter("policy_metadata", "JSON object", "{}", "what a client gets when it connects"),
 )
 """All keys that begin with `policy_`."""
@@ -56,6 +63,8 @@ class Policy:
     """Conversion plan of one version of a policy. Immutable and thread-safe.
 
     `horizon` None: as many actions as the model returns. `dt_ms` None: not stated. `max_age_ns` 0: any age.
+    `previous_input` and `frozen_input`, "" for none, are the inputs of a policy that continues a chunk. They are zeros
+    for an observation without their values.
     """
 
     spec: ModelSpec
@@ -66,6 +75,8 @@ class Policy:
     dt_ms: float | None
     max_age_ns: int
     metadata: Mapping[str, Any]
+    previous_input: str = ""
+    frozen_input: str = ""
 
     @property
     def takes_pictures(self) -> bool:
@@ -78,8 +89,15 @@ class Policy:
         values = _flat(observation)
         tensors: dict[str, Tensor] = {}
         for item in self.inputs:
+            name = item.spec.name
             if item.key in values:
-                tensors[item.spec.name] = self._tensor(item, values[item.key])
+                value = values[item.key]
+                tensors[name] = self._tensor(
+                    item, self._filled_up(item, value) if name == self.previous_input else value
+                )
+            elif name in (self.previous_input, self.frozen_input):
+                zeros = np.zeros([max(length, 0) for length in item.spec.dims], item.spec.dtype.numpy)
+                tensors[name] = Tensor(name, item.spec.dtype, self._shaped(item, zeros))
             elif not item.spec.is_optional:
                 given = ", ".join(f"'{key[:60]}'" for key in list(values)[:20]) or "none"
                 raise InvalidRequest(f"model '{self.spec.name}': the observation lacks '{item.key}'; given: {given}")
@@ -112,6 +130,15 @@ class Policy:
         if not np.can_cast(array.dtype, spec.dtype.numpy, "same_kind") or spec.dtype is DType.BF16:
             self._refuse(item, f"numbers that {spec.dtype.value} holds", array.dtype.name)
         return Tensor(spec.name, spec.dtype, self._shaped(item, array.astype(spec.dtype.numpy, copy=False)))
+
+    def _filled_up(self, item: ObservationField, value: object) -> npt.NDArray[np.generic]:
+        """Return actions (rows, values) with as many rows as the input has."""
+        array, rows = self._numbers(item, value), item.spec.dims[-2]
+        if array.ndim != 2:
+            self._refuse(item, "actions (rows, values)", list(array.shape))
+        if rows < 0:
+            return array
+        return np.concatenate([array[:rows], np.zeros((max(0, rows - len(array)), array.shape[1]), array.dtype)])
 
     def _numbers(self, item: ObservationField, value: object) -> npt.NDArray[np.generic]:
         if isinstance(value, (np.ndarray, np.generic, bool, int, float, list, tuple)):
@@ -191,6 +218,8 @@ def make_policy(spec: ModelSpec) -> Policy:
         dt_ms=reader.number("policy_dt_ms", 60_000),
         max_age_ns=int((reader.number("policy_max_age_ms", 600_000) or 0) * 1e6),
         metadata=reader.metadata(),
+        previous_input=reader.input_name("policy_previous_input", min_rank=2),
+        frozen_input=reader.input_name("policy_frozen_input", min_rank=0),
     )
 
 
@@ -240,6 +269,16 @@ class _Reader:
         if not 0 < value <= largest or (is_whole and value != int(value)):
             self.refuse(key, f"a {'whole ' if is_whole else ''}number above 0, at most {largest:g}", text)
         return value
+
+    def input_name(self, key: str, *, min_rank: int) -> str:
+        name = self._parameters.get(key, "")
+        if name:
+            found = self._spec.input(name)
+            if found is None or len(found.dims) < min_rank or found.dtype is DType.BYTES:
+                names = ", ".join(item.name for item in self._spec.inputs)
+                shape = " of shape (actions, values)" if min_rank else ""
+                self.refuse(key, f"one of the inputs ({names}) with numbers{shape}", name)
+        return name
 
     def metadata(self) -> Mapping[str, Any]:
         text = self._parameters.get("policy_metadata", "{}")

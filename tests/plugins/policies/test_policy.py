@@ -206,3 +206,36 @@ def test_the_parameters_of_the_document_make_a_policy() -> None:
     assert [(field.spec.name, field.key) for field in found.inputs] == [("top", "images/cam_high"), ("state", "state")]
     observation = {"images": {"cam_high": np.zeros((3, 48, 64), np.uint8)}, "state": [0, 0]}
     assert set(found.read(observation)) == {"top", "state"}
+
+
+PREVIOUS = InputSpec("previous", DType.FP32, (5, 2))
+FROZEN = InputSpec("frozen", DType.INT64, (1,))
+CONTINUES = {"policy_previous_input": "previous", "policy_frozen_input": "frozen", "policy_inputs": "frozen=fixed"}
+
+
+@pytest.mark.parametrize("batch", [0, 4])
+def test_the_inputs_of_a_policy_that_continues_a_chunk_are_filled_up_with_zeros(batch: int) -> None:
+    made = policy(PREVIOUS, FROZEN, batch=batch, **CONTINUES)
+    found = made.read({"previous": np.ones((3, 2)), "fixed": 2})
+    assert found["previous"].array.tolist()[-1 if batch else slice(None)] == [[1, 1]] * 3 + [[0, 0]] * 2
+    assert found["frozen"].array.ravel().tolist() == [2]
+    assert made.read({"previous": np.ones((9, 2))})["previous"].array.sum() == 10
+    for name, array in made.read({}).items():
+        assert array.array.shape == ((1,) if batch else ()) + made.spec.input(name).dims
+        assert not array.array.any()
+    with pytest.raises(InvalidRequest, match=r"'previous' of the observation: expected actions \(rows, values\)"):
+        made.read({"previous": np.ones(2)})
+    with pytest.raises(InvalidRequest, match=r"'previous' of the observation: expected shape \[5, 2\], given \[5, 3\]"):
+        made.read({"previous": np.ones((1, 3))})
+
+
+def test_the_previous_actions_keep_their_number_where_the_input_has_any() -> None:
+    made = policy(PREVIOUS._replace(dims=(-1, 2)), policy_previous_input="previous")
+    assert made.read({"previous": np.ones((3, 2))})["previous"].array.shape == (1, 3, 2)
+    assert made.read({})["previous"].array.shape == (1, 0, 2)
+
+
+@pytest.mark.parametrize("name", ["other", "frozen", "prompt"])
+def test_an_input_that_holds_no_actions_is_refused(name: str) -> None:
+    with pytest.raises(BadModelConfig, match=r"'policy_previous_input': expected one of the inputs .* of shape"):
+        policy(PREVIOUS, FROZEN, PROMPT._replace(dims=(5, 2)), policy_previous_input=name)
