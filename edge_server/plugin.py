@@ -104,6 +104,8 @@ class ServingCore(NamedTuple):
     """`RunningPlugin.panel` of each plugin that has one."""
     gauges: Callable[[], Mapping[str, float]]
     """`RunningPlugin.gauges` of all plugins."""
+    control_need: Callable[[], float]
+    """The sum of `RunningPlugin.control_need` of all plugins."""
     lost_gpus: Callable[[], Mapping[int, str]]
     """GPUs that this process can no longer use, with the reason."""
     heavy_work_refusal: Callable[[], str]
@@ -215,6 +217,11 @@ class RunningPlugin:
         """Return current values by name, of which the page shows the last half hour. Called every few seconds; returns
         at once."""
         return {}
+
+    def control_need(self) -> float:
+        """Return the seconds of computing per second that control work of this plugin needs now. It keeps them on a
+        machine that is too hot. Called by another thread several times a second; returns at once."""
+        return 0.0
 
     def status(self) -> Sequence[StatusPart]:
         """Return the plugin's part of `edge-server status`. Called on a worker thread, as is `reports`."""

@@ -139,6 +139,7 @@ def build(
             panels=running.panels,
             runtime_times=runtime_times,
             gauges=running.gauges,
+            control_need=running.control_need,
         )
     )
     return ServerParts(service, manager, source, timer, events, loads, digests, running, access, ports, cache)

@@ -156,6 +156,9 @@ class RunningPlugins:
             values.update(self._call(name, plugin.gauges) or {})
         return values
 
+    def control_need(self) -> float:
+        return sum(self._call(name, plugin.control_need) or 0.0 for name, plugin in self._active())
+
     def routes(self) -> list[Route]:
         """Return the routes of HTTP. Raises ConfigError, EdgeServerError."""
         summary = "Plugins: which failed, and their lines of edge-server status"

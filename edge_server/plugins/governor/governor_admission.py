@@ -48,12 +48,12 @@ class GovernorAdmission:
         self._shed: dict[tuple[PriorityClass, str], int] = {}
         self._refused_frames: Counter[str] = Counter()
 
-    def apply(self, decision: PolicyDecision, capacity: float) -> None:
-        """Apply a decision from now on. `capacity`: see RateAllocator."""
+    def apply(self, decision: PolicyDecision, capacity: float, control_need: float = 0.0) -> None:
+        """Apply a decision from now on. `capacity` and `control_need`: see RateAllocator.grant."""
         with self._lock:
             self._decision = decision
             lowest = _lowest_admitted_class(decision)
-            self._allocator.grant(decision.share, capacity, self._clock(), lowest=lowest)
+            self._allocator.grant(decision.share, capacity, self._clock(), lowest=lowest, control_need=control_need)
             self.allowed_fraction = decision.share
             self.is_open = decision.share >= 1.0 and lowest is PriorityClass.BULK
 
@@ -61,6 +61,11 @@ class GovernorAdmission:
     def decision(self) -> PolicyDecision:
         """The decision in effect."""
         return self._decision
+
+    @property
+    def control_share(self) -> float:
+        """The part of full work that control keeps in every state."""
+        return self._allocator.floor_share
 
     def state(self) -> GovernorState:
         decision = self._decision

@@ -22,6 +22,12 @@ _ROUNDING_S = 1e-6
 """Tolerance, so that a client that returns after exactly the named wait is admitted."""
 
 
+_NEED_MARGIN = 1.25
+"""What control keeps in relation to what it needs: its work comes in bursts."""
+
+_MAX_NEED_SHARE = 0.8
+"""The part of the capacity that control keeps at most because it needs it. The rest cools the machine."""
+
 _RESERVE = (0.0, 0.0, 0.25, 0.5)
 """The part of the bucket that a class, by its value, leaves to the higher classes."""
 
@@ -47,34 +53,45 @@ class TimeCharge(float):
 class RateAllocator:
     """Grants computing time. Not thread-safe.
 
-    `floor_share`: the part of `capacity` that control may always use. Capacity is the machine's highest number of
-    computing seconds per second: 1 for one instance that uses the whole machine. Work of control's own bucket also
-    empties the common bucket, so that the long-term work does not exceed the granted share. It can exceed it only if
-    the share is below the floor and control uses the whole floor.
+    `min_floor_share`: the part of `capacity` that control may always use, and more if it needs more; 0: none. Capacity
+    is the machine's highest number of computing seconds per second: 1 for one instance that uses the whole machine.
+    Work of control's own bucket also empties the common bucket, so that the long-term work does not exceed the granted
+    share. It can exceed it only if the share is below the floor and control uses the whole floor.
     """
 
-    def __init__(self, floor_share: float = 0.2) -> None:
-        self._floor_share = floor_share
-        self._set_rates(1.0, 1.0)
+    def __init__(self, min_floor_share: float = 0.2) -> None:
+        self._min_floor_share = self.floor_share = min_floor_share
+        self._set_rates(1.0, 1.0, 0.0)
         self._level_s = self.burst_s
         self._floor_level_s = self._floor_burst_s
         self._then_s: float | None = None
         self._lowest = PriorityClass.BULK
 
-    def _set_rates(self, share: float, capacity: float) -> None:
+    def _set_rates(self, share: float, capacity: float, control_need: float) -> None:
         """Compute the rates and sizes of the buckets."""
         self._rate = share * capacity
-        self._floor_rate = self._floor_share * capacity
+        needed_share = min(_NEED_MARGIN * control_need / capacity, _MAX_NEED_SHARE) if self._min_floor_share else 0.0
+        self.floor_share = max(self._min_floor_share, needed_share)
+        self._floor_rate = self.floor_share * capacity
         self.burst_s = max(_MIN_BURST_S, _BURST_S * self._rate)
         """Size of the common bucket. Its debt from control's floor is at most four times this size."""
         self._least_level_s = -4 * self.burst_s
         has_floor = self._floor_rate > 0
         self._floor_burst_s = max(_MIN_BURST_S, _BURST_S * self._floor_rate) if has_floor else 0.0
 
-    def grant(self, share: float, capacity: float, now_s: float, *, lowest: PriorityClass = PriorityClass.BULK) -> None:
-        """Set the allowed share from now on. Classes lower than `lowest` are rejected."""
+    def grant(
+        self,
+        share: float,
+        capacity: float,
+        now_s: float,
+        *,
+        lowest: PriorityClass = PriorityClass.BULK,
+        control_need: float = 0.0,
+    ) -> None:
+        """Set the allowed share from now on. Classes lower than `lowest` are rejected. `control_need`: the seconds of
+        computing per second that control work is known to need."""
         self._fill(now_s)
-        self._set_rates(share, capacity)
+        self._set_rates(share, capacity, control_need)
         self._lowest = lowest
         self._level_s = min(self._level_s, self.burst_s)
         self._floor_level_s = min(self._floor_level_s, self._floor_burst_s)

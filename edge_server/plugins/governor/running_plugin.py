@@ -64,6 +64,7 @@ class Governor(RunningPlugin):
             token_work=lambda: token_work(service.model_families()),
             refused_frames=self._admission.refused_frames,
             variant_pairs=service.variants.find_pairs,
+            control_need=core.control_need,
             use_variants=service.variants.choose,
             resume=core.manager.resume,
             publish=core.events.publish,

@@ -33,7 +33,8 @@ class GovernorConfig:
         20.0,
         "--control-floor-percent",
         number(0, 100),
-        "Per cent of full throughput that requests of class control keep in every state.",
+        "Per cent of full throughput that requests of class control keep in every state; 0: none. Robots that need "
+        "more keep what they need, up to 80.",
     )
     interval_ms: int = setting(
         500, "--governor-interval-ms", integer(50, 2_000), "Milliseconds between two readings of the sensors."

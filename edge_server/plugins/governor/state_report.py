@@ -34,6 +34,7 @@ def governor_report(now: GovernorSnapshot, shed: Shed) -> Json:
         "power_limit_w": _watts(reading.power_limit_mw),
         "energy_j": _rounded(now.energy_j),
         "capacity": round(now.capacity, 3),
+        "control_share": round(now.control_share, 4),
         "busy": round(now.busy_share, 3),
         "clock_cap_hz": now.clock_cap_hz,
         "clock_cap_problem": now.clock_problem,

@@ -10,7 +10,11 @@ from edge_server.plugin import StatusPart, StatusRow, StatusTable
 
 def governor_rows(report: Mapping[str, Any]) -> Sequence[StatusPart]:
     """Return the rows for a response of GET /edge/v1/governor with `enabled` true."""
-    parts = [_temperature(report), _power(report), f"{report['share']:.0%} of full work allowed"]
+    parts = [
+        _temperature(report),
+        _power(report),
+        f"{report['share']:.0%} of full work allowed, {report['control_share']:.0%} kept for control",
+    ]
     texts = [", ".join(parts), *_board(report["box"])]
     texts += [f"{lighter} answers for {model}" for model, lighter in sorted(report["variants_in_force"].items())]
     if report["shed"]:

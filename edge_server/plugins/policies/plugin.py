@@ -142,6 +142,9 @@ class _Policies(RunningPlugin):
     def families(self) -> Iterable[Family]:
         return () if self._counters is None else self._counters.families()
 
+    def control_need(self) -> float:
+        return 0.0 if self._counters is None else self._counters.control_need()
+
     def _choose_policy(self, name: str) -> str:
         """Return the name, or that of the only policy for "". Raises NotFound."""
         from edge_server.errors import NotFound

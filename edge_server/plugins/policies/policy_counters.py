@@ -3,12 +3,42 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterable
 
 from edge_server.errors import DeadlineExceeded, EdgeServerError, InvalidRequest
 from edge_server.telemetry.metrics_page import Family
 
 AGE_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+_REMEMBERED_ARRIVALS = 16
+_REMEMBERED_RUNS = 8
+
+
+class RobotLoad:
+    """Computing that the observations of one robot need: their number per second times the shortest of the latest runs,
+    as the others waited. Changed on the event loop; any thread may read `need`."""
+
+    def __init__(self) -> None:
+        self.need = 0.0
+        """Seconds of computing per second. Unknown, and 0, before the second observation of the first episode."""
+        self._arrivals_s: deque[float] = deque(maxlen=_REMEMBERED_ARRIVALS)
+        self._runs_s: deque[float] = deque(maxlen=_REMEMBERED_RUNS)
+
+    def add_arrival(self, now_s: float) -> None:
+        """Count an observation, also one that is refused."""
+        self._arrivals_s.append(now_s)
+        duration_s = now_s - self._arrivals_s[0]
+        if duration_s > 0 and self._runs_s:
+            self.need = (len(self._arrivals_s) - 1) / duration_s * min(self._runs_s)
+
+    def add_run(self, seconds: float) -> None:
+        self._runs_s.append(seconds)
+
+    def end_episode(self) -> None:
+        self.need = 0.0
+        self._arrivals_s.clear()
 
 
 class WireCounts:
@@ -24,9 +54,6 @@ class WireCounts:
         self.age_sum_s = 0.0
         self.newest_age_s = 0.0
         self.ages = [0] * len(AGE_BUCKETS_S)
-
-    def disconnect(self) -> None:
-        self.robots -= 1
 
     def answer(self, age_s: float, *, is_late: bool) -> None:
         """Count an answer. `is_late`: the actions of the answer before it had run out."""
@@ -48,13 +75,25 @@ class PolicyCounters:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: dict[tuple[str, str], WireCounts] = {}
+        self._loads: set[RobotLoad] = set()
 
-    def connect(self, model: str, wire: str) -> WireCounts:
-        """Count a robot, until `disconnect` of the returned counts."""
+    def connect(self, model: str, wire: str, load: RobotLoad) -> WireCounts:
+        """Count a robot, until `disconnect`."""
         with self._lock:
             counts = self._counts.setdefault((model, wire), WireCounts(model, wire))
+            self._loads.add(load)
         counts.robots += 1
         return counts
+
+    def disconnect(self, counts: WireCounts, load: RobotLoad) -> None:
+        with self._lock:
+            self._loads.discard(load)
+        counts.robots -= 1
+
+    def control_need(self) -> float:
+        """Return the seconds of computing per second that all robots need."""
+        with self._lock:
+            return sum(load.need for load in self._loads)
 
     def all(self) -> list[WireCounts]:
         with self._lock:

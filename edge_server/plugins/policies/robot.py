@@ -18,7 +18,7 @@ from edge_server.core.tensor import DType
 from edge_server.errors import EdgeServerError, InvalidRequest, SequenceNotBegun
 from edge_server.frontends.loop_dispatch import LoopDispatch, run_request
 from edge_server.plugins.policies.policy import Policy, is_policy, make_policy
-from edge_server.plugins.policies.policy_counters import PolicyCounters
+from edge_server.plugins.policies.policy_counters import PolicyCounters, RobotLoad
 from edge_server.service import Handle, InferenceService
 
 EPISODE_GAP_S = 5.0
@@ -49,12 +49,14 @@ class Robot:
         self._last_answer_ns = 0
         self._gap_timer: asyncio.TimerHandle | None = None
         self.policy = _policy_of(service.find(model, None).spec)
-        self._counts = counters.connect(model, wire)
+        self._load = RobotLoad()
+        self._counters = counters
+        self._counts = counters.connect(model, wire, self._load)
 
     def close(self) -> None:
         """End the episode. Call it once."""
         self.end_episode()
-        self._counts.disconnect()
+        self._counters.disconnect(self._counts, self._load)
 
     def end_episode(self) -> None:
         """Let the next observation begin an episode, with the version that serves then."""
@@ -66,6 +68,7 @@ class Robot:
         if self._release_version is not None:
             self._release_version()
             self._release_version = None
+        self._load.end_episode()
         self._handle = None
         self._has_begun = False
         self._last_answer_ns = 0
@@ -77,6 +80,7 @@ class Robot:
         """
         if self._gap_timer is not None:
             self._gap_timer.cancel()
+        self._load.add_arrival(arrived_ns / 1e9)
         try:
             found = await self._run(observation, arrived_ns)
         except EdgeServerError as error:
@@ -114,8 +118,10 @@ class Robot:
                 sequence=sequence,
                 deadline_ns=arrived_ns + policy.max_age_ns if policy.max_age_ns else 0,
             )
+            began_s = time.monotonic()
             try:
                 response = await run_request(handle, self._dispatch, request)
+                self._load.add_run(time.monotonic() - began_s)
                 break
             except SequenceNotBegun:
                 # The model has lost the state, for instance because the robot paused for longer than it keeps it.

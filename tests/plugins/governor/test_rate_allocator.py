@@ -195,3 +195,35 @@ def test_a_charge_is_a_number_of_seconds() -> None:
     charge = TimeCharge(0.25, 0.1, is_of_floor=True)
     assert (charge, charge.common_bucket_s, charge.is_of_floor) == (0.25, 0.1, True)
     assert charge + 0.25 == 0.5
+
+
+@pytest.mark.parametrize(
+    ("need", "floor", "kept"), [(0.0, 0.2, 0.2), (0.4, 0.2, 0.5), (0.9, 0.2, 0.8), (0.9, 0.0, 0.0)]
+)
+@pytest.mark.parametrize("capacity", [1.0, 4.0])
+def test_control_keeps_what_it_is_known_to_need_within_a_bound(
+    need: float, floor: float, kept: float, capacity: float
+) -> None:
+    meter = RateAllocator(floor)
+    meter.grant(0.05, capacity, 0.0, control_need=need * capacity)
+    assert meter.floor_share == pytest.approx(kept)
+    worked = _demand(meter, {CONTROL: 200.0 * capacity}, 0.01, 60.0)
+    assert worked[CONTROL] == pytest.approx(max(kept, 0.05) * capacity * 60.0, rel=0.1)
+
+
+def test_a_robot_that_needs_more_than_the_floor_is_never_refused_on_a_machine_that_stays_hot() -> None:
+    refused = []
+    for need in (0.0, 0.3):
+        meter = RateAllocator()
+        count = 0
+        for chunk in range(200):
+            now_s = 0.4 * chunk
+            meter.grant(0.05, 1.0, now_s, control_need=need)
+            charge = meter.admit(CONTROL, 0.12, now_s)
+            if charge is None:
+                count += 1
+            else:
+                meter.settle(charge, 0.12)
+        refused.append(count)
+    assert refused[0] > 50
+    assert refused[1] == 0
