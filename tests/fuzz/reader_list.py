@@ -21,6 +21,7 @@ READERS = {
     "model_size": 1024,
     "export_metadata": 512,
     "wyoming_events": 1024,
+    "robot_messages": 1024,
     "archive": 4096,
     "mcap": 2048,
 }

@@ -47,7 +47,9 @@ _MAX_CALLS = 32
 _PIECE_BYTES = 4 << 20
 """Largest message of the wire; an observation comes in several."""
 
-_BEGIN, _MIDDLE, _END = 1, 2, 3
+_BEGIN, _END = 1, 3
+_MAX_TIME_S = 1e12
+_MAX_STEP = 1 << 30
 _EMPTY = b""
 
 
@@ -156,6 +158,7 @@ class LeRobotPort:
         return _EMPTY
 
     async def _take_observation(self, pieces: AsyncIterator[bytes], peer: str) -> bytes:
+        content: Any
         data = bytearray()
         memory = self._memory.begin(lambda error: data.clear())
         try:
@@ -172,8 +175,8 @@ class LeRobotPort:
                     break
             memory.is_complete = True
             content = await asyncio.to_thread(read_pickle, bytes(data))
-            if not isinstance(content, ClientObservation) or not isinstance(content.observation, dict):
-                raise InvalidRequest("expected a TimedObservation")
+            if not _is_observation(content):
+                raise InvalidRequest("expected a TimedObservation with a map, and the time and number of its step")
             client = self._client(peer)
         except BaseException:
             memory.release()
@@ -207,7 +210,7 @@ class LeRobotPort:
         policy = client.robot.policy
         actions = found[policy.action_key][: _whole(client.policy, "actions_per_chunk")]
         dt_s = (policy.dt_ms or 0.0) / 1000
-        began_s, step = float(observation.timestamp), int(observation.timestep)
+        began_s, step = observation.timestamp, observation.timestep
         data = write_actions(TimedRow(began_s + at * dt_s, step + at, row) for at, row in enumerate(actions))
         return _write_bytes(1, data)
 
@@ -235,6 +238,19 @@ class LeRobotPort:
                 self._forget(peer)
         if len(self._clients) >= MAX_ROBOTS:
             raise QueueFull(f"{MAX_ROBOTS} robots are connected, which is the maximum")
+
+
+def _is_observation(content: object) -> bool:
+    if not isinstance(content, ClientObservation):
+        return False
+    timestamp, step = getattr(content, "timestamp", None), getattr(content, "timestep", None)
+    return (
+        isinstance(getattr(content, "observation", None), dict)
+        and isinstance(timestamp, (int, float))
+        and abs(timestamp) < _MAX_TIME_S
+        and isinstance(step, int)
+        and abs(step) < _MAX_STEP
+    )
 
 
 def _arrange(raw: dict[str, Any], policy: ClientPolicy) -> dict[str, Any]:

@@ -152,6 +152,7 @@ class _Conversation:
         observation = _Observation(received.data, received.memory, time.monotonic_ns())
         if self._running is None or self._running.done():
             self._running = asyncio.create_task(self._answer(observation))
+            self._running.add_done_callback(self._end_if_failed)
             return True
         if self._waiting is not None:
             self._waiting.memory.release()
@@ -159,6 +160,12 @@ class _Conversation:
             self._robot.overtake()
         self._waiting = observation
         return True
+
+    def _end_if_failed(self, answer: asyncio.Task[None]) -> None:
+        """End the conversation by the error of an answer: the robot would wait for ever."""
+        error = None if answer.cancelled() else answer.exception()
+        if isinstance(error, Exception):
+            self._socket.fail(error)
 
     async def _answer(self, observation: _Observation) -> None:
         """Answer an observation, and those that come meanwhile."""

@@ -203,6 +203,9 @@ def make_policy(spec: ModelSpec) -> Policy:
     keys = reader.keys()
     action_key = reader.text("policy_action_key")
     output = spec.output(action_key) or spec.outputs[0]
+    has_batch = spec.max_batch_size > 0
+    if output.dims and len(output.dims) != 2 and (has_batch or len(output.dims) != 3):
+        reader.refuse("policy_action_key", f"an output of shape (actions, values) as '{output.name}'", f"{output.dims}")
     horizon = reader.number("policy_horizon", MAX_HORIZON, is_whole=True)
     rows = output.dims[1 if spec.max_batch_size == 0 and len(output.dims) == 3 else 0] if output.dims else 0
     if horizon is not None and 0 < rows < horizon:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pickle
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import grpc
@@ -71,9 +72,12 @@ class Client:
         wanted = self._lerobot.RemotePolicyConfig("act", policy, features, actions_per_chunk, "cpu")
         self.instruct(field(1, pickle.dumps(wanted)), timeout=30)
 
-    def send(self, step: int, shoulder: float, task: str = "pick", **more: Any) -> None:
-        raw = {"shoulder.pos": shoulder, "elbow.pos": np.float32(2.0), "task": task, **more}
-        data = pickle.dumps(self._lerobot.TimedObservation(100.0, step, raw, True))
+    def send(
+        self, step: int, shoulder: float, task: str = "pick", at: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
+        raw = {"shoulder.pos": shoulder, "elbow.pos": np.float32(2.0), "task": task}
+        fields = {"timestamp": 100.0, "timestep": step, "observation": raw, "must_go": True, **at}
+        data = pickle.dumps(self._lerobot.TimedObservation(**fields))
         half = len(data) // 2
         pieces = [b"\x08\x01" + field(2, data[:half]), b"\x08\x03" + field(2, data[half:])]
         self.observe(iter(pieces), timeout=30)
@@ -157,6 +161,13 @@ def receive_until_refused(client: Client) -> None:
         (
             lambda client: client.begin(features=[1, {}]) or client.send(0, 0.0) or client.receive(),
             "lacks 'observation",
+        ),
+        *(
+            (
+                lambda client, what=what: client.begin() or client.send(0, 0.0, at=what),
+                "expected a TimedObservation with a map, and the time and number of its step",
+            )
+            for what in ({"timestamp": "now"}, {"timestamp": float("nan")}, {"timestep": 1 << 31}, {"observation": 5})
         ),
         (lambda client: client.begin() or client.send(0, "x") or client.receive(), "expected numbers for shoulder.pos"),
     ],

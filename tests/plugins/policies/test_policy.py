@@ -239,3 +239,9 @@ def test_the_previous_actions_keep_their_number_where_the_input_has_any() -> Non
 def test_an_input_that_holds_no_actions_is_refused(name: str) -> None:
     with pytest.raises(BadModelConfig, match=r"'policy_previous_input': expected one of the inputs .* of shape"):
         policy(PREVIOUS, FROZEN, PROMPT._replace(dims=(5, 2)), policy_previous_input=name)
+
+
+@pytest.mark.parametrize(("batch", "dims"), [(0, (7,)), (4, (1, 5, 2)), (0, (1, 1, 5, 2))])
+def test_an_output_that_is_no_list_of_actions_is_refused(batch: int, dims: tuple[int, ...]) -> None:
+    with pytest.raises(BadModelConfig, match=r"expected an output of shape \(actions, values\) as 'action', given"):
+        policy(STATE, batch=batch, outputs=(ACTION._replace(dims=dims),))

@@ -100,6 +100,9 @@ class RobotListener:
             pass  # the client has left
         except EdgeServerError as error:
             self.warn(error.message)
+        except Exception:
+            # Else it would be lost with its task.
+            log.exception("a connection of %s has ended by a defect of the server", self._flag)
         finally:
             stream.abort()
             del self._connections[stream]

@@ -80,6 +80,8 @@ class MessageMemory:
         self._changed.set()
 
     async def make_room(self, message: HeldMessage, nbytes: int) -> None:
+        if message.is_refused:
+            raise self._refusal()
         size = message.size + nbytes
         if size <= self.small_bytes or (not self._waiting and self._has_room(message, size)):
             return

@@ -100,6 +100,10 @@ class WebSocket:
             self._is_closing = True
             await self._send_frame(_CLOSE, code.to_bytes(2, "big") + reason.encode()[: _MAX_CONTROL_BYTES - 2])
 
+    def fail(self, error: Exception) -> None:
+        """Raise an error in the task that receives."""
+        self._stream.fail(error)
+
     async def _receive(self) -> ReceivedMessage | None:
         held: HeldMessage | None = None
         joined: bytearray | None = None
