@@ -20,6 +20,7 @@ from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.model_statistics import VersionStatistics, VersionWork
 from edge_server.core.request_response import Request, ResponseSink, SubmittedRequest
 from edge_server.core.status_reports import (
+    NOT_LOADED,
     IndexEntry,
     InstanceReport,
     ModelMetadata,
@@ -63,9 +64,6 @@ _CUDA_MEMORY = "cuda_shared_memory"
 """Listed only if there is a GPU whose memory can be registered, and clients may do so."""
 
 _STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
-
-NOT_LOADED = "NOT_LOADED"
-"""State of a version that is in the repository but not in the desired state. Triton's index has no name for it."""
 
 READING_THREAD_HOLD_US = 300.0
 """How long a thread that reads for many clients may be held to compute one answer, in microseconds. A shorter run

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from functools import partial
 
 from edge_server.cli.console import busy_line, clean, render, wrap
+from edge_server.cli.model_text import describe_tensor, format_memory, reason_line
 from edge_server.config import ServerConfig
 from edge_server.config.merge_settings import parse_serve
 from edge_server.config.setting_sources import process_environment
-from edge_server.core.status_reports import TensorMetadata
 from edge_server.core.version_lifecycle import SampleRun
 from edge_server.errors import EdgeServerError, NotWarmedUp
 from edge_server.plugin import find_plugins
@@ -120,20 +120,3 @@ def _row(core: ServerParts, version: ServedVersion, infer_ms: str) -> tuple[str,
         infer_ms,
         format_memory(report.load_rss_bytes),
     )
-
-
-def format_memory(byte_count: int) -> str:
-    """Return a size in MB, "-" for 0: not measured."""
-    return f"{byte_count / 1e6:.0f}" if byte_count else "-"
-
-
-def reason_line(name: str, version: str, reason: str) -> str:
-    """Return "model version 2: reason". If the reason begins with the model's name, the name is not repeated."""
-    title = f"{name} version {version}" if version else name
-    text = reason.removeprefix(f"model '{name}': ").removeprefix(f"model '{name}' ")
-    return clean(f"{title}: {text}")  # a reason may quote a damaged file
-
-
-def describe_tensor(tensor: TensorMetadata) -> str:
-    """Return "name FP32[-1,3,224,224]"."""
-    return f"{tensor.name} {tensor.datatype}[{','.join(map(str, tensor.shape))}]"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from edge_server.cli.check import reason_line
+from edge_server.cli.model_text import reason_line
 from edge_server.cli.options import float_range
 from edge_server.core.status_reports import UNLOADED, IndexEntry, find_failed
 

@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from edge_server.cli import expected_versions, http_client
-from edge_server.cli.check import describe_tensor, format_memory, reason_line
 from edge_server.cli.console import LiveView, clean, render, wrap
+from edge_server.cli.model_text import describe_tensor, format_memory, reason_line
 from edge_server.cli.options import CommandParser, float_range
-from edge_server.core.status_reports import TensorMetadata
-from edge_server.service import NOT_LOADED
+from edge_server.core.status_reports import NOT_LOADED, TensorMetadata
 
 COLUMN_TITLES = (
     "MODEL", "VERSION", "STATE", "BACKEND", "PRECISION", "INPUTS", "OUTPUTS",

@@ -11,6 +11,8 @@ from edge_server.record import record
 EARLIER_GENERATION = "an earlier generation serves; the newest failed"
 """Start of the reason of a version that serves although its newest files failed to load."""
 
+NOT_LOADED = "NOT_LOADED"
+"""State of a version that is in the repository but not in the desired state. Triton's index has no name for it."""
 UNLOADED = "unloaded"
 """Triton's reason of a version that is no longer desired."""
 

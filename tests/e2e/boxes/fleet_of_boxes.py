@@ -29,8 +29,6 @@ from edge_server.plugins.fleet.follow.installed_models import MARK
 from edge_server.plugins.fleet.release import SAMPLE_NAME
 
 COMMAND = str(Path(sys.executable).parent / "edge-server")
-_PAUSE_S = 0.02
-"""Between two requests of a client."""
 
 
 def write_model(folder: Path, factor: float, *, expected: float | None = None, slow: bool = False) -> None:
@@ -136,7 +134,9 @@ class Site:
 class Load:
     """Clients that ask the servers in turns, over HTTP and gRPC, and count each answer by what it says."""
 
-    def __init__(self, servers: Sequence[Any]) -> None:
+    def __init__(self, servers: Sequence[Any], pause_s: float) -> None:
+        """`pause_s`: between two requests of a client."""
+        self._pause_s = pause_s
         self.answers: Counter[str] = Counter()
         """Factor of the model that answered, or the error -> number."""
         self._is_done = threading.Event()
@@ -175,7 +175,7 @@ class Load:
                     answer = f"{package.__name__}: {error}"
                 with self._lock:
                     self.answers[answer] += 1
-                self._is_done.wait(_PAUSE_S)
+                self._is_done.wait(self._pause_s)
         for client in clients:
             client.close()
 
@@ -243,9 +243,7 @@ class Fleet:
             try:
                 first, *others = self.boxes
                 first.folder.mkdir(parents=True)
-                first.start()
-                self.wait(lambda: first.report()["models"].get("m", {}).get("state") == "installed")
-                first.stop()
+                self._install(first)
                 for box in others[:-1]:
                     shutil.copytree(first.folder, box.folder)
                 others[-1].folder.mkdir()
@@ -256,6 +254,15 @@ class Fleet:
             finally:
                 with ThreadPoolExecutor(8) as pool:
                     list(pool.map(Box.stop, self.boxes))
+
+    def _install(self, box: Box) -> None:
+        """Put the newest release onto the disk of a box that does not run."""
+        root = self.publisher.folder / "root.json"
+        command = [
+            COMMAND, "follow", self.site.url, f"--root={root}", f"--model-repository={box.folder}",
+            f"--box-id={box.name}", "--once",
+        ]  # fmt: skip
+        subprocess.run(command, check=True, capture_output=True, timeout=100)
 
     def list_boxes(self) -> None:
         """Write boxes.txt: the boxes that run, and those that ran; over MQTT their names."""
@@ -272,5 +279,5 @@ class Fleet:
         begin_s = time.monotonic()
         while not condition():
             assert time.monotonic() - begin_s < limit_s, "it did not come true"
-            time.sleep(0.5)
+            time.sleep(0.1)
         return time.monotonic() - begin_s

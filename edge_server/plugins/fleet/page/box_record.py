@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from edge_server.cli.check import reason_line
 from edge_server.cli.expected_versions import find_failed_entries, is_loading
+from edge_server.cli.model_text import reason_line
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.fleet.release import release_name
 from edge_server.plugins.fleet.reports.box_report import check_follow

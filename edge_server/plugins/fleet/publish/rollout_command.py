@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from edge_server.cli.console import render, wrap
 from edge_server.cli.options import float_range
+from edge_server.core.exit_code import ExitCode
 from edge_server.errors import InvalidRequest
-from edge_server.plugins.fleet.publish import rollout
-from edge_server.plugins.fleet.publish.rollout import ReleaseProgress
 from edge_server.plugins.fleet.reports.box_options import add_box_options, open_boxes
 from edge_server.plugins.fleet.reports.box_report import BoxReport
 
 if TYPE_CHECKING:
-    from edge_server.plugins.fleet.publish.publisher import Publisher
+    from edge_server.plugins.fleet.publish.rollout import ReleaseProgress
 
-ACTIONS = ("status", *rollout.ACTIONS)
+ACTIONS = ("status", "continue", "stop", "rollback")
 
 
 def add_parser(commands: Any) -> None:
@@ -57,47 +56,52 @@ def _action(text: str) -> str:
 
 def run(options: argparse.Namespace) -> int:
     """Print the state and do the action. Return the exit code. Raises ArgumentTypeError and EdgeServerError."""
+    from edge_server.plugins.fleet.publish import rollout
+
     if options.action != "status" and options.keys is None:
         raise InvalidRequest(f"rollout {options.action} needs --keys=DIR")
     if options.action in ("stop", "rollback") and not options.model:
         raise InvalidRequest(f"rollout {options.action} needs --model=NAME")
     with contextlib.closing(open_boxes(options)) as boxes:
-        reports = boxes.read()
+        reports, silent = _sort(boxes.read())
     with rollout.open_publisher(options.repository, options.keys, options.publisher) as publisher:
-        return _lead(options, publisher, reports)
+        newest = rollout.newest_releases(publisher)
+        if options.model:
+            if options.model not in newest:
+                listed = ", ".join(newest) or "none"
+                raise InvalidRequest(f"the repository has no model '{options.model}'; it has {listed}")
+            newest = {options.model: newest[options.model]}
+        now = datetime.now(timezone.utc)
+        progress = [rollout.see_progress(release, reports, now.timestamp()) for _, release in sorted(newest.items())]
+        silent |= rollout.find_problems(progress, reports)
+        print("\n".join(_lines(progress, silent)))
+        if options.action == "continue":
+            for item in progress:
+                left_s = item.left_s(options.after_secs, now.timestamp())
+                if item.can_continue and left_s > 0:
+                    print(f"{item.release.name}: its wave lasts {left_s:.0f} s more")
+        changed = rollout.lead(options.action, publisher, progress, now.timestamp(), options.after_secs)
+        if changed:
+            publisher.commit(now)
+            print("\n".join(changed))
+    if options.action in ("stop", "rollback"):
+        return ExitCode.OK
+    is_held = bool(silent) or any(item.failed or item.waiting for item in progress)
+    return ExitCode.FAILED if is_held else ExitCode.OK
 
 
-def _lead(options: argparse.Namespace, publisher: Publisher, reports: Sequence[BoxReport]) -> int:
-    newest = rollout.newest_releases(publisher)
-    if options.model:
-        if options.model not in newest:
-            raise InvalidRequest(f"the repository has no model '{options.model}'; it has {', '.join(newest) or 'none'}")
-        newest = {options.model: newest[options.model]}
-    now = datetime.now(timezone.utc)
+def _sort(boxes: Sequence[BoxReport]) -> tuple[list[Mapping[str, Any]], dict[str, str]]:
+    """Return the reports of the boxes that follow, and box -> why there is none of the others."""
+    reports: list[Mapping[str, Any]] = []
     silent: dict[str, str] = {}
-    boxes: list[Mapping[str, Any]] = []
-    for box in reports:
+    for box in boxes:
         if box.error or box.report is None:
             silent[box.name] = box.error
         elif box.follow is None:
             silent[box.name] = "its server does not follow a signed repository"
         else:
-            boxes.append(box.report)
-    progress = [rollout.see_progress(release, boxes, now.timestamp()) for _, release in sorted(newest.items())]
-    silent |= rollout.find_problems(progress, boxes)
-    print("\n".join(_lines(progress, silent)))
-    if options.action == "continue":
-        for item in progress:
-            left_s = item.left_s(options.after_secs, now.timestamp())
-            if item.can_continue and left_s > 0:
-                print(f"{item.release.name}: its wave lasts {left_s:.0f} s more")
-    changed = rollout.lead(options.action, publisher, progress, now.timestamp(), options.after_secs)
-    if changed:
-        publisher.commit(now)
-        print("\n".join(changed))
-    if options.action in ("stop", "rollback"):
-        return 0
-    return 1 if silent or any(item.failed or item.waiting for item in progress) else 0
+            reports.append(box.report)
+    return reports, silent
 
 
 def _lines(progress: Sequence[ReleaseProgress], silent: Mapping[str, str]) -> list[str]:
