@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +26,7 @@ from edge_server.plugins.fleet.release import SAMPLE_NAME
 from edge_server.plugins.fleet.settings import FollowConfig
 
 PATIENCE_S = 20.0
+PAGE_BYTES = 4096
 
 
 def write_model(folder: Path, factor: float, *, expected: float | None = None, filler: int = 0) -> None:
@@ -157,3 +161,30 @@ def eventually() -> Callable[[Callable[[], bool]], bool]:
         return condition()
 
     return wait
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 48 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounts a small file system, which root may")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@contextlib.contextmanager
+def filled(disk: Path, left_bytes: int) -> Iterator[None]:
+    """Another program's file, which leaves so many bytes."""
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file:
+        free = os.statvfs(disk).f_bavail * PAGE_BYTES
+        os.posix_fallocate(file.fileno(), 0, free - left_bytes)
+    try:
+        yield
+    finally:
+        filler.unlink()

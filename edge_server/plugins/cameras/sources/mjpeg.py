@@ -41,9 +41,9 @@ class _SameHostRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
     ) -> urllib.request.Request | None:
+        fp.close()  # urllib would read the body whole, and it may have no end
         old, new = _origin(req.full_url), _origin(newurl)
         if new not in (old, ("https", old[1], 443) if old[::2] == ("http", 80) else old):
-            fp.close()
             raise SourceError(
                 f"{self._title}: the camera redirects to {'{}://{}:{}'.format(*new)[:200]!r}, and only redirects to "
                 "the same host are followed; is this the address that is wanted?"

@@ -3,6 +3,7 @@ takes back those that do not serve."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from edge_server.errors import EdgeServerError, InvalidRequest, ServingFault
 from edge_server.plugins.fleet.follow.installed_models import FailedRelease, Installed, InstalledModels
 from edge_server.plugins.fleet.follow.site_files import SiteUnavailable
 from edge_server.plugins.fleet.follow.trial import Rejected, Trial
-from edge_server.plugins.fleet.pull.archive import check_space
+from edge_server.plugins.fleet.pull.archive import DiskFull, check_space
 from edge_server.plugins.fleet.release import Box, Release, choose
 
 if TYPE_CHECKING:
@@ -129,8 +130,15 @@ class Follower:
         """Undo what a killed process left, and releases with which the server ended before it served. Called before
         the server scans its repository. Raises OSError."""
         self._models.recover()
-        for model in list(self._models.probations):
-            if self._models.count_start(model) > _MAX_STARTS:
+        for model, probation in list(self._models.probations.items()):
+            try:
+                starts = self._models.count_start(model)
+            except OSError as error:
+                # As on a full disk. Uncounted, a release that ends the server would do so without end.
+                self._models.undo(model)
+                log.error("release '%s' is put back until later: its start cannot be noted: %s", probation.path, error)
+                continue
+            if starts > _MAX_STARTS:
                 self._take_back(model, "the server ended each time before it served this release")
 
     def judge_probations(self) -> None:
@@ -139,17 +147,22 @@ class Follower:
             self._judge_exchanged(model)
 
     def follow_once(self, refusal: str = "") -> bool:
-        """Do one round. Return whether all that concerns this box is installed or has failed. Raises OSError.
+        """Do one round. Return whether all that concerns this box is installed or has failed.
 
         `refusal` says why nothing new may be installed now. What was withdrawn, or is not for this box any more, goes
         all the same.
         """
-        states: dict[str, FollowedModel] = {}
         try:
-            releases = self._repository.refresh()
-        except EdgeServerError as error:
-            self._set_problem(error.message)
-            return False
+            problem = self._do_round(refusal)
+        except (EdgeServerError, OSError) as error:
+            problem = self._explain(error)
+        self._set_problem(problem)
+        return not problem
+
+    def _do_round(self, refusal: str) -> str:
+        """Return why the round is not complete, "" if it is. Raises EdgeServerError and OSError."""
+        states: dict[str, FollowedModel] = {}
+        releases = self._repository.refresh()
         present = self._models.installed_models()
         wanted = choose(releases, self._box, time.time(), {installed.path for installed in present.values()})
         unreadable = self._repository.unreadable
@@ -173,7 +186,7 @@ class Follower:
             except _Foreign as error:
                 state, reason = "foreign", error.message
             except (EdgeServerError, OSError) as error:
-                state, reason = "waiting", str(error)
+                state, reason = "waiting", self._explain(error)
                 problem = problem or reason
             newest = chosen[0]
             wave = f"{newest.wave + 1} of {len(newest.waves)}" if newest.waves else ""
@@ -181,8 +194,7 @@ class Follower:
         if not problem:
             self._models.clean(frozenset(needed))
         self.report = self.report._replace(models=states, checked_s=checked_s)
-        self._set_problem(problem)
-        return not problem
+        return problem
 
     def _follow_model(self, model: str, releases: Sequence[Release], needed: set[str], refusal: str) -> str:
         """Install the newest release that has not failed here. Return why the newest one failed, "" if it did not.
@@ -214,10 +226,10 @@ class Follower:
                     reason = error.message
                     self._models.fail(digest, FailedRelease(release.path, reason, time.time()))
                     log.error("release '%s' is not installed: %s", release.path, reason)
-                except SiteUnavailable:
+                except (SiteUnavailable, InterruptedError):
                     raise  # The next round resumes it, and loses no byte.
                 except (EdgeServerError, OSError) as error:
-                    self._pause(model, digest, str(error))
+                    self._pause(model, digest, self._explain(error))
                     raise
             if not reason:
                 break
@@ -241,10 +253,9 @@ class Follower:
         digests = frozenset(filter(None, files.values()))
         needed |= {digest, *digests}
         self._models.find_copies(release.model, digests)
-        missing = sorted(digest for digest in digests if not (self._models.parts / digest).exists())
-        size = self._repository.size_bytes(release, missing)
+        size = self._repository.missing_bytes(release, digests, self._models.parts)
         check_space(self._models.parts, size, f"release '{release.path}'")
-        self._repository.fetch(release, missing, self._models.parts)
+        self._repository.fetch(release, digests, self._models.parts)
         new = Installed(release.path, digest, files)
         staged = self._models.stage(release.model, new)
         needed -= {digest, *digests}
@@ -270,8 +281,9 @@ class Follower:
 
     def _take_back(self, model: str, reason: str) -> None:
         probation = self._models.probations[model]
-        self._models.fail(probation.digest, FailedRelease(probation.path, reason, time.time()))
+        # First, and by renames: the disk may be full.
         self._models.undo(model)
+        self._models.fail(probation.digest, FailedRelease(probation.path, reason, time.time()))
         log.error("release '%s' is taken back: %s", probation.path, reason)
 
     def _state_of(self, model: str, wanted: str, digest: str, state: str, reason: str, wave: str = "") -> FollowedModel:
@@ -282,6 +294,17 @@ class Follower:
         elif before is not None and (before.wanted, before.state) == (wanted, state):
             since_s = before.since_s
         return FollowedModel(wanted, state, reason, installed.path if installed else "", digest, wave, since_s)
+
+    def _explain(self, error: EdgeServerError | OSError) -> str:
+        """Return the reason. If it is the disk, what was downloaded and is not installed is deleted before."""
+        if isinstance(error, InterruptedError):
+            return "stopped"
+        if isinstance(error, DiskFull | OSError):
+            with contextlib.suppress(OSError):
+                self._models.clean()
+        if isinstance(error, EdgeServerError):
+            return error.message
+        return f"'{error.filename or self._models.folder}': {error.strerror or error}"
 
     def _set_problem(self, problem: str) -> None:
         if problem and problem != self.report.problem and not self._is_stopping:

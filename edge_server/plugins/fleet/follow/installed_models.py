@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -25,6 +26,8 @@ from typing import Any, NamedTuple
 from edge_server.errors import InvalidRequest
 from edge_server.repository.replace_file import replace_file, sync_folder
 from edge_server.repository.trust.checksum_file import digest_file
+
+log = logging.getLogger(__name__)
 
 FOLDER = ".follow"
 MARK = ".release.json"
@@ -91,8 +94,8 @@ class InstalledModels:
 
     def recover(self) -> None:
         """Complete what a killed process left. Raises OSError."""
-        shutil.rmtree(self._staged)
-        self._staged.mkdir(mode=0o700)
+        self._delete_staged()
+        before = dict(self.probations)
         for kept in sorted(self._kept.iterdir()):
             model = kept.name
             if not os.path.lexists(self.repository / model) and model in self.probations:
@@ -103,7 +106,8 @@ class InstalledModels:
             installed = self.installed(model)
             if installed is None or installed.digest != probation.digest:
                 del self.probations[model]
-        self._write_state()
+        if self.probations != before:
+            self._try_write_state()
 
     def installed(self, model: str) -> Installed | None:
         """Return the release that a follower put here; None if the model is not there, or somebody else's."""
@@ -171,10 +175,10 @@ class InstalledModels:
     def confirm(self, model: str) -> None:
         """End a probation. The earlier files stay until the next exchange."""
         del self.probations[model]
-        self._write_state()
+        self._try_write_state()
 
     def count_start(self, model: str) -> int:
-        """Count a start of the server with a release on probation, and return the count."""
+        """Count a start of the server with a release on probation, and return the count. Raises OSError."""
         probation = self.probations[model]
         self.probations[model] = probation._replace(starts=probation.starts + 1)
         self._write_state()
@@ -186,7 +190,7 @@ class InstalledModels:
         self.failures[digest] = failure
         while len(self.failures) > MAX_FAILED:
             del self.failures[next(iter(self.failures))]
-        self._write_state()
+        self._try_write_state()
 
     def undo(self, model: str) -> None:
         """Put the files before the last exchange back, or remove the model if there were none. Raises OSError."""
@@ -199,7 +203,7 @@ class InstalledModels:
         sync_folder(self.repository)
         shutil.rmtree(discarded, ignore_errors=True)
         self.probations.pop(model, None)
-        self._write_state()
+        self._try_write_state()
 
     def remove(self, model: str) -> None:
         """Remove an installed model; its files are kept until the next exchange. Raises OSError."""
@@ -208,13 +212,18 @@ class InstalledModels:
         os.rename(self.repository / model, kept)
         sync_folder(self.repository)
         if self.probations.pop(model, None) is not None:
-            self._write_state()
+            self._try_write_state()
 
-    def clean(self, needed: frozenset[str]) -> None:
-        """Delete downloads of other files than these. Raises OSError."""
+    def clean(self, needed: frozenset[str] = frozenset()) -> None:
+        """Delete what is staged, and downloads of other files than these. Raises OSError."""
+        self._delete_staged()
         for path in self.parts.iterdir():
             if path.name.removesuffix(".part") not in needed:
                 path.unlink()
+
+    def _delete_staged(self) -> None:
+        for path in self._staged.iterdir():
+            shutil.rmtree(path)
 
     def _read_state(self) -> None:
         """Read state.json. A damaged one counts as empty: a failed release is then tried once more."""
@@ -224,6 +233,13 @@ class InstalledModels:
             self.probations = {str(key): Probation(*value) for key, value in state["probations"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             self.failures, self.probations = {}, {}
+
+    def _try_write_state(self) -> None:
+        """Write what a later process can do without: it judges or tries a release once more."""
+        try:
+            self._write_state()
+        except OSError as error:
+            log.warning("'%s' cannot be written: %s", self._state_path, error.strerror)
 
     def _write_state(self) -> None:
         replace_file(self._state_path, json.dumps({"failures": self.failures, "probations": self.probations}).encode())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 import urllib.parse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -169,16 +169,24 @@ class SignedRepository:
             raise InvalidRequest(f"release '{release.path}': its list of files has {target.length} bytes")
         return read_files(release.path, self.download(target, parts).read_bytes())
 
-    def fetch(self, release: Release, digests: Sequence[str], parts: Path) -> dict[str, Path]:
+    def missing_bytes(self, release: Release, digests: Iterable[str], parts: Path) -> int:
+        """Return how many bytes of these files of a release are not in `parts`."""
+        missing = 0
+        for digest in digests:
+            if not (parts / digest).exists():
+                part = _part_of(parts, digest)
+                missing += self.find_target(f"{release.model}/{digest}").length
+                missing -= part.stat().st_size if part.exists() else 0
+        return max(0, missing)
+
+    def fetch(self, release: Release, digests: Iterable[str], parts: Path) -> None:
         """Download files of a release into the folder `parts`, as SHA-256; those that are there are not downloaded.
 
-        Raises SiteUnavailable if the site breaks off, which the next call resumes; Untrusted for other bytes than those
-        that were signed; PullFailed if the disk is too small; OSError.
+        Raises SiteUnavailable if the site breaks off, which the next call resumes; PullFailed for other bytes than
+        those that were signed; DiskFull; OSError.
         """
-        return {digest: self.download(self.find_target(f"{release.model}/{digest}"), parts) for digest in digests}
-
-    def size_bytes(self, release: Release, digests: Sequence[str]) -> int:
-        return sum(self.find_target(f"{release.model}/{digest}").length for digest in digests)
+        for digest in sorted(digests):
+            self.download(self.find_target(f"{release.model}/{digest}"), parts)
 
     def find_target(self, path: str) -> TargetFile:
         target = self._look_up(path)
@@ -199,7 +207,7 @@ class SignedRepository:
     def download(self, target: TargetFile, parts: Path) -> Path:
         digest = target.hashes["sha256"]
         folder, slash, name = target.path.rpartition("/")
-        part, whole = parts / f"{digest}.part", parts / digest
+        part, whole = _part_of(parts, digest), parts / digest
         if whole.exists():
             return whole
         try:
@@ -244,3 +252,8 @@ def _releases_in(targets: Targets) -> list[Release]:
     listed = targets.targets.items()
     found = (read_release(path, target.unrecognized_fields.get("custom")) for path, target in listed)
     return [release for release in found if release is not None]
+
+
+def _part_of(parts: Path, digest: str) -> Path:
+    """Return where a file is until it is complete."""
+    return parts / f"{digest}.part"

@@ -100,8 +100,8 @@ class SiteFiles:
     def download(self, name: str, part: Path, size: int) -> None:
         """Complete the file `part` of `size` bytes, which may hold the beginning from an earlier attempt.
 
-        Raises SiteUnavailable if the transfer broke; then `part` keeps what came. Raises FileNotFoundError, and
-        PullFailed if the disk is too small or the file has another size.
+        Raises SiteUnavailable if the transfer broke; then `part` keeps what came. Raises FileNotFoundError, DiskFull,
+        PullFailed if the file has another size, and OSError.
         """
         kept = part.stat().st_size if part.exists() else 0
         if kept > size:
@@ -118,6 +118,8 @@ class SiteFiles:
                 if output.tell() + len(chunk) > size:
                     part.unlink()
                     raise PullFailed(f"'{self.url}{name}' has more than the {size} bytes that were signed")
+                # Others write to the disk too.
+                check_space(part.parent, len(chunk), f"'{self.url}{name}'")
                 output.write(chunk)
             if output.tell() < size:
                 raise SiteUnavailable(f"'{self.url}{name}': {output.tell()} of {size} bytes came")

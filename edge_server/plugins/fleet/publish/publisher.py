@@ -150,12 +150,7 @@ class Publisher:
             target = TargetFile.from_file(path, str(copy), ["sha256"]) if copy.exists() else None
             if target is None or target.hashes["sha256"] != digest:
                 copy.parent.mkdir(parents=True, exist_ok=True)
-                draft = copy.with_name(f".{copy.name}.part")
-                shutil.copyfile(source, draft)
-                with draft.open("rb") as file:
-                    os.fsync(file.fileno())
-                os.replace(draft, copy)
-                sync_folder(copy.parent)
+                _copy_file(source, copy)
                 target = TargetFile.from_file(path, str(copy), ["sha256"])
         except OSError as error:
             raise ServingFault(f"'{error.filename or source}': {error.strerror or error}") from None
@@ -208,6 +203,21 @@ def _files_of(folder: Path) -> dict[str, Path | str]:
         if len(found) > MAX_FILES:
             raise InvalidRequest(f"'{folder}' has more than {MAX_FILES} files")
     return found
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    """Copy a file in one step, so that a server of static files never has half of it. Raises OSError."""
+    draft = target.with_name(f".{target.name}.part")
+    try:
+        shutil.copyfile(source, draft)
+        with draft.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(draft, target)
+    except OSError:
+        # A full disk is not to stay full.
+        draft.unlink(missing_ok=True)
+        raise
+    sync_folder(target.parent)
 
 
 def _sha256(content: bytes) -> str:

@@ -58,11 +58,15 @@ class PullFailed(EdgeServerError):
     """The pull failed, and its download is of no further use."""
 
 
+class DiskFull(PullFailed):
+    """The disk is too small for the download."""
+
+
 def check_space(folder: Path, size: int, what: str) -> None:
-    """Raise PullFailed if `size` bytes do not fit on the disk of `folder`. `what` begins the message."""
+    """Raise DiskFull if `size` bytes do not fit on the disk of `folder`. `what` begins the message."""
     free = shutil.disk_usage(folder).free
     if size + RESERVE_BYTES > free:
-        raise PullFailed(
+        raise DiskFull(
             f"{what} does not fit on the disk: it needs {size} bytes and {RESERVE_BYTES} are kept free; {free} are "
             f"free in '{folder.parent}'"
         )

@@ -71,7 +71,9 @@ def fill(
     names = [""] * len(layers) if is_image else _file_names(layers)
     suffixes = [_archive_suffix(layer, name) for layer, name in zip(layers, names, strict=True)]
     remove_other_files(downloads, {layer.sha256 for layer in layers})
-    check_space(downloads, sum(layer.size for layer in layers), f"'{reference}'")
+    kept = {path.name: path.stat().st_size for path in downloads.iterdir()}
+    missing = sum(max(0, layer.size - kept.get(layer.sha256, 0)) for layer in layers)
+    check_space(downloads, missing, f"'{reference}'")
     # All of them first: a pull that goes on after an interruption finds those that are complete.
     files = [registry.download_blob(layer, downloads) for layer in layers]
     limits = UnpackLimits(max_bytes, unpacked)

@@ -62,7 +62,7 @@ def test_frames_come_in_order_and_unchanged(camera, jpeg, kind, with_length):
     assert why.endswith("the camera closed the connection")
 
 
-def redirects(camera, target: str) -> None:
+def redirects(camera, target: str, length: int = 0) -> None:
     """Make the camera send its first client to another address, and the next one pictures."""
     play = camera.script
 
@@ -70,14 +70,15 @@ def redirects(camera, target: str) -> None:
         if len(camera.heads) > 1:
             play(peer, head)
         else:
-            peer.sendall(f"HTTP/1.1 302 Found\r\nLocation: {target}\r\nContent-Length: 0\r\n\r\n".encode())
+            peer.sendall(f"HTTP/1.1 302 Found\r\nLocation: {target}\r\nContent-Length: {length}\r\n\r\n".encode())
 
     camera.script = answer
 
 
-def test_a_redirect_on_the_camera_itself_is_followed(camera, jpeg):
+@pytest.mark.parametrize("length", [0, 1 << 50])
+def test_a_redirect_on_the_camera_itself_is_followed_without_its_body(camera, jpeg, length):
     camera.plays(jpeg(1))
-    redirects(camera, "/new/video")
+    redirects(camera, "/new/video", length)
     pictures, _ = read_all(camera.url)
     assert len(pictures) == 1
     assert camera.heads[1].startswith(b"GET /new/video ")

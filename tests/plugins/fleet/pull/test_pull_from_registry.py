@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import ssl
 import stat
 import subprocess
@@ -21,6 +22,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from edge_server.plugins.fleet.pull.archive import RESERVE_BYTES
 from tests.plugins.fleet.pull.registry import INDEX, MANIFEST, TITLE, Registry, basic, digest_of, run_registry
 
 Edge = Callable[..., subprocess.CompletedProcess[str]]
@@ -273,6 +275,17 @@ def test_parts_of_another_artifact_are_removed(registry: Registry, pull: Edge, m
     other = registry.push("v2", registry.add_file("m.onnx", os.urandom(300_000)))
     assert pull(by_digest(registry, other)).returncode == 1
     assert kept.name not in os.listdir(models / ".pull-echo/downloads")
+
+
+@pytest.mark.full
+def test_an_artifact_that_is_resumed_needs_room_for_its_rest_alone(registry: Registry, pull: Edge, disk: Path) -> None:
+    digest = registry.push("v1", registry.add_file("m.onnx", os.urandom(10 << 20)))
+    registry.cut_after = 9 << 20
+    arguments = (by_digest(registry, digest), f"--model-repository={disk}")
+    assert pull(*arguments).returncode == 1
+    assert shutil.disk_usage(disk).free < RESERVE_BYTES + (10 << 20)
+    registry.cut_after = None
+    assert pull(*arguments).returncode == 0
 
 
 # -- log-in -----------------------------------------------------------------------------------------------------------
