@@ -124,6 +124,9 @@ class RclpyTransport:
 
     def spin(self, timeout_s: float) -> bool:
         """Run the next callback, or wait for one. Return False after a shutdown of the context."""
+        # An executor reports a shutdown while it waits; before that, it raises an error of rcl.
+        if not self._context.ok():
+            return False
         try:
             self._executor.spin_once(timeout_sec=timeout_s)
         except self._shutdown_error:

@@ -1,1 +1,0 @@
-"""Not ROS 2: see the README beside."""
