@@ -38,6 +38,7 @@ from edge_server.plugins.ros.messages.message_conversion import (
     mask_message,
     stamp_now,
 )
+from edge_server.plugins.ros.transports.packet_drops import PacketDrops
 from edge_server.plugins.ros.transports.transport import Qos, ServiceTransport, Transport
 from edge_server.protocol.frame_messages import Delivery, Frame, FrameResult, Returns, StreamOpened
 
@@ -207,6 +208,8 @@ class Bridge:
         self._silence = ""
         self._sent_times: OrderedDict[int, float] = OrderedDict()
         self._seq = 0
+        self._largest_frame = 0
+        self._packet_drops = PacketDrops()
         self._missing_model = ""
         self._opened: StreamOpened | None = None
         self._connection_error = ""
@@ -365,6 +368,7 @@ class Bridge:
             frame.age_us = frame_age_us(frame)
         with self._lock:
             self._counts.received += 1
+            self._largest_frame = max(self._largest_frame, len(frame.data))
             self._sent_times[seq] = time.monotonic()
             while len(self._sent_times) > _MAX_SENT_TIMES:
                 self._sent_times.popitem(last=False)
@@ -498,6 +502,8 @@ class Bridge:
         if counts.last_error:
             failed = counts.failed + counts.refused
             log.warning("%s: %d frame(s) failed, the last: %s", topic, failed, counts.last_error)
+        if lost := self._packet_drops.explain(self._largest_frame):
+            log.warning("%s: %s", topic, lost)
         if self._spatial_detections is not None:
             self._spatial_detections.report()
 

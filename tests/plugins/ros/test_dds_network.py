@@ -11,7 +11,11 @@ import pytest
 
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.ros.transports.dds_domains import explain_no_nodes
-from edge_server.plugins.ros.transports.dds_network import COMPARE_NAMES_OF_FAST_DDS, network_configuration
+from edge_server.plugins.ros.transports.dds_network import (
+    COMPARE_NAMES_OF_FAST_DDS,
+    LARGE_RECEIVE_BUFFER,
+    network_configuration,
+)
 from edge_server.plugins.ros.transports.ros2_environment import read_discovery_settings
 
 
@@ -53,7 +57,7 @@ def test_a_users_configuration_comes_last_and_overrides() -> None:
 def test_system_default_leaves_the_network_to_cyclone_dds() -> None:
     own = "file:///etc/cyclone.xml"
     configuration, _ = configure(CYCLONEDDS_URI=own, ROS_AUTOMATIC_DISCOVERY_RANGE="SYSTEM_DEFAULT")
-    assert configuration == f"{COMPARE_NAMES_OF_FAST_DDS},{own}"
+    assert configuration == f"{COMPARE_NAMES_OF_FAST_DDS},{LARGE_RECEIVE_BUFFER},{own}"
 
 
 @pytest.mark.parametrize("peer", ["<b>", "::1", "robot.invalid", "192.168.0.0/24", "x" * 64])

@@ -33,7 +33,7 @@ def explain_no_nodes(domain_id: int, reach: str = "") -> str:
 
 def domains_of_other_programs() -> set[int]:
     """Return the DDS domains of this machine's other programs, by their UDP ports (RTPS 2.5, 9.6.2)."""
-    own = _socket_inodes()
+    own = socket_inodes()
     ports = set()
     for path in ("/proc/net/udp", "/proc/net/udp6"):
         with contextlib.suppress(OSError):
@@ -49,7 +49,7 @@ def domains_of_other_programs() -> set[int]:
     return domains
 
 
-def _socket_inodes() -> set[str]:
+def socket_inodes() -> set[str]:
     """Return the inodes of this process's sockets, as /proc/net writes them."""
     inodes = set()
     for entry in Path("/proc/self/fd").glob("*"):

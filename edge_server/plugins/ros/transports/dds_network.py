@@ -17,6 +17,12 @@ COMPARE_NAMES_OF_FAST_DDS = (
 """Configuration of Cyclone DDS for nodes with Fast DDS (vendor 1.15): of a type, only the name is compared. Cyclone DDS
 refuses the description of a type that Fast DDS 3 sends, and nodes of ROS 2 Kilted would never match."""
 
+LARGE_RECEIVE_BUFFER = (
+    "<CycloneDDS><Domain><Internal><SocketReceiveBufferSize max='16MiB'/></Internal></Domain></CycloneDDS>"
+)
+"""Configuration of Cyclone DDS for images: a best-effort publisher sends all packets of an image at once, and those for
+which the buffer has no room are lost. Linux gives at most net.core.rmem_max; by itself Cyclone DDS asks for 1 MiB."""
+
 AND_LOOPBACK = (
     "<CycloneDDS><Domain><General><Interfaces><NetworkInterface autodetermine='true'/>"
     "<NetworkInterface address='127.0.0.1'/></Interfaces></General></Domain></CycloneDDS>"
@@ -39,7 +45,7 @@ def network_configuration(settings: DiscoverySettings, environment: Mapping[str,
     """
     _log_variables_of_fast_dds(environment)
     own_uri = environment.get("CYCLONEDDS_URI", "")
-    parts = [COMPARE_NAMES_OF_FAST_DDS]
+    parts = [COMPARE_NAMES_OF_FAST_DDS, LARGE_RECEIVE_BUFFER]
     if settings.discovery_range != "SYSTEM_DEFAULT":
         parts.append(_discovery(settings))
     if own_uri:
