@@ -68,7 +68,7 @@ def run(arguments: Sequence[str]) -> int:
             raise
         for text in recording.damage:
             _print_note(clean(text))
-        is_whole = not recording.skipped_chunks
+        is_whole = not recording.skipped_count
     print(summary_in_words(summary, f"{options.recording}, {len(topics)} topic(s)"))
     for name, written in sorted(writer.counts.items()):
         print(f"  {written} message(s) on {name} in {output}")

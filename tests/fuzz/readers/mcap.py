@@ -71,11 +71,8 @@ def check(data: bytes) -> None:
     reader = result_of(lambda: McapReader([_PATH]), InvalidRequest)
     if not isinstance(reader, McapReader):
         return
-    try:
-        topics = [channel.topic for channel in reader.channels()]
-        for message in reader.messages(topics):
-            assert message.channel.topic in topics
-            assert len(message.data) <= _MAX_BYTES + 1
-        assert len(reader.damage) <= 100
-    finally:
-        reader.close()
+    topics = [channel.topic for channel in reader.channels()]
+    for message in reader.messages(topics):
+        assert message.channel.topic in topics
+        assert len(message.data) <= _MAX_BYTES + 1
+    assert len(reader.damage) <= 100

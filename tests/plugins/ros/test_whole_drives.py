@@ -8,6 +8,8 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
+import time
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -155,6 +157,34 @@ def test_a_camera_of_a_few_frames_does_not_end_or_stop_the_others(scripted: Call
     assert "151 answered, 150 sent again" in done.stdout
     times = [at for _, at, _ in results_of(tmp_path / "labels.mcap")]
     assert times == sorted(times)
+
+
+def test_a_camera_that_sends_nothing_for_long_does_not_count_as_a_lost_server(
+    scripted: Callable[..., Any], tmp_path: Path
+) -> None:
+    server = scripted()
+    original, restarted = server._answer, threading.Event()
+
+    def restart() -> None:
+        server.stop()
+        server.start()
+
+    def answer(request: Any, frame: Any) -> Any:
+        if not restarted.is_set():
+            time.sleep(0.06)
+        # Longer than the patience after the only frame of the other camera, and before all frames are read.
+        if frame.header.seq == 35 and not restarted.is_set():
+            restarted.set()
+            threading.Thread(target=restart).start()
+        return original(request, frame)
+
+    server._answer = answer
+    messages = [("/rear/image_raw", IMAGE, 1, image(1)), *drive(110)]
+    write_mcap(tmp_path / "drive.mcap", messages)
+    done = replayed(server.address, tmp_path / "drive.mcap", tmp_path / "labels.mcap", "--patience=1.5")
+    assert done.returncode == 0, done.stderr
+    assert restarted.is_set()
+    assert "111 answered" in done.stdout
 
 
 def test_several_streams_of_a_camera_keep_the_order_of_its_frames(scripted: Callable[..., Any], tmp_path: Path) -> None:
@@ -324,6 +354,34 @@ def test_a_cut_drive_is_labelled_as_far_as_it_goes(scripted: Callable[..., Any],
     count = len(results_of(tmp_path / "labels.mcap"))
     assert 20 < count < 40
     assert f"{count} answered" in done.stdout
+
+
+def test_an_empty_file_at_the_end_of_a_drive_is_only_said(tmp_path: Path, scripted: Callable[..., Any]) -> None:
+    (tmp_path / "drive").mkdir()
+    write_mcap(tmp_path / "drive" / "drive_0.mcap", drive(5))
+    (tmp_path / "drive" / "drive_1.mcap").touch()
+    done = replayed(scripted().address, tmp_path / "drive", tmp_path / "labels.mcap")
+    assert (done.returncode, len(results_of(tmp_path / "labels.mcap"))) == (0, 5)
+    assert "drive_1.mcap' cannot be read: it is empty" in done.stderr
+    (tmp_path / "drive" / "drive_2.mcap").write_bytes(bytes(1000))
+    done = replayed(scripted().address, tmp_path / "drive", tmp_path / "again.mcap")
+    assert (done.returncode, len(results_of(tmp_path / "again.mcap"))) == (1, 5)
+    assert "drive_2.mcap' cannot be read: it does not begin as an MCAP file" in done.stderr
+
+
+def test_a_drive_of_more_files_than_a_process_may_open_is_read(tmp_path: Path) -> None:
+    import resource
+
+    (tmp_path / "drive").mkdir()
+    for number, message in enumerate(drive(80)):
+        write_mcap(tmp_path / "drive" / f"drive_{number}.mcap", [message])
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 40, hard))
+    try:
+        frames, _ = frames_of(tmp_path / "drive")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert numbers(frames) == list(range(1, 81))
 
 
 def test_a_damaged_chunk_in_the_middle_is_skipped_and_sets_the_exit_code(

@@ -76,28 +76,31 @@ class _DamagedError(Exception):
 
 
 class McapReader:
-    """The files of one recording. Raises InvalidRequest if none of them is an MCAP file of ROS 2."""
+    """The files of one recording. Each is opened for a chunk at a time: a drive may have more files than a process may.
+
+    Raises InvalidRequest if none of them can be read as an MCAP file of ROS 2.
+    """
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.damage: list[str] = []
         """What is missing, a sentence for each place. Grows while messages are read."""
-        self._skipped: set[_Chunk] = set()
+        self._skipped: set[tuple[Path, int]] = set()
         self._files: list[_McapFile] = []
-        try:
-            for path in paths:
+        for path in paths:
+            try:
                 self._files.append(_McapFile(path, self._note_damage))
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Close the files."""
-        for file in self._files:
-            file.close()
+            except InvalidRequest as error:
+                if len(paths) == 1:
+                    raise
+                self._note_damage(error.message)
+                if path.stat().st_size:  # an empty file is the last one of a recorder that was killed
+                    self._skipped.add((path, 0))
+        if not self._files:
+            raise InvalidRequest("; ".join(self.damage))
 
     @property
-    def skipped_chunks(self) -> int:
-        """Chunks that could not be read so far, but for the last one of a file without an end."""
+    def skipped_count(self) -> int:
+        """Files and chunks that could not be read so far, but for the missing ends of files."""
         return len(self._skipped)
 
     def channels(self) -> Counter[RecordedChannel]:
@@ -152,9 +155,11 @@ class McapReader:
             return file.read_messages(chunk, numbers)
         except _DamagedError as error:
             if chunk is not file.last_of_cut_file:
-                self._skipped.add(chunk)
+                self._skipped.add((file.path, chunk.offset))
             self._note_damage(f"{file.path.name}: the chunk at byte {chunk.offset} is skipped: {error}")
             return [], 0
+        except OSError as error:
+            raise file.make_error(error.strerror or str(error)) from error
 
     def _note_damage(self, text: str) -> None:
         if len(self.damage) < _MAX_NOTES and text not in self.damage:
@@ -171,21 +176,22 @@ class _McapFile:
         self.chunks: list[_Chunk] = []
         self.last_of_cut_file: _Chunk | None = None
         self._schemas: dict[int, str] = {}
-        self._file: BinaryIO = path.open("rb")
-        self._size = self._file.seek(0, 2)
+        self._file: BinaryIO
         try:
-            data_start = self._read_header()
-            if not self._read_summary(data_start):
-                self.channels.clear()
-                self.counts.clear()
-                self.chunks.clear()
-                self._scan(data_start, note_damage)
-        except BaseException:
-            self._file.close()
-            raise
+            with path.open("rb") as self._file:
+                self._size = self._file.seek(0, 2)
+                data_start = self._read_header()
+                if not self._read_summary(data_start):
+                    self.channels.clear()
+                    self.counts.clear()
+                    self.chunks.clear()
+                    self._scan(data_start, note_damage)
+        except OSError as error:
+            raise self.make_error(error.strerror or str(error)) from error
 
-    def close(self) -> None:
-        self._file.close()
+    def make_error(self, reason: str) -> InvalidRequest:
+        """Return the error of a file that cannot be read."""
+        return InvalidRequest(f"recording '{self.path}' cannot be read: {reason}")
 
     def numbers_of(self, topics: Sequence[str]) -> set[int]:
         """Return the ids of the channels of some topics."""
@@ -196,7 +202,8 @@ class _McapFile:
 
         Raises _DamagedError.
         """
-        data = self._read_records(chunk)
+        with self.path.open("rb") as self._file:
+            data = self._read_records(chunk)
         found: list[RecordedMessage] = []
         for kind, content in _records(data):
             if kind == _MESSAGE and len(content) >= _MESSAGE_HEAD.size:
@@ -211,7 +218,7 @@ class _McapFile:
         """Check the file's beginning; return where its data begin."""
         begin = self._read_at(0, len(_MAGIC) + _RECORD.size)
         if begin[: len(_MAGIC)] != _MAGIC or len(begin) < len(_MAGIC) + _RECORD.size:
-            raise InvalidRequest(f"recording '{self.path}' cannot be read: it does not begin as an MCAP file")
+            raise self.make_error("it does not begin as an MCAP file" if begin else "it is empty")
         kind, size = _RECORD.unpack_from(begin, len(_MAGIC))
         content = self._read_at(len(begin), min(size, _MAX_DEFINITION_BYTES))
         try:
@@ -219,11 +226,9 @@ class _McapFile:
         except _DamagedError:
             profile = ""
         if kind != _HEADER or size > _MAX_DEFINITION_BYTES or len(content) < size:
-            raise InvalidRequest(f"recording '{self.path}' cannot be read: its header is damaged")
+            raise self.make_error("its header is damaged")
         if profile not in ("", "ros2"):
-            raise InvalidRequest(
-                f"recording '{self.path}' cannot be read: expected the MCAP profile 'ros2', given '{profile[:40]}'"
-            )
+            raise self.make_error(f"expected the MCAP profile 'ros2', given {profile[:40]!r}")
         return len(begin) + int(size)
 
     def _read_summary(self, data_start: int) -> bool:
@@ -262,7 +267,7 @@ class _McapFile:
 
     def _add_chunk(self, chunk: _Chunk) -> None:
         if len(self.chunks) == _MAX_CHUNKS:
-            raise InvalidRequest(f"recording '{self.path}' cannot be read: expected at most {_MAX_CHUNKS} chunks")
+            raise self.make_error(f"expected at most {_MAX_CHUNKS} chunks")
         self.chunks.append(chunk)
 
     def _scan(self, data_start: int, note_damage: Callable[[str], None]) -> None:

@@ -75,9 +75,9 @@ class ImageRecording:
         return self._reader.damage if isinstance(self._reader, _McapMessages) else ()
 
     @property
-    def skipped_chunks(self) -> int:
+    def skipped_count(self) -> int:
         """Damaged parts in the middle of the recording, so far."""
-        return self._reader.skipped_chunks if isinstance(self._reader, _McapMessages) else 0
+        return self._reader.skipped_count if isinstance(self._reader, _McapMessages) else 0
 
     def image_topics(self) -> dict[str, int]:
         """Return the topics of Image or CompressedImage with their numbers of messages."""
@@ -167,11 +167,13 @@ class _McapMessages:
         self._types = types
         self._reader = McapReader(paths)
         self.damage = self._reader.damage
-        self.close = self._reader.close
 
     @property
-    def skipped_chunks(self) -> int:
-        return self._reader.skipped_chunks
+    def skipped_count(self) -> int:
+        return self._reader.skipped_count
+
+    def close(self) -> None:
+        """Do nothing: no file is open between two chunks."""
 
     def topics(self) -> dict[tuple[str, str], int]:
         found: dict[tuple[str, str], int] = {}

@@ -248,6 +248,8 @@ class _TopicStream:
             with self._changed:
                 if self._is_over:
                     return
+                if not self._pending:
+                    self._last_message_s = time.monotonic()
                 self._pending[frame.header.seq] = entry
                 if entry.send_count == 1:
                     self._summary.sent += 1
@@ -308,7 +310,8 @@ class _TopicStream:
         """Repeat the frames in flight. Raises the error when the server has been lost for too long."""
         waiting = self._stream.counters().waiting
         with self._changed:
-            if time.monotonic() - self._last_message_s > self._parameters.patience_s:
+            # A camera without frames, whose stream waits, has lost nothing.
+            if self._pending and time.monotonic() - self._last_message_s > self._parameters.patience_s:
                 raise error
             is_new, self._has_warned = not self._has_warned, True
             # The newest frames still wait on this side, and are sent anyway. A frame too many gets two results.
