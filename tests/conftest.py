@@ -467,7 +467,10 @@ def ros_domain() -> dict[str, str]:
     # pytest worker has its own domains, as two could find the same one free at the same time.
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    for domain in range(20 + worker, 100, workers):
+    own = range(20 + worker, 100, workers)
+    # From a random one on: other runs of tests on this machine look for a free domain, too.
+    start = random.SystemRandom().randrange(len(own))
+    for domain in [*own[start:], *own[:start]]:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             try:
                 probe.bind(("0.0.0.0", 7400 + 250 * domain + 10))

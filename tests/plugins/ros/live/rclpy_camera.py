@@ -7,6 +7,8 @@ usage: rclpy_camera.py JSON, an object with
 - answers: {topic: [type, qos]}, what it subscribes to; qos may also be "TRANSIENT_LOCAL".
 - count: it ends once that many messages have come on each of these topics; 0: after limit_s.
 - limit_s: seconds after which it ends in any case, 60 unless given.
+- settles: it sends nothing until a second after its pictures have a subscriber and each answer a publisher, prints an
+  empty line then, and listens for another half second after the last picture.
 
 Prints a JSON object: sent, the number of pictures; answers, by topic a list of [number of the picture or -1, age in ms
 from its stamp, frame_id, content]. Exit code 1 when `count` has not come in time.
@@ -80,6 +82,22 @@ def main(spec: dict[str, Any]) -> int:
     def is_done() -> bool:
         return spec["count"] > 0 and all(len(found) >= spec["count"] for found in answers.values())
 
+    def is_matched() -> bool:
+        has_publishers = all(node.count_publishers(topic) for topic in answers)
+        return has_publishers and (publisher is None or publisher.get_subscription_count() > 0)
+
+    def listen(seconds: float) -> None:
+        until_s = time.monotonic() + seconds
+        while (left_s := until_s - time.monotonic()) > 0:
+            rclpy.spin_once(node, timeout_sec=left_s)
+
+    if spec.get("settles"):
+        until_s = time.monotonic() + 30.0
+        while not is_matched() and time.monotonic() < until_s:
+            listen(0.05)
+        # The other side sees this node's topics a little later.
+        listen(1.0)
+        print(flush=True)
     period_s = spec.get("period_s", 0.1)
     next_s = time.monotonic()
     end_s = next_s + spec.get("limit_s", 60.0)
@@ -93,6 +111,8 @@ def main(spec: dict[str, Any]) -> int:
         next_s += period_s
         while (left_s := next_s - time.monotonic()) > 0 and not is_done():
             rclpy.spin_once(node, timeout_sec=left_s)
+    if spec.get("settles"):
+        listen(0.5)
     print(json.dumps({"sent": len(numbers), "answers": answers}), flush=True)
     rclpy.shutdown()
     return 0 if spec["count"] == 0 or is_done() else 1
