@@ -87,7 +87,11 @@ class GrootPort:
         if self._listener.is_full:
             raise QueueFull(f"{MAX_ROBOTS} robots are connected, which is the maximum")
         robot = Robot(self._service, self._dispatch, self._counters, self._choose_policy(self._model), "groot")
-        self._listener.welcome(stream)
+        try:
+            self._listener.welcome(stream)
+        except ConnectionError:
+            robot.close()
+            raise
         return robot
 
     def _refuse(self, error: EdgeServerError) -> bytes:

@@ -83,10 +83,10 @@ class OpenpiPort:
             self._listener.warn(error.message)
             await stream.write(_http_answer(_STATUS.get(error.code, 500), error.message))
             return
-        self._listener.welcome(stream)
         socket = WebSocket(stream, self._memory, MAX_MESSAGE_BYTES)
         self._robots.add(socket)
         try:
+            self._listener.welcome(stream)
             await stream.write(answer)
             await _Conversation(socket, robot).run()
         finally:

@@ -1,4 +1,5 @@
-"""Counters of robots and their observations, by policy and wire, for the metrics page."""
+"""Counters of robots and their observations, by policy and wire, for the metrics page; and what robots need of the
+machine."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import pytest
 
 from edge_server.errors import InvalidRequest, QueueFull
 from edge_server.frontends.http.request_head import parse_head
-from edge_server.plugins.policies.connections.listener import RobotListener
+from edge_server.plugins.policies.connections.listener import MAX_CONNECTIONS, RobotListener
 from edge_server.plugins.policies.connections.message_memory import MessageMemory
 from edge_server.plugins.policies.connections.message_stream import MessageStream
 from edge_server.plugins.policies.connections.websocket import WebSocket, accept_websocket
@@ -218,6 +218,17 @@ def test_a_client_that_breaks_the_protocol_is_told_and_gone(
 def test_a_request_that_opens_no_websocket_is_refused(old: bytes, new: bytes) -> None:
     with pytest.raises(InvalidRequest, match="expected GET with the headers Upgrade: websocket, Sec-WebSocket-Version"):
         accept_websocket(parse_head(OPEN.replace(old, new)))
+
+
+def test_a_burst_of_connections_takes_the_places_of_older_ones(
+    echo: Echo, connect: Callable[[RobotListener], socket.socket]
+) -> None:
+    opened = [connect(echo.websocket) for _ in range(3 * MAX_CONNECTIONS)]
+    opened[-1].sendall(OPEN)
+    assert opened[-1].recv(4096).startswith(b"HTTP/1.1 101")
+    assert opened[0].recv(1) == b""
+    assert len(echo.websocket._connections) <= MAX_CONNECTIONS
+    assert not echo.websocket.is_full
 
 
 # -- ZeroMQ ------------------------------------------------------------------------------------------------------------

@@ -72,8 +72,12 @@ class RobotListener:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def welcome(self, stream: MessageStream) -> None:
-        """Note that a connection has become a robot's. Until then it is closed after a time, or for a newer one."""
-        self._strangers.pop(stream).cancel()
+        """Note that a connection has become a robot's. Until then it is closed after a time, or for a newer one: raises
+        ConnectionError if it was."""
+        timer = self._strangers.pop(stream, None)
+        if timer is None:
+            raise ConnectionAbortedError("the connection was closed for a newer one")
+        timer.cancel()
 
     def warn(self, message: str) -> None:
         """Log why a client was refused, not too often."""
@@ -87,10 +91,16 @@ class RobotListener:
             if not self._strangers:
                 stream.abort()
                 return
-            next(iter(self._strangers)).abort()
+            self._drop(next(iter(self._strangers)))
         loop = asyncio.get_running_loop()
-        self._strangers[stream] = loop.call_later(_HANDSHAKE_S, stream.abort)
+        self._strangers[stream] = loop.call_later(_HANDSHAKE_S, self._drop, stream)
         self._connections[stream] = loop.create_task(self._run(stream))
+
+    def _drop(self, stream: MessageStream) -> None:
+        """Close a stranger's connection. Its task ends soon; it does not count any more."""
+        self._strangers.pop(stream).cancel()
+        del self._connections[stream]
+        stream.abort()
 
     async def _run(self, stream: MessageStream) -> None:
         try:
@@ -105,7 +115,7 @@ class RobotListener:
             log.exception("a connection of %s has ended by a defect of the server", self._flag)
         finally:
             stream.abort()
-            del self._connections[stream]
+            self._connections.pop(stream, None)
             timer = self._strangers.pop(stream, None)
             if timer is not None:
                 timer.cancel()
