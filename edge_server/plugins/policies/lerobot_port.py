@@ -158,14 +158,15 @@ class LeRobotPort:
         return _EMPTY
 
     async def _take_observation(self, pieces: AsyncIterator[bytes], peer: str) -> bytes:
+        self._client(peer)  # raises for one that is no robot yet
         content: Any
         data = bytearray()
         memory = self._memory.begin(lambda error: data.clear())
         try:
             async for piece in pieces:
                 states, parts = _read_fields(piece)
-                if states.get(1) == _BEGIN:
-                    data.clear()
+                if states.get(1) == _BEGIN and data:
+                    raise InvalidRequest("expected one observation in a call")
                 part = parts.get(2, b"")
                 if len(data) + len(part) > MAX_MESSAGE_BYTES:
                     raise InvalidRequest(f"expected an observation of at most {MAX_MESSAGE_BYTES} bytes")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import types
 from collections.abc import Iterable
 from typing import Any
 
@@ -68,7 +69,8 @@ class _Loop:
 
 
 _LOOP = _Loop()
-http_connection.asyncio.get_running_loop = lambda: _LOOP  # type: ignore[assignment,return-value]
+# The module's own asyncio: other readers in this process need the real one.
+http_connection.asyncio = types.SimpleNamespace(**{**vars(asyncio), "get_running_loop": lambda: _LOOP})  # type: ignore[assignment]
 
 
 class _Transport:

@@ -154,6 +154,14 @@ def receive_until_refused(client: Client) -> None:
     ("call", "message"),
     [
         (lambda client: client.actions(b"", timeout=30), "expected the call SendPolicyInstructions before this one"),
+        (
+            lambda client: client.observe(iter([b"\x08\x03"]), timeout=30),
+            "expected the call SendPolicyInstructions before this one",
+        ),
+        (
+            lambda client: client.begin() or client.observe(iter([b"\x08\x01" + field(2, b"x")] * 2), timeout=30),
+            "expected one observation in a call",
+        ),
         (lambda client: client.instruct(b"\xff", timeout=30), "expected a message of transport.AsyncInference"),
         (lambda client: client.instruct(field(1, pickle.dumps(5)), timeout=30), "expected a RemotePolicyConfig with"),
         (lambda client: client.instruct(field(1, b"cos\nsystem\n."), timeout=30), "the pickle names os.system"),
