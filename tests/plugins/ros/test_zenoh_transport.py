@@ -391,8 +391,8 @@ def test_of_a_thousand_frames_of_a_killed_and_revived_camera_each_is_answered_ri
     found = node.declare_subscriber(f"{DOMAIN}/found/*/*", lambda sample: answers.append(sample.payload.to_bytes()))
     # A queue that holds all: what the newest picture replaces is then counted by the stream alone.
     given = BridgeParameters("finder", image_topic=TOPIC, detections_topic="/found", input_queue_size=1000)
-    stream = given.open_stream(scripted(drops_each=7).address)
-    bridge = Bridge(given, open_transport("bridge", environment), stream)
+    bridge = Bridge(given, open_transport("bridge", environment), scripted(drops_each=7).address)
+    stream = bridge._stream
     runner = threading.Thread(target=bridge.run)
     runner.start()
     sent = 0
