@@ -38,6 +38,9 @@ _GRID = (np.arange(_GRID_SIZE) + 0.5) / _GRID_SIZE - 0.5
 """Where depths are read: 32 x 32 places, in parts of the width and height of what is measured. More pixels would change
 a median by less than the noise of a depth camera."""
 
+_BOXES_AT_ONCE = 64
+"""Bounds the memory for a frame with a thousand detections."""
+
 _SPREAD_DEVIATIONS = 4.5
 """Depths that differ by more than this times the median deviation are of other things: 3 sigma of normal noise."""
 
@@ -86,12 +89,15 @@ def detections3d_message(
     check_same_view("the image", frame_size, "its depth image", depth_size)
     boxes = [box_of(found) for found in result.detections]
     outlines = np.array([((box.x, box.y), *box.corners()) for box in boxes], np.float64).reshape(-1, 5, 2)
-    medians, spreads = measure_depths(depth, result.detections, boxes, frame_size)
+    parts = [slice(start, start + _BOXES_AT_ONCE) for start in range(0, max(len(boxes), 1), _BOXES_AT_ONCE)]
+    medians, spreads = np.concatenate(
+        [measure_depths(depth, result.detections[part], boxes[part], frame_size) for part in parts], axis=1
+    )
     points = camera.find_directions(outlines, *frame_size) * medians[:, None, None]
     center, upper_left, upper_right, lower_right, lower_left = points.swapaxes(0, 1)
     along_width = (upper_right - upper_left + lower_right - lower_left) / 2
     along_height = (lower_left - upper_left + lower_right - upper_right) / 2
-    # The lens turns the sides of upright boxes, too, by less than the box is uncertain.
+    # Lens distortion would turn upright boxes by a fraction of a degree: they stay upright.
     angles = np.array([box.angle for box in boxes])
     thetas = np.where(angles == 0, 0.0, np.arctan2(along_width[:, 1], along_width[:, 0]))
     sizes = np.hypot(*along_width.T), np.hypot(*along_height.T), spreads
@@ -110,8 +116,8 @@ def detections3d_message(
 
 def measure_depths(
     depth: DepthImage, detections: Sequence[Detection], boxes: Sequence[RotatedBox], frame_size: tuple[int, int]
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return the median depth of each object, and the extent of its visible surface in depth, in metres.
+) -> npt.NDArray[np.float64]:
+    """Return the median depth of each object, and the extent of its visible surface in depth: (2, objects), in metres.
 
     Pixels of an object are those of its mask, or without a mask those of the inner part of its box. NaN: too few of
     them have a depth.
@@ -153,8 +159,7 @@ def measure_depths(
     last = np.maximum((ordered <= (medians + reach)[:, None]).sum(axis=1) - 1, first)
     spreads = _pick(ordered, first + 0.95 * (last - first)) - _pick(ordered, first + 0.05 * (last - first))
     is_known = counts >= np.maximum(1, MIN_VALID_FRACTION * is_own.sum(axis=1))
-    unit_m = np.where(is_known, depth.unit_m, np.nan)
-    return medians * unit_m, spreads * unit_m
+    return np.stack((medians, spreads)) * np.where(is_known, depth.unit_m, np.nan)
 
 
 def _pick(rows: npt.NDArray[np.float32], indices: npt.NDArray[Any]) -> npt.NDArray[np.float64]:

@@ -247,6 +247,14 @@ def test_boxes_without_a_pixel_or_a_number_harm_no_other() -> None:
     assert len(place(depth_image(render_plane(0, 2.0, 343, 257)), edge)) == 1
 
 
+def test_each_of_many_boxes_has_its_own_depth() -> None:
+    slope, distance = 0.5, 2.0
+    truths = [(x, 0.0, distance + slope * x) for x in np.linspace(-0.8, 0.8, 150)]
+    placed = place(depth_image(render_plane(slope, distance)), *(box_around(truth, 0.02, 0.02) for truth in truths))
+    assert len(placed) == 150
+    assert all(error_mm(one, truth) < 3 for one, truth in zip(placed, truths, strict=True))
+
+
 def test_a_frame_without_detections_has_an_empty_message() -> None:
     assert place(depth_image(render_plane(0, 2.0))) == ()
 
