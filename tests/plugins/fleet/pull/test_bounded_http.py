@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import socket
+import socketserver
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,37 +21,33 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: %d\r\n\r\n" % len(CONTENT)
 
 
-@contextmanager
+@contextlib.contextmanager
 def serving(answer: Callable[[bytes], Iterator[bytes]], pause_s: float = 0.01) -> Iterator[str]:
     """Answer each request with the parts that `answer` gives for it, with pauses between them."""
     ended = threading.Event()
 
-    def serve(connection: socket.socket) -> None:
-        with connection:
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
             request = b""
             while not request.endswith(b"\r\n\r\n"):
-                request += connection.recv(65536)
-            try:
+                received = self.request.recv(65536)
+                if not received:
+                    return
+                request += received
+            with contextlib.suppress(OSError):  # the client has hung up
                 for part in answer(request):
-                    connection.sendall(part)
+                    self.request.sendall(part)
                     if ended.wait(pause_s):
                         return
-            except OSError:
-                return  # the client has hung up
 
-    def accept() -> None:
-        while not ended.is_set():
-            connection, _ = listener.accept()
-            threading.Thread(target=serve, args=(connection,)).start()
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=accept)
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+            yield f"http://127.0.0.1:{server.server_address[1]}"
         finally:
             ended.set()
-            socket.create_connection(listener.getsockname()).close()
+            server.shutdown()
             thread.join()
 
 
