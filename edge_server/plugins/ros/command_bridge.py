@@ -14,7 +14,7 @@ from edge_server.config.setting_sources import process_environment
 from edge_server.plugins.ros.bridge import Bridge, BridgeParameters
 from edge_server.plugins.ros.command import add_model_options
 from edge_server.plugins.ros.diagnostics import Diagnostics
-from edge_server.plugins.ros.model_service import serve_model_changes
+from edge_server.plugins.ros.model_service import ModelService
 from edge_server.plugins.ros.transports.ros2_environment import choose_transport
 from edge_server.plugins.ros.transports.transport import QOS_PROFILES, TRANSPORTS, Transport
 from edge_server.protocol.frame_messages import Delivery
@@ -48,7 +48,9 @@ def run(arguments: Sequence[str]) -> int:
     if parameters.diagnostics_topic:
         diagnostics = Diagnostics(options.node_name, options.address, options.http_url or "")
     bridge = Bridge(parameters, transport, options.address, diagnostics=diagnostics)
-    serve_model_changes(bridge, transport)
+    service = ModelService()
+    service.serve(transport)
+    service.attach(bridge)
     for number in _END_SIGNALS:
         signal.signal(number, lambda *_: bridge.stop())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _END_SIGNALS)

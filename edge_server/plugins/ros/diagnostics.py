@@ -62,7 +62,7 @@ class Diagnostics:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread; it may take until its request is answered, which nobody waits for."""
+        """Have the thread end after the request that it may be in."""
         self._ended.set()
 
     def make_message(self, *statuses: DiagnosticStatus) -> DiagnosticsMessage:

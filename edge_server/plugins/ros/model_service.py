@@ -26,30 +26,33 @@ _MAX_VERSION = 2**31 - 1
 log = logging.getLogger(__name__)
 
 
-def serve_model_changes(
-    bridge: Bridge, transport: Transport, on_changed: Callable[[BridgeParameters], None] = lambda _: None
-) -> None:
-    """Serve SetModel for a bridge, if its transport has services and the package of the type is installed."""
-    if not isinstance(transport, ServiceTransport):
-        return
-    try:
-        transport.serve(SERVICE, SERVICE_TYPE, ModelService(bridge, on_changed).set_model)
-    except Unsupported as error:
-        log.info("no service %s: %s", SERVICE, error)
-    else:
-        bridge.keeps_frame = True
-
-
 class ModelService:
-    """Answers requests of SetModel. A model that cannot answer leaves the one that serves.
+    """Answers requests of SetModel for the bridge that is attached. A model that cannot answer leaves the one that
+    serves.
 
     `on_changed` is called with the new parameters after a change, on the service's thread.
     """
 
-    def __init__(self, bridge: Bridge, on_changed: Callable[[BridgeParameters], None]) -> None:
-        self._bridge = bridge
+    def __init__(self, on_changed: Callable[[BridgeParameters], None] = lambda _: None) -> None:
         self._on_changed = on_changed
+        self._bridge: Bridge | None = None
+        self._is_served = False
         self._lock = threading.Lock()
+
+    def serve(self, transport: Transport) -> None:
+        """Serve on a transport, if it has services and the package of the type is installed."""
+        if isinstance(transport, ServiceTransport):
+            try:
+                transport.serve(SERVICE, SERVICE_TYPE, self.set_model)
+                self._is_served = True
+            except Unsupported as error:
+                log.info("no service %s: %s", SERVICE, error)
+
+    def attach(self, bridge: Bridge | None) -> None:
+        """Change this bridge from now on; None refuses requests."""
+        self._bridge = bridge
+        if bridge is not None:
+            bridge.keeps_frame = self._is_served
 
     def set_model(self, request: Any) -> Mapping[str, object]:
         """Return the fields of the response: `success`, and `message`, which says why not."""
@@ -63,7 +66,10 @@ class ModelService:
             self._lock.release()
 
     def _change(self, request: Any) -> str:
-        before = self._bridge.parameters
+        bridge = self._bridge
+        if bridge is None:
+            raise NotReady("the node is not active")
+        before = bridge.parameters
         if not 0 <= request.model_version <= _MAX_VERSION:
             raise InvalidRequest(f"model_version: expected 0 to {_MAX_VERSION}, got {request.model_version}")
         if not (request.model_name or request.image_topic):
@@ -78,20 +84,24 @@ class ModelService:
             image_topic=topic,
         )
         # A picture of another camera may be of another kind.
-        frame = self._bridge.last_frame if topic == before.image_topic else None
-        opened = try_model(parameters, self._bridge.address, frame)
-        self._bridge.switch(parameters, _SWITCH_S)
+        frame = bridge.last_frame if topic == before.image_topic else None
+        opened = try_model(parameters, bridge.address, frame)
+        bridge.switch(parameters, _SWITCH_S)
         self._on_changed(parameters)
         return f"{topic} goes to {describe_server(opened)}"
 
 
-def try_model(parameters: BridgeParameters, address: str, frame: Frame | None = None) -> StreamOpened:
+def try_model(
+    parameters: BridgeParameters, address: str, frame: Frame | None = None, timeout_s: float | None = None
+) -> StreamOpened:
     """Open a stream of its own to the model of `parameters`, and have it answer `frame`, if any; return the server's
     first message.
 
     A frame that the server drops, because it is hot for example, proves nothing against the model. Raises StreamError
-    when the model is missing or takes no pictures, ServingFault with the error of the frame, NotReady after TRIAL_S.
+    when the model is missing or takes no pictures, ServingFault with the error of the frame, NotReady after
+    `timeout_s`, TRIAL_S unless given.
     """
+    limit_s = timeout_s or TRIAL_S
     found: list[StreamOpened] = []
     is_over_time = threading.Event()
 
@@ -106,7 +116,7 @@ def try_model(parameters: BridgeParameters, address: str, frame: Frame | None = 
     stream = parameters.open_stream(address, on_opened=note_opened, is_trial=True)
     if frame is not None:
         stream.send(frame)
-    limit = threading.Timer(TRIAL_S, give_up)
+    limit = threading.Timer(limit_s, give_up)
     limit.daemon = True
     limit.start()
     try:
@@ -115,7 +125,7 @@ def try_model(parameters: BridgeParameters, address: str, frame: Frame | None = 
         limit.cancel()
         stream.close()
     if is_over_time.is_set() or not found:
-        raise NotReady(f"model '{parameters.model_name}' on {address} did not answer within {TRIAL_S:g} s")
+        raise NotReady(f"model '{parameters.model_name}' on {address} did not answer within {limit_s:g} s")
     if frame is not None and stream.counters().lost:
         raise ServingFault(f"model '{parameters.model_name}' on {address} gave no result for a picture")
     if results and results[0].error_code:

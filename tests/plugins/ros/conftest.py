@@ -103,8 +103,8 @@ class ScriptedServer:
                 yield encode_server_message(self._answer(request, frame), allowed)
         if request.model in self.mute_models:
             ended = threading.Event()
-            context.add_callback(ended.set)
-            ended.wait(60)
+            if context.add_callback(ended.set):
+                ended.wait(60)
 
     def _answer(self, request: StreamRequest, frame: Frame) -> ServerMessage:
         seq = frame.header.seq

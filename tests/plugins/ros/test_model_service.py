@@ -86,7 +86,9 @@ class Running:
             vision_info_topic="/info", delivery=Delivery(depth=250), **parameters,
         )  # fmt: skip
         self.bridge = Bridge(given, self.transport, address)
-        model_service.serve_model_changes(self.bridge, self.transport)
+        self.service = model_service.ModelService()
+        self.service.serve(self.transport)
+        self.service.attach(self.bridge)
         self.thread = threading.Thread(target=self.bridge.run)
         self.thread.start()
 
@@ -234,10 +236,20 @@ def test_one_request_at_a_time_changes_the_model(
         assert not first.result()["success"]
 
 
+def test_a_request_while_no_bridge_is_attached_is_refused(
+    scripted: Callable[..., Any], run: Callable[..., Running]
+) -> None:
+    running = run(scripted().address)
+    running.service.attach(None)
+    assert running.set_model("better") == {"success": False, "message": "the node is not active"}
+
+
 def test_without_the_package_of_the_service_the_bridge_runs_without_it() -> None:
     transport = MemoryTransport()
     transport.has_interfaces = False
     bridge = Bridge(BridgeParameters("finder", detections_topic="/found"), transport, "127.0.0.1:1")
-    model_service.serve_model_changes(bridge, transport)
+    service = model_service.ModelService()
+    service.serve(transport)
+    service.attach(bridge)
     assert transport.services == {}
     assert not bridge.keeps_frame

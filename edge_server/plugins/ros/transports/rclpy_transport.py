@@ -107,8 +107,10 @@ class RclpyTransport:
             return response
 
         made = message_class(type_name)
+        # A group of its own: in the node's group no other callback would run until the response.
+        group = _import_ros("rclpy.callback_groups").MutuallyExclusiveCallbackGroup()
         with self._translate_name_errors():
-            self._services.append(self._node.create_service(made, service, respond))
+            self._services.append(self._node.create_service(made, service, respond, callback_group=group))
 
     def advertise(self, topic: str, kind: MessageKind, qos: Qos) -> None:
         with self._translate_name_errors():

@@ -207,13 +207,14 @@ def test_every_kind_of_message_arrives_with_its_fields(transport: RclpyTransport
     assert [(pair.key, pair.value) for pair in status.values] == [("rate", "9.5")]
 
 
-def test_a_service_answers_while_its_callback_works_and_reports_its_error(transport: RclpyTransport, peer: Any) -> None:
+def test_images_come_while_a_service_works_and_its_error_is_raised(transport: RclpyTransport, peer: Any) -> None:
     kind = message_class("edge_server_interfaces/srv/SetModel")
-    may_go = threading.Event()
+    has_begun, may_go = threading.Event(), threading.Event()
 
     def change(request: Any) -> dict[str, object]:
         if request.model_name == "bug":
             raise KeyError("a bug")
+        has_begun.set()
         assert may_go.wait(LIMIT_S)
         return {"success": True, "message": f"{request.model_name} {request.model_version}"}
 
@@ -221,8 +222,16 @@ def test_a_service_answers_while_its_callback_works_and_reports_its_error(transp
     client = peer.create_client(kind, "/eyes/set_model")
     assert client.wait_for_service(LIMIT_S)
     answer = client.call_async(kind.Request(model_name="yolox", model_version=3))
-    for _ in range(5):
-        assert transport.spin(0.05)
+    wait_for(lambda: transport.spin(0.05) and has_begun.is_set())
+    heard: list[Any] = []
+    transport.subscribe("/image", MessageKind.IMAGE, Qos(), heard.append)
+    publisher = peer.create_publisher(message_class("sensor_msgs/msg/Image"), "/image", 1)
+
+    def receive() -> bool:
+        publisher.publish(message_class("sensor_msgs/msg/Image")())
+        return transport.spin(0.05) and len(heard) >= 3
+
+    wait_for(receive)
     assert not answer.done()
     may_go.set()
     wait_for(lambda: transport.spin(0.05) and answer.done())

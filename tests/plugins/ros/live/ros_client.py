@@ -9,6 +9,7 @@ Reads a JSON list of an action and its arguments a line, and answers each with a
 - listen TOPIC TYPE QOS: subscribe; QOS is SENSOR_DATA, DEFAULT or TRANSIENT_LOCAL.
 - wait TOPIC COUNT SECONDS: return the messages since the last wait, once there are COUNT.
 - call SERVICE TYPE FIELDS: return the response.
+- ask SERVICE TYPE FIELDS: send a request; `answer` returns its response.
 - count TOPIC: return the numbers of its publishers and subscriptions.
 """
 
@@ -88,18 +89,28 @@ class Client:
         return [plain(message) for message in messages]
 
     def call(self, service: str, type_name: str, fields: dict[str, Any]) -> Any:
-        kind = load(type_name)
-        client = self.node.create_client(kind, service)
+        client, future = self.send(service, type_name, fields)
         try:
-            if not client.wait_for_service(WAIT_S):
-                raise TimeoutError(f"no service {service}")
-            request = kind.Request()
-            fill(request, fields)
-            future = client.call_async(request)
             wait_until(future.done, WAIT_S, f"a response of {service}")
             return plain(future.result())
         finally:
             self.node.destroy_client(client)
+
+    def ask(self, service: str, type_name: str, fields: dict[str, Any]) -> None:
+        _, self.future = self.send(service, type_name, fields)
+
+    def answer(self) -> Any:
+        wait_until(self.future.done, WAIT_S, "the response")
+        return plain(self.future.result())
+
+    def send(self, service: str, type_name: str, fields: dict[str, Any]) -> tuple[Any, Any]:
+        kind = load(type_name)
+        client = self.node.create_client(kind, service)
+        if not client.wait_for_service(WAIT_S):
+            raise TimeoutError(f"no service {service}")
+        request = kind.Request()
+        fill(request, fields)
+        return client, client.call_async(request)
 
     def count(self, topic: str) -> list[int]:
         return [self.node.count_publishers(topic), self.node.count_subscribers(topic)]

@@ -161,9 +161,20 @@ def test_a_manager_of_lifecycles_takes_the_node_through_its_states(
         assert client.change_state("activate")
         client("wait", "/detections_output", 2, 20)
         assert client.state() == "active"
+        # A change that is under way ends with the state.
+        server.mute_models = {"mute"}
+        fields = {"model_name": "mute"}
+        client("ask", "/edge_server/set_model", "edge_server_interfaces/srv/SetModel", fields)
+        while server.requests[-1].model != "mute":
+            assert client.state() == "active"
         assert client.change_state("deactivate")
         assert client.state() == "inactive"
         assert client("count", "/image")[1] == 0
+        server.mute_models = set()
+        server.stop()
+        server.start()
+        assert not client("answer")["success"]
+        assert client.set_model(model_name="better")["message"] == "the node is not active"
         assert client.change_state("activate")
         client("wait", "/detections_output", 2, 20)
         # The stream ends for good: its id is taken. The node can be configured again.

@@ -1,7 +1,7 @@
 """ROS 2 node: sends a camera topic to an edge_server, and publishes its results as topics.
 
-It is a managed node: `configure` reads the parameters and asks the server for the model, `activate` opens topics,
-service and stream, `deactivate` ends them. With the parameter `autostart` (the default) it does the first two itself,
+It is a managed node: `configure` reads the parameters and asks the server for the model, `activate` opens topics
+and stream, `deactivate` ends them. With the parameter `autostart` (the default) it does the first two itself,
 again and again until the server has the model. All settings are parameters; config/params.yaml lists them.
 `edge_server.plugins.ros.bridge` does the work. This file adds the states, ROS parameters, the ROS log, and signals.
 """
@@ -24,15 +24,17 @@ from rclpy.parameter import Parameter
 from rclpy.signals import SignalHandlerOptions
 
 from edge_server.client import StreamError
-from edge_server.errors import EdgeServerError, ErrorCode
+from edge_server.errors import EdgeServerError, ErrorCode, NotReady
 from edge_server.plugins.ros.bridge import SPIN_S, Bridge, BridgeParameters
 from edge_server.plugins.ros.connection_log import describe_server
 from edge_server.plugins.ros.diagnostics import Diagnostics
-from edge_server.plugins.ros.model_service import serve_model_changes, try_model
+from edge_server.plugins.ros.model_service import ModelService, try_model
 from edge_server.plugins.ros.transports.rclpy_transport import RclpyTransport
 from edge_server.protocol.frame_messages import Delivery
 
 RETRY_S = 2.0
+OPEN_S = 5.0
+"""Longest time of `configure`, which blocks the node: launch kills a program 5 s after it did not end by a signal."""
 
 DEFAULTS: dict[str, Any] = {
     "autostart": True,
@@ -78,6 +80,9 @@ class EdgeServerNode(LifecycleNode):
 
     def __init__(self) -> None:
         super().__init__("edge_server")
+        log = logging.getLogger("edge_server")
+        log.setLevel(logging.INFO)
+        log.addHandler(RosLog(self.get_logger()))
         for name, value in DEFAULTS.items():
             self.declare_parameter(name, value)
         self.add_on_set_parameters_callback(self._check_parameters)
@@ -89,13 +94,16 @@ class EdgeServerNode(LifecycleNode):
         self._last_warning = ""
         self._is_finalized = False
         self._changes_itself = False
+        # For the node's life: a response to a request that is under way at `deactivate` could not be sent otherwise.
+        self._service = ModelService(self._show_change)
+        self._service.serve(RclpyTransport(node=self))
 
     def on_configure(self, state: Any) -> TransitionCallbackReturn:
         """Read the parameters, and ask the server for the model."""
         self._problem = None
         try:
             self._address, parameters = read_parameters(self)
-            opened = try_model(parameters, self._address)
+            opened = try_model(parameters, self._address, timeout_s=OPEN_S)
         except EdgeServerError as error:
             return self._fail(error)
         self._bridge_parameters = parameters
@@ -104,7 +112,7 @@ class EdgeServerNode(LifecycleNode):
         return TransitionCallbackReturn.SUCCESS
 
     def on_activate(self, state: Any) -> TransitionCallbackReturn:
-        """Open the topics, the service and the stream."""
+        """Open the topics and the stream."""
         given = self._bridge_parameters
         assert given is not None, "configure comes first"
         self._problem = None
@@ -112,19 +120,18 @@ class EdgeServerNode(LifecycleNode):
         if given.diagnostics_topic:
             url = self.get_parameter("server_http_url").value
             diagnostics = Diagnostics(self.get_fully_qualified_name(), self._address, url)
-        transport = RclpyTransport(node=self)
-        bridge = Bridge(given, transport, self._address, diagnostics=diagnostics)
+        bridge = Bridge(given, RclpyTransport(node=self), self._address, diagnostics=diagnostics)
         try:
             bridge.open()
-            serve_model_changes(bridge, transport, self._show_change)
         except EdgeServerError as error:
             bridge.close()
             return self._fail(error)
         self._bridge = bridge
+        self._service.attach(bridge)
         return super().on_activate(state)
 
     def on_deactivate(self, state: Any) -> TransitionCallbackReturn:
-        """End the topics, the service and the stream. ERROR if the stream has failed."""
+        """End the topics and the stream. ERROR if the stream has failed."""
         self._close_bridge()
         if self._problem is not None:
             return TransitionCallbackReturn.ERROR
@@ -178,7 +185,10 @@ class EdgeServerNode(LifecycleNode):
         problem, self._problem = self._problem, None
         if problem is None:
             return
-        if not isinstance(problem, StreamError) or not (problem.heals or problem.code is ErrorCode.NOT_FOUND):
+        is_passing = isinstance(problem, NotReady) or (
+            isinstance(problem, StreamError) and (problem.heals or problem.code is ErrorCode.NOT_FOUND)
+        )
+        if not is_passing:
             raise problem
         self._starts_at = time.monotonic() + RETRY_S
 
@@ -192,6 +202,7 @@ class EdgeServerNode(LifecycleNode):
 
     def _close_bridge(self) -> None:
         bridge, self._bridge = self._bridge, None
+        self._service.attach(None)
         if bridge is not None:
             bridge.close()
 
@@ -250,9 +261,6 @@ def main(args: Sequence[str] | None = None) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
     node = EdgeServerNode()
-    log = logging.getLogger("edge_server")
-    log.setLevel(logging.INFO)
-    log.addHandler(RosLog(node.get_logger()))
     executor = SingleThreadedExecutor()
     executor.add_node(node)
     try:
