@@ -67,21 +67,29 @@ class GrootPort:
         await connection.shake_hands()
         client = _Client(self._access, lambda: self._connect(stream))
         try:
-            while True:
-                try:
-                    request = await connection.receive()
-                except (InvalidRequest, QueueFull) as error:
-                    await connection.answer(self._refuse(error))
-                    return
-                try:
-                    answer = write_groot_message(await client.answer(read_message(request.data), time.monotonic_ns()))
-                except EdgeServerError as error:
-                    answer = self._refuse(error)
-                finally:
-                    request.memory.release()
-                await connection.answer(answer)
+            while await self._answer_one(connection, client):
+                pass
         finally:
             client.close()
+
+    async def _answer_one(self, connection: ZmtpConnection, client: _Client) -> bool:
+        """Answer the next request; return False if there can be no more. Keeps no reference to the request."""
+        try:
+            data, memory = await connection.receive()
+        except (InvalidRequest, QueueFull) as error:
+            await connection.answer(self._refuse(error))
+            return False
+        arrived_ns = time.monotonic_ns()
+        try:
+            call = read_message(data)
+            del data  # a copy of it was made, and the policy may take long
+            answer = write_groot_message(await client.answer(call, arrived_ns))
+        except EdgeServerError as error:
+            answer = self._refuse(error)
+        finally:
+            memory.release()
+        await connection.answer(answer)
+        return True
 
     def _connect(self, stream: MessageStream) -> Robot:
         if self._listener.is_full:
