@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import shlex
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -149,6 +151,35 @@ def test_the_blocks_of_the_document_label_a_drive_and_print_the_labels(
     assert [int(face[1]) for face in faces] == [START_NS + number * STEP_NS for number in range(1, COUNT + 1)]
     assert {face[2] for face in faces} == {"face"}
     assert len(program.splitlines()) <= 10
+
+
+BATCHES = """
+backend: "stub"
+max_batch_size: 4
+input { name: "IN" data_type: TYPE_FP32 dims: [ 3, 8, 8 ] }
+output { name: "SUM" data_type: TYPE_FP32 dims: [ 1 ] }
+instance_group { count: 1 kind: KIND_CPU }
+dynamic_batching { }
+parameters { key: "stub_op" value { string_value: "sum" } }
+parameters { key: "stub_delay_ms" value { string_value: "200" } }
+parameters { key: "image_input" value { string_value: "IN" } }
+"""
+
+
+def test_streams_of_one_camera_fill_the_batches_of_a_model(serve: Any, recording: Path, tmp_path: Path) -> None:
+    (tmp_path / "models/batches/1").mkdir(parents=True)
+    (tmp_path / "models/batches/config.pbtxt").write_text(BATCHES)
+    with serve(tmp_path / "models") as server:
+        flags = ("--topic=/front/image_raw", "--streams=4")
+        told = replay(server, recording, tmp_path / "out.mcap", "batches", *flags)
+        assert f"{COUNT} answered" in told
+        with urllib.request.urlopen(f"http://{server.http}/v2/models/batches/stats", timeout=30) as answer:
+            (found,) = json.load(answer)["model_stats"]
+    assert found["inference_count"] == COUNT
+    assert found["execution_count"] <= COUNT * 2 // 3
+    assert [at for _, at, _ in by_rosbags(tmp_path / "out.mcap")] == sorted(
+        START_NS + number * STEP_NS for number in range(1, COUNT + 1)
+    )
 
 
 def run(*command: Any, cwd: Path) -> str:

@@ -30,6 +30,9 @@ from edge_server.protocol.frame_messages import Delivery, Frame, FrameDropped, F
 MAX_IN_FLIGHT = 8
 """Frames of a topic in flight at rate 0: enough for a model with some instances while images are read."""
 
+_MIN_DEPTH = 2
+"""Frames in flight of one of several streams: few, so that the frames are spread over all."""
+
 _RETRY_S = 0.1
 _TICK_S = 0.1
 _END_S = 5.0
@@ -209,13 +212,14 @@ class _TopicStream:
         self._is_over = False
         self._last_message_s = time.monotonic()
         stream_id = f"{parameters.stream_id}{topic}" + (f":{number}" if parameters.stream_count > 1 else "")
+        depth = max(MAX_IN_FLIGHT // parameters.stream_count, _MIN_DEPTH)
         self._stream = FrameStream(
             parameters.address,
             parameters.model_name,
             version=parameters.model_version,
             stream_id=stream_id[-_MAX_ID_LENGTH:] if parameters.stream_id else "",
             returns=parameters.returns,
-            delivery=Delivery(depth=MAX_IN_FLIGHT if parameters.is_lossless else 1, notifies_drops=True),
+            delivery=Delivery(depth=depth if parameters.is_lossless else 1, notifies_drops=True),
             keeps_all=parameters.is_lossless,
             client=f"ros replay of {topic}"[:_MAX_ID_LENGTH],
             on_dropped=self._note_drop,
