@@ -25,7 +25,9 @@ from edge_server.plugins.ros.messages.message_conversion import (
     CompressedImageMessage,
     DetectionsMessage,
     ImageMessage,
+    LabelInfoMessage,
     MessageKind,
+    VisionInfoMessage,
 )
 from edge_server.plugins.ros.messages.ros2_types import MessageTypes
 from edge_server.plugins.ros.transports.transport import Qos
@@ -462,6 +464,24 @@ def test_late_subscribers_get_the_last_messages_of_a_transient_local_topic(
     first.publish("/drawn", CompressedImageMessage(FrameHeader(sec=9, nanosec=0, frame_id=""), "jpeg", b"\xff\xd8"))
     wait_until(lambda: len(got) == 3, "what is sent now")
     assert got == [3, 4, 9]
+    second.close()
+    first.close()
+
+
+def test_late_subscribers_get_the_model_and_its_labels(environment: dict[str, str]) -> None:
+    first, second, got = open_transport("bridge", environment), open_transport("viewer", environment), []
+    header, qos = FrameHeader(sec=1, nanosec=2, frame_id=""), Qos(depth=1, is_transient_local=True)
+    for topic, message in [
+        ("/vision_info", VisionInfoMessage(header, "finder version 1", "/label_info", 1)),
+        ("/label_info", LabelInfoMessage(header, ("cup", "ø"))),
+    ]:
+        first.advertise(topic, message.kind, qos)
+        first.publish(topic, message)
+        second.subscribe(topic, message.kind, qos, got.append)
+    wait_until(lambda: len(got) == 2, "both messages")
+    info, labels = sorted(got, key=lambda message: hasattr(message, "class_map"))
+    assert (info.method, info.database_location, info.database_version) == ("finder version 1", "/label_info", 1)
+    assert [(one.class_id, one.class_name) for one in labels.class_map] == [(0, "cup"), (1, "ø")]
     second.close()
     first.close()
 
