@@ -517,7 +517,7 @@ def test_a_silent_topic_is_explained_by_router_domain_topic_type_or_hash(
         (f"@ros2_lv/7/{{}}/0/4/MP/%/%/camera/%camera%image_raw/{image}/RIHS01_00/::,:,:,:,,",
          f"type mismatch: its publisher's sensor_msgs/msg/Image has the hash RIHS01_00, expected {right}"),
         (f"@ros2_lv/7/{{}}/0/5/MP/%/%/camera/%camera%image_raw/{image}/{right}/2::,5:,:,:,,",
-         "its publisher is connected: it sends nothing"),
+         "its publisher is seen: it sends nothing"),
     ]  # fmt: skip
     for token, expected in cases:
         with contextlib.ExitStack() as stack:
@@ -527,6 +527,34 @@ def test_a_silent_topic_is_explained_by_router_domain_topic_type_or_hash(
     zenoh_router.kill()
     node.close()
     wait_until(lambda: "no Zenoh router is reached at tcp/127.0.0.1" in transport.explain_silence(TOPIC), "no router")
+
+
+def test_a_client_hears_a_peer_that_other_peers_do_not_reach(environment: dict[str, str]) -> None:
+    """As on two machines, one of which has the router: nodes listen on their own machine alone."""
+    import zenoh
+
+    alone = environment["ZENOH_CONFIG_OVERRIDE"] + ";listen/endpoints=[]"
+    got: dict[str, list[Any]] = {"peer": [], "client": []}
+    expected = "or by a client of theirs (mode=client in ZENOH_CONFIG_OVERRIDE)"
+    with zenoh.open(session_configuration({"ZENOH_CONFIG_OVERRIDE": alone})) as camera, contextlib.ExitStack() as stack:
+        writer = camera.declare_publisher(IMAGE_KEY)
+        image = IMAGE_KEY.split("/", 3)[3]
+        token = f"@ros2_lv/{DOMAIN}/{camera.info.zid()}/0/1/MP/%/%/camera/%camera%image_raw/{image}/::,:,:,:,,"
+        stack.enter_context(camera.liveliness().declare_token(token))
+        for mode, messages in got.items():
+            override = f'{alone};mode="{mode}"'
+            bridge = open_transport(mode, {**environment, "ZENOH_CONFIG_OVERRIDE": override})
+            stack.callback(bridge.close)
+            bridge.subscribe(TOPIC, MessageKind.IMAGE, Qos(), messages.append)
+            if mode == "peer":
+                wait_until(lambda explain=bridge.explain_silence: expected in explain(TOPIC), "the reason at the peer")
+
+        def is_heard() -> bool:
+            writer.put(picture(1, MessageTypes()), attachment=attachment(1))
+            return len(got["client"]) > 20
+
+        wait_until(is_heard, "images at the client")
+        assert not got["peer"]
 
 
 def test_a_router_that_is_missing_is_logged_and_may_come_later(

@@ -90,8 +90,8 @@ class ZenohTransport:
     """Transport over a Zenoh session of its own. A thread for each topic runs the callbacks. `publish` may run on any.
 
     `configuration` is the session's zenoh.Config. `has_type_hashes` is False among nodes of ROS 2 Humble. While no
-    router is connected, `router_checks` warnings are logged, one a second, the first at once. Raises Unsupported when
-    the libraries are missing, ServingFault when the session cannot be opened.
+    router is connected, `router_checks` warnings are logged, one a second. Raises Unsupported when the libraries are
+    missing, ServingFault when the session cannot be opened.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class ZenohTransport:
         self._endpoints = (
             ", ".join(re.findall(r'"([^"]+/[^"]+)"', endpoints)) or "an address: it has none to connect to"
         )
-        self._router_checks, self._next_check_s = router_checks, 0.0
+        self._router_checks = router_checks
         self._publishers: dict[str, _Publisher] = {}
         self._subscribers: dict[str, tuple[MessageKind, Any]] = {}
         self._threads: list[threading.Thread] = []
@@ -131,7 +131,8 @@ class ZenohTransport:
             raise ServingFault(f"no Zenoh session can be opened to {self._endpoints}: {error}") from error
         self._session_id = str(self._session.info.zid())
         self._tokens = [self._announce(Entity(domain_id, self._session_id, 0, 0, NODE, node_name))]
-        self._check_router()
+        # A router that is there is connected by then.
+        self._next_check_s = time.monotonic() + _ROUTER_CHECK_INTERVAL_S
 
     def subscribe(self, topic: str, kind: MessageKind, qos: Qos, callback: Callable[[Any], None]) -> None:
         entity, key = self._describe(SUBSCRIBER, topic, kind, qos)
@@ -206,7 +207,10 @@ class ZenohTransport:
             domains = sorted({one.domain_id for one in others})
             if domains:
                 return f"{where}; nodes are in domain {', '.join(map(str, domains))}: expected the same ROS_DOMAIN_ID"
-            return f"{where}: expected RMW_IMPLEMENTATION=rmw_zenoh_cpp there, and its router connected to this one"
+            return (
+                f"{where}: expected RMW_IMPLEMENTATION=rmw_zenoh_cpp there; nodes on other machines are seen through a "
+                "router on this one, or by a client of theirs (mode=client in ZENOH_CONFIG_OVERRIDE)"
+            )
         publishers = [one for one in here if one.kind == PUBLISHER]
         of_topic = [one for one in publishers if one.topic == absolute_topic(topic)]
         kind, _ = self._subscribers[topic]
@@ -226,7 +230,7 @@ class ZenohTransport:
                 return "its publisher is a node of ROS 2 Humble: expected ROS_DISTRO=humble here"
             advice = ": expected no ROS_DISTRO=humble here" if expected == NO_TYPE_HASH else ""
             return f"type mismatch: its publisher's {name} has the hash {given}, expected {expected}{advice}"
-        return "its publisher is connected: it sends nothing, or this session is not reached by its data"
+        return "its publisher is seen: it sends nothing, or its session is not connected to this one"
 
     def close(self) -> None:
         """Leave the graph: the other nodes see at once that the topics and the node end."""
