@@ -56,6 +56,7 @@ class Publication:
         self.requests: list[tuple[str, str | None]] = []
         self.cut_after: int | None = None
         """Close the connection after so many bytes of a body."""
+        self.has_ranges = True
 
     def publish(self, rollout: str = "", *arguments: str, now: datetime | None = None) -> None:
         from edge_server.plugins.fleet.publish import command as publish_command
@@ -72,7 +73,7 @@ def publication(tmp_path: Path) -> Iterator[Publication]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asked = self.headers.get("Range")
+            asked = self.headers.get("Range") if made.has_ranges else None
             made.requests.append((self.path, asked))
             try:
                 content = (made.site / self.path.lstrip("/")).read_bytes()
@@ -81,6 +82,8 @@ def publication(tmp_path: Path) -> Iterator[Publication]:
                 return
             start = int(asked.removeprefix("bytes=").rstrip("-")) if asked else 0
             self.send_response(206 if asked else 200)
+            if made.has_ranges:
+                self.send_header("Accept-Ranges", "bytes")
             if asked:
                 self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
             self.send_header("Content-Length", str(len(content) - start))

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from edge_server.errors import EdgeServerError, InvalidRequest, ServingFault
 from edge_server.plugins.fleet.follow.installed_models import FailedRelease, Installed, InstalledModels
-from edge_server.plugins.fleet.follow.site_files import SiteUnavailable
+from edge_server.plugins.fleet.follow.site_files import DownloadPaused, SiteUnavailable
 from edge_server.plugins.fleet.follow.trial import Rejected, Trial
 from edge_server.plugins.fleet.pull.archive import DiskFull, check_space
 from edge_server.plugins.fleet.release import Box, Release, choose
@@ -119,6 +120,8 @@ class Follower:
         self._pauses: dict[str, _Pause] = {}
         """By model."""
         self.report = Report(box, address, {}, "no round has ended yet", 0.0)
+        self.is_paused = False
+        """Whether the last round ended in a download that goes on."""
 
     def stop(self) -> None:
         """End a download and a trial. What was downloaded is kept."""
@@ -146,12 +149,14 @@ class Follower:
         for model in list(self._models.probations):
             self._judge_exchanged(model)
 
-    def follow_once(self, refusal: str = "") -> bool:
+    def follow_once(self, refusal: str = "", download_s: float = math.inf) -> bool:
         """Do one round. Return whether all that concerns this box is installed or has failed.
 
         `refusal` says why nothing new may be installed now. What was withdrawn, or is not for this box any more, goes
-        all the same.
+        all the same. After `download_s` seconds downloads pause, so that the next round sees what is newest.
         """
+        self.is_paused = False
+        self._repository.limit_downloads(download_s)
         try:
             problem = self._do_round(refusal)
         except (EdgeServerError, OSError) as error:
@@ -299,6 +304,7 @@ class Follower:
         """Return the reason. If it is the disk, what was downloaded and is not installed is deleted before."""
         if isinstance(error, InterruptedError):
             return "stopped"
+        self.is_paused |= isinstance(error, DownloadPaused)
         if isinstance(error, DiskFull | OSError):
             with contextlib.suppress(OSError):
                 self._models.clean()
@@ -307,6 +313,7 @@ class Follower:
         return f"'{error.filename or self._models.folder}': {error.strerror or error}"
 
     def _set_problem(self, problem: str) -> None:
-        if problem and problem != self.report.problem and not self._is_stopping:
+        is_new = problem != self.report.problem and not self.is_paused
+        if problem and is_new and not self._is_stopping:
             log.warning("%s; what is installed is served", problem)
         self.report = self.report._replace(problem=problem)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import platform
 import random
 import re
@@ -119,7 +120,10 @@ class Rounds:
         while not self._stopping.is_set():
             now = time.localtime()
             is_in_hours = are_in(self._hours, now.tm_hour * 60 + now.tm_min)
-            is_complete = self.run_once(self._refusal() if is_in_hours else "it is not one of the box's --follow-hours")
+            refusal = self._refusal() if is_in_hours else "it is not one of the box's --follow-hours"
+            is_complete = self.run_once(refusal, self._interval_s)
+            if self._follower.is_paused:
+                continue
             failed_count = 0 if is_complete else failed_count + 1
             # Soon, and never later than usual: a release that is stopped leaves each box within one interval.
             retry_s = _FIRST_RETRY_S * 2.0 ** min(failed_count - 1, 20)
@@ -127,9 +131,9 @@ class Rounds:
             # Boxes that were switched on together do not ask together for long.
             self._stopping.wait(delay_s * random.uniform(_MIN_DELAY, 1.0))
 
-    def run_once(self, refusal: str = "") -> bool:
+    def run_once(self, refusal: str = "", download_s: float = math.inf) -> bool:
         try:
-            return self._follower.follow_once(refusal)
+            return self._follower.follow_once(refusal, download_s)
         except Exception:
             # An unforeseen error must not end the rounds: the box would stay behind without a word.
             log.exception("a round of the follower failed")

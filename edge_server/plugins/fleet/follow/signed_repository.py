@@ -84,6 +84,10 @@ class SignedRepository:
     def stop(self) -> None:
         self._site.stop()
 
+    def limit_downloads(self, seconds: float) -> None:
+        """See SiteFiles."""
+        self._site.limit_downloads(seconds)
+
     def update(self) -> None:
         """Fetch the newest metadata of the main publisher.
 

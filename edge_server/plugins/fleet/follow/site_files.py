@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import math
 import threading
 import time
 import urllib.error
@@ -28,6 +29,10 @@ class SiteUnavailable(ServingFault):
     """The site cannot be reached, or does not have a file now."""
 
 
+class DownloadPaused(SiteUnavailable):
+    """The time for downloads is over. The next download of the file goes on."""
+
+
 class SiteFiles:
     """Files below one address. `stop` ends a transfer of another thread."""
 
@@ -37,11 +42,18 @@ class SiteFiles:
         self.url = url.rstrip("/") + "/"
         self._rate = max_bytes_per_s
         self._timeout_s = timeout_s
+        self._end_s = math.inf
+        self._has_ranges = False
+        """Whether the last answer can be resumed."""
         self._stopping = threading.Event()
         self._opener = _opener(self.url)
 
     def stop(self) -> None:
         self._stopping.set()
+
+    def limit_downloads(self, seconds: float) -> None:
+        """Pause downloads after this time from now, where the site has ranges."""
+        self._end_s = time.monotonic() + seconds
 
     def read(self, name: str, start: int = 0) -> Generator[bytes, None, None]:
         """Yield the bytes of a file, from `start` on if the site can, else from 0. `name`: quoted, as in a URL.
@@ -72,11 +84,14 @@ class SiteFiles:
             yield from self._chunks(response, url)
 
     def _begin(self, response: IO[bytes], start: int) -> int:
-        if start and self.url.startswith("file:"):
+        if self.url.startswith("file:"):
+            self._has_ranges = True
             response.seek(start)
             return start
-        is_part = getattr(response, "status", 0) == http.HTTPStatus.PARTIAL_CONTENT
-        given = response.headers.get("Content-Range", "") if is_part else ""  # type: ignore[attr-defined]
+        assert isinstance(response, http.client.HTTPResponse)
+        is_part = response.status == http.HTTPStatus.PARTIAL_CONTENT
+        self._has_ranges = is_part or response.headers.get("Accept-Ranges", "") == "bytes"
+        given = response.headers.get("Content-Range", "") if is_part else ""
         return start if given.startswith(f"bytes {start}-") else 0
 
     def _chunks(self, response: IO[bytes], url: str) -> Generator[bytes, None, None]:
@@ -121,6 +136,8 @@ class SiteFiles:
                 # Others write to the disk too.
                 check_space(part.parent, len(chunk), f"'{self.url}{name}'")
                 output.write(chunk)
+                if output.tell() < size and self._has_ranges and time.monotonic() >= self._end_s:
+                    raise DownloadPaused(f"'{self.url}{name}': {output.tell()} of {size} bytes came until now")
             if output.tell() < size:
                 raise SiteUnavailable(f"'{self.url}{name}': {output.tell()} of {size} bytes came")
 

@@ -416,6 +416,42 @@ def test_a_download_that_breaks_off_is_resumed(publication: Any, box: Any, add_m
     assert ranges == ["bytes=300000-", "bytes=600000-", "bytes=900000-"]
 
 
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_a_long_download_pauses_for_looks_at_what_is_newest(
+    publication: Any, box: Any, add_model: AddModel, is_folder: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Trial, "run", lambda *arguments: "")
+    add_model(publication.models / "m", 0.5)
+    publication.publish()
+    box.follow()
+    settings = {"url": publication.site.as_uri()} if is_folder else {}
+    for is_withdrawn in (False, True):
+        add_model(publication.models / "m", 0.25 - is_withdrawn / 8, filler=300_000)
+        (publication.models / "m" / "notes.bin").write_bytes(os.urandom(300_000))
+        publication.publish()
+        with box.models.locked():
+            follower = box.follower(**settings)
+            follower.follow_once(download_s=0.0)
+            model = follower.report.models["m"]
+            assert (model.state, follower.is_paused, box.factor()) == ("waiting", True, 0.5 - is_withdrawn / 4)
+            assert "of 300000 bytes came until now" in model.reason
+            if is_withdrawn:
+                publication.publish("", "--withdraw=m/3")
+            count = 1
+            while not follower.follow_once(download_s=0.0):
+                count += 1
+            assert (count > 3, follower.is_paused) == (not is_withdrawn, False)
+            assert box.factor() == 0.25
+
+
+def test_a_download_that_the_site_cannot_resume_does_not_pause(publication: Any, box: Any, add_model: AddModel) -> None:
+    publication.has_ranges = False
+    add_model(publication.models / "m", 0.5, filler=300_000)
+    publication.publish()
+    with box.models.locked():
+        assert box.follower().follow_once(download_s=0.0)
+
+
 def test_the_network_may_end_after_each_request(publication: Any, box: Any, add_model: AddModel) -> None:
     add_model(publication.models / "m", 0.5)
     publication.publish()
