@@ -40,6 +40,8 @@ def test_faces_are_found_and_only_a_model_that_can_find_them_replaces_the_model(
     for name in (DETECTOR, CLASSIFIER):
         shutil.copytree(bundled_repository / name, repository.path / name)
     shutil.copytree(bundled_repository / DETECTOR, repository.path / OTHER)
+    config = repository.path / OTHER / "config.pbtxt"
+    config.write_text(config.read_text().replace(f'name: "{DETECTOR}"', f'name: "{OTHER}"', 1))
     picture = tmp_path / "astronaut.bgr"
     picture.write_bytes(data.astronaut()[:, :, ::-1].tobytes())
     environment = {
