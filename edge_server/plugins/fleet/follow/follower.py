@@ -156,18 +156,18 @@ class Follower:
         all the same. After `download_s` seconds downloads pause, so that the next round sees what is newest.
         """
         self.is_paused = False
-        self._repository.limit_downloads(download_s)
         try:
-            problem = self._do_round(refusal)
+            problem = self._do_round(refusal, download_s)
         except (EdgeServerError, OSError) as error:
             problem = self._explain(error)
         self._set_problem(problem)
         return not problem
 
-    def _do_round(self, refusal: str) -> str:
+    def _do_round(self, refusal: str, download_s: float) -> str:
         """Return why the round is not complete, "" if it is. Raises EdgeServerError and OSError."""
         states: dict[str, FollowedModel] = {}
         releases = self._repository.refresh()
+        self._repository.limit_downloads(download_s)
         present = self._models.installed_models()
         wanted = choose(releases, self._box, time.time(), {installed.path for installed in present.values()})
         unreadable = self._repository.unreadable
