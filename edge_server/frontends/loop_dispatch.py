@@ -66,9 +66,9 @@ async def run_model(handle: Handle, dispatch: LoopDispatch, inputs: Mapping[str,
     return await run_request(handle, dispatch, Request(model=handle.spec.name, inputs=dict(inputs)))
 
 
-async def run_request(handle: Handle, dispatch: LoopDispatch, request: Request) -> Response:
+async def run_request(handle: Handle, dispatch: LoopDispatch, request: Request, *, hold_us: float = 0.0) -> Response:
     """Submit a request to a model, and no variant of it. Return its first response; raise its error. Cancelled, it
-    cancels the request."""
+    cancels the request. `hold_us`: see Handle.submit."""
     done: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
 
     def receive(response: Response) -> None:
@@ -79,7 +79,7 @@ async def run_request(handle: Handle, dispatch: LoopDispatch, request: Request) 
         elif response.is_final:
             done.set_exception(ServingFault(f"model '{handle.spec.name}' sent no response"))
 
-    ticket = handle.submit(request, partial(dispatch.deliver, receive), may_stand_in=False)
+    ticket = handle.submit(request, partial(dispatch.deliver, receive), hold_us=hold_us, may_stand_in=False)
     try:
         response = await done
     finally:

@@ -19,7 +19,7 @@ from edge_server.errors import EdgeServerError, InvalidRequest, SequenceNotBegun
 from edge_server.frontends.loop_dispatch import LoopDispatch, run_request
 from edge_server.plugins.policies.policy import Policy, is_policy, make_policy
 from edge_server.plugins.policies.policy_counters import PolicyCounters, RobotLoad
-from edge_server.service import Handle, InferenceService
+from edge_server.service import READING_THREAD_HOLD_US, Handle, InferenceService
 
 EPISODE_GAP_S = 5.0
 """An episode has ended after so many seconds without an observation: the wires have no message that says so."""
@@ -120,7 +120,7 @@ class Robot:
             )
             began_s = time.monotonic()
             try:
-                response = await run_request(handle, self._dispatch, request)
+                response = await run_request(handle, self._dispatch, request, hold_us=READING_THREAD_HOLD_US)
                 self._load.add_run(time.monotonic() - began_s)
                 break
             except SequenceNotBegun:
