@@ -329,17 +329,29 @@ def test_messages_that_were_compressed_each_by_itself_are_read(tmp_path: Path) -
 
 @pytest.mark.parametrize("options", options_of_writers())
 def test_a_file_that_was_cut_anywhere_gives_all_frames_before_the_cut(tmp_path: Path, options: dict[str, Any]) -> None:
-    whole = write_mcap(tmp_path / "whole.mcap", drive(12), **options).read_bytes()
+    topics = ("/front/image_raw", "/left/image_raw")
+    whole = write_mcap(tmp_path / "whole.mcap", drive(12, topics), **options).read_bytes()
+    expected = [(topic, START_NS + after_ns) for topic, _, after_ns, _ in drive(12, topics)]
     before = 0
     for size in range(len(whole) // 20, len(whole), max(len(whole) // 60, 1)):
         (tmp_path / "cut.mcap").write_bytes(whole[:size])
-        frames, damage = frames_of(tmp_path / "cut.mcap")
-        assert numbers(frames) == list(range(1, len(frames) + 1))
+        frames, damage = frames_of(tmp_path / "cut.mcap", topics)
+        assert [(one.topic, one.recorded_ns) for one in frames] == expected[: len(frames)]
         assert len(frames) >= before, f"{size} bytes hold {before} frames or more"
         # After the end of the data only the index follows.
-        assert len(frames) == 12 or "cut.mcap has no end" in damage[0]
+        assert len(frames) == 24 or "cut.mcap has no end" in damage[0]
         before = len(frames)
-    assert before == 12
+    assert before == 24
+
+
+def test_a_cut_within_the_index_of_a_chunk_loses_none_of_its_cameras(tmp_path: Path) -> None:
+    topics = ("/front/image_raw", "/left/image_raw")
+    whole = write_mcap(tmp_path / "whole.mcap", drive(4, topics), chunk_size=100_000).read_bytes()
+    # The last chunk is followed by two of these records: opcode, length, channel, four entries of 16 bytes.
+    first = whole.index(struct.pack("<BQHI", 7, 70, 1, 64))
+    for size in (first, first + 79, first + 100):
+        (tmp_path / "cut.mcap").write_bytes(whole[:size])
+        assert len(frames_of(tmp_path / "cut.mcap", topics[1:])[0]) == 4
 
 
 def test_a_cut_drive_is_labelled_as_far_as_it_goes(scripted: Callable[..., Any], tmp_path: Path) -> None:

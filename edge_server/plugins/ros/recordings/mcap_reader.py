@@ -273,7 +273,7 @@ class _McapFile:
     def _scan(self, data_start: int, note_damage: Callable[[str], None]) -> None:
         """Find the chunks and channels from the beginning of the file."""
         at, run_start, run_ns, run_ids = data_start, 0, 0, set[int]()
-        indexed: set[int] = set()
+        indexed: Counter[int] = Counter()
         while True:
             head = self._read_at(at, _RECORD.size + _CHUNK_HEAD.size)
             kind, size = _RECORD.unpack_from(head) if len(head) >= _RECORD.size else (0, 0)
@@ -291,6 +291,11 @@ class _McapFile:
                     f"as possible in the last {self._size - at} byte(s)"
                 )
                 break
+            if kind in (_CHUNK, _DATA_END, _FOOTER) and indexed:
+                # Only now: the index of a chunk has a record for each channel, and the end of the file may cut them.
+                self.chunks[-1] = self.chunks[-1]._replace(channel_ids=frozenset(indexed))
+                self.counts.update(indexed)
+                indexed = Counter()
             if kind in (_DATA_END, _FOOTER):
                 break
             if kind == _MESSAGE:
@@ -304,13 +309,10 @@ class _McapFile:
             elif kind == _CHUNK:
                 start_ns = _CHUNK_HEAD.unpack_from(head, _RECORD.size)[0] if size >= _CHUNK_HEAD.size else 0
                 self._add_chunk(_Chunk(start_ns, content_at, size, None))
-                indexed = set()
             elif kind == _MESSAGE_INDEX and self.chunks and self.chunks[-1].is_chunk and size >= 6:
                 number, length = struct.unpack_from("<HI", head, _RECORD.size)
                 if length:
-                    indexed.add(number)
-                    self.counts[number] += length // 16
-                    self.chunks[-1] = self.chunks[-1]._replace(channel_ids=frozenset(indexed))
+                    indexed[number] += length // 16
             elif kind in _DEFINITIONS and size <= _MAX_DEFINITION_BYTES:
                 self._add_definition(kind, memoryview(self._read_at(content_at, size)))
             at = content_at + size
