@@ -75,6 +75,7 @@ class WebSocket:
         self._memory = memory
         self._max_bytes = max_bytes
         self._is_closing = False
+        self._frame_count = 0
 
     async def receive(self) -> ReceivedMessage | None:
         """Return the next message, or None at the end: the client closes, or it broke the protocol, or there is no
@@ -108,11 +109,10 @@ class WebSocket:
         held: HeldMessage | None = None
         joined: bytearray | None = None
         is_text = False
-        frames = 0
         try:
             while True:
-                frames += 1
-                if frames % _FRAMES_AT_ONCE == 0:
+                self._frame_count += 1
+                if self._frame_count % _FRAMES_AT_ONCE == 0:
                     await asyncio.sleep(0)
                 is_final, opcode, size = await self._read_header()
                 if opcode in (_CLOSE, _PING, _PONG):

@@ -34,6 +34,7 @@ class ZmtpConnection:
         self._stream = stream
         self._memory = memory
         self._max_bytes = max_bytes
+        self._frame_count = 0
         self._has_delimiter = False
         """Whether the newest request came with an empty part before it, as a REQ socket sends and expects it."""
 
@@ -55,10 +56,9 @@ class ZmtpConnection:
         """Return the next request. Raises ConnectionError; InvalidRequest and QueueFull for one that is not read, after
         which `answer` may still be called, and nothing else."""
         self._has_delimiter = False
-        frames = 0
         while True:
-            frames += 1
-            if frames % _FRAMES_AT_ONCE == 0:
+            self._frame_count += 1
+            if self._frame_count % _FRAMES_AT_ONCE == 0:
                 await asyncio.sleep(0)
             flags, size = await self._read_header()
             if flags & _COMMAND:
