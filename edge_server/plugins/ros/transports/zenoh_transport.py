@@ -128,7 +128,7 @@ class ZenohTransport:
         try:
             self._session: Any = self._zenoh.open(configuration)
         except self._zenoh.ZError as error:
-            raise ServingFault(f"no Zenoh session can be opened to {self._endpoints}: {error}") from error
+            raise ServingFault(f"no Zenoh session can be opened to {self._endpoints}: {_reason(error)}") from error
         self._session_id = str(self._session.info.zid())
         self._tokens = [self._announce(Entity(domain_id, self._session_id, 0, 0, NODE, node_name))]
         # A router that is there is connected by then.
@@ -187,7 +187,7 @@ class ZenohTransport:
             try:
                 known.publisher.put(data, attachment=attachment)
             except self._zenoh.ZError as error:
-                self._warn(topic, f"a message was not sent: {error}")
+                self._warn(topic, f"a message was not sent: {_reason(error)}")
 
     def spin(self, timeout_s: float) -> bool:
         self._is_ended.wait(timeout_s)
@@ -356,7 +356,9 @@ def session_configuration(environment: Mapping[str, str]) -> Any:
     try:
         configuration = zenoh.Config.from_file(path) if path else zenoh.Config.from_json5(json.dumps(SESSION_DEFAULTS))
     except zenoh.ZError as error:
-        raise InvalidRequest(f"ZENOH_SESSION_CONFIG_URI: '{path}' is no configuration of Zenoh: {error}") from error
+        raise InvalidRequest(
+            f"ZENOH_SESSION_CONFIG_URI: '{path}' is no configuration of Zenoh: {_reason(error)}"
+        ) from error
     for pair in environment.get("ZENOH_CONFIG_OVERRIDE", "").split(";"):
         key, equals, value = pair.strip().partition("=")
         if not key and not equals:
@@ -366,7 +368,7 @@ def session_configuration(environment: Mapping[str, str]) -> Any:
         except zenoh.ZError as error:
             raise InvalidRequest(
                 f"ZENOH_CONFIG_OVERRIDE: expected KEY=VALUE with a key of Zenoh's configuration and a JSON value, and "
-                f"';' between them, got '{pair}': {error}"
+                f"';' between them, got '{pair}': {_reason(error)}"
             ) from error
     return configuration
 
@@ -378,3 +380,8 @@ def router_checks(environment: Mapping[str, str]) -> float:
     if not re.fullmatch(r"-?[0-9]{1,18}", given):
         raise InvalidRequest(f"ZENOH_ROUTER_CHECK_ATTEMPTS: expected a number, got '{given}'")
     return int(given) or math.inf
+
+
+def _reason(error: Exception) -> str:
+    """Return an error of Zenoh without the place in Zenoh's sources."""
+    return str(error).partition(" at /")[0].strip()
