@@ -81,7 +81,7 @@ def test_a_silent_topic_is_explained_by_type_qos_topic_domain_or_interface(
     domain = int(dds.environment["ROS_DOMAIN_ID"])
     cases = {
         "type": (("--compressed",), {}, "type mismatch: its publisher sends sensor_msgs/msg/Image, expected "
-                 "sensor_msgs/msg/CompressedImage (without --compressed)"),
+                 "sensor_msgs/msg/CompressedImage (without --compressed, or "),
         "qos": (("--input-qos=DEFAULT",), {}, "QoS mismatch: its publisher is best effort, expected reliable"),
         "topic": (("--image-topic=/camera/image",), {}, "none publishes it; sensor_msgs/msg/Image is published on "
                   "/camera/image_raw"),

@@ -95,6 +95,6 @@ def type_hint(given: str) -> str:
     """Return which flag a publisher with this message type needs, or ""."""
     hints = {
         MessageKind.COMPRESSED_IMAGE.value: " (--image-topic needs --compressed)",
-        MessageKind.IMAGE.value: " (without --compressed)",
+        MessageKind.IMAGE.value: " (without --compressed, or the topic's own name and '/compressed')",
     }
     return hints.get(given, "")
