@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Mapping
-from pathlib import Path
 
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.ros.transports.ros2_environment import DiscoverySettings
@@ -23,14 +22,6 @@ LARGE_RECEIVE_BUFFER = (
 """Configuration of Cyclone DDS for images: a best-effort publisher sends all packets of an image at once, and those for
 which the buffer has no room are lost. Linux gives at most net.core.rmem_max; by itself Cyclone DDS asks for 1 MiB."""
 
-AND_LOOPBACK = (
-    "<CycloneDDS><Domain><General><Interfaces><NetworkInterface autodetermine='true'/>"
-    "<NetworkInterface address='127.0.0.1'/></Interfaces></General></Domain></CycloneDDS>"
-)
-"""Configuration of Cyclone DDS for nodes of this machine with the range LOCALHOST: with Fast DDS, they send from the
-loopback interface alone, and Cyclone DDS ignores packets from interfaces that it does not use. Not with static peers:
-Cyclone DDS would announce itself to them from the wrong interface."""
-
 _OF_FAST_DDS = ("FASTDDS_DEFAULT_PROFILES_FILE", "FASTRTPS_DEFAULT_PROFILES_FILE")
 
 log = logging.getLogger(__name__)
@@ -40,8 +31,8 @@ def network_configuration(settings: DiscoverySettings, environment: Mapping[str,
     """Return the configuration of Cyclone DDS, and in words where nodes are looked for.
 
     It begins as that of rmw_cyclonedds_cpp: CYCLONEDDS_URI comes last, so that its elements override others, and
-    SYSTEM_DEFAULT leaves the network to it. For nodes of Fast DDS, this machine and static peers are asked again and
-    again, on loopback too. Variables of Fast DDS have no effect, which is logged.
+    SYSTEM_DEFAULT leaves the network to it. This machine and static peers are asked again and again, for nodes of Fast
+    DDS that start later. Variables of Fast DDS have no effect, which is logged.
     """
     _log_variables_of_fast_dds(environment)
     own_uri = environment.get("CYCLONEDDS_URI", "")
@@ -50,8 +41,6 @@ def network_configuration(settings: DiscoverySettings, environment: Mapping[str,
         parts.append(_discovery(settings))
     if own_uri:
         parts.append(own_uri)
-    elif settings.discovery_range != "SYSTEM_DEFAULT" and not settings.static_peers and _has_network():
-        parts.append(AND_LOOPBACK)
     is_local = settings.discovery_range == "LOCALHOST"
     reach = "this machine only (ROS_AUTOMATIC_DISCOVERY_RANGE)" if is_local else "the default network interface"
     if settings.static_peers:
@@ -70,7 +59,8 @@ def _discovery(settings: DiscoverySettings) -> str:
         "<CycloneDDS><Domain>"
         + ("<General><AllowMulticast>false</AllowMulticast></General>" if is_local else "")
         # Other nodes may start later, and do not ask this one if their range is SUBNET: peers are asked for ever, as
-        # often as Fast DDS does. The index gives ports that other nodes know, as this machine may be their static peer.
+        # often as Fast DDS does. Not by a second interface, loopback: Fast DDS sends an image to the addresses of all.
+        # The index gives ports that other nodes know, as this machine may be their static peer.
         + "<Discovery><SPDPInterval>3 s</SPDPInterval>"
         + "<ParticipantIndex>auto</ParticipantIndex><MaxAutoParticipantIndex>99</MaxAutoParticipantIndex>"
         + f"<Peers>{listed}</Peers></Discovery></Domain></CycloneDDS>"
@@ -86,15 +76,6 @@ def _address(peer: str) -> str:
             f"ROS_STATIC_PEERS: expected IPv4 addresses or known names with ';' between them, got '{peer}': {error}"
         ) from None
     return str(found[0][4][0])
-
-
-def _has_network() -> bool:
-    """Return whether Cyclone DDS finds another interface than loopback, which must not be named twice."""
-    try:
-        routes = Path("/proc/net/route").read_text().splitlines()[1:]
-    except OSError:
-        return False
-    return any(route.split()[0] != "lo" for route in routes if route.strip())
 
 
 def _log_variables_of_fast_dds(environment: Mapping[str, str]) -> None:
