@@ -254,7 +254,8 @@ def test_wrong_settings_are_refused(arguments: dict[str, Any], message: str) -> 
 
 def test_the_loop_of_the_document_moves_the_robot() -> None:
     text = (Path(__file__).parents[2] / "docs/robots.md").read_text()
-    (block,) = re.findall(r"```python\n(from edge_server\.client import ActionBroker.*?)```", text, re.DOTALL)
+    mark = re.escape("<!-- run by tests/client/test_action_broker.py -->")
+    (block,) = re.findall(rf"{mark}\n```python\n(.*?)```", text, re.DOTALL)
     moved: list[float] = []
 
     class ChunkPolicy:
