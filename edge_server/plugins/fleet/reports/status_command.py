@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     """
 
     def are_settled(hosts: Sequence[Mapping[str, Any]]) -> bool:
-        return _are_well(hosts) and not any(expected_versions.is_loading(host["report"]) for host in hosts)
+        return _are_well(hosts) and not any(_is_changing(host["report"]) for host in hosts)
 
     with contextlib.closing(open_boxes(options)) as boxes:
         hosts = expected_versions.wait_until_well(lambda: _look(boxes.read(), options), are_settled, options.wait)
@@ -70,6 +70,14 @@ def _look(boxes: Sequence[BoxReport], options: argparse.Namespace) -> list[dict[
         }
         for box in boxes
     ]
+
+
+def _is_changing(report: Mapping[str, Any]) -> bool:
+    """Return whether a version is being loaded, or the SHA-256 of one that serves is not known yet: until then files
+    that differ look the same."""
+    return expected_versions.is_loading(report) or any(
+        model["state"] == "READY" and model.get("digest") == "" for model in report["models"]
+    )
 
 
 def _find_problems(report: Mapping[str, Any], options: argparse.Namespace) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -54,7 +55,7 @@ def test_a_disk_that_is_full_at_any_write_leaves_a_complete_model_and_room_and_i
                 steps.add(bool(report.models))
         state = box.follow().report.models["m"]
         assert (state.state, state.installed, box.factor()) == ("installed", "m/2.json", 0.25), f"{pages} pages"
-        if is_installed and not caplog.records:
+        if is_installed and not any(record.levelno >= logging.WARNING for record in caplog.records):
             break
         caplog.clear()
     assert 10 < pages < 100

@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 
+from edge_server.cli import expected_versions
 from edge_server.plugins.fleet.command import run
+from edge_server.plugins.fleet.reports import status_command
+from edge_server.plugins.fleet.reports.box_report import BoxReport
 from edge_server.plugins.fleet.reports.http_boxes import read_hosts
 from edge_server.plugins.fleet.reports.served_versions import find_differences
 
@@ -86,3 +89,32 @@ def test_on_a_terminal_long_reasons_are_wrapped_and_in_a_pipe_they_are_whole(
     written = text.replace("\r\n", "\n").rstrip()
     assert f"{url}:\n  " in written
     assert reason not in written
+
+
+@pytest.mark.parametrize(("digests", "code"), [(("aa", "bb"), 1), (("aa", "aa"), 0)])
+def test_waiting_goes_on_until_the_files_of_all_versions_are_known(
+    monkeypatch: pytest.MonkeyPatch, digests: tuple[str, str], code: int
+) -> None:
+    class Boxes:
+        looks = 0
+
+        def read(self) -> list[BoxReport]:
+            self.looks += 1
+            return [
+                BoxReport(name, "", {
+                    "ready": True, "version": "1.0", "streams": None,
+                    "models": [{"name": "m", "version": "1", "state": "READY", "reason": "",
+                                "digest": f"sha256:{digest}" if self.looks >= 3 else ""}],
+                    "plugins": [],
+                })
+                for name, digest in zip(("a", "b"), digests, strict=True)
+            ]  # fmt: skip
+
+        def close(self) -> None:
+            pass
+
+    boxes = Boxes()
+    monkeypatch.setattr(status_command, "open_boxes", lambda options: boxes)
+    monkeypatch.setattr(expected_versions, "POLL_S", 0.01)
+    assert run(["status", "--wait=1", "a", "b"]) == code
+    assert boxes.looks >= 3

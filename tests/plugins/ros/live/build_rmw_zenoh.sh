@@ -54,8 +54,9 @@ build_rmw() {
         set -- "$@" "-I$folder"
     done
     version=$(sed -n 's|.*<version>\(.*\)</version>.*|\1|p' "$prefix/share/rmw/package.xml" | tr . ' ')
-    # shellcheck disable=SC2086
+    # shellcheck disable=SC2046,SC2086
     set -- "$@" $(printf -- '-DRMW_VERSION_MAJOR=%s -DRMW_VERSION_MINOR=%s -DRMW_VERSION_PATCH=%s' $version)
+    # shellcheck disable=SC2016
     find "$work/source/src" -name '*.cpp' ! -name 'rmw_test_fixture.cpp' ! -path '*/zenohd/*' | sort |
         xargs -P 2 -I '{}' sh -c 'source=$1; objects=$2; shift 2
             g++ -std=c++17 -O1 -fPIC -DZENOHCXX_ZENOHPICO -DZENOH_LINUX -DZ_FEATURE_UNSTABLE_API=1 "$@" \
