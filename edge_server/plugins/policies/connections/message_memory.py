@@ -21,7 +21,7 @@ received."""
 
 _MAX_WAIT_S = 10.0
 _MAX_RECEIVE_S = 3.0
-"""A message that is being received for longer gives way to one that waits."""
+"""A message that takes longer to come is refused when another one waits for memory."""
 
 _LOOK_EVERY_S = 0.25
 
