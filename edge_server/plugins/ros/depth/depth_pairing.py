@@ -87,6 +87,6 @@ class DepthPairing:
         return decided
 
     def _drop_older(self, stamp_ns: int) -> None:
-        """Drop the images of which no later frame has need, except the newest."""
+        """Drop the images that no later frame needs, except the newest."""
         while len(self._images) > 1 and self._images[0].stamp_ns < stamp_ns:
             self._byte_size -= self._images.popleft().byte_size

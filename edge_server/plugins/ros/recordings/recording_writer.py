@@ -97,7 +97,7 @@ class RecordingWriter:
 
 
 def _default_qos() -> Any:
-    """Return what a publisher offers without a choice: reliable, volatile, the last ten messages."""
+    """Return the QoS of a publisher with ROS 2's defaults: reliable, volatile, the last ten messages."""
     names: Any = import_library("rosbags.interfaces")
     infinite = names.QosTime(*_INFINITE)
     return names.Qos(

@@ -42,7 +42,9 @@ class DiscoverySettings(NamedTuple):
 
 
 def read_discovery_settings(environment: Mapping[str, str]) -> DiscoverySettings:
-    """Return what ROS_DOMAIN_ID, ROS_AUTOMATIC_DISCOVERY_RANGE, ROS_STATIC_PEERS and ROS_LOCALHOST_ONLY say.
+    """Return the domain, the discovery range and the static peers.
+
+    They come from ROS_DOMAIN_ID, ROS_AUTOMATIC_DISCOVERY_RANGE, ROS_STATIC_PEERS and ROS_LOCALHOST_ONLY.
 
     Like rcl, it logs a range that does not exist and uses LOCALHOST, and skips peers of more than 255 characters.
     Raises InvalidRequest for a domain that is no number or too high, and for the range OFF, which finds no node.
