@@ -271,6 +271,9 @@ def test_a_healthy_server_raises_no_alert(pages: Pages, tmp_path: Path) -> None:
     before = {(item.name, *item.labels.items()): item.value for item in pages.first.samples}
     series = [Sample("up", {}, 1).at("1+0x120")]
     for item in pages.later.samples:
+        if item.name == "edge_disk_free_bytes":
+            # The disk of the machine that runs this test may well be nearly full.
+            item = item._replace(value=pages.later.find("edge_disk_size_bytes", **item.labels).value / 2)
         # What has grown goes on growing.
         growth = item.value - before.get((item.name, *item.labels.items()), item.value)
         is_counter = item.name.endswith(("_total", "_count", "_sum", "_bucket"))
