@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from edge_server.cli.model_text import reason_line
 from edge_server.cli.options import float_range
+from edge_server.core.exit_code import ExitCode
 from edge_server.core.status_reports import UNLOADED, IndexEntry, find_failed
 
 POLL_S = 1.0
@@ -38,14 +39,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=parse_expectation,
         metavar="MODEL=VERSION[@DIGEST]",
         help="exit with 1 unless this version serves, and its files have this SHA-256 (its first eight digits or "
-        "more). Repeatable.",
+        f"more); with {ExitCode.UNKNOWN} if the SHA-256 is not known yet. Repeatable.",
     )
     parser.add_argument(
         "--wait",
         type=float_range(0.0, 86_400),
         default=0.0,
         metavar="SECONDS",
-        help="ask again until nothing is wrong and no model is loading, for at most SECONDS",
+        help="ask again until nothing is wrong, unknown or loading, for at most SECONDS",
     )
 
 
@@ -91,23 +92,43 @@ def find_unmet(report: Mapping[str, Any], expected: Sequence[Expectation]) -> li
     """Return the expectations that a server does not meet, each with what serves instead."""
     problems = []
     for wanted in expected:
-        serving = {
-            str(model["version"]): str(model.get("digest", "")).removeprefix("sha256:")
-            for model in report["models"]
-            if model["name"] == wanted.model and model["state"] == "READY"
-        }
+        serving = _serving_digests(report, wanted.model)
         digest = serving.get(wanted.version)
         if digest is None:
             found = ", ".join(f"version {version}" for version in sorted(serving)) or "no version"
             problems.append(f"{wanted.model}: version {wanted.version} is expected, {found} serves")
-        elif wanted.digest and not digest:
-            problems.append(f"{wanted.model} version {wanted.version}: the SHA-256 of its files is not known yet")
-        elif not digest.startswith(wanted.digest):
+        elif digest and not digest.startswith(wanted.digest):
             problems.append(
                 f"{wanted.model} version {wanted.version}: files with the SHA-256 {wanted.digest} are expected, "
                 f"{digest} serves"
             )
     return problems
+
+
+def find_unknown(report: Mapping[str, Any], expected: Sequence[Expectation]) -> list[str]:
+    """Return the expectations that a server cannot be compared with: it does not know the SHA-256 of its files."""
+    return [
+        f"{wanted.model} version {wanted.version}: files with the SHA-256 {wanted.digest} are expected, the server "
+        "does not know that of its files"
+        for wanted in expected
+        if wanted.digest and _serving_digests(report, wanted.model).get(wanted.version) == ""
+    ]
+
+
+def _serving_digests(report: Mapping[str, Any], name: str) -> dict[str, str]:
+    """Return version -> SHA-256 of its files, "" where it is not known, for the serving versions of a model."""
+    return {
+        str(model["version"]): str(model.get("digest", "")).removeprefix("sha256:")
+        for model in report["models"]
+        if model["name"] == name and model["state"] == "READY"
+    }
+
+
+def exit_code(*, is_wrong: bool, is_unknown: bool) -> ExitCode:
+    """Return the exit code of the commands: what is wrong counts for more than what is not known."""
+    if is_wrong:
+        return ExitCode.FAILED
+    return ExitCode.UNKNOWN if is_unknown else ExitCode.OK
 
 
 def wait_until_well(look: Callable[[], Seen], is_well: Callable[[Seen], bool], timeout_s: float) -> Seen:

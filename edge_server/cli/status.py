@@ -14,6 +14,7 @@ from edge_server.cli import expected_versions, http_client
 from edge_server.cli.console import LiveView, clean, render, wrap
 from edge_server.cli.model_text import describe_tensor, format_memory, reason_line
 from edge_server.cli.options import CommandParser, float_range
+from edge_server.core.exit_code import ExitCode
 from edge_server.core.status_reports import NOT_LOADED, TensorMetadata
 
 COLUMN_TITLES = (
@@ -31,7 +32,7 @@ DEFAULT_WATCH_S = 2.0
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print the models of the server at `--url`. Return 0 if it is ready and nothing failed, else 1.
+    """Print the models of the server at `--url`. Return the exit code: see the description below.
 
     With --watch, repeat this until Ctrl-C, and return 0.
     """
@@ -39,7 +40,7 @@ def run(arguments: Sequence[str]) -> int:
         prog="edge-server status",
         description="Show the models of a running server, problems first. MS is the mean time of an inference since "
         "the model was loaded, MB its memory. Exits with 0 if the server is ready, no version failed and each --expect "
-        "is met, else with 1.",
+        f"is met, with {ExitCode.UNKNOWN} if only a SHA-256 of --expect is not known yet, else with 1.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -73,23 +74,28 @@ def run(arguments: Sequence[str]) -> int:
         except NO_REPORT as error:
             return _error_text(options, error)
 
-    def is_well(seen: dict[str, Any] | str) -> bool:
+    def judge(seen: dict[str, Any] | str) -> ExitCode:
         if isinstance(seen, str):
-            return False
-        return not (expected_versions.find_failures(seen) or expected_versions.find_unmet(seen, options.expect))
+            return ExitCode.FAILED
+        return expected_versions.exit_code(
+            is_wrong=bool(expected_versions.find_failures(seen) or expected_versions.find_unmet(seen, options.expect)),
+            is_unknown=bool(expected_versions.find_unknown(seen, options.expect)),
+        )
 
     report = expected_versions.wait_until_well(
         look,
-        lambda seen: is_well(seen) and not expected_versions.is_loading(cast("dict[str, Any]", seen)),
+        lambda seen: not judge(seen) and not expected_versions.is_loading(cast("dict[str, Any]", seen)),
         options.wait,
     )
     if isinstance(report, str):
         print(f"edge-server status: {report}", file=sys.stderr)
         return 1
     unmet = expected_versions.find_unmet(report, options.expect)
+    unknown = expected_versions.find_unknown(report, options.expect)
     lines = [*_lines(report, is_verbose=options.verbose), *(f"WRONG {problem}" for problem in unmet)]
-    print(json.dumps({**report, "unmet": unmet}, indent=1) if options.json else "\n".join(lines))
-    return 0 if is_well(report) else 1
+    lines += [f"UNKNOWN {problem}" for problem in unknown]
+    print(json.dumps({**report, "unmet": unmet, "unknown": unknown}, indent=1) if options.json else "\n".join(lines))
+    return judge(report)
 
 
 def _watch(options: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ import enum
 
 
 class ExitCode(enum.IntEnum):
-    """64 and 78 are codes of sysexits.h, which systemd shows by name. 79 is the first free code above them.
+    """64, 75 and 78 are codes of sysexits.h, which systemd shows by name. 79 is the first free code above them.
 
     `systemd/edge-server.service` lists NO_RESTART_CODES as RestartPreventExitStatus. systemd restarts the server after
     all other codes except 0.
@@ -21,6 +21,8 @@ class ExitCode(enum.IntEnum):
     exits with 2."""
     USAGE = 64
     """The command does not exist."""
+    UNKNOWN = 75
+    """The command cannot say yet whether all is well: ask again later (EX_TEMPFAIL)."""
     CONFIG = 78
     """A flag, an environment variable or the configuration file is wrong. A restart does not help."""
     GPU_LOST = 79

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edge_server.cli import expected_versions
-from edge_server.cli.expected_versions import Expectation, find_failures, find_unmet, parse_expectation
+from edge_server.cli.expected_versions import Expectation, find_failures, find_unknown, find_unmet, parse_expectation
 from edge_server.core.status_reports import CANARY_FELL_BACK, EARLIER_GENERATION
 
 
@@ -65,12 +65,20 @@ def test_an_expectation_is_met_by_the_version_and_its_files(text: str, problem: 
     assert find_unmet(seen, [parse_expectation(text)]) == ([problem] if problem else [])
 
 
-def test_an_unknown_digest_does_not_meet_the_expectation() -> None:
+def test_an_unknown_digest_is_neither_met_nor_unmet() -> None:
     seen = report(("m", "3", "READY", ""), digest="")
-    assert find_unmet(seen, [Expectation("m", "3")]) == []
-    assert find_unmet(seen, [Expectation("m", "3", "aaaaaaaa")]) == [
-        "m version 3: the SHA-256 of its files is not known yet"
-    ]
+    wanted = [Expectation("m", "3"), Expectation("m", "3", "aaaaaaaa"), Expectation("m", "4", "aaaaaaaa")]
+    assert find_unmet(seen, wanted) == ["m: version 4 is expected, version 3 serves"]
+    (text,) = find_unknown(seen, wanted)
+    assert text.startswith("m version 3: files with the SHA-256 aaaaaaaa are expected, the server does not know")
+    assert find_unknown(report(("m", "3", "READY", "")), wanted) == []
+
+
+@pytest.mark.parametrize(
+    ("is_wrong", "is_unknown", "code"), [(False, False, 0), (False, True, 75), (True, False, 1), (True, True, 1)]
+)
+def test_the_exit_code_tells_wrong_from_unknown(is_wrong: bool, is_unknown: bool, code: int) -> None:
+    assert expected_versions.exit_code(is_wrong=is_wrong, is_unknown=is_unknown) == code
 
 
 @pytest.mark.parametrize("text", ["m", "m=", "m=01", "m=-1", "m=1@", "m=1@abc", "m=1@ABCDEF01", "=1"])

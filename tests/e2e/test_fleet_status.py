@@ -49,8 +49,8 @@ def addresses(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 def test_equal_servers_give_one_table_and_exit_code_0(addresses: list[str], tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("\n".join(addresses[:2]))
-    code, text = fleet_status(str(tmp_path / "hosts"))
-    assert code == 0
+    code, text = fleet_status(str(tmp_path / "hosts"), "--wait=30")
+    assert code == 0, text
     lines = text.splitlines()
     assert lines[0].split()[:3] == ["HOST", "STATE", "SERVER"]
     assert [line.split()[:2] for line in lines[2:]] == [[address, "READY"] for address in addresses[:2]]
@@ -75,9 +75,11 @@ def test_differing_servers_and_failed_models_are_reported(addresses: list[str]) 
 def test_different_files_under_the_same_version_are_a_difference(serve: Any, tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         write_model(tmp_path / name, DOUBLES if name != "c" else DOUBLES.replace("2 *", "3 *"))
-    with serve(tmp_path / "a") as a, serve(tmp_path / "b") as b, serve(tmp_path / "c") as c:
-        code, text = fleet_status("--wait=0", "--expect=m=1", a.http, b.http)
+    explicit = ("--model-control-mode=explicit", "--load-model=*")
+    with serve(tmp_path / "a") as a, serve(tmp_path / "b", *explicit) as b, serve(tmp_path / "c") as c:
+        code, text = fleet_status("--wait=30", "--expect=m=1", a.http, b.http)
         assert code == 0, text
+        _, text = fleet_status(f"--expect=m=1@{sha256sum(tmp_path / 'c/m')}", "--wait=30", c.http)
         code, text = fleet_status(a.http, b.http, c.http)
         assert code == 1, text
         assert f"{c.http} differs: m: version 1 (" in text
@@ -87,12 +89,19 @@ def test_different_files_under_the_same_version_are_a_difference(serve: Any, tmp
         assert f"{c.http}: m version 1: files with the SHA-256 {digest[:12]} are expected" in text
         assert f"{a.http}: m" not in text
 
+        # A version that was loaded with the configuration of a request has no SHA-256 to compare.
+        config = json.dumps(b.ask("/v2/models/m/config")[1])
+        assert b.ask("/v2/repository/models/m/load", {"parameters": {"config": config}})[0] == 200
+        code, text = fleet_status("--wait=1", a.http, b.http)
+        assert code == 75, text
+        assert text.splitlines()[-1] == f"{b.http} is unknown: m: version 1, without the SHA-256 of its files"
+
 
 def test_a_new_version_that_failed_everywhere_is_a_failure(serve: Any, tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_model(tmp_path / name, DOUBLES)
     with serve(tmp_path / "a") as a, serve(tmp_path / "b") as b:
-        assert fleet_status(a.http, b.http)[0] == 0
+        assert fleet_status("--wait=30", a.http, b.http)[0] == 0
         for name in ("a", "b"):
             write_model(tmp_path / name, "raise RuntimeError('bad release')", version=2)
         code, text = fleet_status("--expect=m=2", "--wait=3", a.http, b.http)

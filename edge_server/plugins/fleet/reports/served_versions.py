@@ -1,4 +1,4 @@
-"""Versions that servers serve, and in which of them a server differs from most others."""
+"""Versions that servers serve, in which of them a server differs from most others, and where nobody knows that yet."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from typing import Any
 PROGRAM = "edge-server"
 """Name of the server itself among its models."""
 _NOT_SERVED = "not served"
+_DIGEST = re.compile(r" \([0-9a-f]+\)")
 
 
 def find_differences(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Return for each server the models, or the server itself, whose served versions are not those of most servers.
+    """Return for each server the models, or the server itself, whose served versions are not those of most servers, or
+    whose files are not those of most servers with these versions.
 
-    Where no version is the most frequent one, the higher counts as that of the others.
+    Where no version is the most frequent one, the higher counts as that of the others. A server that does not know the
+    SHA-256 of its files differs by versions only: see `find_unknown`.
     """
     return find_served_differences({url: served_versions(report) for url, report in reports.items()})
 
@@ -25,15 +28,37 @@ def find_served_differences(values: Mapping[str, Mapping[str, str]]) -> dict[str
     found: dict[str, list[str]] = {url: [] for url in values}
     for name in sorted({name for served in values.values() for name in served}):
         mine = {url: served.get(name, _NOT_SERVED) for url, served in values.items()}
-        if any(value != _NOT_SERVED and "(" not in value for value in mine.values()):
-            # One does not know the digest of its files yet, or is too old to tell.
-            mine = {url: re.sub(r" \([0-9a-f]+\)", "", value) for url, value in mine.items()}
-        counts = Counter(mine.values())
-        usual = max(counts, key=lambda value: (counts[value], value != _NOT_SERVED, [len(value), value]))
+        versions = {url: _DIGEST.sub("", value) for url, value in mine.items()}
+        counts = Counter(versions.values())
+        usual_versions = max(counts, key=lambda value: (counts[value], value != _NOT_SERVED, [len(value), value]))
+        files = Counter(
+            value for url, value in mine.items() if versions[url] == usual_versions and _has_all_digests(value)
+        )
+        usual = max(files, key=lambda value: (files[value], value), default=usual_versions)
         for url, value in mine.items():
-            if value != usual:
+            if versions[url] != usual_versions or (_has_all_digests(value) and value != usual):
                 found[url].append(f"{name}: {value}, most others: {usual}")
     return found
+
+
+def find_unknown(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return for each server the models that another one serves too, and whose files nobody can compare: the server
+    does not know their SHA-256, or not yet."""
+    served = {url: served_versions(report) for url, report in reports.items()}
+    counts = Counter(name for models in served.values() for name in models)
+    return {
+        url: [
+            f"{name}: {value}, without the SHA-256 of its files"
+            for name, value in sorted(models.items())
+            if name != PROGRAM and counts[name] > 1 and not _has_all_digests(value)
+        ]
+        for url, models in served.items()
+    }
+
+
+def _has_all_digests(value: str) -> bool:
+    """Return whether each version in a value of `served_versions` has a digest."""
+    return len(_DIGEST.findall(value)) == value.count(", ") + 1
 
 
 def served_versions(report: Mapping[str, Any]) -> dict[str, str]:

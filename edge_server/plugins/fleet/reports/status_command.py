@@ -16,9 +16,10 @@ from typing import Any
 
 from edge_server.cli import expected_versions
 from edge_server.cli.console import render, wrap
+from edge_server.core.exit_code import ExitCode
 from edge_server.plugins.fleet.reports.box_options import add_box_options, open_boxes
 from edge_server.plugins.fleet.reports.box_report import BoxReport, find_release_failures
-from edge_server.plugins.fleet.reports.served_versions import find_differences
+from edge_server.plugins.fleet.reports.served_versions import find_differences, find_unknown
 
 COLUMN_TITLES = ("HOST", "STATE", "SERVER", "MODELS", "TEMPERATURE", "WORK ALLOWED", "STREAMS", "DROPPED", "FAILED")
 OPTIONAL_COLUMNS = ("STREAMS", "SERVER", "TEMPERATURE")
@@ -31,7 +32,9 @@ def add_parser(commands: Any) -> None:
         help="show many servers in one table",
         description="Show the status of many running servers in one table, and which differ from most of the others. "
         "The servers are asked at the same time, or have reported to an MQTT broker. Exits with 0 if all are ready, "
-        "serve the same versions of the same files, no version failed on any and each --expect is met on all, else 1.",
+        "serve the same versions of the same files, no version failed on any and each --expect is met on all; with "
+        f"{ExitCode.UNKNOWN} if nothing is wrong, but a server does not know the SHA-256 of files that are compared "
+        "(yet); else with 1.",
         allow_abbrev=False,
     )
     add_box_options(parser)
@@ -41,43 +44,41 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the table. Return 0 if all servers are ready, serve the same and nothing failed, else 1.
+    """Print the table. Return the exit code: see the description above.
 
     Raises ArgumentTypeError and EdgeServerError.
     """
 
     def are_settled(hosts: Sequence[Mapping[str, Any]]) -> bool:
-        return _are_well(hosts) and not any(_is_changing(host["report"]) for host in hosts)
+        return not _exit_code(hosts) and not any(expected_versions.is_loading(host["report"]) for host in hosts)
 
     with contextlib.closing(open_boxes(options)) as boxes:
         hosts = expected_versions.wait_until_well(lambda: _look(boxes.read(), options), are_settled, options.wait)
     print(json.dumps({"hosts": hosts}, indent=1) if options.json else "\n".join(_lines(hosts)))
-    return 0 if _are_well(hosts) else 1
+    return _exit_code(hosts)
 
 
 def _look(boxes: Sequence[BoxReport], options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the report of each box, the versions in which it differs from most others, and its problems."""
+    """Return the report of each box, the versions in which it differs from most others, those of which nobody knows
+    whether it does, and its problems."""
     reports = {box.name: box.report for box in boxes if box.report is not None and not box.error}
     # A box without a server says nothing of what it serves.
-    differences = find_differences({name: report for name, report in reports.items() if report["ready"] is not None})
+    serving = {name: report for name, report in reports.items() if report["ready"] is not None}
+    differences, unknown = find_differences(serving), find_unknown(serving)
     return [
         {
             "url": box.name,
             "error": box.error,
             "differs": differences.get(box.name, []),
+            "unknown": [
+                *unknown.get(box.name, ()),
+                *(expected_versions.find_unknown(reports[box.name], options.expect) if box.name in reports else ()),
+            ],
             "problems": _find_problems(reports[box.name], options) if box.name in reports else [],
             "report": reports.get(box.name),
         }
         for box in boxes
     ]
-
-
-def _is_changing(report: Mapping[str, Any]) -> bool:
-    """Return whether a version is being loaded, or the SHA-256 of one that serves is not known yet: until then files
-    that differ look the same."""
-    return expected_versions.is_loading(report) or any(
-        model["state"] == "READY" and model.get("digest") == "" for model in report["models"]
-    )
 
 
 def _find_problems(report: Mapping[str, Any], options: argparse.Namespace) -> list[str]:
@@ -86,8 +87,11 @@ def _find_problems(report: Mapping[str, Any], options: argparse.Namespace) -> li
     return problems if "plugins" in report else problems + find_release_failures(report["follow"])
 
 
-def _are_well(hosts: Sequence[Mapping[str, Any]]) -> bool:
-    return not any(host["error"] or host["differs"] or host["problems"] for host in hosts)
+def _exit_code(hosts: Sequence[Mapping[str, Any]]) -> ExitCode:
+    return expected_versions.exit_code(
+        is_wrong=any(host["error"] or host["differs"] or host["problems"] for host in hosts),
+        is_unknown=any(host["unknown"] for host in hosts),
+    )
 
 
 def _lines(hosts: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -97,6 +101,7 @@ def _lines(hosts: Sequence[Mapping[str, Any]]) -> list[str]:
         if host["error"]:
             lines.append(wrap(f"{name}: {host['error']}", sys.stdout))
         lines += [wrap(f"{name} differs: {text}", sys.stdout) for text in host["differs"]]
+        lines += [wrap(f"{name} is unknown: {text}", sys.stdout) for text in host["unknown"]]
         lines += [wrap(f"{name}: {text}", sys.stdout) for text in host["problems"]]
     return lines
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import pty
 import socket
@@ -17,7 +18,7 @@ from edge_server.plugins.fleet.command import run
 from edge_server.plugins.fleet.reports import status_command
 from edge_server.plugins.fleet.reports.box_report import BoxReport
 from edge_server.plugins.fleet.reports.http_boxes import read_hosts
-from edge_server.plugins.fleet.reports.served_versions import find_differences
+from edge_server.plugins.fleet.reports.served_versions import find_differences, find_unknown
 
 
 def report(version: str = "1.0", **served: str) -> dict[str, Any]:
@@ -68,6 +69,31 @@ def test_a_server_differs_if_it_serves_other_versions_than_most(
     assert list(find_differences({str(number): item for number, item in enumerate(reports)}).values()) == expected
 
 
+def files(**digests: str) -> dict[str, Any]:
+    """Return the report of a server with version 1 of each model; "": the digest of its files is not known."""
+    return {
+        "version": "1.0",
+        "models": [
+            {"name": name, "version": "1", "state": "READY", "digest": digest and f"sha256:{digest}"}
+            for name, digest in digests.items()
+        ],
+    }
+
+
+def test_a_server_that_does_not_know_its_files_hides_no_difference_between_the_others() -> None:
+    reports = {"a": files(m="aaaaaaaa"), "b": files(m="bbbbbbbb"), "c": files(m=""), "d": files(m="bbbbbbbb")}
+    assert find_differences(reports) == {
+        "a": ["m: version 1 (aaaaaaaa), most others: version 1 (bbbbbbbb)"], "b": [], "c": [], "d": [],
+    }  # fmt: skip
+    assert find_unknown(reports) == {
+        "a": [], "b": [], "c": ["m: version 1, without the SHA-256 of its files"], "d": [],
+    }  # fmt: skip
+
+
+def test_the_files_of_a_model_that_one_server_alone_has_need_no_comparison() -> None:
+    assert find_unknown({"a": files(m="aaaaaaaa", own=""), "b": files(m="aaaaaaaa")}) == {"a": [], "b": []}
+
+
 def test_on_a_terminal_long_reasons_are_wrapped_and_in_a_pipe_they_are_whole(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,30 +117,52 @@ def test_on_a_terminal_long_reasons_are_wrapped_and_in_a_pipe_they_are_whole(
     assert reason not in written
 
 
+class Boxes:
+    """Two boxes with version 1 of one model. They know the digests of its files from the third look on."""
+
+    def __init__(self, *digests: str) -> None:
+        self._digests = digests
+        self.looks = 0
+
+    def read(self) -> list[BoxReport]:
+        self.looks += 1
+        return [
+            BoxReport(name, "", {
+                "ready": True, "version": "1.0", "streams": None,
+                "models": [{"name": "m", "version": "1", "state": "READY", "reason": "",
+                            "digest": f"sha256:{digest}" if self.looks >= 3 else ""}],
+                "plugins": [],
+            })
+            for name, digest in zip(("a", "b"), self._digests, strict=True)
+        ]  # fmt: skip
+
+    def close(self) -> None:
+        pass
+
+
 @pytest.mark.parametrize(("digests", "code"), [(("aa", "bb"), 1), (("aa", "aa"), 0)])
 def test_waiting_goes_on_until_the_files_of_all_versions_are_known(
     monkeypatch: pytest.MonkeyPatch, digests: tuple[str, str], code: int
 ) -> None:
-    class Boxes:
-        looks = 0
-
-        def read(self) -> list[BoxReport]:
-            self.looks += 1
-            return [
-                BoxReport(name, "", {
-                    "ready": True, "version": "1.0", "streams": None,
-                    "models": [{"name": "m", "version": "1", "state": "READY", "reason": "",
-                                "digest": f"sha256:{digest}" if self.looks >= 3 else ""}],
-                    "plugins": [],
-                })
-                for name, digest in zip(("a", "b"), digests, strict=True)
-            ]  # fmt: skip
-
-        def close(self) -> None:
-            pass
-
-    boxes = Boxes()
+    boxes = Boxes(*digests)
     monkeypatch.setattr(status_command, "open_boxes", lambda options: boxes)
     monkeypatch.setattr(expected_versions, "POLL_S", 0.01)
-    assert run(["status", "--wait=1", "a", "b"]) == code
+    assert run(["status", "--wait=60", "a", "b"]) == code
+    assert boxes.looks == (3 if code == 0 else boxes.looks)
     assert boxes.looks >= 3
+
+
+@pytest.mark.parametrize("wait", [[], ["--wait=0.01"]], ids=["at_once", "waited"])
+def test_servers_whose_files_nobody_can_compare_do_not_count_as_equal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wait: list[str]
+) -> None:
+    monkeypatch.setattr(status_command, "open_boxes", lambda options: Boxes("aa", "aa"))
+    assert run(["status", *wait, "a", "b"]) == 75
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2:] == [f"{name} is unknown: m: version 1, without the SHA-256 of its files" for name in ("a", "b")]
+    assert run(["status", *wait, "--json", "a", "b"]) == 75
+    hosts = json.loads(capsys.readouterr().out)["hosts"]
+    assert [(host["differs"], host["unknown"]) for host in hosts] == [
+        ([], ["m: version 1, without the SHA-256 of its files"])
+    ] * 2
+    assert run(["status", *wait, "--expect=m=2", "a", "b"]) == 1, "what is wrong counts for more"
