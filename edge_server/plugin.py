@@ -219,8 +219,9 @@ class RunningPlugin:
         return {}
 
     def control_need(self) -> float:
-        """Return the seconds of computing per second that control work of this plugin needs now. It keeps them on a
-        machine that is too hot. Called by another thread several times a second; returns at once."""
+        """Return the seconds of computing per second that control work of this plugin needs now, infinite if it is not
+        known yet. It keeps them on a machine that is too hot. Called by other threads, also for requests; returns at
+        once."""
         return 0.0
 
     def status(self) -> Sequence[StatusPart]:

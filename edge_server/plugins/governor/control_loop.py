@@ -39,16 +39,14 @@ class ServerCallbacks(NamedTuple):
     """Functions of the server that the loop calls on its thread. All return at once.
 
     `work` returns the work of all serving versions, `token_work` that of language models. `refused_frames` returns the
-    number of frames that the governor rejected, by model. `control_need` returns the seconds of computing per second
-    that control work needs. `variant_pairs` returns the lighter variant of each model that has one. `use_variants` gets
-    the active variants after each change, None if there are none. `resume` is called when more work may run than
-    before. `gpu_lost` is called once for each GPU that fell off the bus or needs a reset.
+    number of frames that the governor rejected, by model. `variant_pairs` returns the lighter variant of each model
+    that has one. `use_variants` gets the active variants after each change, None if there are none. `resume` is called
+    when more work may run than before. `gpu_lost` is called once for each GPU that fell off the bus or needs a reset.
     """
 
     work: Callable[[], Sequence[VersionWork]] = tuple
     token_work: Callable[[], TokenWork] = dict
     refused_frames: Callable[[], Mapping[str, int]] = dict
-    control_need: Callable[[], float] = float
     variant_pairs: Callable[[], Mapping[str, str]] = dict
     use_variants: Callable[[ActiveVariants | None], None] = _do_nothing
     resume: Callable[[], None] = _do_nothing
@@ -162,7 +160,7 @@ class GovernorLoop:
         work = self._work.update(server.work(), server.refused_frames(), server.token_work())
         before = self._admission.decision
         capacity = self._capacity.update(work.busy_s, dt_s, is_held_back=before.share < 1.0)
-        self._admission.apply(decision, capacity, server.control_need())
+        self._admission.apply(decision, capacity)
         if (
             decision.share > before.share
             or (before.sheds_bulk and not decision.sheds_bulk)

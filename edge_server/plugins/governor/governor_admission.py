@@ -40,20 +40,22 @@ class GovernorAdmission:
     ) -> None:
         self.is_open = True
         self.allowed_fraction = 1.0
+        self.control_need: Callable[[], float] = float
+        """See RateAllocator."""
         self._clock = clock
         self._lock = threading.Lock()
-        self._allocator = RateAllocator(control_floor_share)
+        self._allocator = RateAllocator(control_floor_share, lambda: self.control_need())
         self._decision = PolicyDecision()
         self._random = random.Random(seed)
         self._shed: dict[tuple[PriorityClass, str], int] = {}
         self._refused_frames: Counter[str] = Counter()
 
-    def apply(self, decision: PolicyDecision, capacity: float, control_need: float = 0.0) -> None:
-        """Apply a decision from now on. `capacity` and `control_need`: see RateAllocator.grant."""
+    def apply(self, decision: PolicyDecision, capacity: float) -> None:
+        """Apply a decision from now on. `capacity`: see RateAllocator."""
         with self._lock:
             self._decision = decision
             lowest = _lowest_admitted_class(decision)
-            self._allocator.grant(decision.share, capacity, self._clock(), lowest=lowest, control_need=control_need)
+            self._allocator.grant(decision.share, capacity, self._clock(), lowest=lowest)
             self.allowed_fraction = decision.share
             self.is_open = decision.share >= 1.0 and lowest is PriorityClass.BULK
 

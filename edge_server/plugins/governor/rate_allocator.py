@@ -7,6 +7,8 @@ also has a small bucket of its own (the floor). No clock: the caller passes the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from edge_server.core.priority import PriorityClass
 
 MAX_WAIT_S = 30.0
@@ -59,18 +61,29 @@ class RateAllocator:
     share. It can exceed it only if the share is below the floor and control uses the whole floor.
     """
 
-    def __init__(self, min_floor_share: float = 0.2) -> None:
+    def __init__(self, min_floor_share: float = 0.2, control_need: Callable[[], float] = float) -> None:
+        """`control_need` returns the seconds of computing per second that control work needs now; infinite: not known
+        yet. Called at each grant, and for control work that finds the common bucket empty."""
         self._min_floor_share = self.floor_share = min_floor_share
-        self._set_rates(1.0, 1.0, 0.0)
-        self._level_s = self.burst_s
-        self._floor_level_s = self._floor_burst_s
-        self._then_s: float | None = None
+        self._control_need = control_need
+        self._share = self._capacity = 1.0
         self._lowest = PriorityClass.BULK
+        self._floor_burst_s = self._floor_level_s = 0.0
+        self._set_rates()
+        self._level_s = self.burst_s
+        self._then_s: float | None = None
 
-    def _set_rates(self, share: float, capacity: float, control_need: float) -> None:
-        """Compute the rates and sizes of the buckets."""
-        self._rate = share * capacity
-        needed_share = min(_NEED_MARGIN * control_need / capacity, _MAX_NEED_SHARE) if self._min_floor_share else 0.0
+    def _set_rates(self) -> None:
+        """Compute the rates and sizes of the buckets.
+
+        What is missing in control's bucket stays missing, so that a need that comes and goes grants nothing.
+        """
+        capacity = self._capacity
+        self._rate = self._share * capacity
+        needed_share = 0.0
+        if self._min_floor_share:
+            needed_share = min(_NEED_MARGIN * self._control_need() / capacity, _MAX_NEED_SHARE)
+        missing_s = self._floor_burst_s - self._floor_level_s
         self.floor_share = max(self._min_floor_share, needed_share)
         self._floor_rate = self.floor_share * capacity
         self.burst_s = max(_MIN_BURST_S, _BURST_S * self._rate)
@@ -78,23 +91,14 @@ class RateAllocator:
         self._least_level_s = -4 * self.burst_s
         has_floor = self._floor_rate > 0
         self._floor_burst_s = max(_MIN_BURST_S, _BURST_S * self._floor_rate) if has_floor else 0.0
+        self._floor_level_s = self._floor_burst_s - missing_s
 
-    def grant(
-        self,
-        share: float,
-        capacity: float,
-        now_s: float,
-        *,
-        lowest: PriorityClass = PriorityClass.BULK,
-        control_need: float = 0.0,
-    ) -> None:
-        """Set the allowed share from now on. Classes lower than `lowest` are rejected. `control_need`: the seconds of
-        computing per second that control work is known to need."""
+    def grant(self, share: float, capacity: float, now_s: float, *, lowest: PriorityClass = PriorityClass.BULK) -> None:
+        """Set the allowed share from now on. Classes lower than `lowest` are rejected."""
         self._fill(now_s)
-        self._set_rates(share, capacity, control_need)
-        self._lowest = lowest
+        self._share, self._capacity, self._lowest = share, capacity, lowest
+        self._set_rates()
         self._level_s = min(self._level_s, self.burst_s)
-        self._floor_level_s = min(self._floor_level_s, self._floor_burst_s)
 
     def admit(self, priority: PriorityClass, cost_s: float, now_s: float) -> TimeCharge | None:
         """Charge `cost_s` and return the charge. None: not now; `wait_s` returns the wait.
@@ -105,6 +109,8 @@ class RateAllocator:
         if self._bucket_admits(priority):
             self._level_s -= cost_s
             return TimeCharge(cost_s, cost_s, is_of_floor=False)
+        if priority is PriorityClass.CONTROL:
+            self._set_rates()  # a robot may have begun since the last grant
         if not self._floor_admits(priority):
             return None
         # The debt from the floor is limited, so that it does not block the other classes for minutes.

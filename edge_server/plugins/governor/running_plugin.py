@@ -59,12 +59,12 @@ class Governor(RunningPlugin):
 
     def build(self, core: ServingCore) -> None:
         service = core.service
+        self._admission.control_need = core.control_need
         self._server = ServerCallbacks(
             work=service.work,
             token_work=lambda: token_work(service.model_families()),
             refused_frames=self._admission.refused_frames,
             variant_pairs=service.variants.find_pairs,
-            control_need=core.control_need,
             use_variants=service.variants.choose,
             resume=core.manager.resume,
             publish=core.events.publish,

@@ -3,6 +3,7 @@ machine."""
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Iterable
@@ -23,7 +24,8 @@ class RobotLoad:
 
     def __init__(self) -> None:
         self.need = 0.0
-        """Seconds of computing per second. Unknown, and 0, before the second observation of the first episode."""
+        """Seconds of computing per second; 0 between two episodes. Infinite while it is unknown: until an observation
+        has run and the episode has a second one."""
         self._arrivals_s: deque[float] = deque(maxlen=_REMEMBERED_ARRIVALS)
         self._runs_s: deque[float] = deque(maxlen=_REMEMBERED_RUNS)
 
@@ -31,7 +33,9 @@ class RobotLoad:
         """Count an observation, also one that is refused."""
         self._arrivals_s.append(now_s)
         duration_s = now_s - self._arrivals_s[0]
-        if duration_s > 0 and self._runs_s:
+        if duration_s <= 0 or not self._runs_s:
+            self.need = math.inf
+        else:
             self.need = (len(self._arrivals_s) - 1) / duration_s * min(self._runs_s)
 
     def add_run(self, seconds: float) -> None:
@@ -92,7 +96,7 @@ class PolicyCounters:
         counts.robots -= 1
 
     def control_need(self) -> float:
-        """Return the seconds of computing per second that all robots need."""
+        """Return the seconds of computing per second that all robots need; infinite while one's need is unknown."""
         with self._lock:
             return sum(load.need for load in self._loads)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
 
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 
 from edge_server.core.priority import PriorityClass
 from edge_server.plugins.governor.rate_allocator import MAX_WAIT_S, RateAllocator, TimeCharge
+from edge_server.plugins.policies.policy_counters import RobotLoad
 
 CONTROL, NORMAL, BULK = PriorityClass
 
@@ -204,8 +207,8 @@ def test_a_charge_is_a_number_of_seconds() -> None:
 def test_control_keeps_what_it_is_known_to_need_within_a_bound(
     need: float, floor: float, kept: float, capacity: float
 ) -> None:
-    meter = RateAllocator(floor)
-    meter.grant(0.05, capacity, 0.0, control_need=need * capacity)
+    meter = RateAllocator(floor, lambda: need * capacity)
+    meter.grant(0.05, capacity, 0.0)
     assert meter.floor_share == pytest.approx(kept)
     worked = _demand(meter, {CONTROL: 200.0 * capacity}, 0.01, 60.0)
     assert worked[CONTROL] == pytest.approx(max(kept, 0.05) * capacity * 60.0, rel=0.1)
@@ -214,11 +217,11 @@ def test_control_keeps_what_it_is_known_to_need_within_a_bound(
 def test_a_robot_that_needs_more_than_the_floor_is_never_refused_on_a_machine_that_stays_hot() -> None:
     refused = []
     for need in (0.0, 0.3):
-        meter = RateAllocator()
+        meter = RateAllocator(control_need=lambda need=need: need)
         count = 0
         for chunk in range(200):
             now_s = 0.4 * chunk
-            meter.grant(0.05, 1.0, now_s, control_need=need)
+            meter.grant(0.05, 1.0, now_s)
             charge = meter.admit(CONTROL, 0.12, now_s)
             if charge is None:
                 count += 1
@@ -227,3 +230,32 @@ def test_a_robot_that_needs_more_than_the_floor_is_never_refused_on_a_machine_th
         refused.append(count)
     assert refused[0] > 50
     assert refused[1] == 0
+
+
+@pytest.mark.parametrize("phase", range(5))
+@pytest.mark.parametrize(("run_s", "period_s"), [(0.03, 0.05), (0.12, 0.2), (0.3, 0.5), (1.5, 2.0)])
+def test_a_robot_that_begins_on_a_hot_machine_is_not_refused_before_its_need_is_measured(
+    run_s: float, period_s: float, phase: int
+) -> None:
+    load = RobotLoad()
+    meter = RateAllocator(control_need=lambda: load.need)
+    meter.grant(0.05, 1.0, 0.0)
+    next_grant_s = 100.0 + 0.1 * phase
+    for at in range(100):
+        now_s = 100.0 + period_s * at
+        while next_grant_s <= now_s:
+            meter.grant(0.05, 1.0, next_grant_s)
+            next_grant_s += 0.5
+        load.add_arrival(now_s)
+        charge = meter.admit(CONTROL, run_s, now_s)
+        assert charge is not None, at
+        meter.settle(charge, run_s)
+        load.add_run(run_s)
+
+
+def test_a_need_that_comes_and_goes_grants_no_more_than_one_that_stays() -> None:
+    needs = itertools.cycle([math.inf, 0.0])
+    meter = RateAllocator(control_need=lambda: next(needs))
+    meter.grant(0.05, 1.0, 0.0)
+    worked = _demand(meter, {CONTROL: 200.0}, 0.01, 60.0)
+    assert worked[CONTROL] <= 0.8 * 60.0 + 1.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from edge_server.plugins.policies.policy_counters import PolicyCounters, RobotLoad
@@ -15,8 +17,9 @@ def observe(load: RobotLoad, times_s: list[float], run_s: float) -> None:
 
 def test_the_need_is_the_rate_times_the_shortest_of_the_latest_runs() -> None:
     load = RobotLoad()
-    observe(load, [0.0], 0.1)
     assert load.need == 0
+    observe(load, [0.0], 0.1)
+    assert load.need == math.inf
     observe(load, [0.5, 1.0, 1.5], 0.1)
     assert load.need == pytest.approx(0.2)
     observe(load, [2.0, 2.5], 0.4)  # these waited for another robot
@@ -39,7 +42,7 @@ def test_a_robot_that_pauses_needs_nothing_and_its_next_episode_knows_the_run() 
     load.end_episode()
     assert load.need == 0
     load.add_arrival(100.0)
-    assert load.need == 0
+    assert load.need == math.inf
     load.add_arrival(100.5)
     assert load.need == pytest.approx(0.2)
 
