@@ -3,7 +3,8 @@
 
 A camera publishes images at 15 Hz, reliably, a server made for the test answers each at once with a box, and the
 camera gets the detections. The age is from before an image is encoded until its detections are decoded. Camera, bridge,
-server and Zenoh's router run on this machine, the transports in turns. Medians of all rounds, and their range.
+server and Zenoh's router run on this machine, the transports in turns. The last cases have four cameras with one
+bridge, and with a bridge each. Medians of all rounds, and their range.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
-from harness import COMMAND, ROOT, cpu_s, ended, markdown
+from harness import COMMAND, ROOT, cpu_s, ended, markdown, memory_mb
 
 sys.path.append(str(ROOT / "tests/plugins/ros"))
 from conftest import ScriptedServer
@@ -29,6 +30,7 @@ from edge_server.plugins.ros.messages.message_conversion import ImageMessage, Me
 from edge_server.plugins.ros.transports.transport import TRANSPORTS, Qos
 from edge_server.protocol.frame_messages import FrameHeader
 
+CAMERAS = 4
 SIZES = ((640, 480), (1920, 1080))
 PERIOD_S = 1 / 15
 WARM_UP = 10
@@ -39,30 +41,56 @@ VARIABLES = {
 }  # fmt: skip
 
 
+class Case(NamedTuple):
+    """What is measured: each of `cameras` sends images of this size, and `bridges` share the cameras."""
+
+    transport: str
+    width: int
+    height: int
+    cameras: int = 1
+    bridges: int = 1
+
+
+class Turn(NamedTuple):
+    """One measurement. CPU time is the bridges' for an answer, memory that of all bridges together."""
+
+    p50_ms: float
+    p99_ms: float
+    cpu_ms: float
+    memory_mb: float
+    answers: int
+
+
 @contextlib.contextmanager
-def bridging(transport: str, server: ScriptedServer) -> Iterator[int]:
-    """Run a bridge meanwhile; yields its process id."""
-    words = [
-        COMMAND, "ros", "bridge", f"--transport={transport}", "--model=finder", f"--address={server.address}",
-        "--detections-topic=/found", "--input-qos=DEFAULT",
-    ]  # fmt: skip
-    environment = {**os.environ, **VARIABLES}
-    process = subprocess.Popen(words, env=environment, stderr=subprocess.DEVNULL)
-    with ended(process):
-        yield process.pid
+def bridging(case: Case, server: ScriptedServer) -> Iterator[list[int]]:
+    """Run the bridges meanwhile; yields their process ids."""
+    processes = []
+    with contextlib.ExitStack() as stack:
+        for number in range(case.bridges):
+            images = [f"--image-topic=/camera{camera}/image" for camera in range(number, case.cameras, case.bridges)]
+            words = [
+                COMMAND, "ros", "bridge", f"--transport={case.transport}", "--model=finder",
+                f"--address={server.address}", *images, "--detections-topic=found", "--input-qos=DEFAULT",
+            ]  # fmt: skip
+            process = subprocess.Popen(words, env={**os.environ, **VARIABLES}, stderr=subprocess.DEVNULL)
+            stack.enter_context(ended(process))
+            processes.append(process)
+        yield [process.pid for process in processes]
 
 
-def measure(transport: str, width: int, height: int, frames: int) -> tuple[float, float, float, int]:
-    """Return the ages' p50 and p99 in ms, the bridge's CPU time for an answer in ms, and the number of answers."""
-    server, ages_ms = ScriptedServer(), []
-    camera = importlib.import_module(TRANSPORTS[transport]).open_transport("camera", VARIABLES)
+def measure(case: Case, frames: int) -> Turn:
+    """Send `frames` images from each camera, after a warm-up."""
+    server = ScriptedServer()
+    ages_ms: list[list[float]] = [[] for _ in range(case.cameras)]
+    camera = importlib.import_module(TRANSPORTS[case.transport]).open_transport("camera", VARIABLES)
 
     def take(message: Any) -> None:
         stamp = message.header.stamp
-        ages_ms.append((time.time_ns() - stamp.sec * 10**9 - stamp.nanosec) / 1e6)
+        ages_ms[int(message.header.frame_id)].append((time.time_ns() - stamp.sec * 10**9 - stamp.nanosec) / 1e6)
 
-    camera.advertise("/image", MessageKind.IMAGE, Qos("DEFAULT", 5))
-    camera.subscribe("/found", MessageKind.DETECTIONS, Qos(), take)
+    for number in range(case.cameras):
+        camera.advertise(f"/camera{number}/image", MessageKind.IMAGE, Qos("DEFAULT", 5))
+        camera.subscribe(f"/camera{number}/found", MessageKind.DETECTIONS, Qos(), take)
     is_done = threading.Event()
 
     def spin() -> None:
@@ -71,27 +99,32 @@ def measure(transport: str, width: int, height: int, frames: int) -> tuple[float
 
     spinner = threading.Thread(target=spin)
     spinner.start()
-    data = bytes(width * height * 3)
+    data = bytes(case.width * case.height * 3)
 
     def send() -> None:
-        stamp = FrameHeader(*divmod(time.time_ns(), 10**9), "camera")
-        camera.publish("/image", ImageMessage(stamp, height, width, "bgr8", 3 * width, data))
-        time.sleep(PERIOD_S)
+        for number in range(case.cameras):
+            stamp = FrameHeader(*divmod(time.time_ns(), 10**9), str(number))
+            image = ImageMessage(stamp, case.height, case.width, "bgr8", 3 * case.width, data)
+            camera.publish(f"/camera{number}/image", image)
+            time.sleep(PERIOD_S / case.cameras)
 
-    with bridging(transport, server) as process_id:
-        while len(ages_ms) < WARM_UP:
+    with bridging(case, server) as process_ids:
+        while min(map(len, ages_ms)) < WARM_UP:
             send()
-        ages_ms.clear()
-        before_s = cpu_s(process_id)
+        for ages in ages_ms:
+            ages.clear()
+        before_s = sum(map(cpu_s, process_ids))
         for _ in range(frames):
             send()
-        used_ms = (cpu_s(process_id) - before_s) * 1000
+        used_ms = (sum(map(cpu_s, process_ids)) - before_s) * 1000
+        used_mb = sum(memory_mb(process_id)["Pss"] for process_id in process_ids)
     is_done.set()
     spinner.join()
     camera.close()
     server.stop()
-    ordered = sorted(ages_ms)
-    return ordered[len(ordered) // 2], ordered[len(ordered) * 99 // 100], used_ms / len(ordered), len(ordered)
+    ordered = sorted(age for ages in ages_ms for age in ages)
+    count = len(ordered)
+    return Turn(ordered[count // 2], ordered[count * 99 // 100], used_ms / count, used_mb, count)
 
 
 def summarize(values: list[float]) -> str:
@@ -99,22 +132,24 @@ def summarize(values: list[float]) -> str:
 
 
 def main(rounds: int, frames: int) -> None:
-    cases = [(transport, *size) for size in SIZES for transport in ("dds", "zenoh")]
-    found: dict[tuple[str, int, int], list[tuple[float, float, float, int]]] = {case: [] for case in cases}
+    cases = [Case(transport, *size) for size in SIZES for transport in ("dds", "zenoh")]
+    cases += [Case("dds", *SIZES[0], CAMERAS, bridges) for bridges in (1, CAMERAS)]
+    found: dict[Case, list[Turn]] = {case: [] for case in cases}
     router = [sys.executable, str(ROOT / "tests/plugins/ros/zenoh_router.py"), ROUTER]
     with ended(subprocess.Popen(router, stdout=subprocess.DEVNULL)):
         for _ in range(rounds):
             for case in cases:
-                found[case].append(measure(*case, frames))
+                found[case].append(measure(case, frames))
     rows = [
         [
-            transport, f"{width}x{height}", summarize([one[0] for one in results]),
-            summarize([one[1] for one in results]), summarize([one[2] for one in results]),
-            f"{min(one[3] for one in results)} to {max(one[3] for one in results)} of {frames}",
+            f"{case.transport}, {case.cameras} / {case.bridges}", f"{case.width}x{case.height}",
+            *(summarize([turn[column] for turn in turns]) for column in range(4)),
+            f"{min(turn.answers for turn in turns)} of {frames * case.cameras}",
         ]
-        for (transport, width, height), results in found.items()
+        for case, turns in found.items()
     ]  # fmt: skip
-    print(markdown(["transport", "image", "age p50 ms", "age p99 ms", "CPU ms an answer", "answers"], rows))
+    heads = ["cameras / bridges", "image", "age p50 ms", "age p99 ms", "CPU ms an answer", "memory MB", "answers"]
+    print(markdown(heads, rows))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,18 @@
-"""Counts of a bridge's frames, and the log line about them."""
+"""Counts of a camera's frames, and the log line about them."""
 
 from __future__ import annotations
 
-from collections import Counter
+import threading
+import time
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from edge_server.client import Counters
+from edge_server.protocol.frame_messages import FrameResult
+
+_RECENT_INTERVALS = 5
+_MAX_SENT_TIMES = 1024
 
 
 @dataclass(slots=True)
@@ -28,6 +34,64 @@ class BridgeCounts:
         """Return a quantile of the latencies in ms. There must be at least one."""
         ordered = sorted(self.latencies_s)
         return ordered[min(int(len(ordered) * fraction), len(ordered) - 1)] * 1000
+
+
+class FrameCounter:
+    """Counts the frames and results of one camera by intervals. For any thread."""
+
+    def __init__(self) -> None:
+        self.largest_frame = 0
+        self._lock = threading.Lock()
+        self._counts = BridgeCounts()
+        self._ended: deque[BridgeCounts] = deque(maxlen=_RECENT_INTERVALS)
+        self._sent_times: OrderedDict[int, float] = OrderedDict()
+
+    def add_frame(self, seq: int, size: int) -> None:
+        """Count a frame of `size` bytes that is sent now."""
+        with self._lock:
+            self._counts.received += 1
+            self.largest_frame = max(self.largest_frame, size)
+            self._sent_times[seq] = time.monotonic()
+            while len(self._sent_times) > _MAX_SENT_TIMES:
+                self._sent_times.popitem(last=False)
+
+    def add_refused(self, error: str) -> None:
+        """Count a message that is not an image."""
+        with self._lock:
+            self._counts.refused += 1
+            self._counts.last_error = error
+
+    def add_result(self, result: FrameResult) -> None:
+        """Count a result: an error, a late one, or an answer."""
+        now = time.monotonic()
+        with self._lock:
+            if result.error_code:
+                self._counts.failed += 1
+                self._counts.last_error = f"{result.error_code}: {result.error}"
+            elif result.is_late:
+                self._counts.late += 1
+            else:
+                self._counts.answered += 1
+                sent_at = self._sent_times.pop(result.header.seq, None)
+                if sent_at is not None:
+                    self._counts.latencies_s.append(now - sent_at)
+
+    def add_drops(self, drops: Counter[str]) -> None:
+        """Count frames without a result, by reason."""
+        with self._lock:
+            self._counts.drops += drops
+
+    def end_interval(self, seconds: float, drops: Counter[str]) -> None:
+        """End an interval of `seconds`, in which the stream counted `drops`."""
+        with self._lock:
+            counts, self._counts = self._counts, BridgeCounts()
+        counts.seconds = seconds
+        counts.drops += drops
+        self._ended.append(counts)
+
+    def recent(self) -> BridgeCounts:
+        """Return the counts of the last intervals together."""
+        return sum_counts(self._ended)
 
 
 def sum_counts(parts: Iterable[BridgeCounts]) -> BridgeCounts:

@@ -1,4 +1,4 @@
-"""`edge-server ros bridge`: send a camera topic through a model and publish the results, until stopped."""
+"""`edge-server ros bridge`: send camera topics through a model and publish the results, until stopped."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from edge_server.cli.http_client import server_url
 from edge_server.cli.options import CommandParser
 from edge_server.config import LogConfig
 from edge_server.config.setting_sources import process_environment
-from edge_server.plugins.ros.bridge import Bridge, BridgeParameters
+from edge_server.errors import InvalidRequest
+from edge_server.plugins.ros.bridge import Bridge
+from edge_server.plugins.ros.bridge_parameters import BridgeParameters
 from edge_server.plugins.ros.command import add_model_options
 from edge_server.plugins.ros.diagnostics import Diagnostics
 from edge_server.plugins.ros.model_service import ModelService
 from edge_server.plugins.ros.transports.ros2_environment import choose_transport
-from edge_server.plugins.ros.transports.transport import QOS_PROFILES, TRANSPORTS, Transport
+from edge_server.plugins.ros.transports.transport import QOS_PROFILES, TRANSPORTS, Transport, topic_beside
 from edge_server.protocol.frame_messages import Delivery
 from edge_server.telemetry.log import setup_logging
 
@@ -37,7 +39,8 @@ _TOPICS = {
 def run(arguments: Sequence[str]) -> int:
     """Bridge until SIGINT or SIGTERM, or until ROS ends; return the exit code."""
     options = _parser().parse_args(arguments)
-    parameters = _parameters(options)
+    options.image_topic = options.image_topic or ["/image"]
+    cameras = [_parameters(options, topic) for topic in options.image_topic]
     setup_logging(LogConfig())
     # Signals are blocked until the handler, which calls `stop`, is installed.
     signal.pthread_sigmask(signal.SIG_BLOCK, _END_SIGNALS)
@@ -45,9 +48,12 @@ def run(arguments: Sequence[str]) -> int:
     module = importlib.import_module(TRANSPORTS[choose_transport(options.transport, environment)])
     transport: Transport = module.open_transport(options.node_name, environment)
     diagnostics = None
-    if parameters.diagnostics_topic:
-        diagnostics = Diagnostics(options.node_name, options.address, options.http_url or "")
-    bridge = Bridge(parameters, transport, options.address, diagnostics=diagnostics)
+    if options.diagnostics_topic:
+        diagnostics = Diagnostics(
+            options.diagnostics_topic, options.node_name, options.address, options.http_url or "",
+            names_cameras=len(cameras) > 1,
+        )  # fmt: skip
+    bridge = Bridge(cameras, transport, options.address, diagnostics=diagnostics)
     service = ModelService()
     service.serve(transport)
     service.attach(bridge)
@@ -61,8 +67,9 @@ def run(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="edge-server ros bridge",
-        description="Subscribe to a topic of sensor_msgs/Image or CompressedImage, send its frames to a running "
-        "server, and publish the results with the stamp and frame_id of the frame.",
+        description="Subscribe to topics of sensor_msgs/Image or CompressedImage, send their frames to a running "
+        "server, and publish the results with the stamp and frame_id of the frame. A topic without a '/' before it is "
+        "beside the image topic: with /front/image_raw, detections is /front/detections.",
         allow_abbrev=False,
     )
     add_model_options(parser)
@@ -75,8 +82,13 @@ def _parser() -> argparse.ArgumentParser:
         "fits RMW_IMPLEMENTATION, else dds",
     )
     parser.add_argument("--node-name", default="edge_server_bridge", help="name of the ROS node")
-    parser.add_argument("--image-topic", default="/image", help="topic to subscribe to")
-    parser.add_argument("--compressed", action="store_true", help="the topic has CompressedImage messages")
+    parser.add_argument(
+        "--image-topic",
+        action="append",
+        metavar="TOPIC",
+        help="topic to subscribe to; repeatable, one for each camera. Default: /image",
+    )
+    parser.add_argument("--compressed", action="store_true", help="the topics have CompressedImage messages")
     for name, message in _TOPICS.items():
         parser.add_argument(f"--{name}-topic", default="", metavar="TOPIC", help=f"publish {message} there")
     _add_depth_options(parser)
@@ -150,30 +162,41 @@ def _add_delivery_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--priority", type=int, default=0, metavar="N", help="1 is served before 2, and so on")
 
 
-def _parameters(options: argparse.Namespace) -> BridgeParameters:
+def _parameters(options: argparse.Namespace, image_topic: str) -> BridgeParameters:
+    """Return the parameters for one of the cameras."""
+    count = len(options.image_topic)
+
+    def topic(option: str) -> str:
+        name: str = getattr(options, f"{option}_topic")
+        if count > 1 and name.startswith("/"):
+            raise InvalidRequest(
+                f"--{option.replace('_', '-')}-topic: '{name}' is one topic for {count} cameras; "
+                f"'{name.rpartition('/')[2]}', without a '/', is one beside each image topic"
+            )
+        return topic_beside(image_topic, name)
+
     return BridgeParameters(
         model_name=options.model,
         model_version=options.model_version,
-        image_topic=options.image_topic,
+        image_topic=image_topic,
         image_is_compressed=options.compressed,
-        detections_topic=options.detections_topic,
-        classification_topic=options.classification_topic,
-        annotated_topic=options.annotated_topic,
-        mask_topic=options.mask_topic,
-        map_topic=options.map_topic,
-        detections3d_topic=options.detections3d_topic,
-        depth_topic=options.depth_topic,
-        camera_info_topic=options.camera_info_topic,
+        detections_topic=topic("detections"),
+        classification_topic=topic("classification"),
+        annotated_topic=topic("annotated"),
+        mask_topic=topic("mask"),
+        map_topic=topic("map"),
+        detections3d_topic=topic("detections3d"),
+        depth_topic=topic("depth"),
+        camera_info_topic=topic("camera_info"),
         depth_tolerance_ms=options.depth_tolerance_ms,
         image_is_rectified=options.rectified,
-        vision_info_topic=options.vision_info_topic,
-        label_info_topic=options.label_info_topic,
-        diagnostics_topic=options.diagnostics_topic,
+        vision_info_topic=topic("vision_info"),
+        label_info_topic=topic("label_info"),
         input_qos=options.input_qos,
         output_qos=options.output_qos,
         input_queue_size=options.input_queue_size,
         output_queue_size=options.output_queue_size,
-        stream_id=options.stream_id,
+        stream_id=f"{options.stream_id}{image_topic}" if options.stream_id and count > 1 else options.stream_id,
         top_k=options.top_k,
         jpeg_quality=options.jpeg_quality,
         class_id_is_number=options.class_numbers,

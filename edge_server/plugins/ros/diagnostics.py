@@ -1,7 +1,8 @@
 """Diagnostics of a bridge for /diagnostics: its frames, its connection, and the governor of its server.
 
-The names are "NODE: frames", "NODE: server" and "NODE: governor", for diagnostic_aggregator's analyzers; `hardware_id`
-is the server's address. The governor's state is that of `edge-server status`, read over HTTP by a thread.
+The names are "NODE: frames", "NODE: server" and "NODE: governor", for diagnostic_aggregator's analyzers. With several
+cameras the first two come once a camera, as "NODE: frames of /image". `hardware_id` is the server's address. The
+governor's state is that of `edge-server status`, read over HTTP by a thread.
 """
 
 from __future__ import annotations
@@ -41,10 +42,15 @@ _LEVELS = {
 
 
 class Diagnostics:
-    """Makes the diagnostics of one bridge. `http_url` is the server's HTTP address; "" means port 8000 of the host in
-    `address`. `start` begins to read the governor's state, `close` ends it."""
+    """Makes the diagnostics of one bridge, for `topic`. `http_url` is the server's HTTP address; "" means port 8000 of
+    the host in `address`. With `names_cameras` the names of statuses have the image topic: for several cameras. `start`
+    begins to read the governor's state, `close` ends it."""
 
-    def __init__(self, node_name: str, address: str, http_url: str = "") -> None:
+    def __init__(
+        self, topic: str, node_name: str, address: str, http_url: str = "", *, names_cameras: bool = False
+    ) -> None:
+        self.topic = topic
+        self._names_cameras = names_cameras
         self._node_name = node_name.strip("/")
         self._address = address
         url = http_url.rstrip("/") or f"http://{address.rpartition(':')[0]}:{_HTTP_PORT}"
@@ -102,17 +108,20 @@ class Diagnostics:
         if counts.latencies_s:
             values["latency p50 (ms)"] = f"{counts.latency_ms(0.5):.1f}"
             values["latency p99 (ms)"] = f"{counts.latency_ms(0.99):.1f}"
-        return self._status("frames", level, message, values)
+        return self._status(self._name("frames", topic), level, message, values)
 
-    def server_status(self, opened: StreamOpened | None, error: str) -> DiagnosticStatus:
+    def server_status(self, topic: str, opened: StreamOpened | None, error: str) -> DiagnosticStatus:
         """Return the status of the connection: ERROR with `error`, or while there never was a connection."""
-        values = {"address": self._address}
+        name, values = self._name("server", topic), {"address": self._address}
         if opened is not None:
             values |= {"model": opened.model, "version": str(opened.version), "runtime": opened.runtime}
             values |= {"stream id": opened.stream_id, "server": opened.server}
         if error or opened is None:
-            return self._status("server", DiagnosticLevel.ERROR, error or "not connected yet", values)
-        return self._status("server", DiagnosticLevel.OK, describe_server(opened), values)
+            return self._status(name, DiagnosticLevel.ERROR, error or "not connected yet", values)
+        return self._status(name, DiagnosticLevel.OK, describe_server(opened), values)
+
+    def _name(self, subject: str, topic: str) -> str:
+        return f"{subject} of {topic}" if self._names_cameras else subject
 
     def _governor_status(self) -> DiagnosticStatus:
         """Return the governor's status: STALE when its state could not be read for some seconds."""

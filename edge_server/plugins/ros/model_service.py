@@ -1,16 +1,17 @@
-"""Service `~/set_model`: changes the model, and the camera topic, of a bridge that runs."""
+"""Service `~/set_model`: changes the model of a bridge that runs, and the image topic of one with a single camera."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from edge_server.client import Frame, StreamOpened
 from edge_server.errors import EdgeServerError, InvalidRequest, NotReady, ServingFault, Unsupported
-from edge_server.plugins.ros.bridge import Bridge, BridgeParameters
+from edge_server.plugins.ros.bridge import Bridge
+from edge_server.plugins.ros.bridge_parameters import BridgeParameters
 from edge_server.plugins.ros.connection_log import describe_server
 from edge_server.plugins.ros.transports.transport import ServiceTransport, Transport
 
@@ -30,10 +31,10 @@ class ModelService:
     """Answers requests of SetModel for the bridge that is attached. A model that cannot answer leaves the one that
     serves.
 
-    `on_changed` is called with the new parameters after a change, on the service's thread.
+    `on_changed` is called with the new parameters of each camera after a change, on the service's thread.
     """
 
-    def __init__(self, on_changed: Callable[[BridgeParameters], None] = lambda _: None) -> None:
+    def __init__(self, on_changed: Callable[[Sequence[BridgeParameters]], None] = lambda _: None) -> None:
         self._on_changed = on_changed
         self._bridge: Bridge | None = None
         self._is_served = False
@@ -51,8 +52,8 @@ class ModelService:
     def attach(self, bridge: Bridge | None) -> None:
         """Change this bridge from now on; None refuses requests."""
         self._bridge = bridge
-        if bridge is not None:
-            bridge.keeps_frame = self._is_served
+        for camera in bridge.cameras if bridge is not None else ():
+            camera.keeps_frame = self._is_served
 
     def set_model(self, request: Any) -> Mapping[str, object]:
         """Return the fields of the response: `success`, and `message`, which says why not."""
@@ -69,26 +70,33 @@ class ModelService:
         bridge = self._bridge
         if bridge is None:
             raise NotReady("the node is not active")
-        before = bridge.parameters
         if not 0 <= request.model_version <= _MAX_VERSION:
             raise InvalidRequest(f"model_version: expected 0 to {_MAX_VERSION}, got {request.model_version}")
         if not (request.model_name or request.image_topic):
             raise InvalidRequest("expected model_name or image_topic, both are empty")
-        topic = request.image_topic or before.image_topic
-        if topic != before.image_topic and before.detections3d_topic:
-            raise InvalidRequest(f"image_topic: {before.depth_topic} gives the depth of {before.image_topic} alone")
-        parameters = dataclasses.replace(
-            before,
-            model_name=request.model_name or before.model_name,
-            model_version=request.model_version if request.model_name else before.model_version,
-            image_topic=topic,
-        )
-        # A picture of another camera may be of another kind.
-        frame = bridge.last_frame if topic == before.image_topic else None
-        opened = try_model(parameters, bridge.address, frame)
-        bridge.switch(parameters, _SWITCH_S)
-        self._on_changed(parameters)
-        return f"{topic} goes to {describe_server(opened)}"
+        if request.image_topic and len(bridge.cameras) > 1:
+            raise InvalidRequest(f"image_topic: expected '' for a bridge of {len(bridge.cameras)} cameras")
+        changes = [_changed(camera.parameters, request) for camera in bridge.cameras]
+        for camera, parameters in zip(bridge.cameras, changes, strict=True):
+            # A picture of another camera may be of another kind.
+            frame = camera.last_frame if parameters.image_topic == camera.parameters.image_topic else None
+            opened = try_model(parameters, bridge.address, frame)
+        bridge.switch(changes, _SWITCH_S)
+        self._on_changed(changes)
+        topics = ", ".join(parameters.image_topic for parameters in changes)
+        return f"{topics} goes to {describe_server(opened)}"
+
+
+def _changed(before: BridgeParameters, request: Any) -> BridgeParameters:
+    topic = request.image_topic or before.image_topic
+    if topic != before.image_topic and before.detections3d_topic:
+        raise InvalidRequest(f"image_topic: {before.depth_topic} gives the depth of {before.image_topic} alone")
+    return dataclasses.replace(
+        before,
+        model_name=request.model_name or before.model_name,
+        model_version=request.model_version if request.model_name else before.model_version,
+        image_topic=topic,
+    )
 
 
 def try_model(

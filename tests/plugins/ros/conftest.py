@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,14 +155,21 @@ class Ros2Processes:
 
     @contextlib.contextmanager
     def bridging(
-        self, address: str, log: Path, *flags: str, environment: dict[str, str] | None = None
+        self,
+        address: str,
+        log: Path,
+        *flags: str,
+        images: Sequence[str] = ("/camera/image_raw",),
+        detections: str = "/detections",
+        environment: dict[str, str] | None = None,
     ) -> Iterator[subprocess.Popen[bytes]]:
         """Run `edge-server ros bridge` meanwhile; end it by SIGTERM and expect exit code 0."""
         with open(log, "wb") as file:
             process = subprocess.Popen(
                 [
                     str(COMMAND), "ros", "bridge", f"--transport={self.transport}", "--model=finder",
-                    f"--address={address}", "--image-topic=/camera/image_raw", "--detections-topic=/detections", *flags,
+                    f"--address={address}", *(f"--image-topic={image}" for image in images),
+                    f"--detections-topic={detections}", *flags,
                 ],
                 env={**os.environ, **self.environment, **(environment or {})}, stderr=file,
             )  # fmt: skip
@@ -174,12 +181,14 @@ class Ros2Processes:
             process.kill()
             process.wait()
 
-    def start_camera(self, count: int) -> subprocess.Popen[str]:
+    def start_camera(
+        self, count: int, image_topic: str = "/camera/image_raw", detections_topic: str = "/detections"
+    ) -> subprocess.Popen[str]:
         """Start a camera whose codec is not this package's. It ends after `count` different messages came back."""
         camera = Path(__file__).parent / f"{self.transport}_camera.py"
         domain = self.environment["ROS_DOMAIN_ID"]
         return subprocess.Popen(
-            [sys.executable, str(camera), domain, "/camera/image_raw", "/detections", str(count)],
+            [sys.executable, str(camera), domain, image_topic, detections_topic, str(count)],
             env={**os.environ, **self.environment}, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
 

@@ -122,12 +122,13 @@ class Detection2DArray(IdlStruct, typename="vision_msgs.msg.dds_.Detection2DArra
     detections: sequence[Detection2D]
 
 
-def image(number: int, pixels: np.ndarray | None) -> Image:
+def image(number: int, pixels: np.ndarray | None, topic: str) -> Image:
+    """Return an image; its frame_id is "camera_optical" for the topic "/camera/image_raw"."""
     if pixels is None:
         pixels = np.full((HEIGHT, WIDTH, 3), number % 256, np.uint8)
     height, width, _ = pixels.shape
     rows = np.pad(pixels.reshape(height, width * 3), ((0, 0), (0, PADDING)), constant_values=number % 256)
-    header = Header(Time(number, 500 + number), "camera_optical")
+    header = Header(Time(number, 500 + number), f"{topic.split('/')[1]}_optical")
     return Image(header, height, width, "rgb8", 0, width * 3 + PADDING, rows.ravel().tolist())
 
 
@@ -144,7 +145,7 @@ def main(domain: int, image_topic: str, detections_topic: str, count: int, pictu
     number = 0
     while len(seen) < count and time.monotonic() < end:
         number += 1
-        writer.write(image(number, pixels))
+        writer.write(image(number, pixels, image_topic))
         time.sleep(0.05)
         for found in reader.take(16):
             # The last `take` can return more messages than are still needed.

@@ -12,8 +12,9 @@ import pytest
 
 from edge_server.client import StreamError
 from edge_server.errors import ErrorCode, InvalidRequest
-from edge_server.plugins.ros.bridge import Bridge, BridgeParameters
+from edge_server.plugins.ros.bridge import Bridge
 from edge_server.plugins.ros.bridge_counts import BridgeCounts, report_line
+from edge_server.plugins.ros.bridge_parameters import BridgeParameters
 from edge_server.plugins.ros.connection_log import ConnectionLog
 from edge_server.plugins.ros.transports import ros1_transport
 from edge_server.protocol.frame_messages import FrameHeader, FrameResult, StreamOpened
@@ -38,7 +39,7 @@ def test_a_late_result_is_not_published_and_is_in_the_report(monkeypatch: pytest
     )  # fmt: skip
     stream = SimpleNamespace(results=results, close=lambda: None)
     monkeypatch.setattr(BridgeParameters, "open_stream", lambda *_, **__: stream)
-    Bridge(BridgeParameters("m", image_topic="/image", detections_topic="/found"), transport, "box:8001").run()
+    Bridge([BridgeParameters("m", image_topic="/image", detections_topic="/found")], transport, "box:8001").run()
     assert published == [("/found", 1), ("/found", 3)]
     counts = BridgeCounts(seconds=1.0, received=3, answered=2, late=1)
     assert report_line("/image", counts) == "/image: in 3.0/s, out 2.0/s; 1 too late to publish"

@@ -83,7 +83,7 @@ def test_a_silent_topic_is_explained_by_type_qos_topic_domain_or_interface(
         "type": (("--compressed",), {}, "type mismatch: its publisher sends sensor_msgs/msg/Image, expected "
                  "sensor_msgs/msg/CompressedImage (without --compressed, or "),
         "qos": (("--input-qos=DEFAULT",), {}, "QoS mismatch: its publisher is best effort, expected reliable"),
-        "topic": (("--image-topic=/camera/image",), {}, "none publishes it; sensor_msgs/msg/Image is published on "
+        "topic": ((), {}, "none publishes it; sensor_msgs/msg/Image is published on "
                   "/camera/image_raw"),
         "domain": ((), {"ROS_DOMAIN_ID": str(domain + 100)}, f"no other node is seen in ROS domain {domain + 100}"),
         # The camera is on the loopback interface.
@@ -97,7 +97,9 @@ def test_a_silent_topic_is_explained_by_type_qos_topic_domain_or_interface(
         stack.callback(camera.communicate)
         stack.callback(camera.kill)
         for name, (flags, variables, _) in cases.items():
-            stack.enter_context(dds.bridging(server.address, tmp_path / name, *flags, environment=variables))
+            images = ["/camera/image" if name == "topic" else "/camera/image_raw"]
+            log = tmp_path / name
+            stack.enter_context(dds.bridging(server.address, log, *flags, images=images, environment=variables))
         for name, (_, _, expected) in cases.items():
             dds.wait_until(lambda name=name, expected=expected: expected in (tmp_path / name).read_text(), name)
     found = (tmp_path / "domain").read_text()

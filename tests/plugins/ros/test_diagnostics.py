@@ -38,26 +38,35 @@ REPORT = {"enabled": True, "state": "NORMAL", "detail": "", "temperature_c": 61.
     ],
 )  # fmt: skip
 def test_the_level_of_the_frames(counts: BridgeCounts, level: DiagnosticLevel, message: str) -> None:
-    status = Diagnostics("/eyes", "box:8001").frames_status("/image", counts, "nobody publishes it")
+    status = Diagnostics("/diagnostics", "/eyes", "box:8001").frames_status("/image", counts, "nobody publishes it")
     assert (status.level, status.name, status.hardware_id) == (level, "eyes: frames", "box:8001")
     assert status.message.startswith(message)
 
 
 def test_the_values_of_the_frames_have_rates_drops_and_latencies() -> None:
     counts = BridgeCounts(4, received=8, answered=2, latencies_s=[0.01, 0.03], drops=Counter(newer=6))
-    values = Diagnostics("eyes", "box:8001").frames_status("/image", counts, "").values
+    values = Diagnostics("/diagnostics", "eyes", "box:8001").frames_status("/image", counts, "").values
     assert values == {
         "image topic": "/image", "images per second": "2.00", "results per second": "0.50", "too late": "0",
         "failed": "0", "last error": "", "dropped: newer": "6", "latency p50 (ms)": "30.0", "latency p99 (ms)": "30.0",
     }  # fmt: skip
 
 
+def test_with_several_cameras_the_names_of_statuses_have_the_image_topic() -> None:
+    diagnostics = Diagnostics("/diagnostics", "eyes", "box:8001", names_cameras=True)
+    assert diagnostics.frames_status("/front/image_raw", BridgeCounts(5), "").name == "eyes: frames of /front/image_raw"
+    assert diagnostics.server_status("/front/image_raw", None, "").name == "eyes: server of /front/image_raw"
+
+
 def test_the_server_is_an_error_until_a_connection_and_after_it_is_lost() -> None:
-    diagnostics, opened = Diagnostics("eyes", "box:8001"), StreamOpened("cam", "finder", 2, "openvino", server="box")
-    assert diagnostics.server_status(None, "").level is ERROR
-    status = diagnostics.server_status(opened, "")
+    diagnostics, opened = (
+        Diagnostics("/diagnostics", "eyes", "box:8001"),
+        StreamOpened("cam", "finder", 2, "openvino", server="box"),
+    )
+    assert diagnostics.server_status("/image", None, "").level is ERROR
+    status = diagnostics.server_status("/image", opened, "")
     assert (status.level, status.message, status.values["version"]) == (OK, "finder version 2 on openvino", "2")
-    status = diagnostics.server_status(opened, "refused")
+    status = diagnostics.server_status("/image", opened, "refused")
     assert (status.level, status.message, status.values["model"]) == (ERROR, "refused", "finder")
 
 
@@ -89,7 +98,7 @@ def read_status() -> Iterator[Callable[[Any], DiagnosticStatus]]:
 
 
 def wait_for_status(http_url: str) -> DiagnosticStatus:
-    diagnostics = Diagnostics("eyes", "127.0.0.1:1", http_url)
+    diagnostics = Diagnostics("/diagnostics", "eyes", "127.0.0.1:1", http_url)
     diagnostics.start()
     while (status := diagnostics.make_message().statuses[0]).message == "not read yet":
         time.sleep(0.001)

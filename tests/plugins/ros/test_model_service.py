@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from edge_server.errors import Unsupported
+from edge_server.errors import InvalidRequest, Unsupported
 from edge_server.plugins.ros import bridge as bridge_module
-from edge_server.plugins.ros import model_service
-from edge_server.plugins.ros.bridge import Bridge, BridgeParameters
+from edge_server.plugins.ros import camera_bridge, model_service
+from edge_server.plugins.ros.bridge import Bridge
+from edge_server.plugins.ros.bridge_parameters import BridgeParameters
 from edge_server.plugins.ros.messages.message_conversion import MessageKind
 from edge_server.plugins.ros.transports.transport import ServiceTransport
 from edge_server.protocol.frame_messages import Delivery
@@ -78,14 +79,14 @@ class MemoryTransport:
 class Running:
     """A bridge that runs on a thread of its own."""
 
-    def __init__(self, address: str, **parameters: Any) -> None:
+    def __init__(self, address: str, *more_cameras: BridgeParameters, **parameters: Any) -> None:
         self.transport = MemoryTransport()
         assert isinstance(self.transport, ServiceTransport)
         given = BridgeParameters(
             "finder", image_topic="/image", image_is_compressed=True, detections_topic="/found",
             vision_info_topic="/info", delivery=Delivery(depth=250), **parameters,
         )  # fmt: skip
-        self.bridge = Bridge(given, self.transport, address)
+        self.bridge = Bridge([given, *more_cameras], self.transport, address)
         self.service = model_service.ModelService()
         self.service.serve(self.transport)
         self.service.attach(self.bridge)
@@ -109,8 +110,8 @@ class Running:
 def run() -> Iterator[Callable[..., Running]]:
     started: list[Running] = []
 
-    def start(address: str, **parameters: Any) -> Running:
-        started.append(Running(address, **parameters))
+    def start(address: str, *more_cameras: BridgeParameters, **parameters: Any) -> Running:
+        started.append(Running(address, *more_cameras, **parameters))
         return started[-1]
 
     yield start
@@ -142,7 +143,6 @@ def test_no_frame_is_lost_or_answered_twice_by_a_change_of_the_model(
 def test_a_model_that_cannot_answer_leaves_the_one_that_serves(
     scripted: Callable[..., Any], run: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_service, "TRIAL_S", 0.5)
     server = scripted()
     server.missing_models, server.failing_models, server.mute_models = {"ghost"}, {"broken"}, {"mute"}
     running = run(server.address)
@@ -153,10 +153,11 @@ def test_a_model_that_cannot_answer_leaves_the_one_that_serves(
         ("broken", "model 'broken' failed for a picture of /image: INTERNAL: it fails"),
         ("mute", f"model 'mute' on {server.address} did not answer within 0.5 s"),
     ]:
+        monkeypatch.setattr(model_service, "TRIAL_S", 0.5 if model == "mute" else 60.0)
         answer = running.set_model(model)
         assert not answer["success"]
         assert reason in str(answer["message"])
-    assert running.bridge.parameters.model_name == "finder"
+    assert running.bridge.cameras[0].parameters.model_name == "finder"
     running.transport.send("/image", 1)
     running.wait_for(2)
     assert [one.model for one in server.requests] == ["finder", "ghost", "broken", "mute"]
@@ -168,7 +169,7 @@ def test_frames_of_a_model_that_hangs_are_counted_as_lost(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(bridge_module, "_DRAIN_S", 0.2)
+    monkeypatch.setattr(camera_bridge, "_DRAIN_S", 0.2)
     monkeypatch.setattr(bridge_module, "_COUNT_INTERVAL_S", 0.1)
     caplog.set_level("INFO")
     server = scripted()
@@ -236,6 +237,32 @@ def test_one_request_at_a_time_changes_the_model(
         assert not first.result()["success"]
 
 
+def test_of_a_bridge_with_two_cameras_both_get_the_new_model_and_none_another_topic(
+    scripted: Callable[..., Any], run: Callable[..., Running]
+) -> None:
+    server = scripted()
+    server.failing_models = {"broken"}
+    running = run(server.address, BridgeParameters("finder", image_topic="/rear", detections_topic="/behind"))
+    running.transport.send("/image", 1)
+    running.wait_for(1)
+    assert running.set_model("broken")["success"] is False
+    assert running.set_model(image_topic="/left")["message"] == "image_topic: expected '' for a bridge of 2 cameras"
+    assert [camera.parameters.model_name for camera in running.bridge.cameras] == ["finder", "finder"]
+    assert running.set_model("better") == {
+        "success": True, "message": "/image, /rear goes to better version 1 on script",
+    }  # fmt: skip
+    assert [camera.parameters.model_name for camera in running.bridge.cameras] == ["better", "better"]
+    assert [request.stream_id for request in server.requests if request.model == "better"][-2:] == [
+        "ros:/image:better", "ros:/rear:better",
+    ]  # fmt: skip
+
+
+def test_two_cameras_with_one_topic_in_common_are_refused() -> None:
+    cameras = [BridgeParameters("finder", image_topic=name, detections_topic="/found") for name in ("/left", "/right")]
+    with pytest.raises(InvalidRequest, match="'/found' is named twice"):
+        Bridge(cameras, MemoryTransport(), "127.0.0.1:1")
+
+
 def test_a_request_while_no_bridge_is_attached_is_refused(
     scripted: Callable[..., Any], run: Callable[..., Running]
 ) -> None:
@@ -247,9 +274,9 @@ def test_a_request_while_no_bridge_is_attached_is_refused(
 def test_without_the_package_of_the_service_the_bridge_runs_without_it() -> None:
     transport = MemoryTransport()
     transport.has_interfaces = False
-    bridge = Bridge(BridgeParameters("finder", detections_topic="/found"), transport, "127.0.0.1:1")
+    bridge = Bridge([BridgeParameters("finder", detections_topic="/found")], transport, "127.0.0.1:1")
     service = model_service.ModelService()
     service.serve(transport)
     service.attach(bridge)
     assert transport.services == {}
-    assert not bridge.keeps_frame
+    assert not bridge.cameras[0].keeps_frame

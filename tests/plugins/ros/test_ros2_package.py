@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import edge_server
-from edge_server.plugins.ros.bridge import BridgeParameters
+from edge_server.plugins.ros.bridge_parameters import BridgeParameters
 from edge_server.protocol.frame_messages import Delivery
 
 ROOT = Path(edge_server.__file__).parent
@@ -67,7 +67,7 @@ def test_the_node_has_a_parameter_for_every_bridge_option() -> None:
     told = {field.name for field in dataclasses.fields(BridgeParameters)} - {"delivery"}
     # Notices of drops have no topic to go to.
     limits = {field.name for field in dataclasses.fields(Delivery)} - {"notifies_drops"}
-    assert set(DEFAULTS) == told | limits | {"server_address", "server_http_url", "autostart"}
+    assert set(DEFAULTS) == told | limits | {"server_address", "server_http_url", "diagnostics_topic", "autostart"}
 
 
 def test_the_manifest_names_the_files_that_the_build_reads() -> None:

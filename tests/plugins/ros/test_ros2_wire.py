@@ -44,6 +44,22 @@ def test_the_server_gets_the_image_as_it_was_published(scripted: Callable[..., A
     assert (request.delivery.max_age_ms, request.delivery.priority) == (300, 1)
 
 
+def test_one_bridge_answers_several_cameras_each_beside_its_images(
+    scripted: Callable[..., Any], ros2: Any, tmp_path: Path
+) -> None:
+    server, names = scripted(), ["front", "left", "right", "rear"]
+    options = {"images": [f"/{name}/image_raw" for name in names], "detections": "detections"}
+    with ros2.bridging(server.address, tmp_path / "log", "--stream-id=robot", **options):
+        cameras = {name: ros2.start_camera(3, f"/{name}/image_raw", f"/{name}/detections") for name in names}
+        heard = {name: ros2.heard(camera) for name, camera in cameras.items()}
+    for name, messages in heard.items():
+        assert [message["header"]["frame_id"] for message in messages] == [f"{name}_optical"] * 3
+        for message in messages:
+            (detection,) = message["detections"]
+            assert detection["bbox"]["center"]["position"]["x"] == message["header"]["stamp"]["sec"] % 256 + 10.0
+    assert {request.stream_id for request in server.requests} == {f"robot/{name}/image_raw" for name in names}
+
+
 def test_the_bridge_survives_restarts_of_cameras_and_server(
     scripted: Callable[..., Any], ros2: Any, tmp_path: Path
 ) -> None:

@@ -387,14 +387,15 @@ def start_burst(environment: dict[str, str], first: int, last: int) -> subproces
 def test_of_a_thousand_frames_of_a_killed_and_revived_camera_each_is_answered_rightly_or_counted(
     scripted: Callable[..., Any], environment: dict[str, str], node: Any
 ) -> None:
-    from edge_server.plugins.ros.bridge import Bridge, BridgeParameters
+    from edge_server.plugins.ros.bridge import Bridge
+    from edge_server.plugins.ros.bridge_parameters import BridgeParameters
 
     types, answers = MessageTypes(), []
     found = node.declare_subscriber(f"{DOMAIN}/found/*/*", lambda sample: answers.append(sample.payload.to_bytes()))
     # A queue that holds all: what the newest picture replaces is then counted by the stream alone.
     given = BridgeParameters("finder", image_topic=TOPIC, detections_topic="/found", input_queue_size=1000)
-    bridge = Bridge(given, open_transport("bridge", environment), scripted(drops_each=7).address)
-    stream = bridge._stream
+    bridge = Bridge([given], open_transport("bridge", environment), scripted(drops_each=7).address)
+    stream = bridge.cameras[0]._stream
     runner = threading.Thread(target=bridge.run)
     runner.start()
     sent = 0

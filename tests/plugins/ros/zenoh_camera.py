@@ -45,7 +45,7 @@ def main(domain: int, image_topic: str, detections_topic: str, count: int, pictu
         number = 0
         while len(seen) < count and time.monotonic() < end:
             number += 1
-            data = dds_camera.image(number, pixels).serialize(use_version_2=False)
+            data = dds_camera.image(number, pixels, image_topic).serialize(use_version_2=False)
             writer.put(data, attachment=struct.pack("<qqB16s", number, time.time_ns(), 16, GID))
             time.sleep(0.05)
             while (sample := reader.try_recv()) is not None:

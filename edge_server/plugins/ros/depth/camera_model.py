@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from edge_server.errors import InvalidRequest
+from edge_server.plugins.ros.transports.transport import base_topic
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -89,17 +90,7 @@ def read_camera_info(message: Any, *, is_rectified: bool) -> CameraModel:
 
 def is_rectified_topic(topic: str) -> bool:
     """Return whether an image topic is named as one of rectified images, such as "image_rect_color"."""
-    return bool(_RECTIFIED.search(_base_topic(topic).rpartition("/")[2]))
-
-
-def derive_camera_info_topic(image_topic: str) -> str:
-    """Return the topic on which image_transport expects the CameraInfo of an image topic: "camera_info" beside it."""
-    namespace, slash, _ = _base_topic(image_topic).rpartition("/")
-    return f"{namespace}{slash}camera_info"
-
-
-def _base_topic(topic: str) -> str:
-    return topic.removesuffix("/compressed")
+    return bool(_RECTIFIED.search(base_topic(topic).rpartition("/")[2]))
 
 
 def _numbers(message: Any, name: str, count: int = 0) -> list[float]:

@@ -11,14 +11,13 @@ from typing import Any
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.ros.depth.camera_model import (
     CameraModel,
-    derive_camera_info_topic,
     is_rectified_topic,
     read_camera_info,
 )
 from edge_server.plugins.ros.depth.depth_pairing import DepthPairing, PairedResult
 from edge_server.plugins.ros.depth.object_positions import detections3d_message, read_depth_image
 from edge_server.plugins.ros.messages.message_conversion import MessageKind
-from edge_server.plugins.ros.transports.transport import Qos, Transport
+from edge_server.plugins.ros.transports.transport import Qos, Transport, topic_beside
 from edge_server.protocol.frame_messages import FrameResult
 
 _REPEAT_S = 60.0
@@ -49,7 +48,7 @@ class SpatialDetections:
         self._transport = transport
         self._detections_topic = detections_topic
         self._depth_topic = depth_topic
-        self._camera_info_topic = camera_info_topic or derive_camera_info_topic(image_topic)
+        self._camera_info_topic = camera_info_topic or topic_beside(image_topic, "camera_info")
         self._tolerance_ms = tolerance_ms
         self._is_rectified = is_rectified or is_rectified_topic(image_topic)
         self._has_numbers = has_numbers

@@ -91,6 +91,20 @@ def absolute_topic(topic: str) -> str:
     return "/" + topic.removeprefix("/")
 
 
+def base_topic(image_topic: str) -> str:
+    """Return an image topic without the name that image_transport adds for compressed images."""
+    return image_topic.removesuffix("/compressed")
+
+
+def topic_beside(image_topic: str, name: str) -> str:
+    """Return the topic `name` beside an image topic, as image_transport has it for "camera_info". A name with a "/"
+    before it, and "", stay as they are."""
+    if not name or name.startswith("/"):
+        return name
+    namespace, slash, _ = base_topic(image_topic).rpartition("/")
+    return f"{namespace}{slash}{name}"
+
+
 def type_hint(given: str) -> str:
     """Return which flag a publisher with this message type needs, or ""."""
     hints = {

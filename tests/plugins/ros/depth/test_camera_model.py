@@ -13,11 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.errors import InvalidRequest
-from edge_server.plugins.ros.depth.camera_model import (
-    derive_camera_info_topic,
-    is_rectified_topic,
-    read_camera_info,
-)
+from edge_server.plugins.ros.depth.camera_model import is_rectified_topic, read_camera_info
+from edge_server.plugins.ros.transports.transport import topic_beside
 
 PLUMB_BOB = (-0.32, 0.12, 0.0009, -0.0007, -0.02)
 """A wide lens with strong barrel distortion."""
@@ -133,5 +130,5 @@ def test_an_image_of_another_shape_is_refused() -> None:
     ],
 )
 def test_names_of_topics_follow_the_conventions_of_ros(image_topic: str, info_topic: str, is_rectified: bool) -> None:
-    assert derive_camera_info_topic(image_topic) == info_topic
+    assert topic_beside(image_topic, "camera_info") == info_topic
     assert is_rectified_topic(image_topic) is is_rectified

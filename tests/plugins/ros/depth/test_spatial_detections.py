@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from edge_server.errors import InvalidRequest
-from edge_server.plugins.ros.bridge import Bridge, BridgeParameters
+from edge_server.plugins.ros.bridge import Bridge
+from edge_server.plugins.ros.bridge_parameters import BridgeParameters
 from edge_server.plugins.ros.depth.spatial_detections import SpatialDetections
 from edge_server.plugins.ros.messages.message_conversion import MessageKind
 from edge_server.plugins.ros.transports.transport import Qos
@@ -181,7 +182,7 @@ def test_a_bridge_publishes_both_kinds_of_detections(
     stream = SimpleNamespace(results=results, close=lambda: None)
     transport.spin = lambda _: not end.wait(20)  # type: ignore[method-assign]
     monkeypatch.setattr(BridgeParameters, "open_stream", lambda *_, **__: stream)
-    Bridge(BridgeParameters("m", **TOPICS, detections_topic="/found"), transport, "box:8001").run()
+    Bridge([BridgeParameters("m", **TOPICS, detections_topic="/found")], transport, "box:8001").run()
     assert [topic for topic, _ in transport.published] == ["/found", "/found3d"]
 
 
@@ -203,7 +204,8 @@ def test_without_positions_nothing_of_depth_is_imported_or_subscribed() -> None:
     code = """
 import sys
 from types import SimpleNamespace
-from edge_server.plugins.ros.bridge import Bridge, BridgeParameters
+from edge_server.plugins.ros.bridge import Bridge
+from edge_server.plugins.ros.bridge_parameters import BridgeParameters
 opened = []
 transport = SimpleNamespace(
     advertise=lambda *topic: opened.append(topic[0]), subscribe=lambda *topic: opened.append(topic[0]),
@@ -211,7 +213,7 @@ transport = SimpleNamespace(
 )
 stream = SimpleNamespace(results=lambda: iter(()), close=lambda: None)
 BridgeParameters.open_stream = lambda *_, **__: stream
-Bridge(BridgeParameters("m", detections_topic="/found"), transport, "box:8001").run()
+Bridge([BridgeParameters("m", detections_topic="/found")], transport, "box:8001").run()
 assert opened == ["/found", "/image"], opened
 assert not [name for name in sys.modules if name.startswith("edge_server.plugins.ros.depth")]
 """

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -70,6 +70,7 @@ class LiveRos2:
         *flags: str,
         transport: str = "dds",
         distribution: str = "jazzy",
+        images: Sequence[str] = ("/camera/image_raw",),
         environment: Mapping[str, str] | None = None,
         name: str = "bridge",
     ) -> Iterator[BridgeProcess]:
@@ -86,7 +87,7 @@ class LiveRos2:
             process = subprocess.Popen(
                 [
                     python, "-m", "edge_server", "ros", "bridge", "--model=finder", f"--address={address}",
-                    "--image-topic=/camera/image_raw", f"--transport={transport}", *flags,
+                    *(f"--image-topic={image}" for image in images), f"--transport={transport}", *flags,
                 ],
                 env=own, stderr=file,
             )  # fmt: skip

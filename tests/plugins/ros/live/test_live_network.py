@@ -133,6 +133,29 @@ def test_two_bridges_answer_one_camera_in_one_domain(
         live.play_camera(distribution, {"answers": answers})
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_four_cameras_that_start_together_with_one_bridge_are_answered_each_beside_its_images(
+    scripted: Callable[..., Any], live: Any, distribution: str, transport: str
+) -> None:
+    server, images = scripted(), [f"/camera{number}/image_raw" for number in range(4)]
+    specs = [
+        {"image_topic": image, "answers": {image.replace("image_raw", "found"): ["Detection2DArray", "DEFAULT"]}}
+        for image in images
+    ]
+    where = {"images": images, "transport": transport, "distribution": distribution}
+    with live.bridging(server.address, "--detections-topic=found", **where) as bridge:
+        cameras = [live.start_camera(distribution, spec) for spec in specs]
+        try:
+            for camera in cameras:
+                output, error = camera.communicate(timeout=90)
+                assert camera.returncode == 0, f"{output}\n{error}\n{bridge.log.read_text()}"
+        finally:
+            for camera in cameras:
+                stop(camera)
+    assert {request.stream_id for request in server.requests} == {f"ros:{image}:finder" for image in images}
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("distribution", ["jazzy", "kilted"])
 def test_bridges_over_both_transports_answer_one_camera_in_one_domain(

@@ -54,8 +54,9 @@ def test_a_live_depth_camera_gets_positions(
         server, "_answer",
         lambda request, frame: FrameResult(frame.header, height=480, width=640, detections=(left, hole, right)),
     )  # fmt: skip
-    flags = ("--image-topic=/camera/color/image_raw", "--detections3d-topic=/found", "--depth-topic=/camera/depth")
-    with live.bridging(server.address, *flags, transport=transport, distribution=distribution) as bridge:
+    flags = ("--detections3d-topic=/found", "--depth-topic=/camera/depth")
+    where = {"images": ["/camera/color/image_raw"], "transport": transport, "distribution": distribution}
+    with live.bridging(server.address, *flags, **where) as bridge:
         done = subprocess.run(
             [live.python_of(distribution), str(CAMERA), "/camera", "/found", str(COUNT)],
             env=live.environment, capture_output=True, text=True, timeout=LIMIT_S, check=False,

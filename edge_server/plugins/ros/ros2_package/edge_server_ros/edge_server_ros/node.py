@@ -25,7 +25,8 @@ from rclpy.signals import SignalHandlerOptions
 
 from edge_server.client import StreamError
 from edge_server.errors import EdgeServerError, ErrorCode, NotReady
-from edge_server.plugins.ros.bridge import SPIN_S, Bridge, BridgeParameters
+from edge_server.plugins.ros.bridge import SPIN_S, Bridge
+from edge_server.plugins.ros.bridge_parameters import BridgeParameters, check_named_once
 from edge_server.plugins.ros.connection_log import describe_server
 from edge_server.plugins.ros.diagnostics import Diagnostics
 from edge_server.plugins.ros.model_service import ModelService, try_model
@@ -117,10 +118,10 @@ class EdgeServerNode(LifecycleNode):
         assert given is not None, "configure comes first"
         self._problem = None
         diagnostics = None
-        if given.diagnostics_topic:
+        if topic := self.get_parameter("diagnostics_topic").value:
             url = self.get_parameter("server_http_url").value
-            diagnostics = Diagnostics(self.get_fully_qualified_name(), self._address, url)
-        bridge = Bridge(given, RclpyTransport(node=self), self._address, diagnostics=diagnostics)
+            diagnostics = Diagnostics(topic, self.get_fully_qualified_name(), self._address, url)
+        bridge = Bridge([given], RclpyTransport(node=self), self._address, diagnostics=diagnostics)
         try:
             bridge.open()
         except EdgeServerError as error:
@@ -206,8 +207,9 @@ class EdgeServerNode(LifecycleNode):
         if bridge is not None:
             bridge.close()
 
-    def _show_change(self, changed: BridgeParameters) -> None:
+    def _show_change(self, changes: Sequence[BridgeParameters]) -> None:
         """Set the parameters to what the service ~/set_model has changed, for the next activation, too."""
+        (changed,) = changes
         self._bridge_parameters = changed
         self._changes_itself = True
         names = ("model_name", "model_version", "image_topic")
@@ -233,7 +235,9 @@ def read_parameters(node: Any) -> tuple[str, BridgeParameters]:
     # Remapped here: the server and other nodes get to know these two by their full names.
     for name in ("image_topic", "label_info_topic"):
         rest[name] = given[name] and node.resolve_topic_name(given[name])
-    return given["server_address"], BridgeParameters(**rest, delivery=delivery)
+    parameters = BridgeParameters(**rest, delivery=delivery)
+    check_named_once([*parameters.topics, given["diagnostics_topic"]])
+    return given["server_address"], parameters
 
 
 class RosLog(logging.Handler):
