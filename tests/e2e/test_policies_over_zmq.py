@@ -1,9 +1,10 @@
-"""Robot policies over GR00T's ZeroMQ, with a real server and messages as its clients N1.5, N1.6 and N1.7 send them."""
+"""Robot policies over GR00T's ZeroMQ, with a real server and messages as its clients of N1.5 to N1.7 send them."""
 
 from __future__ import annotations
 
 import hashlib
 import io
+import json
 import re
 import secrets
 from collections.abc import Callable, Iterator
@@ -76,9 +77,11 @@ def server(serve: Any, models: Path) -> Iterator[Any]:
 
 
 class Client:
-    """Sends calls as GR00T's PolicyClient does."""
+    """Sends calls as GR00T's PolicyClient does. `encode` and `decode` are its forms of arrays."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, encode: Any, decode: Any) -> None:
+        self.encode = encode
+        self.decode = decode
         self._context = zmq.Context()
         self.socket = self._context.socket(zmq.REQ)
         self.socket.setsockopt(zmq.RCVTIMEO, 30_000)
@@ -89,11 +92,11 @@ class Client:
         request = {"endpoint": endpoint, **more}
         if data is not None:
             request["data"] = data
-        return self.send(msgpack.packb(request, default=encode))
+        return self.send(msgpack.packb(request, default=self.encode))
 
     def send(self, message: bytes) -> Any:
         self.socket.send(message)
-        return msgpack.unpackb(self.socket.recv(), object_hook=decode)
+        return msgpack.unpackb(self.socket.recv(), object_hook=self.decode)
 
     def close(self) -> None:
         self.socket.close()
@@ -114,12 +117,30 @@ def decode(found: Any) -> Any:
     return np.load(io.BytesIO(found["as_npy"]), allow_pickle=False) if "__ndarray_class__" in found else found
 
 
+def encode_as_msgpack_numpy(value: Any) -> Any:
+    """The form of the latest clients, which use the package msgpack-numpy."""
+    if isinstance(value, np.ndarray):
+        return {b"nd": True, b"type": value.dtype.str, b"kind": b"", b"shape": value.shape, b"data": value.tobytes()}
+    if isinstance(value, np.generic):
+        return {b"nd": False, b"type": value.dtype.str, b"data": value.tobytes()}
+    return value
+
+
+def decode_as_msgpack_numpy(found: Any) -> Any:
+    if "__ModalityConfig__" in found:
+        return found["as_json"]
+    if found.get(b"nd") is True:
+        assert found[b"kind"] == b""
+        return np.ndarray(buffer=found[b"data"], dtype=found[b"type"], shape=found[b"shape"])
+    return found
+
+
 @pytest.fixture
 def connect(server: Any) -> Iterator[Callable[..., Client]]:
     clients: list[Client] = []
 
-    def connect(address: str = "") -> Client:
-        clients.append(Client(address or find_address(server)))
+    def connect(address: str = "", encode: Any = encode, decode: Any = decode) -> Client:
+        clients.append(Client(address or find_address(server), encode, decode))
         return clients[-1]
 
     yield connect
@@ -132,10 +153,12 @@ LEFT = np.float32([[[1.5, -2.0]]])
 OBSERVATION = {"video": {"ego_view": VIEW}, "state": {"left_arm": LEFT}, "language": {"task": [["pick it"]]}}
 
 
-def test_the_newest_client_gets_the_actions_that_tritons_client_gets(
-    server: Any, connect: Callable[..., Client]
+@pytest.mark.parametrize("decode", [decode, decode_as_msgpack_numpy])
+@pytest.mark.parametrize("encode", [encode, encode_as_msgpack_numpy])
+def test_the_newest_clients_get_the_actions_that_tritons_client_gets(
+    server: Any, connect: Callable[..., Client], encode: Any, decode: Any
 ) -> None:
-    actions, info = connect().call("get_action", {"observation": OBSERVATION, "options": None})
+    actions, info = connect("", encode, decode).call("get_action", {"observation": OBSERVATION, "options": None})
     client = grpcclient.InferenceServerClient(server.grpc)
     inputs = []
     for name, array, kind in (
@@ -161,7 +184,12 @@ def test_an_older_client_sends_a_bare_observation_and_gets_bare_actions(
         observation = {
             "video.ego_view": VIEW[0], "state.left_arm": LEFT[0], "annotation.human.task_description": ["pick it"],
         }  # fmt: skip
-        actions = connect(find_address(server)).call("get_action", observation)
+        client = connect(find_address(server))
+        found = {kind: json.loads(text) for kind, text in client.call("get_modality_config").items()}
+        assert [found[kind]["modality_keys"] for kind in ("video", "state", "language")] == [
+            [key] for key in observation
+        ]
+        actions = client.call("get_action", observation)
         assert actions["left_arm"].tolist() == [[1.5, -2.0], [2.5, -1.0], [3.5, 0.0]]
 
 
@@ -235,6 +263,7 @@ def test_a_hostile_array_is_refused(connect: Callable[..., Client], file: bytes)
 
 def test_what_is_no_message_is_answered_with_a_sentence(connect: Callable[..., Client]) -> None:
     client = connect()
+    assert client.send(b"PK\x03\x04 and more")["error"].endswith("given a pickle of torch.save")
     assert client.send(b"\xc1")["error"].startswith("expected a message in MessagePack")
 
 

@@ -2,9 +2,10 @@
 them.
 
 An array of openpi is a map {b"__ndarray__": true, b"data": bytes, b"dtype": str, b"shape": [...]}, a number of numpy
-{b"__npgeneric__": true, b"data": number, b"dtype": str} (openpi-client 0.1.2, msgpack_numpy.py). GR00T (N1.5 to N1.7)
-sends {"__ndarray_class__": true, "as_npy": a file of numpy.save}. Only the types b, i, u and f are read: nothing is
-unpickled.
+{b"__npgeneric__": true, b"data": number, b"dtype": str} (openpi-client 0.1.2, msgpack_numpy.py). GR00T has two forms:
+{"__ndarray_class__": true, "as_npy": a file of numpy.save}, and that of the package msgpack-numpy 0.4.8: {b"nd": true,
+b"type": str, b"kind": b"", b"shape": [...], b"data": bytes}, a number {b"nd": false, b"type": str, b"data": bytes}.
+Only the types b, i, u and f are read: nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -65,6 +66,10 @@ def read_message(data: bytes | memoryview) -> dict[Any, Any]:
             return _read_number(found)
         if "__ndarray_class__" in found:
             return _read_npy(found.get("as_npy"))
+        if b"nd" in found:
+            shape = found.get(b"shape") if found[b"nd"] else []
+            array = make_array(found.get(b"data"), read_dtype(found.get(b"type")), shape)
+            return array if found[b"nd"] else array[()]
         return found
 
     try:
@@ -146,13 +151,18 @@ write_message = functools.partial(msgpack.packb, default=_pack_array)
 """Return the message of a map of texts, numbers, lists, maps and arrays, as openpi's client reads it."""
 
 
-def _pack_npy(value: object) -> object:
+def _pack_groot_array(value: object) -> object:
     if isinstance(value, np.ndarray):
         file = io.BytesIO()
         np.save(file, value, allow_pickle=False)
-        return {"__ndarray_class__": True, "as_npy": file.getvalue()}
+        both: dict[object, object] = {
+            "__ndarray_class__": True, "as_npy": file.getvalue(),
+            b"nd": True, b"type": value.dtype.str, b"kind": b"", b"shape": value.shape, b"data": value.tobytes(),
+        }  # fmt: skip
+        return both
     raise TypeError(f"cannot write a value of type {type(value).__name__}")
 
 
-write_groot_message = functools.partial(msgpack.packb, default=_pack_npy)
-"""Return the message of a map or list of texts, numbers, lists, maps and arrays, as GR00T's client reads it."""
+write_groot_message = functools.partial(msgpack.packb, default=_pack_groot_array)
+"""Return the message of a map or list of texts, numbers, lists, maps and arrays, as GR00T's clients read it: each array
+has both forms, as no form is known to all versions."""

@@ -1,14 +1,15 @@
 """Port of GR00T's protocol over ZeroMQ: answers its calls ping, get_modality_config, reset and get_action.
 
-Messages are MessagePack, as GR00T N1.5 to N1.7 send them (gr00t/policy/server_client.py): {endpoint, data, api_token}.
-N1.6 and later wrap the observation, {observation, options}, and expect [actions, info]; N1.5 sends it bare and expects
-the actions. Arrays have leading dimensions for batch and time, which must be 1. A call that fails is answered with
-{error: text}. The call kill is refused.
+Messages are MessagePack, as GR00T N1.5 to N1.7 send them (gr00t/eval/service.py, gr00t/policy/server_client.py):
+{endpoint, data, api_token}. N1.6 and later wrap the observation, {observation, options}, and expect [actions, info];
+N1.5 sends it bare and expects the actions. Arrays have leading dimensions for batch and time, which must be 1. A call
+that fails is answered with {error: text}. The call kill is refused.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,9 @@ from edge_server.plugins.policies.robot import Robot
 if TYPE_CHECKING:
     from edge_server.frontends.http.access_check import AccessCheck
     from edge_server.service import InferenceService
+
+_ZIP = b"PK\x03\x04"
+"""Begin of what torch.save writes, and GR00T N1 sends."""
 
 
 class GrootPort:
@@ -81,6 +85,10 @@ class GrootPort:
             return False
         arrived_ns = time.monotonic_ns()
         try:
+            if data[:4] == _ZIP:
+                raise InvalidRequest(
+                    "expected a message in MessagePack, as GR00T N1.5 and later send it, given a pickle of torch.save"
+                )
             call = read_message(data)
             del data  # a copy of it was made, and the policy may take long
             answer = write_groot_message(await client.answer(call, arrived_ns))
@@ -138,7 +146,7 @@ class _Client:
             self._robot = self._connect()
         robot = self._robot
         if name == "get_modality_config":
-            return _modalities(robot.policy)
+            return describe_modalities(robot.policy)
         if name == "reset":
             robot.end_episode()
             return {}
@@ -154,22 +162,28 @@ class _Client:
         return [{key: value[None] for key, value in actions.items()}, {"model": robot.policy.spec.name}]
 
 
-def _modalities(policy: Policy) -> dict[str, Any]:
-    """Return the names of an observation's parts by kind, and the action's steps, as GR00T's clients read them."""
+def describe_modalities(policy: Policy) -> dict[str, Any]:
+    """Return the names of an observation's parts by kind, and the action's steps, as GR00T's clients read them.
+
+    N1.5 has names like video.front in one map, and expects JSON as text. N1.6 and later have maps in maps, and refuse a
+    kind without names. Some versions know one marker of the class, others the other one.
+    """
     found: dict[str, list[str]] = {"video": [], "state": [], "language": []}
+    is_flat = any(field.key.startswith(("video.", "state.", "annotation.")) for field in policy.inputs)
     for field in policy.inputs:
-        kind, _, name = field.key.partition("/")
+        kind, _, name = field.key.partition("." if is_flat else "/")
+        kind = "language" if is_flat and kind == "annotation" else kind
         if kind in found and name:
-            found[kind].append(name)
-    actions = [policy.action_key if output is policy.output else output.name for output in policy.spec.outputs]
-    found["action"] = actions
-    return {
-        kind: {
-            "__ModalityConfig_class__": True,
-            "as_json": {
-                "delta_indices": list(range(policy.horizon or 1)) if kind == "action" else [0],
-                "modality_keys": names,
-            },
-        }
-        for kind, names in found.items()
-    }
+            found[kind].append(field.key if is_flat else name)
+    found["action"] = [policy.action_key if output is policy.output else output.name for output in policy.spec.outputs]
+    modalities = {}
+    for kind, names in found.items():
+        steps = list(range(policy.horizon or 1)) if kind == "action" else [0]
+        config = {"delta_indices": steps, "modality_keys": names}
+        if names:
+            modalities[kind] = {
+                "__ModalityConfig_class__": True,
+                "__ModalityConfig__": True,
+                "as_json": json.dumps(config) if is_flat else config,
+            }
+    return modalities

@@ -24,8 +24,20 @@ CLIENTS_MESSAGE = bytes.fromhex(
 """{"observation/s": np.float32([1, 2]), "prompt": "go"}, as openpi-client 0.1.2 packs it."""
 
 
+GROOT_MESSAGE = bytes.fromhex(
+    "83a17385c4026e64c3c40474797065a33c6634c4046b696e64c400c40573686170659102c40464617461c4080000803f00000040"
+    "a16e83c4026e64c2c40474797065a33c6932c40464617461c4020700a16283c4026e64c2c40474797065a37c6231c40464617461c40101"
+)
+"""{"s": np.float32([1, 2]), "n": np.int16(7), "b": np.bool_(True)}, as msgpack-numpy 0.4.8 packs it for GR00T."""
+
+
 def array(**changes: Any) -> dict[bytes, Any]:
     found = {b"__ndarray__": True, b"data": b"\0" * 8, b"dtype": "<f4", b"shape": [2]}
+    return {**found, **{key.encode(): value for key, value in changes.items()}}
+
+
+def plain(**changes: Any) -> dict[bytes, Any]:
+    found = {b"nd": True, b"type": "<f4", b"kind": b"", b"shape": [2], b"data": b"\0" * 8}
     return {**found, **{key.encode(): value for key, value in changes.items()}}
 
 
@@ -34,6 +46,12 @@ def test_a_message_of_the_client_is_read() -> None:
     assert found["observation/s"].tolist() == [1.0, 2.0]
     assert found["observation/s"].dtype == np.float32
     assert found["prompt"] == "go"
+
+
+def test_a_message_of_groots_latest_client_is_read() -> None:
+    found = messages.read_message(GROOT_MESSAGE)
+    assert found["s"].tolist() == [1.0, 2.0]
+    assert (found["n"], found["n"].dtype, bool(found["b"])) == (7, np.int16, True)
 
 
 @pytest.mark.parametrize("dtype", ["|b1", "|u1", "<i2", ">i4", "<f2", "<f4", ">f8", "<u8"])
@@ -62,6 +80,12 @@ def test_arrays_and_numbers_come_back_as_they_were(dtype: str) -> None:
         (array(data="text"), "given a value of type str"),
         ({b"__npgeneric__": True, b"data": "x", b"dtype": "<f4"}, "expected a number that float32 holds, given x"),
         ({b"__npgeneric__": True, b"data": [0], b"dtype": "<f4"}, "expected a number that float32 holds"),
+        (plain(type="|O", kind=b"O", data=b"cos\nsystem\n."), "expected the type of numbers"),
+        (plain(type=[["a", "<f4"]], kind=b"V"), "expected the type of numbers"),
+        (plain(shape=[3]), "expected 12 bytes for an array [3] of float32, given 8 bytes"),
+        (plain(shape=None), "expected the shape of an array"),
+        (plain(nd=False), "expected 4 bytes for an array [] of float32, given 8 bytes"),
+        ({b"nd": True}, "expected the type of numbers"),
     ],
 )
 def test_a_wrong_array_is_refused(value: Any, message: str) -> None:
