@@ -359,7 +359,7 @@ def test_no_import_circle() -> None:
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "serving": (("timer",), ("execution",), ("sequence", "cache"), ("ensemble",), ("lifecycle",)),
     "frontends": (("error_status", "access_control", "listen_error", "memory_budget", "loop_dispatch",
-                   "connection_limit", "bound_sockets", "reading_threads"),
+                   "connection_limit", "bound_sockets", "plugin_listener", "reading_threads"),
                   ("auth_tokens", "v2", "http2"), ("http", "grpc")),
 }  # fmt: skip
 """Package -> its folders and files from the lowest floor to the highest. None imports from its own floor or above."""

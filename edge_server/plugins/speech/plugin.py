@@ -71,13 +71,14 @@ class _Speech(RunningPlugin):
         if self._core.access.is_guarded("inference"):
             raise InvalidRequest("--wyoming: inference needs a key here, and clients of Wyoming send none")
         self._loop = asyncio.get_running_loop()
-        host, _, port = self._settings.wyoming.rpartition(":")
         service = self._core.service
-        self._port = WyomingPort(host.strip("[]"), int(port), [SpeechToText(service), TextToSpeech(service)])
+        self._port = WyomingPort(self._settings.wyoming, [SpeechToText(service), TextToSpeech(service)])
         if self._settings.announces_wyoming:
             from edge_server.plugins.speech.wyoming.announcement import WyomingAnnouncement
 
-            self._announcement = WyomingAnnouncement(host.strip("[]"), self._port.port)
+            self._announcement = WyomingAnnouncement(
+                self._settings.wyoming.rpartition(":")[0].strip("[]"), self._port.port
+            )
 
     def addresses(self) -> Sequence[str]:
         return () if self._port is None else (f"Wyoming {self._port.address}",)

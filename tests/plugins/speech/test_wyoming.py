@@ -127,7 +127,7 @@ class Port:
         async def start() -> None:
             self.service = speech_to_text.SpeechToText(site.service)
             mouth = text_to_speech.TextToSpeech(site.service)
-            self.port = wyoming_port.WyomingPort("127.0.0.1", 0, [self.service, mouth])
+            self.port = wyoming_port.WyomingPort("127.0.0.1:0", [self.service, mouth])
             await self.port.start()
 
         site.run(start())

@@ -7,20 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import socket
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edge_server.errors import EdgeServerError, QueueFull, ServingFault
+from edge_server.errors import EdgeServerError, QueueFull
+from edge_server.frontends.plugin_listener import PluginListener
 from edge_server.plugins.speech.wyoming.event_stream import MAX_JSON_BYTES, EventStream, WyomingEvent
-
-log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 32
 _BACKLOG = 32
-_WARNING_EVERY_S = 5.0
 _SILENCE_S = 60.0
 """Longest wait for an event, which must be complete by then."""
 
@@ -53,43 +49,18 @@ class WyomingService(ABC):
         """Return the state of a new connection. Called at its first event for this service."""
 
 
-class WyomingPort:
+class WyomingPort(PluginListener["_Connection"]):
     """Listens on one address, and answers from `start` to `stop`. Lives on one event loop."""
 
-    def __init__(self, host: str, port: int, services: Sequence[WyomingService]) -> None:
-        """Listen, to know that no other server does; clients wait until `start`. Raises ServingFault."""
+    def __init__(self, address: str, services: Sequence[WyomingService]) -> None:
+        """`address` is HOST:PORT. See PluginListener."""
+        super().__init__("--wyoming", address, _BACKLOG)
         self._services = services
         self.service_of = {kind: service for service in services for kind in service.event_types}
-        self._server: asyncio.Server | None = None
-        self._connections: dict[_Connection, asyncio.Task[None]] = {}
-        self._next_warning_s = 0.0
-        try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-            family, _, _, _, address = found[0]
-            self._socket = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
-        except (OSError, UnicodeError) as error:
-            raise ServingFault(f"--wyoming={host}:{port}: cannot listen: {error}") from None
-        self.port = int(self._socket.getsockname()[1])
-        self.address = f"{f'[{host}]' if ':' in host else host}:{self.port}"
 
     async def start(self) -> None:
         """Answer the clients that wait, and all later ones."""
-        self._server = await asyncio.start_server(self._serve, sock=self._socket, limit=MAX_JSON_BYTES)
-
-    def stop_listening(self) -> None:
-        """Accept no more connections. May be called again."""
-        if self._server is None:
-            self._socket.close()
-        else:
-            self._server.close()
-
-    async def stop(self) -> None:
-        """Close all connections. Requests that run get no answer."""
-        self.stop_listening()
-        tasks = list(self._connections.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        self.server = await asyncio.start_server(self._serve, sock=self.socket, limit=MAX_JSON_BYTES)
 
     def info(self) -> dict[str, list[Mapping[str, Any]]]:
         """Return the data of the event `info`: the programs of all services, by kind."""
@@ -105,31 +76,28 @@ class WyomingPort:
         connection = _Connection(self, EventStream(reader, writer))
         task = asyncio.current_task()
         assert task is not None
-        is_full = len(self._connections) >= MAX_CONNECTIONS and not self._close_silent()
-        self._connections[connection] = task
+        is_full = len(self.connections) >= MAX_CONNECTIONS and not self._close_silent()
+        self.connections[connection] = task
         try:
             if is_full:
                 raise QueueFull(f"{MAX_CONNECTIONS} Wyoming connections are open, which is the maximum")
             await connection.run()
         except EdgeServerError as error:
-            now_s = asyncio.get_running_loop().time()
-            if now_s >= self._next_warning_s:
-                self._next_warning_s = now_s + _WARNING_EVERY_S
-                log.warning("a client of --wyoming was refused: %s", error.message)
+            self.warn(error.message)
             with contextlib.suppress(OSError):
                 await connection.stream.write_error(error)
         except (OSError, asyncio.TimeoutError):
             pass  # the client has left, or is silent
         finally:
-            del self._connections[connection]
+            del self.connections[connection]
             connection.close()
 
     def _close_silent(self) -> bool:
         """Close the connection that has waited longest for an event. Return whether there is one."""
-        waiting = [item for item in self._connections if item.silent_since_s is not None]
+        waiting = [item for item in self.connections if item.silent_since_s is not None]
         if not waiting:
             return False
-        self._connections[min(waiting, key=lambda item: item.silent_since_s or 0)].cancel()
+        self.connections[min(waiting, key=lambda item: item.silent_since_s or 0)].cancel()
         return True
 
 
