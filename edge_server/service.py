@@ -7,7 +7,6 @@ call the methods. Those marked *blocking* may take as long as a model load: call
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import enum
 import itertools
@@ -97,7 +96,8 @@ class Handle:
     __slots__ = ("_service", "_version", "spec")
 
     def __init__(self, service: InferenceService, spec: ModelSpec, version: ServedVersion | None) -> None:
-        """`version` None: each submit chooses it, because a canary is on trial or the model is evicted."""
+        """`version` None: each submit chooses it, because a canary is on trial, sequences of several versions are open,
+        or the model is evicted."""
         self._service = service
         self._version = version
         self.spec = spec
@@ -176,8 +176,8 @@ class HandleCache:
             serving = found.first if version is None else found.ready.get(version)
         if found is None or serving is None:
             return Handle(service, service._spec(name, version), None)
-        is_on_trial = version is None and found.trial is not None
-        handle = known[1][name, version] = Handle(service, serving.spec, None if is_on_trial else serving)
+        is_open = version is None and found.decides_each_request
+        handle = known[1][name, version] = Handle(service, serving.spec, None if is_open else serving)
         return handle
 
 
@@ -518,8 +518,13 @@ class InferenceService:
 
     def end_sequence(self, model: str, version: int | None, sequence_id: int | str) -> None:
         """End a sequence whose client has disconnected. Does nothing for an unknown one. Returns at once."""
-        with contextlib.suppress(UnknownModel, NotReady):
-            self._manager.route(model, version).end_sequence(sequence_id)
+        self._manager.end_sequence(model, version, sequence_id)
+
+    def gets_requests(self, model: str, version: int) -> bool:
+        """Return whether requests without a version, or new sequences of them, may go to this version now."""
+        routes = self._table.routes.get(model)
+        serving = None if routes is None else routes.ready.get(version)
+        return routes is not None and serving is not None and routes.share_of(serving) > 0
 
     def _submit_to_variant(self, request: Request, sink: ResponseSink, *, hold_us: float) -> SubmittedRequest:
         """Submit to the active variant, or to the model itself."""

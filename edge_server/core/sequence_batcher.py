@@ -136,13 +136,15 @@ class SequenceEntry(QueueEntry[Item]):
     was taken (-1 before), and `row` its row in the batch.
 
     `start_number` counts the STARTs of its sequence up to this entry. `is_start` is the client's flag until the entry
-    can run. Then it says whether the entry is the first one to run since the sequence began.
+    can run. Then it says whether the entry is the first one to run since the sequence began. `names_version`: its
+    client chose the version.
     """
 
     id: int | str = 0
     is_start: bool = False
     is_end: bool = False
     start_number: int = 0
+    names_version: bool = False
     sequence: LiveSequence[Item] | None = None
     instance: int = -1
     row: int = 0
@@ -153,7 +155,7 @@ class LiveSequence(Generic[Item]):
     """One sequence from its START on.
 
     `running` is the entry that runs. `offered_starts` counts the STARTs that were offered. `taken_starts` counts the
-    STARTs up to the latest entry that was taken; 0: none was taken.
+    STARTs up to the latest entry that was taken; 0: none was taken. `names_version` is that of its latest START.
     `is_closed`: the sequence ends when none of its entries waits or runs, because its END was offered or it is
     iterative. `idle_ns` is the time since which a sequence that is not closed has no entry that waits or runs.
     The caller owns `state` and `state_key`: the state between two entries (None before the first), and the key that two
@@ -167,6 +169,7 @@ class LiveSequence(Generic[Item]):
     running: SequenceEntry[Item] | None = None
     offered_starts: int = 0
     taken_starts: int = 0
+    names_version: bool = False
     is_closed: bool = False
     idle_ns: int = 0
     state: Mapping[str, npt.NDArray[np.generic]] | None = None
@@ -266,7 +269,9 @@ class SequenceQueue(Generic[Item]):
             self._backlog[sequence] = None
         else:
             self._limits.check_requests(len(sequence.waiting), entry.id, self._name)
-        sequence.offered_starts += entry.is_start
+        if entry.is_start:
+            sequence.offered_starts += 1
+            sequence.names_version = entry.names_version
         entry.item, entry.sequence, entry.start_number = item, sequence, sequence.offered_starts
         sequence.waiting[entry] = None
         self._add_waiting(entry)
@@ -302,6 +307,11 @@ class SequenceQueue(Generic[Item]):
             return False
         self._remove(entry, entry.arrived_ns)
         return True
+
+    def has_routed(self, sequence_id: int | str) -> bool:
+        """Return whether a sequence with this id lives here whose START named no version."""
+        sequence = self._live.get(sequence_id)
+        return sequence is not None and not sequence.names_version
 
     def end(self, sequence_id: int | str, now_ns: int) -> None:
         """End a sequence without an END entry, after its waiting entries have run."""

@@ -26,8 +26,6 @@ _CANNOT_RESCHEDULE = (
     "stub", "tensorflow", "tensorrt", "tensorrt_rtx", "tflite",
 )  # fmt: skip
 """Backends whose models cannot be rescheduled (run again for one request): all built-in ones except `python`."""
-_SPLITS_TRAFFIC = ("canary_share", "variant")
-"""Parameters that send some requests to another version or model, which would split a sequence."""
 
 
 def bad_field(model: str, field: str, expected: str, given: object) -> BadModelConfig:
@@ -57,9 +55,9 @@ def check_sequences(config: ConfigMessage, model: str) -> None:
     _check_controls(batching, model)
     _check_states(batching, model)
     _check_names(batching, model)
-    for parameter in _SPLITS_TRAFFIC:
-        if parameter in config.parameters:
-            raise bad_field(model, f"parameters '{parameter}'", "none for a model with sequence_batching", "one")
+    if "variant" in config.parameters:
+        # It would send some requests of a sequence to another model.
+        raise bad_field(model, "parameters 'variant'", "none for a model with sequence_batching", "one")
 
 
 def check_sequences_complete(config: ConfigMessage, model: str) -> None:

@@ -41,11 +41,69 @@ parameters { key: "canary_min_requests" value { string_value: "20" } }
 parameters { key: "canary_max_p99_ratio" value { string_value: "1000000" } }
 """
 
+SEQUENCES = """
+backend: "BACKEND"
+max_batch_size: 16
+version_policy { all {} }
+input { name: "index" data_type: TYPE_INT64 dims: [ 1 ] }
+output { name: "y" data_type: TYPE_FP32 dims: [ 1 ] }
+parameters { key: "canary_share" value { string_value: "0.5" } }
+parameters { key: "canary_min_requests" value { string_value: "20" } }
+parameters { key: "canary_max_p99_ratio" value { string_value: "1000000" } }
+sequence_batching {
+  max_sequence_idle_microseconds: 600000000
+  STRATEGY
+  STATE
+}
+"""
+STATE = """
+  state { input_name: "sum" output_name: "new_sum" data_type: TYPE_FP32 dims: [ 1 ]
+          initial_state { name: "zero" data_type: TYPE_FP32 dims: [ 1 ] zero_data: true } }
+"""
+OLDEST = "oldest { max_candidate_sequences: 16 }"
+STATEFUL = {
+    "direct": ("onnxruntime", "direct {}", STATE),
+    "oldest": ("onnxruntime", OLDEST, STATE),
+    "python": ("python", OLDEST, ""),
+}
+"""Model -> backend, strategy and state."""
+
+RUNNING_SUM = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.sums = {}
+
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        id, index = request.correlation_id(), int(pb_utils.get_input_tensor_by_name(request, "index").as_numpy()[0, 0])
+        if request.flags() & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START:
+            self.sums[id] = 0
+        self.sums[id] += VALUES[index]
+        return pb_utils.InferenceResponse([pb_utils.Tensor("y", np.array([[self.sums[id]]], np.float32))])
+"""
+
 REPLACE = """
 backend: "onnxruntime"
 max_batch_size: 4
 parameters { key: "reload_policy" value { string_value: "replace" } }
 """
+
+
+def running_sum(values: list[float]) -> onnx.ModelProto:
+    """y = the sum of values[index] of a sequence."""
+    model = table_model(values)
+    graph = model.graph
+    graph.node[0].output[0] = "value"
+    graph.node.append(helper.make_node("Add", ["value", "sum"], ["y"]))
+    graph.node.append(helper.make_node("Identity", ["y"], ["new_sum"]))
+    graph.input.append(helper.make_tensor_value_info("sum", TensorProto.FLOAT, ["batch", 1]))
+    graph.output.append(helper.make_tensor_value_info("new_sum", TensorProto.FLOAT, ["batch", 1]))
+    return model
 
 
 def index_body(index: int) -> dict[str, Any]:
@@ -62,12 +120,71 @@ def event_kinds(server: Any) -> list[str]:
     return [event["kind"] for event in server.ask("/edge/v1/events?follow=false")[1]]
 
 
-def write_whole(folder: Path, version: int, model: onnx.ModelProto) -> None:
+def write_whole(folder: Path, version: int, model: onnx.ModelProto | str) -> None:
     """Move a version into place in one step, as an updater does."""
     staging = folder.parent / ".staging"
     staging.mkdir()
-    (staging / "model.onnx").write_bytes(model.SerializeToString())
+    if isinstance(model, str):
+        (staging / "model.py").write_text(model)
+    else:
+        (staging / "model.onnx").write_bytes(model.SerializeToString())
     os.replace(staging, folder / str(version))
+
+
+def summing(name: str, values: list[float]) -> onnx.ModelProto | str:
+    """Return the file of a model of STATEFUL."""
+    return RUNNING_SUM.replace("VALUES", repr(values)) if name == "python" else running_sum(values)
+
+
+def step(server: Any, model: str, id: int, flags: str = "", index: int = 0) -> tuple[str, float] | str:
+    """Send a request of a sequence; flags are "+" for its start, "-" for its end. Return the version and the sum, or
+    the error."""
+    parameters = {"sequence_id": id, "sequence_start": "+" in flags, "sequence_end": "-" in flags}
+    status, answer = server.infer(model, {**index_body(index), "parameters": parameters})
+    return (answer["model_version"], answer["outputs"][0]["data"][0]) if status == 200 else answer["error"]
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("model", STATEFUL)
+def test_a_sequence_stays_on_the_version_on_which_it_began_whatever_becomes_of_the_canary(
+    server: Any, module_repository: Any, eventually: Any, model: str
+) -> None:
+    folder = module_repository.path / model
+    assert step(server, model, 1, "+") == ("1", 1.0)
+    write_whole(folder, 2, summing(model, [100.0]))
+    assert eventually(lambda: shares(server, model) == {1: 0.5, 2: 0.5})
+
+    # The share counts beginnings of sequences. One that is older than the canary goes on.
+    assert step(server, model, 1) == ("1", 2.0)
+    begun = {id: step(server, model, id, "+") for id in range(10, 18)}
+    assert Counter(begun.values()) == {("1", 1.0): 4, ("2", 100.0): 4}
+    for number in (2, 3):
+        for id, (version, first) in begun.items():
+            assert step(server, model, id) == (version, number * first)
+    assert step(server, model, 1) == ("1", 3.0)
+    # A client that begins anew with the same id leaves no second sequence behind.
+    again = [step(server, model, 30, "+") for _ in range(4)]
+    assert Counter(again) == {("1", 1.0): 2, ("2", 100.0): 2}
+    version, first = again[-1]
+    assert step(server, model, 30, "-") == (version, 2 * first)
+    assert "START flag" in step(server, model, 30)
+
+    # It is taken back: only its table is too short for this index.
+    old = [id for id, (version, _) in begun.items() if version == "1"]
+    new = [id for id, (version, _) in begun.items() if version == "2"]
+    for id in new[:2]:
+        assert isinstance(step(server, model, id, index=1), str)
+    assert eventually(lambda: shares(server, model) == {1: 1.0, 2: 0.0})
+    assert {step(server, model, id, "+") for id in range(40, 44)} == {("1", 1.0)}
+    assert {step(server, model, id) for id in new} == {("2", 400.0)}
+    assert {step(server, model, id) for id in old} == {("1", 4.0)}
+
+    # The version before it goes, and with it the sequences there.
+    shutil.move(folder / "1", module_repository.path / f".{model}")
+    assert eventually(lambda: shares(server, model) == {2: 1.0})
+    assert {step(server, model, id) for id in new} == {("2", 500.0)}
+    assert "START flag" in step(server, model, old[0])
+    assert step(server, model, old[0], "+") == ("2", 100.0)
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +192,11 @@ def server(serve: Any, module_repository: Any) -> Iterator[Any]:
     """A server that watches its folder, with a model for each test."""
     module_repository.add("table", CANARY, 1, table_model([1.0] * 100))
     module_repository.add("replaced", REPLACE, 1, table_model([1.0, 1.0]))
+    for name, (backend, strategy, state) in STATEFUL.items():
+        config = SEQUENCES.replace("BACKEND", backend).replace("STRATEGY", strategy).replace("STATE", state)
+        folder = module_repository.add(name, config)
+        shutil.rmtree(folder / "1", ignore_errors=True)
+        write_whole(folder, 1, summing(name, [1.0, 1.0]))
     with serve(module_repository.path, "--repository-poll-secs=0.1") as running:
         yield running
 

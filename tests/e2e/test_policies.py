@@ -107,9 +107,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model(folder / "changing", ARM, WORK.replace("OFFSET", "100"))
     old = ARM + 'parameters { key: "policy_max_age_ms" value { string_value: "50" } }'
     write_model(folder / "young", old, WORK.replace("OFFSET", "0"))
-    canary = ARM + 'version_policy { all {} } parameters { key: "canary_share" value { string_value: "0.5" } }'
-    write_model(folder / "tried", canary, WORK.replace("OFFSET", "100"))
-    write_model(folder / "tried", canary, WORK.replace("OFFSET", "200"), version=2)
+    on_trial = 'version_policy { all {} } parameters { key: "canary_share" value { string_value: "0.5" } }'
+    write_model(folder / "tried", ARM + on_trial, WORK.replace("OFFSET", "100"))
+    write_model(folder / "tried", ARM + on_trial, WORK.replace("OFFSET", "200"), version=2)
+    write_model(folder / "tried_counter", COUNTER + on_trial, COUNT)
+    write_model(folder / "tried_counter", COUNTER + on_trial, COUNT.replace("1 if start", "101 if start"), version=2)
     write_model(folder / "plain", re.sub(r"parameters.*\n", "", ARM), WORK.replace("OFFSET", "0"))
     return folder
 
@@ -272,13 +274,14 @@ def test_robots_are_in_the_report_and_in_status(server: Any, connect: Callable[.
     assert "policies" in server.ask("/edge/v1/page")[1]["panels"]
 
 
+def count(robot: Robot) -> float:
+    """Return what a model of COUNT counts for a robot."""
+    robot.send(state=[0.0])
+    return float(messages.read_message(robot.receive())["action"][0, 0])
+
+
 def test_a_robot_is_one_sequence_and_two_robots_are_two(connect: Callable[..., Robot]) -> None:
     one, other = connect("counter"), connect("counter")
-
-    def count(robot: Robot) -> float:
-        robot.send(state=[0.0])
-        return float(messages.read_message(robot.receive())["action"][0, 0])
-
     assert [count(one), count(one), count(other), count(one)] == [1, 2, 1, 3]
     one.close()
     assert count(connect("counter")) == 1
@@ -330,6 +333,13 @@ def test_a_canary_gets_its_share_of_the_episodes_and_each_keeps_its_version(
     assert connect("tried").act(0, 0)[0, 0] == 100
 
 
+def test_a_canary_of_a_model_with_state_gets_its_share_of_the_episodes(connect: Callable[..., Robot]) -> None:
+    robots = [connect("tried_counter") for _ in range(4)]
+    counts = [[count(robot) for robot in robots] for _ in range(3)]
+    assert sorted(counts[0]) == [1, 1, 101, 101]
+    assert counts == [[first + number for first in counts[0]] for number in range(3)]
+
+
 def index_of(server: Any, model: str) -> list[dict[str, str]]:
     return [entry for entry in server.ask("/v2/repository/index", {})[1] if entry["name"] == model]
 
@@ -361,8 +371,8 @@ def test_a_version_is_unloaded_after_the_episode_that_used_it(
         (
             "",
             404,
-            "several policies serve (arm, changing, counter, tried, young): name one in the path of the address, "
-            "/MODEL",
+            "several policies serve (arm, changing, counter, tried, tried_counter, young): name one in the path of the "
+            "address, /MODEL",
         ),
     ],
 )

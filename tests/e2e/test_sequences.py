@@ -171,6 +171,8 @@ def server(module_repository: Any, serve: Any) -> Iterator[Any]:
     module_repository.add("both", ENSEMBLE)
     for name, strategy in (("watch_direct", "direct { }"), ("watch_oldest", oldest)):
         module_repository.add(name, CAMERA.replace("STRATEGY", strategy), model=watcher())
+    every = CAMERA.replace("STRATEGY", oldest) + "version_policy { all {} }\n"
+    module_repository.add("watch_all", every, model=watcher())
     folder = module_repository.add(
         "broken", config("onnxruntime", "direct { }", initial='data_file: "state"'), model=accumulator(["batch"])
     )
@@ -430,6 +432,24 @@ def test_a_reconnected_camera_starts_a_new_sequence_and_frees_its_old_slot(serve
     for number in range(8):
         with FrameStream(server.grpc, "watch_oldest", stream_id=f"guest {number % 2}", keeps_all=True) as stream:
             assert totals_of_frames(list(stream.results([picture(5)] * 2))) == [5, 10]
+
+
+def test_a_camera_begins_anew_in_a_newer_version_beside_its_own(
+    server: Any, module_repository: Any, eventually: Callable[..., bool]
+) -> None:
+    with FrameStream(server.grpc, "watch_all", keeps_all=True) as stream:
+        results = stream.results()
+        stream.send(picture(3))
+        assert totals_of_frames([next(results)]) == [3]
+        module_repository.add("watch_all", version=2, model=watcher())
+        assert eventually(lambda: server.get("/v2/models/watch_all/versions/2/ready")[0] == 200)
+        sums = []
+        for _ in range(3):
+            stream.send(picture(3))
+            sums += totals_of_frames([next(results)])
+        assert sums == [6, 3, 6]
+        versions = {item["version"]: item for item in server.ask("/v2/models/watch_all/stats")[1]["model_stats"]}
+        assert versions["2"]["inference_stats"]["success"]["count"] == 2
 
 
 def test_after_a_reload_a_camera_continues_with_a_new_state(

@@ -139,8 +139,8 @@ def test_a_sequence_configuration_without_a_strategy_is_direct(resolved: Callabl
             ["allow_ragged_batch", "direct"],
         ),
         (
-            GOOD + batching() + 'parameters { key: "canary_share" value { string_value: "0.5" } }',
-            ["canary_share", "sequence_batching"],
+            GOOD + batching() + 'parameters { key: "variant" value { string_value: "lighter" } }',
+            ["variant", "sequence_batching"],
         ),
     ],
 )  # fmt: skip

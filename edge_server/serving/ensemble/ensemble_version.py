@@ -216,6 +216,10 @@ class EnsembleVersion:
     def end_sequence(self, sequence_id: int | str) -> None:
         """Do nothing: the members' sequences end on their own."""
 
+    def has_sequence(self, sequence_id: int | str) -> bool:
+        """Return False: sequences live in the members."""
+        return False
+
     def stop_accepting(self) -> None:
         """Refuse new requests once nobody holds the version; those in flight continue."""
         self._move(VersionState.DRAINING)

@@ -278,6 +278,10 @@ class ModelVersion:
         """End a sequence whose client has disconnected. Does nothing for an unknown one. Returns at once."""
         self._scheduler.end_sequence(sequence_id)
 
+    def has_sequence(self, sequence_id: int | str) -> bool:
+        """See ServedVersion.has_sequence."""
+        return self._scheduler.has_sequence(sequence_id)
+
     def stop_accepting(self) -> None:
         """Refuse new requests once nobody holds the version; waiting and running ones continue."""
         self._move(VersionState.DRAINING)

@@ -182,6 +182,10 @@ class Scheduler:
     def end_sequence(self, sequence_id: int | str) -> None:
         """End a sequence whose client has disconnected. Does nothing without sequences."""
 
+    def has_sequence(self, sequence_id: int | str) -> bool:
+        """See ServedVersion.has_sequence. Always False without sequences."""
+        return False
+
     def serve(self, instance: Instance, batch: list[Ticket]) -> None:
         """Run a posted batch on this thread, and then further ones until none waits, or until other models wait for the
         thread."""

@@ -36,6 +36,9 @@ class ServedVersion(Protocol):
     def end_sequence(self, sequence_id: int | str) -> None:
         """End a sequence whose client has disconnected. Does nothing for an unknown one. Returns at once."""
 
+    def has_sequence(self, sequence_id: int | str) -> bool:
+        """Return whether a sequence with this id lives here that began with a request without a version."""
+
     def hold(self) -> Callable[[], None]:
         """Let the version take requests also after `stop_accepting`, until the returned function is called. Raises
         Draining after `stop_accepting`."""

@@ -101,6 +101,7 @@ class Manager:
         self.submit, self.spec, self.is_healthy = router.submit, router.spec, router.is_healthy
         self.route, self.route_request, self.routes_of = router.route, router.route_request, router.routes_of
         self.ready_versions, self.all_ready = router.ready_versions, router.all_ready
+        self.end_sequence = router.end_sequence
         self.offered_versions, self.serving_names = router.offered_versions, router.serving_names
         self._hangs = HangWatchdog(lifecycle.hang_timeout_s)
         # A front end's own thread must not hang in a runtime.

@@ -622,7 +622,7 @@ class ModelTable:
             if routes is not None and routes.canary is not None and routes.trial is trial:
                 canary = routes.canary
                 log.error("model '%s' version %d is no canary any more: %s", name, canary.version, reason)
-                self.routes = {**self.routes, name: Routes(routes.ready, routes.first)}
+                self.routes = {**self.routes, name: routes._replace(canary=None, trial=None)}
                 trial.end()
                 self._models[name].rejected = RejectedCanary(canary.generation, reason)
                 self._add_event(MODEL_CANARY_FAILED, canary, reason=reason)

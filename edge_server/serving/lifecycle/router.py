@@ -4,7 +4,7 @@ loaded."""
 from __future__ import annotations
 
 from edge_server.core.model_spec import ModelSpec
-from edge_server.core.request_response import Request, ResponseSink, SubmittedRequest
+from edge_server.core.request_response import Request, ResponseSink, SequenceStep, SubmittedRequest
 from edge_server.errors import Draining, EdgeServerError, MemberMissing, NotReady, UnknownModel
 from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.serving.lifecycle.lifecycle_settings import LifecycleSettings
@@ -32,7 +32,7 @@ class Router:
         the request still belongs to the caller."""
         for _ in range(_ROUTE_ATTEMPTS):
             try:
-                version = self.route_request(request.model, request.version)
+                version = self.route_request(request.model, request.version, request.sequence)
             except (NotReady, UnknownModel):
                 pending = PendingRequest(
                     request, sink, lambda again: self.submit(again, sink, hold_us=0.0), self._table.remove_pending
@@ -64,13 +64,23 @@ class Router:
                 return found
         raise self._no_route(name, version)
 
-    def route_request(self, name: str, version: int | None) -> ServedVersion:
-        """Return the version for a request: as `route`, but a canary gets its share. Call once per request."""
+    def route_request(self, name: str, version: int | None, step: SequenceStep | None = None) -> ServedVersion:
+        """Return the version for a request, which may be a step of a sequence: as `route`, but a canary gets its share,
+        and a sequence stays where it began. Call once per request."""
         if version is None:
             routes = self._table.routes.get(name)
-            if routes is not None and routes.trial is not None:
-                return routes.next()
+            if routes is not None and routes.decides_each_request:
+                return routes.next(step)
         return self.route(name, version)
+
+    def end_sequence(self, name: str, version: int | None, sequence_id: int | str) -> None:
+        """End a sequence whose client has disconnected. Does nothing for an unknown one. Returns at once."""
+        routes = self._table.routes.get(name)
+        if routes is None:
+            return
+        for item in routes.ready.values():
+            if item.version == version or (version is None and item.has_sequence(sequence_id)):
+                item.end_sequence(sequence_id)
 
     def spec(self, name: str, version: int | None) -> ModelSpec:
         """Return the specification for a request, also of an evicted model. Raises as `route`."""

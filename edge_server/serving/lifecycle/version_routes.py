@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from edge_server.core.request_response import SequenceStep
 from edge_server.core.version_lifecycle import VersionState
 from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.serving.lifecycle.canary import CanaryTrial, parse_canary_terms, signature_difference
@@ -20,15 +21,35 @@ class RejectedCanary(NamedTuple):
 
 class Routes(NamedTuple):
     """`ready` maps versions to their serving generation, highest first; never empty. `first` gets the requests without
-    a version, except for the share of the trial's canary."""
+    a version, except for the share of the trial's canary. `has_sequences`: there are several versions, and a sequence
+    stays in the one in which it began; the share is one of the sequences."""
 
     ready: dict[int, ServedVersion]
     first: ServedVersion
     canary: ServedVersion | None = None
     trial: CanaryTrial | None = None
+    has_sequences: bool = False
 
-    def next(self) -> ServedVersion:
-        """Return the version for the next request without a version. Counts the request: call once for each."""
+    @property
+    def decides_each_request(self) -> bool:
+        """Whether requests without a version may go to different versions."""
+        return self.trial is not None or self.has_sequences
+
+    def next(self, step: SequenceStep | None = None) -> ServedVersion:
+        """Return the version for the next request without a version, which is this step of a sequence. Counts the
+        request or the beginning of a sequence: call once for each."""
+        if not self.has_sequences or step is None:
+            return self._next_by_share()
+        if not step.is_start:
+            return next((item for item in self.ready.values() if item.has_sequence(step.id)), self.first)
+        chosen = self._next_by_share()
+        for item in self.ready.values():
+            if item is not chosen and item.has_sequence(step.id):
+                # The client has begun anew without an END. Nothing says later which of two sequences it means.
+                item.end_sequence(step.id)
+        return chosen
+
+    def _next_by_share(self) -> ServedVersion:
         if self.canary is not None and self.trial is not None and self.trial.takes_next():
             return self.canary
         return self.first
@@ -79,15 +100,17 @@ def _plan(
         return None, rejected
     newest, *older = ready.values()
     terms = parse_canary_terms(newest.spec)
+    batching = newest.spec.sequence
+    has_sequences = bool(older) and batching is not None and not batching.is_iterative
     if terms is None or not older:
-        return Routes(ready, newest), rejected
+        return Routes(ready, newest, has_sequences=has_sequences), rejected
     stable = older[0]
     if rejected is None or rejected.generation != newest.generation:
         difference = signature_difference(newest.spec, stable.spec)
         rejected = None if difference is None else RejectedCanary(newest.generation, difference)
     if rejected is not None:
-        return Routes(ready, stable), rejected
+        return Routes(ready, stable, has_sequences=has_sequences), rejected
     trial = before.trial if before is not None else None
     if trial is None or trial.canary is not newest or trial.stable is not stable:
         trial = CanaryTrial(terms, newest, stable, on_failed)
-    return Routes(ready, stable, newest, trial), None
+    return Routes(ready, stable, newest, trial, has_sequences), None

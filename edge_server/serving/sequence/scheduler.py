@@ -128,6 +128,10 @@ class SequenceScheduler(Scheduler):
         if has_waiting:
             self._timer.call_at(now_ns, self.resume)
 
+    def has_sequence(self, sequence_id: int | str) -> bool:
+        with self._lock:
+            return self._line.has_routed(sequence_id)
+
     def _entry(self, ticket: Ticket) -> QueueEntry[Ticket]:
         return ticket if ticket.sequence_entry is None else ticket.sequence_entry
 
@@ -155,6 +159,7 @@ class SequenceScheduler(Scheduler):
             id=step.id,
             is_start=step.is_start,
             is_end=step.is_end,
+            names_version=ticket.request.version is not None,
         )
 
     def _decide(self) -> tuple[list[Run], list[Ticket]]:

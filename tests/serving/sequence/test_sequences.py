@@ -63,10 +63,11 @@ def accumulate(_: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
 def load(core: Any, strategy: Any = DIRECT, *, mark: str = "a", root: Path = Path("/nowhere"), **more: Any) -> Any:
     sequence = more.pop("sequence", None) or batching(strategy)
     core.script.on_run = more.pop("on_run", accumulate)
+    versions = more.pop("versions", ())
     settings = {"max_batch_size": 4, "parameters": {"warmup_probe": "false"}} | more
     spec = core.spec(sequence=sequence, inputs=(InputSpec("IN", DType.FP32, (1,)),),
                       outputs=(OutputSpec("OUT", DType.FP32, (1,)),), **settings)  # fmt: skip
-    return core.load(spec, mark=mark, root=root)
+    return core.load(spec, *versions, mark=mark, root=root)
 
 
 def step(core: Any, id: int | str, value: float, flags: str = "", **more: Any) -> tuple[Any, Any]:
@@ -712,6 +713,50 @@ def test_the_end_of_a_client_that_is_gone_lets_the_next_sequence_in(core: Any) -
     core.service.end_sequence("unknown", None, 1)
     assert answer(waiting) == 2
     assert version._scheduler.live_count == 1
+
+
+# -- several versions -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", [DIRECT, OLDEST], ids=["direct", "oldest"])
+def test_a_sequence_goes_on_where_it_began_beside_a_newer_version(core: Any, strategy: Any) -> None:
+    load(core, strategy)
+    assert walk(core, 1, [1], ends=False) == [1]
+    load(core, strategy, versions=(1, 2))
+    assert (step(core, 1, 5)[1].final().version, step(core, 2, 5, "+")[1].final().version) == (1, 2)
+    _, ended = step(core, 1, 4, "-")
+    assert (ended.final().version, answer(ended)) == (1, 10)
+    with pytest.raises(InvalidRequest, match="START flag"):
+        step(core, 1, 1)
+
+
+def test_a_sequence_of_a_client_that_names_its_version_is_kept_apart_from_one_with_the_same_id(core: Any) -> None:
+    load(core, versions=(1, 2))
+    assert answer(step(core, 7, 1, "+", version=1)[1]) == 1
+    assert answer(step(core, 7, 10, "+")[1]) == 10
+    assert answer(step(core, 7, 20)[1]) == 30
+    assert answer(step(core, 7, 2, version=1)[1]) == 3
+    core.service.end_sequence("m", None, 7)
+    assert answer(step(core, 7, 3, version=1)[1]) == 6
+    with pytest.raises(InvalidRequest, match="START flag"):
+        step(core, 7, 1)
+
+
+def test_a_sequence_that_begins_anew_leaves_no_other_in_another_version(core: Any, eventually: Any) -> None:
+    load(core, versions=(1, 2), parameters={"warmup_probe": "false", "canary_share": "0.5"})
+    schedulers = [core.manager.route("m", version)._scheduler for version in (1, 2)]
+    versions = [step(core, 1, 1, "+")[1].final().version for _ in range(4)]
+    assert versions == [1, 2, 1, 2]
+    eventually(lambda: [scheduler.live_count for scheduler in schedulers] == [0, 1])
+    assert step(core, 1, 1)[1].final().version == 2
+
+
+def test_the_end_of_a_client_that_is_gone_reaches_a_version_that_is_not_the_newest(core: Any, eventually: Any) -> None:
+    older = load(core)
+    walk(core, 1, [1], ends=False)
+    load(core, versions=(1, 2))
+    core.service.end_sequence("m", None, 1)
+    eventually(lambda: older._scheduler.live_count == 0)
 
 
 # -- models that see requests ---------------------------------------------------------------------------------------

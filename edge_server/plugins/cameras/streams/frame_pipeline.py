@@ -259,6 +259,11 @@ class FramePipeline:
     # -- out
 
     def _answer(self, fitted: Sequence[PreparedFrame], response: Response, rows: RowBuffer) -> None:
+        stream = fitted[0].flight.stream
+        is_routed = self._version is None and stream.correlation_id is not None
+        if is_routed and not self._service.gets_requests(self._model, response.version):
+            # A stream may last for months. The next frame begins the sequence in the version that serves by then.
+            stream.correlation_id = None
         if response.error is not None:
             for one in fitted:
                 self._fail(one.flight, response.error)

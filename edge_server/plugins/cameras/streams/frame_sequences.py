@@ -1,10 +1,10 @@
 """Assignment of frames to a sequence, for models that keep state from frame to frame: all frames of a stream share one
 correlation id.
 
-The sequence begins with the first frame that runs and ends with the stream. It does not include dropped frames. If the
-server no longer knows the sequence (the camera paused for longer than max_sequence_idle_microseconds, or the model was
-reloaded), the next frame begins it again. The correlation id is the stream's id, or a hash of it if the model takes
-numbers.
+The sequence begins with the first frame that runs and ends with the stream. It does not include dropped frames. The
+next frame begins it again if the server no longer knows the sequence (the camera paused for longer than
+max_sequence_idle_microseconds, or the model was reloaded), or if another version serves by now. The correlation id is
+the stream's id, or a hash of it if the model takes numbers.
 """
 
 from __future__ import annotations
