@@ -57,7 +57,7 @@ def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
     too_much = "usrmerge perl libperl5.36 perl-modules-5.36"
     done = subprocess.run(
         [
-            "mmdebstrap", "--variant=minbase", "--include=usr-is-merged", *no_texts,
+            "mmdebstrap", "--variant=minbase", "--include=usr-is-merged", *no_texts, "--dpkgopt=force-unsafe-io",
             '--aptopt=APT::Install-Recommends "false"',
             f'--customize-hook=chroot "$1" apt-get purge --yes --autoremove {too_much}',
             "bookworm", str(folder / "base.tar"),

@@ -42,7 +42,7 @@ import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def execute(self, requests):
-        time.sleep(0.05)
+        time.sleep(0.1)
         tensors = [pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy() for request in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", tensor)]) for tensor in tensors]
 """
@@ -86,6 +86,9 @@ class Cluster:
             "RAY_raylet_start_wait_time_s": "120",
             "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
             "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
+            # Ray's defaults are ten seconds.
+            "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
+            "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
         }
         environment["PYTHONPATH"] = str(Path(__file__).parents[2])
         self._log = log.open("w")
@@ -306,10 +309,10 @@ def test_the_metrics_of_each_replica_are_among_those_of_ray(cluster: Cluster) ->
 
 def test_two_replicas_almost_double_throughput_and_scaling_loses_no_request(cluster: Cluster) -> None:
     def rate(load: Load) -> float:
-        load.wait_for(20)
-        load.wait_for(200)
-        recent = load.answered[-200:]
-        return 199 / (recent[-1] - recent[0])
+        load.wait_for(10)
+        load.wait_for(60)
+        recent = load.answered[-60:]
+        return 59 / (recent[-1] - recent[0])
 
     cluster.deploy(num_replicas=1)
     with Load(cluster) as load:
@@ -330,7 +333,7 @@ def test_the_queue_length_sets_the_number_of_replicas(cluster: Cluster) -> None:
             assert time.monotonic() < end_s, cluster.replicas()
             time.sleep(0.1)
 
-    scaling = {"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 2}
+    scaling = {"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 2, "look_back_period_s": 3}
     cluster.deploy(autoscaling_config={**scaling, "upscale_delay_s": 1, "downscale_delay_s": 2})
     wait_for_replicas(1)
     with Load(cluster) as load:
@@ -346,7 +349,7 @@ def test_a_killed_replica_loses_at_most_its_running_requests(cluster: Cluster) -
         load.wait_for(50)
         victim = cluster.replicas()[0]
         os.kill(victim, signal.SIGKILL)
-        load.wait_for(300)
+        load.wait_for(150)
         deadline = time.monotonic() + 120
         while len(cluster.replicas()) < 2 and time.monotonic() < deadline:
             time.sleep(0.1)

@@ -12,23 +12,26 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-pytestmark = pytest.mark.soak
-
-OPERATIONS = int(os.environ.get("EDGE_STORM_OPERATIONS", "200"))
 SEED = int(os.environ.get("EDGE_STORM_SEED", "1"))
 STEPS_BETWEEN_LOOKS = 25
 
 
-@pytest.mark.timeout(max(300, 3 * OPERATIONS))
+@pytest.mark.parametrize(
+    "operations",
+    [
+        pytest.param(100, marks=[pytest.mark.soak, pytest.mark.timeout(300)]),
+        pytest.param(1000, marks=[pytest.mark.long, pytest.mark.timeout(3000)]),
+    ],
+)
 def test_no_request_fails_and_no_response_is_wrong_while_models_are_reloaded(
-    serve: Any, writer: Any, new_storm: Any, new_load: Any, check_load: Any, agree: Any
+    operations: int, serve: Any, writer: Any, new_storm: Any, new_load: Any, check_load: Any, agree: Any
 ) -> None:
-    print(f"EDGE_STORM_SEED={SEED} EDGE_STORM_OPERATIONS={OPERATIONS}")
+    print(f"EDGE_STORM_SEED={SEED} operations={operations}")
     storm = new_storm(SEED)
     with serve(writer.path) as server:
         agree(server, writer)
         with new_load(server, SEED) as load:
-            for number in range(1, OPERATIONS + 1):
+            for number in range(1, operations + 1):
                 storm.step()
                 time.sleep(storm.chance.uniform(0, 0.25))
                 if number % STEPS_BETWEEN_LOOKS == 0:
@@ -62,6 +65,7 @@ def weights_beside(folder: Path, value: float) -> None:
     onnx.save_model(model, folder / "model.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
 def test_truncated_weights_end_neither_the_server_nor_the_loaded_version(
     serve: Any, repository: Any, eventually: Any, backend: str

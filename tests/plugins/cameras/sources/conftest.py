@@ -182,14 +182,21 @@ class RtspCamera:
 
 
 @pytest.fixture
-def rtsp_camera(tmp_path: Path, free_ports: Callable[[int], list[int]]) -> Iterator[RtspCamera]:
+def rtsp_cameras(tmp_path: Path, free_ports: Callable[[int], list[int]]) -> Iterator[list[RtspCamera]]:
+    """Ten, none of which is started."""
     pytest.importorskip("av", reason="needs PyAV: pip install '.[test-all]'")
     servers = os.environ.get("EDGE_TEST_CAMERA_SERVERS", "")
     if not servers:
         pytest.skip("needs GStreamer's RTSP server: tests/e2e/fetch_camera_servers.sh")
-    made = RtspCamera(Path(servers), tmp_path, free_ports(1)[0])
+    made = [RtspCamera(Path(servers), tmp_path, port) for port in free_ports(10)]
     yield made
-    made.kill()
+    for one in made:
+        one.kill()
+
+
+@pytest.fixture
+def rtsp_camera(rtsp_cameras: list[RtspCamera]) -> RtspCamera:
+    return rtsp_cameras[0]
 
 
 class Cameras:
