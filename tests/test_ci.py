@@ -1,4 +1,4 @@
-"""The repetition of failed tests in .ci/run, with its own shell function."""
+"""The repetition of failed tests and the report of failed parts in .ci/run, with its own shell functions."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+RUN = (ROOT / ".ci/run").read_text()
+DEFINITIONS = 'set -euo pipefail\npart() { echo "$*"; }\n' + RUN[RUN.index("MAX_FLAKY=") : RUN.index("\npart ")]
+REPORT = RUN[RUN.index('\npart "done"') :]
 
 pytestmark = pytest.mark.full
 
@@ -27,14 +30,12 @@ def test_passes():
 """
 
 
-def run_tests(folder: Path, source: str) -> subprocess.CompletedProcess[str]:
-    """Run the function `tests` of .ci/run in a folder with one test file."""
+def run_tests(folder: Path, source: str, after: str = "tests") -> subprocess.CompletedProcess[str]:
+    """Run lines after the functions of .ci/run, in a folder with one test file."""
     (folder / "test_it.py").write_text(source)
     (folder / ".venv/bin").mkdir(parents=True)
     (folder / ".venv/bin/python").symlink_to(sys.executable)
-    function = re.search(r"^MAX_FLAKY=.*?^tests\(\) \{.*?^\}", (ROOT / ".ci/run").read_text(), re.DOTALL | re.MULTILINE)
-    assert function is not None
-    script = f'set -euo pipefail\npart() {{ echo "$*"; }}\n{function[0]}\ntests\n'
+    script = f"{DEFINITIONS}\n{after}\n"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     # Found by the interpreter's own path, a link to it knows no packages of the environment.
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
@@ -70,3 +71,18 @@ def test_more_than_five_that_fail_once_fail_the_run(tmp_path: Path) -> None:
     done = run_tests(tmp_path, FAILS_ONCE.format(count=6, failure="assert False"))
     assert done.returncode == 1, done.stdout + done.stderr
     assert "at most 5 are run again" in done.stdout
+
+
+def test_a_failed_part_fails_the_run_after_the_parts_that_follow(tmp_path: Path) -> None:
+    parts = f"check types false\ncheck rest tests\ncheck transport true\n{REPORT}"
+    done = run_tests(tmp_path, "def test_fails():\n    assert False\n", parts)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert re.findall(r"^(?:types|rest|transport|done|failed: .*)$", done.stdout, re.MULTILINE) == [
+        "types", "rest", "transport", "done", "failed: types", "failed: rest"
+    ]  # fmt: skip
+
+
+def test_a_run_without_a_failed_part_passes(tmp_path: Path) -> None:
+    done = run_tests(tmp_path, "def test_passes():\n    pass\n", f"check rest tests\n{REPORT}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "failed:" not in done.stdout
