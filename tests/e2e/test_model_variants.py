@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -200,11 +201,12 @@ def test_available_and_active_variants_can_be_queried(front_ends: FrontEnds) -> 
 
 def test_streams_and_shared_memory_work_through_the_variant(front_ends: FrontEnds) -> None:
     front_ends.choice.chosen = {"heavy": "light"}
-    handle = shm.create_shared_memory_region("variant_in", "/variant_in", VALUE.nbytes)
+    key = f"/variant_in_{uuid.uuid4().hex}"
+    handle = shm.create_shared_memory_region("variant_in", key, VALUE.nbytes)
     try:
         shm.set_shared_memory_region(handle, [VALUE])
         with triton.InferenceServerClient(front_ends.grpc) as client:
-            client.register_system_shared_memory("variant_in", "/variant_in", VALUE.nbytes)
+            client.register_system_shared_memory("variant_in", key, VALUE.nbytes)
             given = triton.InferInput("IN", [1, WIDTH], "FP32")
             given.set_shared_memory("variant_in", VALUE.nbytes)
             assert client.infer("heavy", [given]).as_numpy("OUT")[0, 1] == 3.0

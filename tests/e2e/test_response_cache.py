@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import urllib.request
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -146,9 +147,10 @@ def test_cached_strings_come_back_unchanged(server: Any, sample: Callable[[str],
 
 def test_a_hit_is_written_into_the_clients_shared_memory(server: Any) -> None:
     client = httpclient.InferenceServerClient(server.http)
-    region = shm.create_shared_memory_region("cached_out", "/edge_cached_out", 64)
+    key = f"/edge_cached_out_{uuid.uuid4().hex}"
+    region = shm.create_shared_memory_region("cached_out", key, 64)
     try:
-        client.register_system_shared_memory("cached_out", "/edge_cached_out", 64)
+        client.register_system_shared_memory("cached_out", key, 64)
         for _ in range(2):
             shm.set_shared_memory_region(region, [np.zeros((1, 16), np.float32)])
             asked = httpclient.InferRequestedOutput("OUTPUT0")

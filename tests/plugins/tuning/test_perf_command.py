@@ -122,7 +122,7 @@ def test_tensors_may_be_in_shared_memory_which_is_removed_afterwards(measure: An
     assert done.code == 0, done.errors
     assert done.report["shared_memory"] is True
     assert server.ask("/v2/systemsharedmemory/status") == (200, [])
-    assert not list(Path("/dev/shm").glob("edge_perf_*"))
+    assert not list(Path("/dev/shm").glob(f"edge_perf_*_{os.getpid()}_*"))
 
 
 @pytest.mark.sample
