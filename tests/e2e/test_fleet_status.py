@@ -94,7 +94,10 @@ def test_different_files_under_the_same_version_are_a_difference(serve: Any, tmp
         assert b.ask("/v2/repository/models/m/load", {"parameters": {"config": config}})[0] == 200
         code, text = fleet_status("--wait=1", a.http, b.http)
         assert code == 75, text
-        assert text.splitlines()[-1] == f"{b.http} is unknown: m: version 1, without the SHA-256 of its files"
+        assert (
+            text.splitlines()[-1]
+            == f"{b.http} is not known to be equal: m: version 1, without the SHA-256 of its files"
+        )
 
 
 def test_a_new_version_that_failed_everywhere_is_a_failure(serve: Any, tmp_path: Path) -> None:

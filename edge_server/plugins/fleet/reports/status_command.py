@@ -101,7 +101,7 @@ def _lines(hosts: Sequence[Mapping[str, Any]]) -> list[str]:
         if host["error"]:
             lines.append(wrap(f"{name}: {host['error']}", sys.stdout))
         lines += [wrap(f"{name} differs: {text}", sys.stdout) for text in host["differs"]]
-        lines += [wrap(f"{name} is unknown: {text}", sys.stdout) for text in host["unknown"]]
+        lines += [wrap(f"{name} is not known to be equal: {text}", sys.stdout) for text in host["unknown"]]
         lines += [wrap(f"{name}: {text}", sys.stdout) for text in host["problems"]]
     return lines
 

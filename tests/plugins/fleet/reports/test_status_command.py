@@ -159,7 +159,9 @@ def test_servers_whose_files_nobody_can_compare_do_not_count_as_equal(
     monkeypatch.setattr(status_command, "open_boxes", lambda options: Boxes("aa", "aa"))
     assert run(["status", *wait, "a", "b"]) == 75
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-2:] == [f"{name} is unknown: m: version 1, without the SHA-256 of its files" for name in ("a", "b")]
+    assert lines[-2:] == [
+        f"{name} is not known to be equal: m: version 1, without the SHA-256 of its files" for name in ("a", "b")
+    ]
     assert run(["status", *wait, "--json", "a", "b"]) == 75
     hosts = json.loads(capsys.readouterr().out)["hosts"]
     assert [(host["differs"], host["unknown"]) for host in hosts] == [
