@@ -44,6 +44,7 @@ END = ControlInput("END", ControlKind.END, DType.BOOL, (False, True))
 NUMBER = ControlInput("ID", ControlKind.CORRID, DType.INT32)
 NAME = ControlInput("ID", ControlKind.CORRID, DType.BYTES)
 SUM = StateTensor("SUM", "NEW_SUM", DType.FP32, (1,))
+NEVER_FAILS = {"canary_share": "0.5", "canary_max_p99_ratio": "1000000"}
 OLDEST = OldestStrategy(8)
 DIRECT = DirectStrategy()
 
@@ -757,6 +758,41 @@ def test_the_end_of_a_client_that_is_gone_reaches_a_version_that_is_not_the_newe
     load(core, versions=(1, 2))
     core.service.end_sequence("m", None, 1)
     eventually(lambda: older._scheduler.live_count == 0)
+
+
+def test_no_sequence_of_many_clients_changes_its_version_while_a_canary_comes_and_is_taken_back(
+    core: Any, eventually: Any
+) -> None:
+    load(core, OLDEST)
+    clients: list[list[list[tuple[int, float]]]] = [[] for _ in range(4)]
+    is_over = threading.Event()
+
+    def run(first: int, sequences: list[list[tuple[int, float]]]) -> None:
+        while not is_over.is_set():
+            answers = []
+            for flags in ("+", "", "", "-"):
+                _, mailbox = step(core, first + len(sequences), 1, flags)
+                answers.append((mailbox.final().version, answer(mailbox)))
+            sequences.append(answers)
+
+    threads = [threading.Thread(target=run, args=(1 + 1_000_000 * number, own)) for number, own in enumerate(clients)]
+    for thread in threads:
+        thread.start()
+    try:
+        eventually(lambda: all(clients))
+        load(core, OLDEST, versions=(1, 2), parameters={"warmup_probe": "false"} | NEVER_FAILS)
+        eventually(lambda: any(found[0][0] == 2 for own in clients for found in own))
+        core.manager.table._end_trial(core.manager.routes_of("m").trial, "as told")
+        counts = [len(own) for own in clients]
+        # The next sequence of a client may have begun before.
+        eventually(lambda: all(len(own) >= count + 2 for own, count in zip(clients, counts, strict=True)))
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+    whole = {version: [(version, float(total)) for total in range(1, 5)] for version in (1, 2)}
+    assert [found for own in clients for found in own if found not in whole.values()] == []
+    assert [own[-1] for own in clients] == [whole[1]] * 4
 
 
 # -- models that see requests ---------------------------------------------------------------------------------------
