@@ -192,3 +192,25 @@ class ServerEndpoint:
             except grpc.RpcError:
                 return []
         return [item.name for item in index.models]
+
+    def register_region(self, name: str, key: str, byte_size: int) -> bool:
+        """Have the server map a segment of POSIX shared memory, for the RegionSlices of frames. Return whether it does:
+        only on the same machine, and if it allows it to clients."""
+        return self._change_region("Register", name=name, key=key, offset=0, byte_size=byte_size)
+
+    def unregister_region(self, name: str) -> bool:
+        """Have the server forget a segment. Return whether it answered."""
+        return self._change_region("Unregister", name=name)
+
+    def _change_region(self, change: str, **fields: str | int) -> bool:
+        from edge_server.protocol import messages  # as in model_names
+
+        method = f"SystemSharedMemory{change}"
+        request = messages.message_class(f"inference.{method}Request")(**fields)
+        with self.channel(grpc) as channel:
+            ask = channel.unary_unary(f"/{messages.GRPC_SERVICE}/{method}")
+            try:
+                ask(request.SerializeToString(), timeout=_INDEX_TIMEOUT_S, metadata=tuple(self.metadata) or None)
+            except grpc.RpcError:
+                return False
+        return True

@@ -12,6 +12,7 @@ from pathlib import Path
 from edge_server.cli.console import LiveView, bar, clean, format_remaining
 from edge_server.cli.options import CommandParser, float_range, int_range
 from edge_server.errors import EdgeServerError
+from edge_server.memory.malloc_settings import keep_big_blocks
 from edge_server.plugins.ros.command import add_model_options
 from edge_server.plugins.ros.messages.ros2_types import MessageTypes
 from edge_server.plugins.ros.recordings.recording import ImageRecording
@@ -48,6 +49,8 @@ def run(arguments: Sequence[str]) -> int:
     output = options.output or Path(f"{options.recording.name.removesuffix('.mcap')}_{options.model}.mcap")
     # A stop by systemd or Docker keeps what is written, as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Chunks of images are megabytes each: without it, every one costs page faults.
+    keep_big_blocks()
     types = MessageTypes()
     with ImageRecording(options.recording, types) as recording:
         topics, skipped = recording.choose_topics(options.topics)

@@ -34,6 +34,7 @@ from edge_server.protocol.frame_messages import (
     StreamOpened,
     StreamRequest,
 )
+from edge_server.protocol.messages import GRPC_SERVICE
 
 
 class ScriptedServer:
@@ -45,6 +46,7 @@ class ScriptedServer:
     `error`: every response is this error, as for all pictures of `failing_models`; `mute_models` never answer, also not
     at the end of a stream. `labels` are those of each model.
     `refusal`: each stream ends with this gRPC status at its start.
+    `forgets_regions`: shared memory may be registered, and frames in it are answered with an error.
     `frames` and `requests` are all that were received, over all connections.
     """
 
@@ -57,6 +59,7 @@ class ScriptedServer:
         self.mute_models: set[str] = set()
         self.labels: tuple[str, ...] = ()
         self.refusal: grpc.StatusCode | None = None
+        self.forgets_regions = False
         self.frames: list[Frame] = []
         self.requests: list[StreamRequest] = []
         self._credit = credit
@@ -76,13 +79,27 @@ class ScriptedServer:
         # gRPC's own limit is 4 MB, the real server's is above the largest pictures.
         options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 16 << 20)]
         self._server = grpc.server(ThreadPoolExecutor(8), options=options)
-        self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, {name: method})])
+        regions = {
+            f"SystemSharedMemory{change}": grpc.unary_unary_rpc_method_handler(self._change_region)
+            for change in ("Register", "Unregister")
+        }
+        self._server.add_generic_rpc_handlers(
+            [
+                grpc.method_handlers_generic_handler(service, {name: method}),
+                grpc.method_handlers_generic_handler(GRPC_SERVICE, regions),
+            ]
+        )
         self._port = self._server.add_insecure_port(self.address)
         self._server.start()
 
     def stop(self) -> None:
         """Cut every connection."""
         self._server.stop(0).wait(10)
+
+    def _change_region(self, _: bytes, context: Any) -> bytes:
+        if not self.forgets_regions:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "no shared memory")
+        return b""
 
     def _serve(self, messages: Iterator[bytes], context: Any) -> Iterator[bytes]:
         request = decode_client_message(next(messages))
@@ -111,6 +128,8 @@ class ScriptedServer:
         if self.drops_each and seq % self.drops_each == 0 and seq not in self._dropped:
             self._dropped.add(seq)
             return FrameDropped(frame.header, DropReason.GOVERNOR, "too hot")
+        if frame.region is not None:
+            return FrameResult(frame.header, error_code="NOT_FOUND", error="unknown region")
         code, text = ("INTERNAL", "it fails") if request.model in self.failing_models else self.error
         if code:
             return FrameResult(frame.header, error_code=code, error=text)

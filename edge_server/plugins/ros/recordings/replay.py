@@ -25,6 +25,7 @@ from edge_server.plugins.ros.messages.message_conversion import (
 from edge_server.plugins.ros.recordings.frame_window import FrameWindow, OpenFrame, Results
 from edge_server.plugins.ros.recordings.recording import RecordedFrame
 from edge_server.plugins.ros.recordings.recording_writer import RecordingWriter
+from edge_server.plugins.ros.recordings.shared_pictures import SharedPictures
 from edge_server.protocol.frame_messages import Delivery, Frame, FrameDropped, FrameResult, Returns
 
 MAX_IN_FLIGHT = 8
@@ -213,6 +214,8 @@ class _TopicStream:
         self._last_message_s = time.monotonic()
         stream_id = f"{parameters.stream_id}{topic}" + (f":{number}" if parameters.stream_count > 1 else "")
         depth = max(MAX_IN_FLIGHT // parameters.stream_count, _MIN_DEPTH)
+        # As many frames are in flight as wait in the stream, and one waits for its turn.
+        self._shared = SharedPictures(parameters.address, 2 * depth + 1)
         self._stream = FrameStream(
             parameters.address,
             parameters.model_name,
@@ -233,6 +236,7 @@ class _TopicStream:
                 self._receive(result)
         finally:
             self.close()
+            self._shared.close()
             with self._changed:
                 if self._pending:
                     self._summary.dropped["unanswered"] += len(self._pending)
@@ -259,7 +263,7 @@ class _TopicStream:
                     self._summary.sent += 1
                 else:
                     self._summary.repeated += 1
-            yield frame
+            yield self._shared.place(frame) if self._parameters.is_lossless else frame
 
     def _receive(self, result: FrameResult) -> None:
         """Complete a frame. A second result of a frame that was sent twice is ignored."""
@@ -269,10 +273,16 @@ class _TopicStream:
             entry = self._pending.pop(result.header.seq, None)
             if entry is None:
                 return
-            if result.error_code:
-                self._summary.note_error(f"{self._topic}: {result.error_code}: {result.error}")
-            else:
+            was_shared = self._shared.free(result.header.seq)
+            if not result.error_code:
                 self._summary.answered += 1
+            elif not was_shared:
+                self._summary.note_error(f"{self._topic}: {result.error_code}: {result.error}")
+        if result.error_code and was_shared:
+            # Perhaps of a server that was started meanwhile, and does not know the shared memory.
+            self._shared.close()
+            self._window.repeat(self._topic, [entry])
+            return
         self._window.complete(self._topic, entry, () if result.error_code else list(self._messages(result)))
 
     def _messages(self, result: FrameResult) -> Iterator[tuple[str, OutgoingMessage]]:
