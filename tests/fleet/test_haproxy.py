@@ -33,7 +33,7 @@ from tritonclient.utils import InferenceServerException
 SHIPPED = Path(__file__).parents[2] / "fleet" / "haproxy" / "haproxy.cfg"
 HAPROXY = os.environ.get("EDGE_TEST_HAPROXY") or shutil.which("haproxy") or ""
 COMMAND = Path(sys.executable).parent / "edge-server"
-MIN_REQUESTS = 1600
+MIN_REQUESTS = 1700
 """Of each wire, in a round of restarts."""
 ROUNDS = pytest.mark.parametrize("rounds", [1, pytest.param(3, marks=pytest.mark.long)])
 
