@@ -32,6 +32,9 @@ SIZES = (1344, 8192, 16384, 61440)
 """Bytes of a fragment; 1344 is the default of Cyclone DDS, which puts ten into one packet, split for the network."""
 NETWORKS = ("one machine", "cable", "cable, 0.1 % lost")
 
+NODE_LIMIT_S = 20.0
+"""To find the node with rclpy, and for its end: where packets are lost, either was seen to take for ever."""
+
 TWO_MACHINES = """
 set -e
 ip link set lo up
@@ -89,8 +92,12 @@ def send(node: list[str], variables: dict[str, str], qos: str, size: int, enviro
     transport.advertise("/images", MessageKind.IMAGE, Qos(qos, 10))
     data = bytes(3 * WIDTH * HEIGHT)
     with subprocess.Popen([*node, "1"], env={**environment, **variables}, **pipes) as listener:
-        while not transport._writers["/images"][1].get_matched_subscriptions() and listener.poll() is None:
+        writer, until_s = transport._writers["/images"][1], time.monotonic() + NODE_LIMIT_S
+        while not writer.get_matched_subscriptions() and time.monotonic() < until_s:
             time.sleep(0.05)
+        if not writer.get_matched_subscriptions():
+            print("the node with rclpy is not found:", end=" ")
+        del writer  # it must be closed before the transport
         time.sleep(1)  # the other side sees this one a little later
         next_s = time.monotonic()
         for _ in range(SECONDS * RATE):
@@ -99,7 +106,12 @@ def send(node: list[str], variables: dict[str, str], qos: str, size: int, enviro
             next_s += 1 / RATE
             time.sleep(max(0.0, next_s - time.monotonic()))
         time.sleep(1)
-        answer = listener.communicate("\n")[0]
+        try:
+            answer = listener.communicate("\n", timeout=NODE_LIMIT_S)[0]
+        except subprocess.TimeoutExpired:
+            listener.kill()
+            print("the node with rclpy hangs:", end=" ")
+            answer = ""
     transport.close()
     return [float(age) for age in answer.split()]
 
