@@ -253,7 +253,7 @@ def test_a_ping_is_answered(call: Call) -> None:
 
 def test_a_server_that_does_not_answer_a_keepalive_ping_is_left(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http2_call, "KEEPALIVE_S", 0.05)
-    monkeypatch.setattr(http2_call, "KEEPALIVE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(http2_call, "KEEPALIVE_TIMEOUT_S", 0.5)
     pings = []
 
     def script(peer: Peer) -> None:
