@@ -20,7 +20,8 @@ class ModelWorkers:
 
     The extra worker prepares one frame while another runs, and no further frame waits behind it. So a result is at most
     two runs of the model older than the frame in its mailbox. While all instances are busy, the choice is delayed as
-    long as this costs no throughput: the chosen frames are fresher, and a batch holds frames of more cameras.
+    long as this should cost no throughput: the chosen frames are fresher, and a batch holds frames of more cameras.
+    Streams that keep several frames choose at once if they could not share a batch.
 
     `lock` is the lock of all streams, `priority_weight` that of `FairChoice`. Workers live as long as
     there are streams.
@@ -203,6 +204,11 @@ class ModelWorkers:
     def _pause_s(self, now_ns: int) -> float | None:
         """Return the seconds to delay the choice, or None to choose now. A freed instance ends the delay early."""
         if len(self._chosen_ns) < self._instance_count:
+            return None
+        if min(self._max_rows, len(self._streams)) == 1 and all(
+            stream.settings.delivery.depth > 1 for stream in self._streams
+        ):
+            # Their oldest frames run next, now or later.
             return None
         left_ns = self._estimate.best_choice_ns(min(self._chosen_ns)) - now_ns
         return left_ns / 1e9 if left_ns > 0 else None

@@ -15,7 +15,7 @@ from edge_server.plugins.cameras.reports import streams_as_json
 from edge_server.plugins.cameras.streams import model_workers
 from edge_server.plugins.cameras.streams.frame_pipeline import FramePipeline
 from edge_server.plugins.cameras.streams.stream_registry import MAX_REMEMBERED
-from edge_server.protocol.frame_messages import DropReason, FrameDropped, RegionSlice, Returns, StreamRequest
+from edge_server.protocol.frame_messages import Delivery, DropReason, FrameDropped, RegionSlice, Returns, StreamRequest
 from edge_server.service import Handle
 
 
@@ -78,6 +78,20 @@ def test_frames_of_several_cameras_run_as_one_batch(stream_server, tools):
     assert max(result.batch_size for result in cameras[0].results) == 4
     (statistics,) = stream_server.service.statistics("sum", None)
     assert statistics.execution_count < 80 / 2
+
+
+@pytest.mark.parametrize(
+    ("depths", "rows", "is_delayed"),
+    [([1], 1, True), ([1], 8, True), ([8], 1, False), ([8], 8, False), ([8, 8], 1, False), ([8, 8], 2, True),
+     ([8, 1], 1, True)],
+)  # fmt: skip
+def test_the_choice_is_delayed_only_where_that_may_give_a_newer_frame_or_a_fuller_batch(depths, rows, is_delayed):
+    workers = model_workers.ModelWorkers(threading.Lock(), None, None, "sum", 1)
+    workers._streams = [SimpleNamespace(settings=SimpleNamespace(delivery=Delivery(depth=depth))) for depth in depths]
+    workers._max_rows = rows
+    workers._estimate.add(100_000_000, 1_000_000)
+    workers._chosen_ns = [0]
+    assert (workers._pause_s(1) is not None) is is_delayed
 
 
 @pytest.mark.parametrize(
