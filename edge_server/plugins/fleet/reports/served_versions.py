@@ -1,4 +1,4 @@
-"""Versions that servers serve, in which of them a server differs from most others, and where nobody knows that yet."""
+"""Comparison of the versions that servers serve: which differ from most others, and which cannot be compared yet."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def find_served_differences(values: Mapping[str, Mapping[str, str]]) -> dict[str
 
 
 def find_unknown(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Return for each server the models that another one serves too, and whose files nobody can compare: the server
-    does not know their SHA-256, or not yet."""
+    """Return for each server the models that another one serves too, and whose files cannot be compared, because the
+    server does not know their SHA-256 (yet)."""
     served = {url: served_versions(report) for url, report in reports.items()}
     counts = Counter(name for models in served.values() for name in models)
     return {

@@ -59,8 +59,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _look(boxes: Sequence[BoxReport], options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the report of each box, the versions in which it differs from most others, those of which nobody knows
-    whether it does, and its problems."""
+    """Return the report of each box, the versions in which it differs from most others, those that cannot be compared,
+    and its problems."""
     reports = {box.name: box.report for box in boxes if box.report is not None and not box.error}
     # A box without a server says nothing of what it serves.
     serving = {name: report for name, report in reports.items() if report["ready"] is not None}
