@@ -102,6 +102,30 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Have a run end although one of its processes ended in the middle of a test, which counts as failed.
+
+    pytest-xdist 3.8 gives all work of such a process to others: finished modules too, with which a process waits for
+    ever for a test, and the test itself, which then counts as passed where the failed tests are listed.
+    """
+    if config.option.dist != "loadscope":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduler(LoadScopeScheduling):
+        def remove_node(self, node: Any) -> str | None:
+            work = self.assigned_work.pop(node)
+            crashed = next((name for tests in work.values() for name, done in tests.items() if not done), None)
+            if crashed is not None:
+                work[self._split_scope(crashed)][crashed] = True
+                self.workqueue.update({module: tests for module, tests in work.items() if not all(tests.values())})
+                self.schedule()
+            return crashed
+
+    return Scheduler(config, log)
+
+
 def _sample(table: list[Any], count: int = 0) -> list[Any]:
     """Choose `count` items; or, of a product of parameters, so many that each value of each occurs."""
     # In an order of chance, the same each time: in the order of the table a value would always meet the same others.
