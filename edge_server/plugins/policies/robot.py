@@ -85,6 +85,7 @@ class Robot:
             found = await self._run(observation, arrived_ns)
         except EdgeServerError as error:
             self._counts.fail(error)
+            self._load.add_failure(error)
             raise
         finally:
             gap_s = max(EPISODE_GAP_S, 2e-3 * (self.policy.dt_ms or 0.0) * (self.policy.horizon or 0))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 import edge_server
+from edge_server.errors import ServingFault
 from edge_server.plugins.policies import robot
 
 client = pytest.importorskip("edge_server.plugins.policies.demo.robot_client", reason="needs msgpack, of policies")
@@ -36,28 +39,54 @@ class TritonPythonModel:
 
     def act(self, request):
         start, pause = (pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in ("START", "pause"))
+        if pause < 0:
+            raise pb_utils.TritonModelException("no joints")
         time.sleep(pause.item())
         self.count = 1 if start else self.count + 1
         return pb_utils.InferenceResponse([pb_utils.Tensor("action", np.float32([[[self.count]]]))])
 """
 
 
+@contextlib.contextmanager
+def serve(folder: Path) -> Iterator[tuple[Any, Any]]:
+    """Yield a server in this process, and a robot connected to its model."""
+    (folder / "counter/1").mkdir(parents=True)
+    (folder / "counter/1/model.py").write_text(COUNT)
+    (folder / "counter/config.pbtxt").write_text(COUNTER)
+    with edge_server.Server(folder, policy_openpi="127.0.0.1:0") as server:
+        (address,) = [text for text in server._core.plugins.addresses() if text.startswith("openpi")]  # type: ignore[union-attr]
+        with contextlib.closing(client.RobotClient(address.partition(" ")[2])) as arm:
+            yield server, arm
+
+
 def test_an_episode_ends_by_a_pause_after_an_answer_and_not_by_a_slow_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(robot, "EPISODE_GAP_S", 1.0)
-    (tmp_path / "counter/1").mkdir(parents=True)
-    (tmp_path / "counter/1/model.py").write_text(COUNT)
-    (tmp_path / "counter/config.pbtxt").write_text(COUNTER)
-    with edge_server.Server(tmp_path, policy_openpi="127.0.0.1:0") as server:
-        (address,) = [text for text in server._core.plugins.addresses() if text.startswith("openpi")]  # type: ignore[union-attr]
-        with contextlib.closing(client.RobotClient(address.partition(" ")[2])) as arm:
+    with serve(tmp_path) as (_, arm):
 
-            def count(pause_s: float) -> Any:
-                return arm.infer({"pause": np.float32([pause_s])})["action"].item()
+        def count(pause_s: float) -> Any:
+            return arm.infer({"pause": np.float32([pause_s])})["action"].item()
 
-            assert count(0.0) == 1
-            assert count(1.3) == 2
-            assert count(0.0) == 3
-            time.sleep(1.3)
-            assert count(0.0) == 1
+        assert count(0.0) == 1
+        assert count(1.3) == 2
+        assert count(0.0) == 3
+        time.sleep(1.3)
+        assert count(0.0) == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"), [({"pause": np.float32([-1])}, "no joints"), ({"pause": np.zeros(2)}, "expected shape")]
+)
+def test_a_robot_that_gets_no_answers_reserves_nothing_until_it_gets_one(
+    tmp_path: Path, wrong: dict[str, Any], message: str
+) -> None:
+    with serve(tmp_path) as (server, arm):
+        needs = []
+        for _ in range(11):
+            with pytest.raises(ServingFault, match=message):
+                arm.infer(wrong)
+            needs.append(server._core.plugins.control_need())
+        assert needs == [math.inf] * 9 + [0.0] * 2
+        arm.infer({"pause": np.float32([0])})
+        assert 0 < server._core.plugins.control_need() < math.inf

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from edge_server.errors import BackendError, DeadlineExceeded, EdgeServerError, InvalidRequest, QueueFull, Throttled
 from edge_server.plugins.policies.policy_counters import PolicyCounters, RobotLoad
 
 
@@ -45,6 +46,44 @@ def test_a_robot_that_pauses_needs_nothing_and_its_next_episode_knows_the_run() 
     assert load.need == math.inf
     load.add_arrival(100.5)
     assert load.need == pytest.approx(0.2)
+
+
+def fail(load: RobotLoad, count: int, error: EdgeServerError, begin_s: float = 0.0) -> None:
+    for at in range(count):
+        load.add_arrival(begin_s + 0.5 * at)
+        load.add_failure(error)
+
+
+@pytest.mark.parametrize("error", [InvalidRequest("wrong shape"), BackendError("failed")])
+def test_a_robot_that_was_never_answered_needs_nothing_after_ten_failures(error: EdgeServerError) -> None:
+    load = RobotLoad()
+    fail(load, 9, error)
+    assert load.need == math.inf
+    fail(load, 1, error, 4.5)
+    assert load.need == 0
+    load.end_episode()
+    load.add_arrival(100.0)
+    assert load.need == 0
+
+
+def test_an_answer_after_failures_gives_the_need_back_at_once() -> None:
+    load = RobotLoad()
+    observe(load, [0.0, 0.5], 0.1)
+    for begin_s in (1.0, 6.0):
+        fail(load, 9, BackendError("failed"), begin_s)
+        assert load.need == pytest.approx(0.2)
+        observe(load, [begin_s + 4.5], 0.1)
+    fail(load, 10, BackendError("failed"), 11.0)
+    assert load.need == 0
+    observe(load, [16.0], 0.1)
+    assert load.need == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("error", [Throttled("hot"), QueueFull("full"), DeadlineExceeded("too old")])
+def test_a_robot_that_the_machine_has_no_time_for_keeps_its_need(error: EdgeServerError) -> None:
+    load = RobotLoad()
+    fail(load, 50, error)
+    assert load.need == math.inf
 
 
 def test_the_needs_of_robots_add_up_until_they_leave() -> None:
