@@ -224,6 +224,10 @@ def test_nobody_stops_the_server_by_a_call(server: Any, connect: Callable[..., C
             {"data": {"observation": {**OBSERVATION, "state": {"left_arm": {"__ndarray_class__": True, "as_npy": 5}}}}},
             "expected an array of numbers as a file of numpy.save",
         ),
+        (
+            {"data": {"observation": {**OBSERVATION, "language": {"task": np.array(["pick it"])}}}},
+            "texts are sent as strings, not arrays",
+        ),
     ],
 )
 def test_a_wrong_call_is_answered_with_a_sentence(

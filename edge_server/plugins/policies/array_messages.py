@@ -100,7 +100,9 @@ def _read_npy(file: object) -> npt.NDArray[np.generic]:
     """Return the array of a file of numpy.save. Its header is read here, because numpy's reader runs it as Python."""
     found = _NPY.match(file) if isinstance(file, bytes) else None
     if found is None:
-        raise InvalidRequest("expected an array of numbers as a file of numpy.save")
+        raise InvalidRequest(
+            "expected an array of numbers as a file of numpy.save; texts are sent as strings, not arrays"
+        )
     assert isinstance(file, bytes)
     shape = [int(length) for length in found["shape"].replace(b" ", b"").split(b",") if length]
     is_fortran = found["order"] == b"True"
@@ -135,7 +137,10 @@ def _read_number(found: Mapping[bytes, Any]) -> np.generic:
 def read_dtype(text: object) -> np.dtype[np.generic]:
     text = text.decode("ascii", "replace") if isinstance(text, bytes) else text
     if not isinstance(text, str) or _DTYPE.fullmatch(text) is None:
-        raise InvalidRequest(f"expected the type of numbers, as '<f4' or '|u1', given {str(text)[:60]!r}")
+        raise InvalidRequest(
+            f"expected the type of numbers, as '<f4' or '|u1', given {str(text)[:60]!r}; "
+            "texts are sent as strings, not arrays"
+        )
     return np.dtype(text)
 
 

@@ -129,7 +129,7 @@ class Policy:
             return self._picture(item, item.images, array)
         if not np.can_cast(array.dtype, spec.dtype.numpy, "same_kind") or spec.dtype is DType.BF16:
             self._refuse(item, f"numbers that {spec.dtype.value} holds", array.dtype.name)
-        return Tensor(spec.name, spec.dtype, self._shaped(item, array.astype(spec.dtype.numpy, copy=False)))
+        return Tensor(spec.name, spec.dtype, self._shaped(item, array).astype(spec.dtype.numpy, copy=False))
 
     def _filled_up(self, item: ObservationField, value: object) -> npt.NDArray[np.generic]:
         """Return actions (rows, values) with as many rows as the input has."""
@@ -163,6 +163,7 @@ class Policy:
         return texts
 
     def _picture(self, item: ObservationField, plan: ImagePlan, array: npt.NDArray[np.generic]) -> Tensor:
+        given = list(array.shape)
         while array.ndim > 3 and array.shape[0] == 1:
             array = array[0]
         if array.ndim == 3 and array.shape[2] not in (1, 3) and array.shape[0] in (1, 3):
@@ -170,7 +171,7 @@ class Policy:
         if array.ndim == 3 and array.shape[2] == 1:
             array = array[:, :, 0]
         if not array.size or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] != 3):
-            self._refuse(item, "a picture (height, width, 3) or (3, height, width)", list(array.shape))
+            self._refuse(item, "a picture (height, width, 3) or (3, height, width)", given)
         color = Color.GRAY if array.ndim == 2 else Color.RGB
         return plan.fit(array, color, model=self.spec.name)[0]
 
@@ -183,6 +184,9 @@ class Policy:
             shape = shape[1:]
         if len(shape) == len(full) and all(want in (-1, have) for want, have in zip(full, shape, strict=True)):
             return array.reshape(shape)
+        if item.images is not None:
+            expected = f"a picture of bytes (uint8), or shape {list(dims)}"
+            self._refuse(item, expected, f"{array.dtype.name} of shape {list(array.shape)}")
         return self._refuse(item, f"shape {list(dims)}", list(array.shape))
 
     def _refuse(self, item: ObservationField, expected: str, given: object) -> NoReturn:

@@ -68,6 +68,7 @@ def test_arrays_and_numbers_come_back_as_they_were(dtype: str) -> None:
     ("value", "message"),
     [
         (array(dtype="|O"), "expected the type of numbers, as '<f4' or '|u1', given '|O'"),
+        (array(dtype="<U1"), "'<U1'; texts are sent as strings, not arrays"),
         (array(dtype="<c8"), "expected the type of numbers"),
         (array(dtype="<f4,<f4"), "expected the type of numbers"),
         (array(dtype="V8"), "expected the type of numbers"),

@@ -135,6 +135,19 @@ def test_an_array_that_is_no_picture_is_refused(given: Any) -> None:
         policy(CAMERA, **IMAGES).read({"top": given})
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (np.zeros((48, 64, 3)), "uint8), or shape [3, 4, 6], given float64 of shape [48, 64, 3]"),
+        (np.zeros((1, 48, 64, 3), np.int64), "uint8), or shape [3, 4, 6], given int64 of shape [1, 48, 64, 3]"),
+        (np.zeros((1, 2, 48, 64, 3), np.uint8), "(height, width, 3) or (3, height, width), given [1, 2, 48, 64, 3]"),
+    ],
+)
+def test_the_error_of_a_wrong_picture_names_what_was_given(given: Any, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=re.escape(message)):
+        policy(CAMERA, **IMAGES).read({"top": given})
+
+
 def test_actions_come_under_their_key_without_the_batch_dimension() -> None:
     chunk = np.arange(10, dtype=np.float32).reshape(1, 5, 2)
     found = policy(STATE).actions({"action": chunk})
