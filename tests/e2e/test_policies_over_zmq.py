@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import tritonclient.grpc as grpcclient
+from onnx import TensorProto, helper
 
 msgpack = pytest.importorskip("msgpack", reason="needs msgpack, of the extra policies")
 zmq = pytest.importorskip("zmq", reason="needs pyzmq, of the extra policies")
@@ -30,9 +32,8 @@ parameters { key: "policy_inputs" value { string_value: "KEYS" } }
 parameters { key: "image_input" value { string_value: "view" } }
 parameters { key: "image_scale" value { string_value: "1/255" } }
 """
-NEW_KEYS = re.search(
-    r'"policy_inputs" value \{ string_value: "(view=.*)"', (Path(__file__).parents[2] / "docs/robots.md").read_text()
-)[1]
+DOCUMENT = (Path(__file__).parents[2] / "docs/robots.md").read_text()
+NEW_KEYS = re.search(r'"policy_inputs" value \{ string_value: "(view=.*)"', DOCUMENT)[1]
 OLD_KEYS = "view=video.ego_view, left=state.left_arm, task=annotation.human.task_description"
 
 WORK = """
@@ -61,6 +62,22 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name / "1/model.py").write_text(WORK)
         (folder / name / "config.pbtxt").write_text(HUMANOID.replace("KEYS", keys))
     return folder
+
+
+def two_frames_model() -> onnx.ModelProto:
+    """A policy of two frames: adds the mean of each picture to the state of its step."""
+    view = helper.make_tensor_value_info("view", TensorProto.UINT8, [1, 2, 4, 6, 3])
+    left = helper.make_tensor_value_info("left", TensorProto.FLOAT, [1, 2, 3])
+    arm = helper.make_tensor_value_info("left_arm", TensorProto.FLOAT, [1, 2, 3])
+    nodes = [
+        helper.make_node("Cast", ["view"], ["pixels"], to=TensorProto.FLOAT),
+        helper.make_node("ReduceMean", ["pixels"], ["means"], axes=[2, 3, 4], keepdims=0),
+        helper.make_node("Unsqueeze", ["means", "last"], ["column"]),
+        helper.make_node("Add", ["left", "column"], ["left_arm"]),
+    ]
+    last = helper.make_tensor("last", TensorProto.INT64, [1], [2])
+    graph = helper.make_graph(nodes, "two_frames", [view, left], [arm], [last])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 def find_address(server: Any) -> str:
@@ -191,6 +208,30 @@ def test_an_older_client_sends_a_bare_observation_and_gets_bare_actions(
         ]
         actions = client.call("get_action", observation)
         assert actions["left_arm"].tolist() == [[1.5, -2.0], [2.5, -1.0], [3.5, 0.0]]
+
+
+def test_a_policy_of_several_frames_gets_those_that_it_asks_for(
+    serve: Any, repository: Any, connect: Callable[..., Client]
+) -> None:
+    """The client does as NVIDIA's example for DROID: it keeps as many pictures as the steps of the video say."""
+    steps = re.search(r'parameters \{ key: "policy_frame_steps" .*', DOCUMENT)[0]
+    keys = NEW_KEYS.rpartition(", task=")[0]
+    parameters = re.findall('parameters.*"policy_.*', HUMANOID.replace("KEYS", keys))
+    repository.add("droid", "\n".join([*parameters, steps]), model=two_frames_model())
+    with serve(repository.path, "--policy-groot=127.0.0.1:0") as server:
+        client = connect(find_address(server))
+        found = client.call("get_modality_config")
+        assert found["video"]["delta_indices"] == found["state"]["delta_indices"] == [-15, 0]
+        pictures = [np.full((4, 6, 3), at, np.uint8) for at in range(16)]
+        view = np.stack([pictures[step - 1] for step in found["video"]["delta_indices"]])[None]
+        left = np.float32([[[1, 2, 3], [4, 5, 6]]])
+        observation = {"video": {"ego_view": view}, "state": {"left_arm": left}}
+        actions, _ = client.call("get_action", {"observation": observation})
+        assert actions["left_arm"].tolist() == [[[1, 2, 3], [19, 20, 21]]]
+        observation["video"] = {"ego_view": view[:, 1:]}
+        assert client.call("get_action", {"observation": observation})["error"] == (
+            "model 'droid', 'video/ego_view' of the observation: expected shape [1, 2, 4, 6, 3], given [1, 1, 4, 6, 3]"
+        )
 
 
 def test_the_other_calls_are_answered(connect: Callable[..., Client]) -> None:

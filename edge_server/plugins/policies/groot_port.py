@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from edge_server.errors import EdgeServerError, InvalidRequest, QueueFull
@@ -169,21 +169,30 @@ def describe_modalities(policy: Policy) -> dict[str, Any]:
     kind without names. Some versions know one marker of the class, others the other one.
     """
     found: dict[str, list[str]] = {"video": [], "state": [], "language": []}
+    steps = {"action": list(range(policy.horizon or 1))}
     is_flat = any(field.key.startswith(("video.", "state.", "annotation.")) for field in policy.inputs)
     for field in policy.inputs:
         kind, _, name = field.key.partition("." if is_flat else "/")
         kind = "language" if is_flat and kind == "annotation" else kind
         if kind in found and name:
             found[kind].append(field.key if is_flat else name)
+            steps[kind] = max(steps.get(kind, [0]), _frame_steps(policy, field.spec.dims, kind), key=len)
     found["action"] = [policy.action_key if output is policy.output else output.name for output in policy.spec.outputs]
     modalities = {}
     for kind, names in found.items():
-        steps = list(range(policy.horizon or 1)) if kind == "action" else [0]
-        config = {"delta_indices": steps, "modality_keys": names}
         if names:
+            config = {"delta_indices": steps[kind], "modality_keys": names}
             modalities[kind] = {
                 "__ModalityConfig_class__": True,
                 "__ModalityConfig__": True,
                 "as_json": json.dumps(config) if is_flat else config,
             }
     return modalities
+
+
+def _frame_steps(policy: Policy, dims: Sequence[int], kind: str) -> list[int]:
+    """Return the steps of an input's frames in relation to the newest one: a video has the dims (frames, height, width,
+    channels), a state (frames, values)."""
+    rank = {"video": 4, "state": 2}.get(kind, 0)
+    frames = dims[-rank] if 0 < rank <= len(dims) else 1
+    return list(policy.frame_steps) if frames == len(policy.frame_steps) else list(range(1 - max(frames, 1), 1))

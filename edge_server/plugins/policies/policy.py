@@ -7,6 +7,7 @@ count as names with slashes: {"images": {"top": ...}} has the key "images/top". 
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 MAX_HORIZON = 10_000
+_MAX_FRAMES = 100
 
 PARAMETERS = (
     DeclaredParameter("policy_action_key", "key", "none: no policy", "key of the actions in an answer, as actions"),
@@ -40,6 +42,12 @@ PARAMETERS = (
         "gets the actions that are left of the chunk before, filled up with zeros",
     ),
     DeclaredParameter("policy_frozen_input", "input", "none", "gets how many of these are fixed: 0 without any"),
+    DeclaredParameter(
+        "policy_frame_steps",
+        "-15, 0",
+        "consecutive",
+        "steps of the frames of an input with as many, for GR00T's clients",
+    ),
     DeclaredParameter("policy_metadata", "JSON object", "{}", "what a client gets when it connects"),
 )
 """All keys that begin with `policy_`."""
@@ -64,7 +72,8 @@ class Policy:
 
     `horizon` None: as many actions as the model returns. `dt_ms` None: not stated. `max_age_ns` 0: any age.
     `previous_input` and `frozen_input`, "" for none, are the inputs of a policy that continues a chunk. They are zeros
-    for an observation without their values.
+    for an observation without their values. `frame_steps` are the steps of the frames of an input with as many, in
+    relation to the newest one; inputs with another number of frames have consecutive ones.
     """
 
     spec: ModelSpec
@@ -77,6 +86,7 @@ class Policy:
     metadata: Mapping[str, Any]
     previous_input: str = ""
     frozen_input: str = ""
+    frame_steps: tuple[int, ...] = ()
 
     @property
     def takes_pictures(self) -> bool:
@@ -227,6 +237,7 @@ def make_policy(spec: ModelSpec) -> Policy:
         metadata=reader.metadata(),
         previous_input=reader.input_name("policy_previous_input", min_rank=2),
         frozen_input=reader.input_name("policy_frozen_input", min_rank=0),
+        frame_steps=reader.frame_steps(),
     )
 
 
@@ -286,6 +297,20 @@ class _Reader:
                 shape = " of shape (actions, values)" if min_rank else ""
                 self.refuse(key, f"one of the inputs ({names}) with numbers{shape}", name)
         return name
+
+    def frame_steps(self) -> tuple[int, ...]:
+        text = self._parameters.get("policy_frame_steps")
+        if text is None:
+            return ()
+        try:
+            steps = tuple(int(part) for part in text.split(",", _MAX_FRAMES))
+        except ValueError:
+            steps = ()
+        if steps[-1:] != (0,) or steps[0] < -MAX_HORIZON or any(a >= b for a, b in itertools.pairwise(steps)):
+            self.refuse("policy_frame_steps", "whole numbers that rise to 0, as '-15, 0'", text)
+        if not any(len(steps) in item.dims[:-1] for item in self._spec.inputs):
+            self.refuse("policy_frame_steps", "as many steps as an input has frames in its dims", text)
+        return steps
 
     def metadata(self) -> Mapping[str, Any]:
         text = self._parameters.get("policy_metadata", "{}")

@@ -198,6 +198,11 @@ def test_the_output_named_as_the_key_holds_the_actions() -> None:
         ({"policy_metadata": "[1]"}, "'policy_metadata': expected a JSON object, given '[1]'"),
         ({"policy_metadata": "{"}, "'policy_metadata': expected a JSON object"),
         ({"policy_action_key": ""}, "'policy_action_key': expected 1 to 200 characters"),
+        ({"policy_frame_steps": "-1; 0"}, "'policy_frame_steps': expected whole numbers that rise to 0, as '-15, 0'"),
+        ({"policy_frame_steps": "-2, -1"}, "expected whole numbers that rise to 0, as '-15, 0', given '-2, -1'"),
+        ({"policy_frame_steps": "-1, -2, 0"}, "expected whole numbers that rise to 0"),
+        ({"policy_frame_steps": "-20000, 0"}, "expected whole numbers that rise to 0"),
+        ({"policy_frame_steps": "-15, 0"}, "expected as many steps as an input has frames in its dims, given '-15, 0'"),
         ({"policy_horizn": "5"}, "parameter 'policy_horizn': did you mean 'policy_horizon'?"),
     ],
 )
