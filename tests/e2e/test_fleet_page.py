@@ -143,9 +143,10 @@ def test_boxes_in_trouble_are_first_and_are_filtered(browser: Any, tmp_path: Pat
         states = browser.run(
             "return [...document.querySelectorAll('#boxes-rows td.state')].map((cell) => cell.textContent)"
         )
-        order = ["no answer", "failed", "not ready", "behind", "hot", "ok"]
+        order = ["no answer", "failed", "not ready", "behind", "hot", "unknown", "ok"]
         assert states == sorted(states, key=order.index)
         assert len(states) == 50
+        assert "unknown" in states, "and it is none of the 11"
         browser.click("[data-kind=failed]")
         assert sorted(browser.run(NAMES)) == ["box-003", "box-019", "box-028"]
         assert browser.run("return document.querySelector('#boxes-count').textContent") == "3 of 50"
@@ -180,6 +181,25 @@ def test_a_box_changes_without_a_reload_and_the_focus_stays(browser: Any, tmp_pa
         assert browser.run("return document.activeElement.getAttribute('aria-expanded')") == "true"
         assert browser.run("return document.title") == "(1) Fleet - edge-server"
         fleet[2].models["detector"] = followed("detector", 3)
+        browser.wait("document.querySelector('#fleet-state').textContent === 'all 3 well'")
+
+
+def test_a_box_with_unknown_files_is_named_in_words_and_is_in_no_trouble(browser: Any, tmp_path: Path) -> None:
+    fleet = [StandIn(f"box-{number}") for number in range(3)]
+    fleet[2].knows_files = False
+    with shown(browser, fleet, tmp_path):
+        browser.wait("document.querySelector('#fleet-state').textContent === '1 of 3 not known to be equal'")
+        assert browser.run("return document.title") == "Fleet - edge-server"
+        assert browser.run("return document.querySelector('#wrong').hidden")
+        assert browser.run("return document.querySelector('[data-kind=trouble]').hidden")
+        assert browser.run(NAMES)[0] == "box-2"
+        assert browser.run(f"return {row('box-2')}.querySelector('td.state').textContent") == "unknown"
+        assert browser.run(f"return {row('box-2')}.querySelector('td.reason').innerText").startswith(
+            "not known to be equal: detector: version 1, without the SHA-256 of its files\nIt knows the SHA-256 "
+        )
+        browser.click("[data-kind=unknown]")
+        assert browser.run(NAMES) == ["box-2"]
+        fleet[2].knows_files = True
         browser.wait("document.querySelector('#fleet-state').textContent === 'all 3 well'")
 
 

@@ -14,8 +14,8 @@ from edge_server.errors import InvalidRequest
 from edge_server.plugins.fleet.release import release_name
 from edge_server.plugins.fleet.reports.box_report import check_follow
 
-TROUBLES = ("silent", "failed", "not_ready", "behind", "hot")
-"""Kinds of trouble, the worst first."""
+TROUBLES = ("silent", "failed", "not_ready", "behind", "hot", "unknown")
+"""Kinds of trouble, the worst first. With "unknown" alone nothing is wrong yet."""
 
 MAX_TEXT = 600
 MAX_MODELS = 60
@@ -80,7 +80,8 @@ def read_record(report: Mapping[str, Any], served: Mapping[str, str]) -> BoxReco
             is_ready=None if report["ready"] is None else report["ready"] is True,
             groups=tuple(map(_name, follow["groups"][:_MAX_NAMES])) if follow else (),
             machines=tuple(map(_name, follow["machines"][:_MAX_NAMES])) if follow else (),
-            models={_name(name): _name(text) for name, text in list(served.items())[:MAX_MODELS]},
+            # A cut text could lose a digest, and its files would count as unknown.
+            models={_name(name): _text(text) for name, text in list(served.items())[:MAX_MODELS]},
             failures=tuple(_find_failures(report))[:MAX_PROBLEMS],
             releases=_releases(follow["models"]) if follow else None,
             follow_problem=_text(follow["problem"]) if follow else "",
@@ -145,9 +146,11 @@ class Assessment(NamedTuple):
     """Since when the worst is so by the box's own clock, in seconds since the epoch; 0: it does not say."""
 
 
-def assess(address: str, record: BoxRecord | None, silence: str, differences: Iterable[str]) -> Assessment:
+def assess(
+    address: str, record: BoxRecord | None, silence: str, differences: Iterable[str], unknown: Iterable[str] = ()
+) -> Assessment:
     """Return the problems of a box. `silence` is why it does not answer, "" if it does; `differences` are those from
-    most other boxes."""
+    most other boxes, `unknown` the models whose files cannot be compared with theirs."""
     if silence or record is None:
         advice = "Is it switched on and on the network? On the box: systemctl status edge-server"
         return Assessment(("silent",), (silence[:MAX_TEXT],), advice) if silence else Assessment()
@@ -193,6 +196,12 @@ def assess(address: str, record: BoxRecord | None, silence: str, differences: It
         limit = "" if percent is None else f", models run at {percent} % of their speed"
         found["hot"] = [f"the governor is {record.heat}{limit}"]
         advices["hot"] = "Look at its fan, its dust and the sun on it."
+    if uncompared := [f"not known to be equal: {text}" for text in unknown]:
+        found["unknown"] = uncompared
+        advices["unknown"] = (
+            "It knows the SHA-256 some seconds after a load. That of a model with files or a configuration of a load "
+            "request it never knows: load it from its folder."
+        )
     troubles = tuple(kind for kind in TROUBLES if kind in found)
     problems = tuple(text[:MAX_TEXT] for kind in troubles for text in found[kind])[:MAX_PROBLEMS]
     if not troubles:

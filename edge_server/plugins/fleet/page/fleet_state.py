@@ -5,13 +5,18 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from edge_server.plugins.fleet.page.box_record import BadReport, BoxRecord, assess, read_record
 from edge_server.plugins.fleet.release import release_name
 from edge_server.plugins.fleet.reports.box_report import BoxReport
-from edge_server.plugins.fleet.reports.served_versions import PROGRAM, find_served_differences, served_versions
+from edge_server.plugins.fleet.reports.served_versions import (
+    PROGRAM,
+    find_served_differences,
+    find_served_unknown,
+    served_versions,
+)
 
 _MIN_TIME_S = 1_577_836_800.0
 """2020: a clock that says less was never set."""
@@ -100,10 +105,13 @@ class FleetState:
         if not self._is_dirty:
             return
         self._is_dirty = False
-        differences = self._find_differences()
+        records = {key: box.record for key, box in self._boxes.items() if box.record is not None and not box.silence}
+        records = {key: record for key, record in records.items() if record.is_ready is not None}
+        differences = _find_differences(records)
+        unknown = find_served_unknown({key: record.models for key, record in records.items()})
         now_s = self._clock()
         for key, box in self._boxes.items():
-            shown = self._describe(key, box, differences.get(key, ()))
+            shown = self._describe(key, box, differences.get(key, ()), unknown.get(key, ()))
             if shown == box.described:
                 continue
             if shown["state"] != box.described.get("state"):
@@ -113,20 +121,9 @@ class FleetState:
             self._revision += 1
             box.revision = self._revision
 
-    def _find_differences(self) -> dict[str, list[str]]:
-        """Return key -> in what a box differs from most others: in its program, and without releases in its models."""
-        records = {key: box.record for key, box in self._boxes.items() if box.record is not None and not box.silence}
-        records = {key: record for key, record in records.items() if record.is_ready is not None}
-        # Which models a follower has is decided by its releases, not by what most have.
-        models = {key: record.models for key, record in records.items() if record.releases is None}
-        found = find_served_differences({key: {PROGRAM: record.models[PROGRAM]} for key, record in records.items()})
-        for key, texts in find_served_differences(models).items():
-            found[key] += [text for text in texts if not text.startswith(f"{PROGRAM}: ")]
-        return found
-
-    def _describe(self, key: str, box: _Box, differences: Iterable[str]) -> dict[str, object]:
+    def _describe(self, key: str, box: _Box, differences: Iterable[str], unknown: Iterable[str]) -> dict[str, object]:
         record, page = box.record, key if _is_url(key) else ""
-        found = assess(page, record, box.silence, differences)
+        found = assess(page, record, box.silence, differences, unknown)
         is_known = bool(record or box.silence)
         # By the clock of the box, which may be wrong.
         box.own_since_s = found.since_s if _MIN_TIME_S < found.since_s <= self._clock() else 0.0
@@ -149,6 +146,16 @@ class FleetState:
             "heat": record.heat if record else "",
             "load_limit_percent": record.load_limit_percent if record else None,
         }
+
+
+def _find_differences(records: Mapping[str, BoxRecord]) -> dict[str, list[str]]:
+    """Return key -> in what a box differs from most others: in its program, and without releases in its models."""
+    # Which models a follower has is decided by its releases, not by what most have.
+    models = {key: record.models for key, record in records.items() if record.releases is None}
+    found = find_served_differences({key: {PROGRAM: record.models[PROGRAM]} for key, record in records.items()})
+    for key, texts in find_served_differences(models).items():
+        found[key] += [text for text in texts if not text.startswith(f"{PROGRAM}: ")]
+    return found
 
 
 def _models(record: BoxRecord) -> list[dict[str, str]]:

@@ -44,15 +44,19 @@ def find_served_differences(values: Mapping[str, Mapping[str, str]]) -> dict[str
 def find_unknown(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
     """Return for each server the models that another one serves too, and whose files cannot be compared, because the
     server does not know their SHA-256 (yet)."""
-    served = {url: served_versions(report) for url, report in reports.items()}
-    counts = Counter(name for models in served.values() for name in models)
+    return find_served_unknown({url: served_versions(report) for url, report in reports.items()})
+
+
+def find_served_unknown(values: Mapping[str, Mapping[str, str]]) -> dict[str, list[str]]:
+    """Return what `find_unknown` does, given the result of `served_versions` for each server."""
+    counts = Counter(name for served in values.values() for name in served)
     return {
         url: [
             f"{name}: {value}, without the SHA-256 of its files"
-            for name, value in sorted(models.items())
+            for name, value in sorted(served.items())
             if name != PROGRAM and counts[name] > 1 and not _has_all_digests(value)
         ]
-        for url, models in served.items()
+        for url, served in values.items()
     }
 
 

@@ -43,6 +43,8 @@ class StandIn:
         """Model -> as `followed`."""
         self.index: list[dict[str, str]] = []
         """Entries of models that did not come from the signed repository."""
+        self.knows_files = True
+        """Whether it gives the SHA-256 of the files of `models`."""
         self.problem = ""
         self.follows = True
         self.heat = ("NORMAL", 45.0, 1.0)
@@ -56,10 +58,16 @@ class StandIn:
         if path == "/v2":
             return 200, {"name": "edge-server", "version": self.version, "extensions": []}
         if path == "/v2/repository/index":
+            numbers = {name: model["installed"].rpartition("/")[2] for name, model in self.models.items()}
             served = [
-                {"name": name, "version": "1", "state": "READY", "digest": f"sha256:{int(number.split('.')[0]):064x}"}
-                for name, model in self.models.items()
-                if (number := model["installed"].rpartition("/")[2])
+                {
+                    "name": name,
+                    "version": "1",
+                    "state": "READY",
+                    "digest": f"sha256:{int(number.split('.')[0]):064x}" if self.knows_files else "",
+                }
+                for name, number in numbers.items()
+                if number
             ]
             return 200, served + self.index
         if path == "/edge/v1/plugins":
@@ -161,7 +169,7 @@ class StandIns:
 
 
 def mixed_fleet(count: int) -> list[StandIn]:
-    """Return boxes of which about a sixth is in trouble, in all its kinds."""
+    """Return boxes of which about a sixth is in trouble, in all its kinds, and some are not known to be equal."""
     boxes = []
     for number in range(count):
         line = f"line-{number % 5 + 1}"
@@ -196,6 +204,8 @@ def mixed_fleet(count: int) -> list[StandIn]:
         box.version = "0.9"
     for box in boxes[29::70]:
         box.manner = "garbage"
+    for box in boxes[31::60]:
+        box.knows_files = False
     return boxes
 
 

@@ -83,6 +83,16 @@ def test_each_trouble_has_its_kind_its_reason_and_an_advice(
     assert advice in found.advice
 
 
+def test_unknown_files_are_the_mildest_trouble_and_have_an_advice() -> None:
+    box = StandIn("box-1")
+    unknown = ["m: version 1, without the SHA-256 of its files"]
+    found = assess("http://box", record_of(report_of(box)), "", (), unknown)
+    assert (found.troubles, found.problems) == (("unknown",), (f"not known to be equal: {unknown[0]}",))
+    assert "load it from its folder" in found.advice
+    hot(box)
+    assert assess("http://box", record_of(report_of(box)), "", (), unknown).troubles == ("hot", "unknown")
+
+
 def test_the_worst_trouble_is_first_and_has_the_advice() -> None:
     box = StandIn("box-1")
     for change in (hot, not_ready, failed_release):

@@ -104,6 +104,27 @@ def test_servers_of_another_version_and_models_without_releases_are_behind() -> 
     assert [box["state"] for box in found.values()] == ["behind", "behind", "ok", "ok"]
 
 
+def test_boxes_with_files_that_cannot_be_compared_are_unknown(fleet: Fleet) -> None:
+    follower, server, _ = fleet.boxes
+    for key, box in fleet.boxes.items():
+        box.follows = key == follower
+        # A long list of versions is compared whole.
+        box.index = [
+            {"name": "many", "version": str(number), "state": "READY", "digest": f"sha256:{number:064x}"}
+            for number in range(1, 10)
+        ]
+    fleet.boxes[follower].knows_files = fleet.boxes[server].knows_files = False
+    fleet.report()
+    _, found = fleet.look()
+    problem = "not known to be equal: detector: version 1, without the SHA-256 of its files"
+    assert [(box["state"], box["problems"]) for box in found.values()] == [
+        ("unknown", (problem,)), ("unknown", (problem,)), ("ok", ()),
+    ]  # fmt: skip
+    fleet.boxes[follower].knows_files = fleet.boxes[server].knows_files = True
+    fleet.report()
+    assert {box["state"] for box in fleet.look()[1].values()} == {"ok"}
+
+
 def test_boxes_of_the_first_wave_are_not_behind(fleet: Fleet) -> None:
     fleet.boxes["http://box-1:8000"].models["detector"] = followed("detector", 3)
     fleet.report()

@@ -1,7 +1,7 @@
 // The table of boxes: filters, search, and what is wrong with each. Boxes in trouble are first and are never folded away.
 
 import { byId, cellsOf, element, note, placeChildren, setBadge, setText, titleRow } from "../dom.js";
-import { agoOf, badgeOf, compareBoxes, timeOf, TROUBLES } from "./troubles.js";
+import { agoOf, badgeOf, compareBoxes, isInTrouble, timeOf, TROUBLES } from "./troubles.js";
 
 const MAX_SHOWN = 100;
 const MAX_PROBLEMS = 3;
@@ -62,7 +62,7 @@ export function showBoxes(boxes, changed) {
   show(changed);
 }
 
-const isOfKind = (box, name) => !name || (name === "trouble" ? box.troubles.length > 0 : box.troubles.includes(name));
+const isOfKind = (box, name) => !name || (name === "trouble" ? isInTrouble(box) : box.troubles.includes(name));
 
 const textOf = (box) => [
   box.name, box.address, badgeOf(box.state).text, box.version, box.heat, ...box.groups, ...box.machines, ...box.problems,
@@ -80,7 +80,7 @@ function show(changed) {
   }
   const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
   const found = all.filter((box) => isOfKind(box, kind) && (!group.value || box.groups.includes(group.value)) && matches(box, words)).sort(compareBoxes);
-  const troubled = found.filter((box) => box.troubles.length).length;
+  const troubled = found.filter(isInTrouble).length;
   const limit = isOpen ? found.length : Math.max(MAX_SHOWN, troubled);
   const folded = Math.max(0, found.length - limit);
   place(found.slice(0, limit), changed);
@@ -170,7 +170,7 @@ function makeRow() {
     reason.className = `reason ${badge}`;
     reason.replaceChildren(
       [...box.problems.slice(0, MAX_PROBLEMS), ...(left > 0 ? [`${left} more: see its details`] : [])].join("\n"),
-      ...(box.advice ? [element("span.next", ` ${box.advice}`)] : []),
+      ...(box.advice ? [element("span.next", `\n${box.advice}`)] : []),
     );
     fill();
   }

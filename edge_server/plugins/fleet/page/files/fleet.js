@@ -5,6 +5,7 @@ import { byId, note, setBadge, setText } from "../dom.js";
 import { followKey } from "../key.js";
 import { showBoxes } from "./boxes.js";
 import { showReleases } from "./releases.js";
+import { isInTrouble } from "./troubles.js";
 import { showWrong } from "./wrong.js";
 
 const INTERVAL_MS = 2000;
@@ -62,9 +63,10 @@ async function update() {
   note(byId("problem"), found.problem);
   const all = [...boxes.values()];
   const asking = all.filter(({ state }) => state === "asking").length;
-  const troubled = all.filter(({ troubles }) => troubles.length).length;
-  setBadge(byId("fleet-state"), troubled ? `${troubled} of ${all.length} in trouble` : asking ? `asking ${asking} of ${all.length}` : `all ${all.length} well`,
-           troubled ? "bad" : asking ? "busy" : "ok");
+  const troubled = all.filter(isInTrouble).length;
+  const unknown = all.filter(({ state }) => state === "unknown").length;
+  setBadge(byId("fleet-state"), ...troubled ? [`${troubled} of ${all.length} in trouble`, "bad"] : asking ? [`asking ${asking} of ${all.length}`, "busy"]
+    : unknown ? [`${unknown} of ${all.length} not known to be equal`, ""] : [`all ${all.length} well`, "ok"]);
   document.title = `${troubled ? `(${troubled}) ` : ""}Fleet - edge-server`;
   showWrong(all);
   showReleases(found.releases, access, refresh);

@@ -6,7 +6,11 @@ export const TROUBLES = {
   not_ready: { text: "not ready", kind: "bad" },
   behind: { text: "behind", kind: "busy" },
   hot: { text: "hot", kind: "busy" },
+  unknown: { text: "unknown", kind: "" },
 };
+
+/** Return whether something is wrong: files that are not known yet may be right. */
+export const isInTrouble = ({ troubles }) => troubles.some((kind) => kind !== "unknown");
 
 const WELL = { ok: { text: "ok", kind: "ok" }, asking: { text: "asking", kind: "" } };
 

@@ -2,7 +2,7 @@
 
 import { byId, element, setText } from "../dom.js";
 import { searchFor } from "./boxes.js";
-import { badgeOf, TROUBLES } from "./troubles.js";
+import { badgeOf, isInTrouble, TROUBLES } from "./troubles.js";
 
 const MAX_SHOWN = 5;
 const KINDS = Object.keys(TROUBLES);
@@ -19,7 +19,7 @@ export function showWrong(all) {
   boxes = all;
   const groups = new Map();
   for (const box of all) {
-    for (const problem of box.troubles.length ? box.problems : []) {
+    for (const problem of isInTrouble(box) ? box.problems : []) {
       if (!groups.has(problem)) groups.set(problem, { problem, state: box.state, names: [] });
       const found = groups.get(problem);
       found.names.push(box.name);
