@@ -187,12 +187,30 @@ def test_a_sequence_stays_on_the_version_on_which_it_began_whatever_becomes_of_t
     assert step(server, model, old[0], "+") == ("2", 100.0)
 
 
+def test_a_pin_promotes_a_canary_and_its_sequences_go_on(server: Any, module_repository: Any, eventually: Any) -> None:
+    write_whole(module_repository.path / "pinned", 2, summing("pinned", [100.0]))
+    assert eventually(lambda: shares(server, "pinned") == {1: 0.5, 2: 0.5})
+    begun = {id: step(server, "pinned", id, "+") for id in range(1, 5)}
+    assert Counter(begun.values()) == {("1", 1.0): 2, ("2", 100.0): 2}
+    assert server.ask("/edge/v1/models/pinned/rollback", {"version": 2})[0] == 200
+    assert eventually(lambda: shares(server, "pinned") == {2: 1.0})
+    for id, (version, _) in begun.items():
+        answer = step(server, "pinned", id)
+        assert answer == ("2", 200.0) if version == "2" else "START flag" in answer
+    # The pin is needed until the version before is removed.
+    shutil.move(module_repository.path / "pinned" / "1", module_repository.path / ".pinned")
+    status, found = server.ask("/edge/v1/models/pinned/unpin", {})
+    assert (status, found["serves"]) == (200, 2)
+    assert shares(server, "pinned") == {2: 1.0}
+    assert {step(server, "pinned", id) for id, (version, _) in begun.items() if version == "2"} == {("2", 300.0)}
+
+
 @pytest.fixture(scope="module")
 def server(serve: Any, module_repository: Any) -> Iterator[Any]:
     """A server that watches its folder, with a model for each test."""
     module_repository.add("table", CANARY, 1, table_model([1.0] * 100))
     module_repository.add("replaced", REPLACE, 1, table_model([1.0, 1.0]))
-    for name, (backend, strategy, state) in STATEFUL.items():
+    for name, (backend, strategy, state) in {**STATEFUL, "pinned": STATEFUL["direct"]}.items():
         config = SEQUENCES.replace("BACKEND", backend).replace("STRATEGY", strategy).replace("STATE", state)
         folder = module_repository.add(name, config)
         shutil.rmtree(folder / "1", ignore_errors=True)
