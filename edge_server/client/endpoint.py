@@ -196,21 +196,28 @@ class ServerEndpoint:
     def register_region(self, name: str, key: str, byte_size: int) -> bool:
         """Have the server map a segment of POSIX shared memory, for the RegionSlices of frames. Return whether it does:
         only on the same machine, and if it allows it to clients."""
-        return self._change_region("Register", name=name, key=key, offset=0, byte_size=byte_size)
+        return self._ask_about_regions("Register", name=name, key=key, offset=0, byte_size=byte_size) is not None
 
     def unregister_region(self, name: str) -> bool:
         """Have the server forget a segment. Return whether it answered."""
-        return self._change_region("Unregister", name=name)
+        return self._ask_about_regions("Unregister", name=name) is not None
 
-    def _change_region(self, change: str, **fields: str | int) -> bool:
+    def region_names(self) -> list[str]:
+        """Ask the server for the names of its segments, of all clients. Return [] if it does not answer, or not to this
+        client."""
+        status = self._ask_about_regions("Status")
+        return [] if status is None else list(status.regions)
+
+    def _ask_about_regions(self, action: str, **fields: str | int) -> Any:
+        """Return the response, None if the server gives none."""
         from edge_server.protocol import messages  # as in model_names
 
-        method = f"SystemSharedMemory{change}"
+        method = f"SystemSharedMemory{action}"
         request = messages.message_class(f"inference.{method}Request")(**fields)
+        response = messages.message_class(f"inference.{method}Response")
         with self.channel(grpc) as channel:
-            ask = channel.unary_unary(f"/{messages.GRPC_SERVICE}/{method}")
+            ask = channel.unary_unary(f"/{messages.GRPC_SERVICE}/{method}", None, response.FromString)
             try:
-                ask(request.SerializeToString(), timeout=_INDEX_TIMEOUT_S, metadata=tuple(self.metadata) or None)
+                return ask(request.SerializeToString(), timeout=_INDEX_TIMEOUT_S, metadata=tuple(self.metadata) or None)
             except grpc.RpcError:
-                return False
-        return True
+                return None

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -97,7 +100,7 @@ def test_a_server_that_refuses_gets_images_as_usual(scripted: Callable[..., Any]
     shared = SharedPictures(scripted().address, 2)
     frame = picture(1)
     assert shared.place(frame) is frame
-    assert not list(FOLDER.glob(f"ros_replay_{os.getpid()}_*"))
+    assert not list(FOLDER.glob(f"ros_replay_*_{os.getpid()}_*"))
 
 
 def test_a_region_that_is_registered_after_the_end_is_removed(
@@ -113,6 +116,62 @@ def test_a_region_that_is_registered_after_the_end_is_removed(
     monkeypatch.setattr(type(shared._endpoint), "register_region", close_meanwhile)
     frame = picture(1)
     assert shared.place(frame) is frame
+    assert regions_of(server) == []
+
+
+REPLAY_WITH_SIGNAL = """
+import os, signal, sys
+from edge_server.plugins.ros import command_replay
+from edge_server.plugins.ros.recordings.shared_pictures import SharedPictures
+
+place = SharedPictures.place
+
+def place_and_get_signal(shared, frame):
+    assert place(shared, frame).region is not None
+    os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+
+SharedPictures.place = place_and_get_signal
+command_replay.run(sys.argv[2:])
+"""
+
+
+@pytest.fixture
+def drive(tmp_path: Path) -> Path:
+    """A recording of one raw image that is large enough for shared memory."""
+    pytest.importorskip("rosbags")
+    from rosbags.rosbag2 import StoragePlugin, Writer
+    from rosbags.typesys import Stores, get_typestore
+
+    store = get_typestore(Stores.ROS2_HUMBLE)
+    make = store.types
+    header = make["std_msgs/msg/Header"](make["builtin_interfaces/msg/Time"](1, 0), "left")
+    image = make["sensor_msgs/msg/Image"](header, 480, 640, "bgr8", 0, 640 * 3, np.zeros(SIZE, np.uint8))
+    with Writer(tmp_path / "drive", version=9, storage_plugin=StoragePlugin.MCAP) as writer:
+        topic = writer.add_connection("/camera/image_raw", "sensor_msgs/msg/Image", typestore=store)
+        writer.write(topic, 1, store.serialize_cdr(image, "sensor_msgs/msg/Image"))
+    return tmp_path / "drive"
+
+
+def test_the_region_of_a_killed_replay_is_removed_by_the_next_one(server: edge_server.Server, drive: Path) -> None:
+    def start(signal_name: str) -> subprocess.Popen[bytes]:
+        flags = [drive, f"--model={MODEL}", f"--address={address_of(server)}", f"--output={drive}_{signal_name}"]
+        return subprocess.Popen([sys.executable, "-c", REPLAY_WITH_SIGNAL, signal_name, *flags])
+
+    with start("SIGSTOP") as stopped:
+        try:
+            assert os.WIFSTOPPED(os.waitpid(stopped.pid, os.WUNTRACED)[1])
+            killed = start("SIGKILL")
+            assert killed.wait(60) == -signal.SIGKILL
+            by_process = {name.split("_")[-3]: name for name in regions_of(server)}
+            assert by_process.keys() == {str(stopped.pid), str(killed.pid)}
+            left = FOLDER / by_process[str(killed.pid)]
+            left.touch()  # as if it was killed before the server had mapped the region
+            replay(address_of(server), [picture(1)])
+            assert regions_of(server) == [by_process[str(stopped.pid)]]
+            assert not left.exists()
+        finally:
+            stopped.kill()
+    replay(address_of(server), [picture(1)])
     assert regions_of(server) == []
 
 

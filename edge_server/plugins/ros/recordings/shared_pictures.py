@@ -1,10 +1,16 @@
-"""Shared memory with the server, if it runs on this machine and allows it: large raw images then cross no socket."""
+"""Shared memory with the server, if it runs on this machine and allows it: large raw images then cross no socket.
+
+A server keeps the region of a replay that was killed. The name of a region tells which process made it, so the next
+replay removes it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import mmap
 import os
+import re
 import secrets
 import threading
 from pathlib import Path
@@ -19,6 +25,7 @@ MIN_IMAGE_BYTES = 256 << 10
 """Smaller images cost less in a socket than their bookkeeping here."""
 
 _FOLDER = Path("/dev/shm")
+_NAME = re.compile(r"ros_replay_(?P<namespace>[0-9a-f-]+_\d+)_(?P<pid>\d+)_(?P<started>\d+)_[0-9a-f]+")
 
 
 class SharedPictures:
@@ -32,7 +39,7 @@ class SharedPictures:
     def __init__(self, address: str, max_slots: int) -> None:
         self._endpoint = ServerEndpoint(address)
         self._max_slots = max_slots
-        self._name = f"ros_replay_{os.getpid()}_{secrets.token_hex(8)}"
+        self._name = ""
         self._has_asked = self._is_closed = False
         self._lock = threading.Lock()
         self._memory: mmap.mmap | None = None
@@ -78,8 +85,10 @@ class SharedPictures:
 
     def _open(self, slot_bytes: int) -> None:
         count = min(self._max_slots, MAX_BYTES // slot_bytes)
-        path = _FOLDER / self._name
         try:
+            self._remove_abandoned()
+            self._name = f"ros_replay_{_namespace()}_{os.getpid()}_{_start_time(os.getpid())}_{secrets.token_hex(8)}"
+            path = _FOLDER / self._name
             file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         except OSError:
             return
@@ -101,3 +110,34 @@ class SharedPictures:
             os.close(file)
             # Both sides have mapped it: its memory ends with them, however they end.
             path.unlink()
+
+    def _remove_abandoned(self) -> None:
+        """Remove the regions of replays that were killed, from the server and from this machine."""
+        for name in filter(_is_abandoned, self._endpoint.region_names()):
+            self._endpoint.unregister_region(name)
+        for path in _FOLDER.glob("ros_replay_*"):
+            if _is_abandoned(path.name):
+                with contextlib.suppress(OSError):  # of another user
+                    path.unlink()
+
+
+def _is_abandoned(name: str) -> bool:
+    """Return whether a region's name is that of a process that has ended. A process of another machine or of another
+    container, which is not seen here, is taken for alive."""
+    found = _NAME.fullmatch(name)
+    return found is not None and found["namespace"] == _namespace() and _start_time(found["pid"]) != found["started"]
+
+
+def _namespace() -> str:
+    """Return the name of all PIDs that this process sees: the machine's boot and the PID namespace. Raises OSError."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}_{os.stat('/proc/self/ns/pid').st_ino}"
+
+
+def _start_time(pid: int | str) -> str:
+    """Return when a process started, in clock ticks after the boot (proc(5)); "" if it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]
