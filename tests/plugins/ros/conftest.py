@@ -165,6 +165,14 @@ COMMAND = Path(sys.executable).parent / "edge-server"
 LIMIT_S = 60.0
 
 
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Ask again and again until it holds, for LIMIT_S at most."""
+    end = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < end, f"waited {LIMIT_S:.0f} s for {what}"
+        time.sleep(0.02)
+
+
 @dataclass
 class Ros2Processes:
     """Bridges and cameras over `transport`, all with `environment`, each in a process of its own."""
@@ -216,13 +224,6 @@ class Ros2Processes:
         """Return the messages that a camera got until its end."""
         output, _ = camera.communicate(timeout=LIMIT_S + 10)
         return [json.loads(line) for line in output.splitlines()]
-
-    @staticmethod
-    def wait_until(condition: Callable[[], bool], what: str) -> None:
-        end = time.monotonic() + LIMIT_S
-        while not condition():
-            assert time.monotonic() < end, f"waited {LIMIT_S:.0f} s for {what}"
-            time.sleep(0.02)
 
 
 @pytest.fixture

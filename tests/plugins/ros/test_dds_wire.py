@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.plugins.ros.conftest import wait_until
+
 pytestmark = [pytest.mark.full]
 
 
@@ -24,7 +26,7 @@ def test_a_reliable_bridge_reports_an_incompatible_best_effort_camera(
     with dds.bridging(scripted().address, log, "--input-qos=DEFAULT"):
         camera = dds.start_camera(1)
         try:
-            dds.wait_until(lambda: "a publisher does not match for its reliability" in log.read_text(), "the reason")
+            wait_until(lambda: "a publisher does not match for its reliability" in log.read_text(), "the reason")
         finally:
             camera.kill()
             camera.communicate()
@@ -101,7 +103,7 @@ def test_a_silent_topic_is_explained_by_type_qos_topic_domain_or_interface(
             log = tmp_path / name
             stack.enter_context(dds.bridging(server.address, log, *flags, images=images, environment=variables))
         for name, (_, _, expected) in cases.items():
-            dds.wait_until(lambda name=name, expected=expected: expected in (tmp_path / name).read_text(), name)
+            wait_until(lambda name=name, expected=expected: expected in (tmp_path / name).read_text(), name)
     found = (tmp_path / "domain").read_text()
     used = re.search(r"programs on this machine use domain ([0-9, ]+): expected the same ROS_DOMAIN_ID", found)
     assert used is not None, found

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.plugins.ros.conftest import wait_until
+
 pytestmark = [pytest.mark.full]
 
 
@@ -70,13 +72,11 @@ def test_the_bridge_survives_restarts_of_cameras_and_server(
         assert len(ros2.heard(ros2.start_camera(3))) == 3
         camera = ros2.start_camera(200)
         try:
-            ros2.wait_until(lambda: len(server.requests) == 1 and len(server.frames) > 8, "the third camera")
+            wait_until(lambda: len(server.requests) == 1 and len(server.frames) > 8, "the third camera")
             server.stop()
             server.start()
             before = len(server.frames)
-            ros2.wait_until(
-                lambda: len(server.requests) == 2 and len(server.frames) > before + 3, "the bridge to come back"
-            )
+            wait_until(lambda: len(server.requests) == 2 and len(server.frames) > before + 3, "the bridge to come back")
         finally:
             camera.kill()
             camera.communicate()
@@ -92,7 +92,7 @@ def test_the_bridge_waits_for_a_model_that_is_not_loaded_yet(
     server.is_empty = True
     log = tmp_path / "log"
     with ros2.bridging(server.address, log):
-        ros2.wait_until(lambda: len(server.requests) > 1, "the bridge to ask again")
+        wait_until(lambda: len(server.requests) > 1, "the bridge to ask again")
         server.is_empty = False
         assert len(ros2.heard(ros2.start_camera(3))) == 3
     assert log.read_text().count("unknown model 'finder'; asking again every 2 s") == 1
@@ -104,9 +104,9 @@ def test_the_bridge_reports_rates_errors_and_silence(scripted: Callable[..., Any
     with ros2.bridging(server.address, log):
         camera = ros2.start_camera(1000)
         try:
-            ros2.wait_until(lambda: "not a picture of a cup" in log.read_text(), "a report of errors")
+            wait_until(lambda: "not a picture of a cup" in log.read_text(), "a report of errors")
         finally:
             camera.kill()
             camera.communicate()
-        ros2.wait_until(lambda: "no images in the last" in log.read_text(), "a report of silence")
+        wait_until(lambda: "no images in the last" in log.read_text(), "a report of silence")
     assert re.search(r"/camera/image_raw: in \d+\.\d/s, out 0\.0/s", log.read_text())

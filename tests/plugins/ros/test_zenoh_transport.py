@@ -39,6 +39,7 @@ from edge_server.plugins.ros.transports.zenoh_transport import (
     session_configuration,
 )
 from edge_server.protocol.frame_messages import Detection, FrameHeader, FrameResult
+from tests.plugins.ros.conftest import wait_until
 
 pytestmark = [
     pytest.mark.full,
@@ -62,13 +63,6 @@ def _block() -> Any:
     import zenoh
 
     return zenoh.CongestionControl.BLOCK
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < end, f"waited {LIMIT_S:.0f} s for {what}"
-        time.sleep(0.02)
 
 
 def attachment(number: int) -> bytes:

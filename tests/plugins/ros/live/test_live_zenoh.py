@@ -5,15 +5,15 @@ from __future__ import annotations
 import importlib.util
 import os
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.plugins.ros.conftest import wait_until
+
 COUNT = 10
-LIMIT_S = 60.0
 PROGRAMS = Path(__file__).parent
 
 pytestmark = [
@@ -45,13 +45,6 @@ def rmw_zenoh(live: Any, zenoh_router: Any, distribution: str) -> dict[str, str]
         "RMW_IMPLEMENTATION": "rmw_zenoh_cpp", "LD_PRELOAD": str(built / "librmw_zenoh_cpp.so"),
         "AMENT_PREFIX_PATH": str(built),
     }  # fmt: skip
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < end, f"waited {LIMIT_S:.0f} s for {what}"
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(("width", "height"), [(100, 100), (640, 480), (1920, 1080)])
