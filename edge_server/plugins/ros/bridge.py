@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
+from edge_server.client import StreamError
 from edge_server.errors import EdgeServerError, NotReady
 from edge_server.plugins.ros.bridge_parameters import BridgeParameters, check_named_once
 from edge_server.plugins.ros.camera_bridge import CameraBridge
@@ -67,7 +68,7 @@ class Bridge:
         self._stopping.set()
 
     def run(self) -> None:
-        """Run until `stop`, or until the transport or a stream ends; then close all.
+        """Run until `stop`, or until the transport ends or all cameras have failed; then close all.
 
         Raises the error that ended it, if any.
         """
@@ -93,7 +94,7 @@ class Bridge:
         self._counted_at = time.monotonic()
 
     def tick(self) -> None:
-        """Do what is due: switch, count, report. Raises the error that ended a stream, if any."""
+        """Do what is due: switch, count, report. Raises the error that ended the bridge, if any."""
         if self._failure is not None:
             raise self._failure
         with contextlib.suppress(queue.Empty):
@@ -134,6 +135,11 @@ class Bridge:
             done.result()
 
     def _fail(self, error: Exception) -> None:
+        """End the bridge, unless the server ended the stream of a camera while another camera has not failed."""
+        if isinstance(error, StreamError) and any(camera.failure is None for camera in self.cameras):
+            failed = ", ".join(camera.parameters.image_topic for camera in self.cameras if camera.failure is not None)
+            log.error("no results for %s; the other cameras go on: %s", failed, error)
+            return
         self._failure = error
         self._stopping.set()
 

@@ -25,7 +25,7 @@ from edge_server.plugins.ros.transports.transport import Qos, ServiceTransport, 
 from edge_server.protocol.frame_messages import Frame, FrameResult, StreamOpened
 
 _DRAIN_S = 5.0
-_MISSING_MODEL_WAIT_S = 2.0
+_RETRY_S = 2.0
 _MAX_AGE_US = 2**32 - 1
 
 log = logging.getLogger(__name__)
@@ -34,14 +34,17 @@ log = logging.getLogger(__name__)
 class CameraBridge:
     """Connects the topics of `parameters` to the frame stream of a server at `address`.
 
-    All methods are for the thread of the transport's `spin`. `on_failed` is called on another one with the error that
-    ended the stream for good. With `keeps_frame`, `last_frame` is the newest frame, for trials of other models.
+    All methods are for the thread of the transport's `spin`. `failure` is the error by which the server ended the
+    stream for good, None while there is none: the stream is then opened again from time to time, unless another client
+    took its id. `on_failed` is called on another thread, with a new `failure` or with an error of this program, which
+    has ended the camera. With `keeps_frame`, `last_frame` is the newest frame, for trials of other models.
     """
 
     def __init__(
         self, parameters: BridgeParameters, transport: Transport, address: str, on_failed: Callable[[Exception], None]
     ) -> None:
         self.parameters = parameters
+        self.failure: StreamError | None = None
         self.keeps_frame = False
         self.last_frame: Frame | None = None
         self._transport = transport
@@ -55,6 +58,7 @@ class CameraBridge:
         self._reader = threading.Thread(target=self._publish_results, name="ros-results", daemon=True)
         self._stopping = threading.Event()
         self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._counter = FrameCounter()
         self._silence = ""
         self._seq = 0
@@ -75,7 +79,9 @@ class CameraBridge:
 
     def close(self) -> None:
         """Close the stream, and end the thread that publishes."""
-        self._stopping.set()
+        with self._changed:
+            self._stopping.set()
+            self._changed.notify_all()
         self._stream.close()
         self._read_stream.close()
         if self._reader.ident is not None:
@@ -92,9 +98,10 @@ class CameraBridge:
             self._subscribe(parameters)
         self._connection_log = ConnectionLog(parameters.image_topic)
         stream = self._open_stream(parameters)
-        with self._lock:
+        with self._changed:
             old, self._stream, self.parameters = self._stream, stream, parameters
-            self.last_frame = None
+            self.last_frame = self.failure = None
+            self._changed.notify_all()
         if parameters.image_topic != before.image_topic:
             assert isinstance(self._transport, ServiceTransport), "only a service switches"
             self._transport.unsubscribe(before.image_topic)
@@ -115,7 +122,8 @@ class CameraBridge:
         topic, counts = self.parameters.image_topic, self._counter.recent()
         line = report_line(topic, counts)
         self._silence = "" if counts.received or counts.answered else self._transport.explain_silence(topic)
-        log.info("%s", f"{line}: {self._silence}" if self._silence else line)
+        reason = self._silence or self._connection_error
+        log.info("%s", f"{line}: {reason}" if reason else line)
         if counts.last_error:
             failed = counts.failed + counts.refused
             log.warning("%s: %d frame(s) failed, the last: %s", topic, failed, counts.last_error)
@@ -173,7 +181,7 @@ class CameraBridge:
                         self._publish_result(result)
                 except StreamError as error:
                     if stream is self._stream:
-                        self._wait_for_model(error)
+                        self._wait_after(error, stream)
                 else:
                     if stream is self._stream:
                         return
@@ -193,20 +201,26 @@ class CameraBridge:
             if not result.is_late:
                 self._results.publish(result)
 
-    def _wait_for_model(self, error: StreamError) -> None:
-        """Wait a little for a model that is missing at the start of a robot, or between two deployments. Raises any
-        other error."""
-        if error.code is not ErrorCode.NOT_FOUND:
-            raise error
+    def _wait_after(self, error: StreamError, stream: FrameStream) -> None:
+        """Wait until the stream is to be opened again. A model may be missing at the start of a robot, or between two
+        deployments; any other error is a failure."""
         self._connection_error = error.message
-        if error.message != self._missing_model:
-            self._missing_model = error.message
-            log.warning("%s; asking again every %g s", error, _MISSING_MODEL_WAIT_S)
-        self._stopping.wait(_MISSING_MODEL_WAIT_S)
+        if error.code is ErrorCode.NOT_FOUND:
+            if error.message != self._missing_model:
+                self._missing_model = error.message
+                log.warning("%s; asking again every %g s", error, _RETRY_S)
+        else:
+            before, self.failure = self.failure, error
+            if before is None or before.message != error.message:
+                self._on_failed(error)
+        # Two clients that take an id from each other would do so for ever.
+        wait_s = None if error.code is ErrorCode.ABORTED else _RETRY_S
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopping.is_set() or stream is not self._stream, wait_s)
 
     def _note_opened(self, opened: StreamOpened) -> None:
         self._connection_log.log_opened(opened)
-        self._connection_error = ""
+        self._connection_error, self.failure = "", None
         before, self._opened = self._opened, opened
         if before is None or _model_of(before) != _model_of(opened):
             self._results.publish_model(opened)

@@ -45,7 +45,7 @@ class ScriptedServer:
     frames are accepted and never answered. `is_empty`: there is no such model, `missing_models` those that are missing.
     `error`: every response is this error, as for all pictures of `failing_models`; `mute_models` never answer, also not
     at the end of a stream. `labels` are those of each model.
-    `refusal`: each stream ends with this gRPC status at its start.
+    `refusal`: each stream, or those with `refused_ids` if there are any, ends with this gRPC status at its start.
     `forgets_regions`: shared memory may be registered, and frames in it are answered with an error.
     `frames` and `requests` are all that were received, over all connections.
     """
@@ -59,6 +59,7 @@ class ScriptedServer:
         self.mute_models: set[str] = set()
         self.labels: tuple[str, ...] = ()
         self.refusal: grpc.StatusCode | None = None
+        self.refused_ids: set[str] = set()
         self.forgets_regions = False
         self.frames: list[Frame] = []
         self.requests: list[StreamRequest] = []
@@ -107,7 +108,7 @@ class ScriptedServer:
         self.requests.append(request)
         if self.is_empty or request.model in self.missing_models:
             context.abort(grpc.StatusCode.NOT_FOUND, f"unknown model '{request.model}'")
-        if self.refusal is not None:
+        if self.refusal is not None and (not self.refused_ids or request.stream_id in self.refused_ids):
             context.abort(self.refusal, "refused")
         allowed = self._credit
         yield encode_server_message(StreamOpened(request.stream_id, request.model, 1, "script", self.labels), allowed)

@@ -10,14 +10,17 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import pytest
 
+from edge_server.client import StreamError
 from edge_server.errors import InvalidRequest, Unsupported
 from edge_server.plugins.ros import bridge as bridge_module
 from edge_server.plugins.ros import camera_bridge, model_service
 from edge_server.plugins.ros.bridge import Bridge
 from edge_server.plugins.ros.bridge_parameters import BridgeParameters
-from edge_server.plugins.ros.messages.message_conversion import MessageKind
+from edge_server.plugins.ros.diagnostics import Diagnostics
+from edge_server.plugins.ros.messages.message_conversion import DiagnosticLevel, MessageKind
 from edge_server.plugins.ros.transports.transport import ServiceTransport
 from edge_server.protocol.frame_messages import Delivery
 
@@ -258,6 +261,49 @@ def test_of_a_bridge_with_two_cameras_both_get_the_new_model_and_none_another_to
     assert sorted(running.transport.found) == [1, 2, 3]
     streams = {request.stream_id for request in server.requests if request.model == "better"}
     assert {"ros:/image:better", "ros:/rear:better"} <= streams
+
+
+def test_a_change_of_the_model_brings_a_failed_camera_back(
+    scripted: Callable[..., Any], run: Callable[..., Running]
+) -> None:
+    server = scripted()
+    server.refusal, server.refused_ids = grpc.StatusCode.ABORTED, {"ros:/rear:finder"}
+    running = run(server.address, BridgeParameters("finder", image_topic="/rear", detections_topic="/behind"))
+    front, rear = running.bridge.cameras
+    while rear.failure is None:
+        assert running.thread.is_alive()
+    running.transport.send("/image", 1)
+    running.wait_for(1)
+    assert running.set_model("better")["success"]
+    running.transport.send("/rear", 2)
+    running.wait_for(2)
+    assert running.transport.found == [1, 2]
+    assert (front.failure, rear.failure) == (None, None)
+
+
+def test_the_diagnostics_have_the_error_of_a_failed_camera(scripted: Callable[..., Any]) -> None:
+    server, failures = scripted(), queue.SimpleQueue[Exception]()
+    server.refusal = grpc.StatusCode.ABORTED
+    parameters = BridgeParameters("finder", image_topic="/rear", detections_topic="/behind")
+    camera = camera_bridge.CameraBridge(parameters, MemoryTransport(), server.address, failures.put)
+    camera.open()
+    failure = failures.get(timeout=60)
+    camera.count(1.0)
+    _, status = camera.statuses(Diagnostics("/diagnostics", "eyes", server.address))
+    camera.close()
+    assert camera.failure is failure
+    assert (status.level, status.message) == (DiagnosticLevel.ERROR, str(failure))
+
+
+def test_a_bridge_of_which_all_cameras_have_failed_ends(scripted: Callable[..., Any]) -> None:
+    server = scripted()
+    server.refusal = grpc.StatusCode.INVALID_ARGUMENT
+    cameras = [
+        BridgeParameters("finder", image_topic=f"/{name}", detections_topic=f"/{name}/found") for name in ("a", "b")
+    ]
+    with pytest.raises(StreamError, match="INVALID_ARGUMENT: refused"):
+        Bridge(cameras, MemoryTransport(), server.address).run()
+    assert {request.stream_id for request in server.requests} == {"ros:/a:finder", "ros:/b:finder"}
 
 
 def test_two_cameras_with_one_topic_in_common_are_refused() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from tests.plugins.ros.conftest import wait_until
@@ -83,6 +84,25 @@ def test_the_bridge_survives_restarts_of_cameras_and_server(
         assert process.poll() is None
     assert {request.stream_id for request in server.requests} == {"ros:/camera/image_raw:finder"}
     assert "trying again" in log.read_text()
+
+
+def test_a_camera_that_the_server_refuses_leaves_the_others_and_comes_back(
+    scripted: Callable[..., Any], ros2: Any, tmp_path: Path
+) -> None:
+    server = scripted()
+    server.refusal, server.refused_ids = grpc.StatusCode.INVALID_ARGUMENT, {"ros:/front/image_raw:finder"}
+    log, images = tmp_path / "log", ["/front/image_raw", "/rear/image_raw"]
+    with ros2.bridging(server.address, log, images=images, detections="detections"):
+        assert len(ros2.heard(ros2.start_camera(3, "/rear/image_raw", "/rear/detections"))) == 3
+        reason = f"the frame stream to {server.address} ended: INVALID_ARGUMENT: refused"
+        expected = f"no results for /front/image_raw; the other cameras go on: {reason}"
+        wait_until(lambda: expected in log.read_text(), "the reason")
+        front = ros2.start_camera(3, "/front/image_raw", "/front/detections")
+        report = re.compile(rf"/front/image_raw: in [^0].*, out 0\.0/s.*: {re.escape(reason)}")
+        wait_until(lambda: report.search(log.read_text()) is not None, "a report")
+        server.refusal = None
+        assert len(ros2.heard(front)) == 3
+    assert log.read_text().count(expected) == 1
 
 
 def test_the_bridge_waits_for_a_model_that_is_not_loaded_yet(
