@@ -208,7 +208,7 @@ class CameraBridge:
         if error.code is ErrorCode.NOT_FOUND:
             if error.message != self._missing_model:
                 self._missing_model = error.message
-                log.warning("%s; asking again every %g s", error, _RETRY_S)
+                log.warning("%s: %s; asking again every %g s", self.parameters.image_topic, error, _RETRY_S)
         else:
             before, self.failure = self.failure, error
             if before is None or before.message != error.message:

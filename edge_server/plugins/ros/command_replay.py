@@ -105,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
         "--rate",
         type=float,
         default=0.0,
-        help="1: at the recorded speed, with drops. 0: as fast as possible, without drops",
+        help="1: at the recorded speed, with drops. 0 (default): as fast as possible, without drops",
     )
     parser.add_argument(
         "--return",

@@ -27,7 +27,7 @@ class ConnectionLog:
         now = self._clock()
         if self._logged is None or self._logged[0] != error.message or now - self._logged[1] >= _REPEAT_S:
             self._logged = error.message, now
-            log.warning("%s; trying again", error)
+            log.warning("%s: %s; trying again", self._topic, error)
 
     def log_opened(self, opened: StreamOpened) -> None:
         """Log an opened connection."""

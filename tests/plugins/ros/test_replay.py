@@ -332,11 +332,18 @@ def test_a_file_that_is_no_recording_is_reported_in_one_line(
     assert not (tmp_path / "out.mcap").exists()
 
 
+def test_a_folder_without_a_recording_is_reported_with_what_is_missing(tmp_path: Path) -> None:
+    done = replayed("127.0.0.1:1", tmp_path, tmp_path / "out.mcap")
+    assert done.returncode == 2
+    expected = f"folder '{tmp_path}' has no recording: expected files .mcap or .db3, or a metadata.yaml"
+    assert done.stderr == f"edge-server ros: {expected}\n"
+
+
 def test_an_existing_file_is_not_overwritten(recorded: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "out.mcap").write_bytes(b"precious")
     done = replayed("127.0.0.1:1", recorded(1), tmp_path / "out.mcap")
     assert done.returncode == 2
-    assert "exists already" in done.stderr
+    assert "out.mcap' exists already and is not overwritten: remove it, or name another --output" in done.stderr
     assert (tmp_path / "out.mcap").read_bytes() == b"precious"
 
 

@@ -175,7 +175,9 @@ class StreamRegistry:
         older = self._open.get(settings.stream_id)
         if older is not None:
             older.end_locked(
-                Superseded(f"another connection opened the stream '{settings.stream_id}' and goes on counting")
+                Superseded(
+                    f"another client took over the stream '{settings.stream_id}': each client needs an id of its own"
+                )
             )
         tally = self._tallies.setdefault(settings.stream_id, FrameTally())
         self._tallies.move_to_end(settings.stream_id)

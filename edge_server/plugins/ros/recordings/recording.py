@@ -155,8 +155,10 @@ def _open_reader(path: Path, types: MessageTypes) -> _MessageReader:
         return _RosbagsMessages(path, [path], types)
     if files := sorted(path.glob("*.mcap")):
         return _McapMessages(files, types)
-    if not (path / "metadata.yaml").exists() and (files := sorted(path.glob("*.db3"))):
-        return _RosbagsMessages(path, files, types)
+    if not (path / "metadata.yaml").exists():
+        if files := sorted(path.glob("*.db3")):
+            return _RosbagsMessages(path, files, types)
+        raise InvalidRequest(f"folder '{path}' has no recording: expected files .mcap or .db3, or a metadata.yaml")
     return _RosbagsMessages(path, [path], types)
 
 

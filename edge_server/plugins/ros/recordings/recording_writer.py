@@ -30,7 +30,7 @@ class RecordingWriter:
     def __init__(self, path: Path, types: MessageTypes) -> None:
         self.partial_path = path.with_name(f"{path.stem}_partial{path.suffix}")
         if path.exists():
-            raise InvalidRequest(f"'{path}' exists already and is not overwritten")
+            raise InvalidRequest(f"'{path}' exists already and is not overwritten: remove it, or name another --output")
         if self.partial_path.exists():
             raise InvalidRequest(
                 f"'{self.partial_path}' exists already: it is the result of an interrupted run; move or remove it first"
