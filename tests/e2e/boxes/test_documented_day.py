@@ -15,7 +15,8 @@ pytest.importorskip("tuf")
 from tests.e2e.boxes.fleet_of_boxes import Box, Fleet, Site
 from tests.e2e.test_documentation import ROOT, Block, Terminal, blocks
 
-pytestmark = pytest.mark.full
+# It types some thirty commands, each a program that starts: minutes on a busy machine.
+pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 MODEL = "efficientnet_lite0"
 
