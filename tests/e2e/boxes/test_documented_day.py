@@ -15,8 +15,9 @@ pytest.importorskip("tuf")
 from tests.e2e.boxes.fleet_of_boxes import Box, Fleet, Site
 from tests.e2e.test_documentation import ROOT, Block, Terminal, blocks
 
-# It types some thirty commands, each a program that starts: minutes on a busy machine.
-pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
+# Minutes on a busy machine: it types some thirty commands, each a program that starts, and the trials of releases have
+# the lowest priority.
+pytestmark = [pytest.mark.full, pytest.mark.timeout(500)]
 
 MODEL = "efficientnet_lite0"
 
@@ -93,7 +94,9 @@ class Day:
         elif action == "continue":
             newest = max(self.releases())
             assert len(set(self.releases())) == 2
-            Fleet.wait(lambda: self._works(line.replace("=3600", "=0")) and set(self.releases()) == {newest})
+            Fleet.wait(
+                lambda: self._works(line.replace("=3600", "=0")) and set(self.releases()) == {newest}, limit_s=300
+            )
         else:
             before = self.releases()
             self._type(line)
