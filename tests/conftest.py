@@ -4,6 +4,7 @@ servers."""
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import fcntl
 import gc
 import importlib.util
@@ -57,6 +58,14 @@ FAST_PART = "not full and not soak and not long"
 
 NEED_TEST_ALL = {"bikes", "fake_gpu", "redis_server", "s3_address"}
 """Fixtures of what only the extra test-all or a fetch script brings."""
+
+
+_STANDARD_ERROR = pytest.StashKey[int]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Before a test's output is captured.
+    config.stash[_STANDARD_ERROR] = os.dup(2)
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
@@ -231,6 +240,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Any:
     finally:
         os.close(running)
         os.close(entry)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _crashes_are_printed(pytestconfig: pytest.Config) -> None:
+    """A server in this process, and Ray, have the trace of a crash written to what is captured, and so lost."""
+    faulthandler.enable(pytestconfig.stash[_STANDARD_ERROR], all_threads=HAS_INTERPRETER_LOCK)
 
 
 @pytest.fixture(scope="module", autouse=True)

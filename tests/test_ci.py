@@ -51,14 +51,20 @@ def test_what_fails_once_is_named_at_once_and_does_not_fail_the_run(tmp_path: Pa
     assert re.findall(r"^flaky: (.*)$", done.stdout, re.MULTILINE) == ["test_it.py::test_fails_once[0]"]
 
 
-def test_a_process_that_ends_in_the_middle_of_a_test_does_not_keep_the_run_from_its_end(tmp_path: Path) -> None:
+def test_a_process_that_crashes_in_the_middle_of_a_test_is_reported_and_does_not_keep_the_run_from_its_end(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "conftest.py").symlink_to(ROOT / "tests/conftest.py")
     for number in range(200):
-        (tmp_path / f"test_{number}.py").write_text("def test_passes():\n    pass\n")
-    source = FAILS_ONCE.format(count=1, failure="os._exit(3)")
+        # As a server that runs in this process.
+        (tmp_path / f"test_{number}.py").write_text(
+            "def test_passes():\n    import faulthandler; faulthandler.enable()\n"
+        )
+    source = FAILS_ONCE.format(count=1, failure="os.abort()")
     done = run_tests(tmp_path, source, "tests --dist=loadscope --no-loadscope-reorder")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 failed, 201 passed" in done.stdout
+    assert "Fatal Python error: Aborted" in done.stderr
     assert re.findall(r"^flaky: (.*)$", done.stdout, re.MULTILINE) == ["test_it.py::test_fails_once[0]"]
 
 
