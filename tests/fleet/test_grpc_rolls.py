@@ -106,15 +106,15 @@ class Servers:
 
 
 class Load:
-    """Four threads that send one request after the other on one channel until the end of the `with` block."""
+    """Threads that send one request after the other on one channel until the end of the `with` block."""
 
-    def __init__(self, target: str, options: list[tuple[str, Any]]) -> None:
+    def __init__(self, target: str, options: list[tuple[str, Any]], thread_count: int = 4) -> None:
         request = messages.ModelInferRequest(model_name="m", raw_input_contents=[bytes(4)])
         request.inputs.add(name="x", datatype="FP32", shape=[1])
         self._message = request.SerializeToString()
         self._channel = grpc.insecure_channel(target, [*options, ("grpc.use_local_subchannel_pool", 1)])
         self._is_over = threading.Event()
-        self.counts = [0] * 4
+        self.counts = [0] * thread_count
         self.lost: list[str] = []
         self._threads = [threading.Thread(target=self._send, args=(index,)) for index in range(len(self.counts))]
 
@@ -271,7 +271,8 @@ def test_clients_of_a_proxy_with_the_documented_configuration_lose_no_request_wh
     with log_path.open("wb") as log:
         proxy = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
     try:
-        with Load(f"127.0.0.1:{port}", []) as load:
+        # So many that Envoy has to repeat more requests at once than it does by default.
+        with Load(f"127.0.0.1:{port}", [], 32 if kind == "envoy" else 4) as load:
             roll(servers, load)
     finally:
         proxy.terminate()
