@@ -7,6 +7,7 @@ these, and the topics that the SDK sees with the number of their publishers and 
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import sys
 import time
@@ -26,9 +27,12 @@ DEFINITIONS = {
     "sensor_msgs/msg/CompressedImage": "std_msgs/Header header\nstring format\nuint8[] data\n",
 }
 LIMIT_S = 60.0
+HANG_S = 90.0
+"""When the traces of all threads are printed, if the program has not ended: one of the SDK may keep it from its end."""
 
 
 def main(domain: int, port: int, folder: Path, count: int) -> int:
+    faulthandler.dump_traceback_later(HANG_S, exit=True)
     for name, text in DEFINITIONS.items():
         path = folder / f"{name}.msg"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,12 +54,12 @@ def main(domain: int, port: int, folder: Path, count: int) -> int:
         pixels = np.full(48 * 64 * 3, number % 256, np.uint8)
         camera.publish(header=header, height=48, width=64, encoding="rgb8", is_bigendian=0, step=64 * 3, data=pixels)
         time.sleep(0.05)
-    # While sessions connect to each other, a query may miss some for a moment.
+    # A query may miss some, or the topic, for a moment: while sessions connect, and on a busy machine.
     seen: dict[str, list[int]] = {}
     while time.monotonic() < end_s and (not seen or min(map(min, seen.values())) == 0):
         for name in ("/camera/image_raw", "/drawn"):
             info = sdk.get_topic_info(name, **ends)
-            seen[name] = [info.publisher_count, info.subscriber_count]
+            seen[name] = [info.publisher_count, info.subscriber_count] if info is not None else [0, 0]
     print(json.dumps({"stamps": stamps, "topics": seen}), flush=True)
     camera.close()
     listener.close()
