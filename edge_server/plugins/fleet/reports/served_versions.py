@@ -48,7 +48,7 @@ def find_unknown(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str
 
 
 def find_served_unknown(values: Mapping[str, Mapping[str, str]]) -> dict[str, list[str]]:
-    """Return what `find_unknown` does, given the result of `served_versions` for each server."""
+    """As `find_unknown`, from the result of `served_versions` for each server."""
     counts = Counter(name for served in values.values() for name in served)
     return {
         url: [
