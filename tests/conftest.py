@@ -113,10 +113,10 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Have a run end although one of its processes ended in the middle of a test, which counts as failed.
+    """Let a run end after one of its processes has died in a test. That test counts as failed.
 
-    pytest-xdist 3.8 gives all work of such a process to others: finished modules too, with which a process waits for
-    ever for a test, and the test itself, which then counts as passed where the failed tests are listed.
+    pytest-xdist 3.8 gives all work of the dead process to others. A process that gets only finished modules then waits
+    for ever. The test itself runs again, and if it passes, it is missing from the list of failed tests.
     """
     if config.option.dist != "loadscope":
         return None
@@ -125,11 +125,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Scheduler(LoadScopeScheduling):
         def remove_node(self, node: Any) -> str | None:
             work = self.assigned_work.pop(node)
-            crashed = next((name for tests in work.values() for name, done in tests.items() if not done), None)
-            if crashed is not None:
-                work[self._split_scope(crashed)][crashed] = True
-                self.workqueue.update({module: tests for module, tests in work.items() if not all(tests.values())})
-                self.schedule()
+            unfinished = [tests for tests in work.values() if not all(tests.values())]
+            if not unfinished:
+                return None
+            crashed: str = next(name for name, done in unfinished[0].items() if not done)
+            unfinished[0][crashed] = True
+            self.workqueue.update({module: tests for module, tests in work.items() if not all(tests.values())})
+            self.schedule()
             return crashed
 
     return Scheduler(config, log)
@@ -244,7 +246,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Any:
 
 @pytest.fixture(scope="module", autouse=True)
 def _crashes_are_printed(pytestconfig: pytest.Config) -> None:
-    """A server in this process, and Ray, have the trace of a crash written to what is captured, and so lost."""
+    """Ray, and a server under systemd, direct the traces of crashes to what pytest captures, and they are lost."""
     faulthandler.enable(pytestconfig.stash[_STANDARD_ERROR], all_threads=HAS_INTERPRETER_LOCK)
 
 

@@ -19,8 +19,6 @@ MAX_GROWTH = 2.0
 written, because memory that was not used for long has left the processor's caches. To decode each anew makes 2.4."""
 MAX_CONNECTION_KB = 20.0
 """Memory of an open connection; 3 and 5 kB when this was written."""
-MAX_POOL_THREADS = 8
-"""Threads that pools of the process start meanwhile, however many models or connections there are."""
 TRIES = 3
 
 
@@ -44,6 +42,11 @@ def growth(run: dict[str, list[dict[str, Any]]], curve: str, way: str, figure: s
     return last / first
 
 
+def thread_growth(run: dict[str, list[dict[str, Any]]], curve: str, way: str) -> int:
+    first, *_, last = (point["figures"]["threads"] for point in run[curve] if point["way"] == way)
+    return last - first
+
+
 @pytest.mark.parametrize(
     ("curve", "way", "figure"),
     [
@@ -62,13 +65,17 @@ def test_the_cost_of_a_request_does_not_grow_with_models_or_connections(
     assert min(growth(run, curve, way, figure) for run in runs) < MAX_GROWTH, [run[curve] for run in runs]
 
 
-def test_an_open_connection_takes_little_memory_and_no_thread(runs: list[dict[str, list[dict[str, Any]]]]) -> None:
+def test_an_open_connection_takes_little_memory(runs: list[dict[str, list[dict[str, Any]]]]) -> None:
     for way in ("gRPC", "HTTP"):
         first, last = (point["figures"] for point in runs[0]["connections"] if point["way"] == way)
         assert (last["memory_kb"] - first["memory_kb"]) / 199 < MAX_CONNECTION_KB, way
-        assert last["threads"] - first["threads"] <= MAX_POOL_THREADS, way
 
 
-def test_a_model_of_the_builtin_backend_takes_no_thread(runs: list[dict[str, list[dict[str, Any]]]]) -> None:
-    first, last = (point["figures"]["threads"] for point in runs[0]["models"] if point["way"] == "builtin")
-    assert last - first <= MAX_POOL_THREADS
+@pytest.mark.parametrize(("curve", "way"), [("models", "builtin"), ("connections", "gRPC"), ("connections", "HTTP")])
+def test_a_model_of_the_builtin_backend_or_a_connection_takes_no_thread(
+    runs: list[dict[str, list[dict[str, Any]]]], curve: str, way: str, tmp_path: Path
+) -> None:
+    # On a busy machine a pool of the process may start a thread meanwhile, but not in each run.
+    while 0 not in (found := [thread_growth(run, curve, way) for run in runs]) and len(runs) < TRIES:
+        runs.append(measure(tmp_path))
+    assert 0 in found

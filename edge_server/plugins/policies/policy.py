@@ -46,7 +46,7 @@ PARAMETERS = (
         "policy_frame_steps",
         "-15, 0",
         "consecutive",
-        "steps of the frames of an input with as many, for GR00T's clients",
+        "time steps of an input's frames, 0 is the newest; for GR00T's clients",
     ),
     DeclaredParameter("policy_metadata", "JSON object", "{}", "what a client gets when it connects"),
 )
@@ -72,8 +72,8 @@ class Policy:
 
     `horizon` None: as many actions as the model returns. `dt_ms` None: not stated. `max_age_ns` 0: any age.
     `previous_input` and `frozen_input`, "" for none, are the inputs of a policy that continues a chunk. They are zeros
-    for an observation without their values. `frame_steps` are the steps of the frames of an input with as many, in
-    relation to the newest one; inputs with another number of frames have consecutive ones.
+    for an observation without their values. `frame_steps` are the time steps of an input's frames, 0 for the
+    newest. They are for inputs with as many frames; all others have consecutive steps.
     """
 
     spec: ModelSpec

@@ -23,6 +23,7 @@ from edge_server.plugins.ros.diagnostics import Diagnostics
 from edge_server.plugins.ros.messages.message_conversion import DiagnosticLevel, MessageKind
 from edge_server.plugins.ros.transports.transport import ServiceTransport
 from edge_server.protocol.frame_messages import Delivery
+from tests.plugins.ros.conftest import wait_until
 
 
 class MemoryTransport:
@@ -270,8 +271,8 @@ def test_a_change_of_the_model_brings_a_failed_camera_back(
     server.refusal, server.refused_ids = grpc.StatusCode.ABORTED, {"ros:/rear:finder"}
     running = run(server.address, BridgeParameters("finder", image_topic="/rear", detections_topic="/behind"))
     front, rear = running.bridge.cameras
-    while rear.failure is None:
-        assert running.thread.is_alive()
+    wait_until(lambda: rear.failure is not None, "the refusal")
+    assert running.thread.is_alive()
     running.transport.send("/image", 1)
     running.wait_for(1)
     assert running.set_model("better")["success"]

@@ -199,8 +199,8 @@ def assess(
     if uncompared := [f"not known to be equal: {text}" for text in unknown]:
         found["unknown"] = uncompared
         advices["unknown"] = (
-            "It knows the SHA-256 some seconds after a load. That of a model with files or a configuration of a load "
-            "request it never knows: load it from its folder."
+            "It knows the SHA-256 some seconds after a load, but never that of a model whose load request had files or "
+            "a configuration: load it from its folder."
         )
     troubles = tuple(kind for kind in TROUBLES if kind in found)
     problems = tuple(text[:MAX_TEXT] for kind in troubles for text in found[kind])[:MAX_PROBLEMS]
