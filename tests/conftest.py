@@ -66,6 +66,8 @@ _STANDARD_ERROR = pytest.StashKey[int]()
 def pytest_configure(config: pytest.Config) -> None:
     # Before a test's output is captured.
     config.stash[_STANDARD_ERROR] = os.dup(2)
+    # Until pytest_collection_finish: collecting makes a million objects and frees few.
+    gc.disable()
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
@@ -109,6 +111,7 @@ def pytest_collection_finish() -> None:
     objects, each time that a Python model is unloaded."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -10,8 +10,7 @@ import subprocess
 import sys
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -152,22 +151,78 @@ class Import:
         return self.target.split(".")[1] if "." in self.target else ""
 
 
+@dataclass
+class Source:
+    """What the tests ask of one file of the package, found in one walk of its syntax tree."""
+
+    path: str
+    docstring: str | None = None
+    statement_count: int = 0
+    imports: list[Import] = field(default_factory=list)
+    environment_lines: list[int] = field(default_factory=list)
+    """Lines that read the environment."""
+    classes: list[str] = field(default_factory=list)
+    """Names of the classes at its top."""
+    protocols: list[str] = field(default_factory=list)
+    """Names of those that are a Protocol."""
+    private_uses: list[str] = field(default_factory=list)
+    """`name._attribute` of modules outside the standard library."""
+
+
+@functools.cache
+def sources() -> list[Source]:
+    return [_source(path) for path in sorted(ROOT.rglob("*.py"))]
+
+
 @functools.cache
 def imports() -> list[Import]:
-    found = []
-    for path in sorted(ROOT.rglob("*.py")):
-        name = path.relative_to(ROOT).as_posix()
-        found += _imports(name, ast.parse(path.read_text(), name), True)
+    return [item for source in sources() for item in source.imports]
+
+
+def _source(path: Path) -> Source:
+    text = path.read_text()
+    tree = ast.parse(text, str(path))
+    found = Source(path.relative_to(ROOT).as_posix(), ast.get_docstring(tree, clean=False), len(tree.body))
+    found.classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+    found.protocols = [
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+        and any(isinstance(base, ast.Name) and base.id == "Protocol" for base in node.bases)
+    ]
+    libraries: set[str] = set()
+    private: list[ast.Attribute] = []
+    waiting: list[tuple[ast.AST, bool]] = [(tree, True)]
+    while waiting:
+        outer, is_at_start = waiting.pop()
+        is_at_start = is_at_start and not _is_put_off(outer)
+        for node in ast.iter_child_nodes(outer):
+            for target in _targets(node):
+                found.imports.append(Import(found.path, node.lineno, target, is_at_start))
+            if isinstance(node, ast.Import):
+                bound = {alias.asname or alias.name.split(".")[0]: alias.name.split(".")[0] for alias in node.names}
+                libraries |= {local for local, library in bound.items() if _is_foreign(library)}
+            elif isinstance(node, ast.Attribute):
+                if node.attr in ("environ", "environb", "getenv", "getenvb"):
+                    found.environment_lines.append(node.lineno)
+                if _is_private(node.attr) and isinstance(node.value, ast.Name):
+                    private.append(node)
+            waiting.append((node, is_at_start))
+    found.imports.sort(key=lambda item: item.line)
+    found.private_uses = [
+        f"{found.path}:{node.lineno} uses {ast.unparse(node)}"
+        for node in private
+        if isinstance(node.value, ast.Name) and node.value.id in libraries
+    ]
     return found
 
 
-def _imports(path: str, outer: ast.AST, is_at_start: bool) -> Iterator[Import]:
-    is_at_start = is_at_start and not _is_put_off(outer)
-    for node in ast.iter_child_nodes(outer):
-        for target in _targets(node):
-            yield Import(path, node.lineno, target, is_at_start)
-        if not isinstance(node, ast.expr):  # No import stands in an expression.
-            yield from _imports(path, node, is_at_start)
+def _is_foreign(library: str) -> bool:
+    return library not in sys.stdlib_module_names and library != "edge_server"
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
 
 
 def _is_put_off(node: ast.AST) -> bool:
@@ -331,14 +386,8 @@ def test_the_serving_core_knows_no_event_loop() -> None:
 
 
 def test_the_environment_is_read_only_by_the_configuration() -> None:
-    wrong = []
-    for path in sorted(ROOT.rglob("*.py")):
-        name = path.relative_to(ROOT).as_posix()
-        if name.startswith("config/"):
-            continue
-        for node in ast.walk(ast.parse(path.read_text(), name)):
-            if isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv", "getenvb"):
-                wrong.append(f"{name}:{node.lineno}")
+    others = [source for source in sources() if not source.path.startswith("config/")]
+    wrong = [f"{source.path}:{line}" for source in others for line in source.environment_lines]
     wrong += [str(item) for item in imports() if item.target in ("os.environ", "os.getenv") and item.owner != "config"]
     assert wrong == []
 
@@ -395,56 +444,23 @@ def test_every_exception_to_the_floors_is_needed() -> None:
 
 def test_no_private_name_of_a_library_is_used() -> None:
     """Names that begin with an underscore, of modules outside the standard library."""
-    wrong = []
-    for path in sorted(ROOT.rglob("*.py")):
-        tree = ast.parse(path.read_text())
-        name = path.relative_to(ROOT).as_posix()
-        theirs: set[str] = set()
-        for node in ast.walk(tree):
-            for target in _targets(node):
-                library, *parts = target.split(".")
-                if library in sys.stdlib_module_names or library == "edge_server":
-                    continue
-                if any(part.startswith("_") and not part.startswith("__") for part in parts):
-                    wrong.append(f"{name} imports {target}")
-            if isinstance(node, ast.Import):
-                bound = {alias.asname or alias.name.split(".")[0]: alias.name for alias in node.names}
-                theirs |= {
-                    local for local, target in bound.items()
-                    if target.split(".")[0] not in sys.stdlib_module_names | {"edge_server"}
-                }  # fmt: skip
-        wrong += [
-            f"{name}:{node.lineno} uses {node.value.id}.{node.attr}"
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Attribute)
-            and isinstance(node.value, ast.Name)
-            and node.value.id in theirs
-            and node.attr.startswith("_")
-            and not node.attr.startswith("__")
-        ]
+    wrong = [
+        str(item)
+        for item in imports()
+        if _is_foreign(item.target.split(".")[0]) and any(map(_is_private, item.target.split(".")[1:]))
+    ]
+    wrong += [use for source in sources() for use in source.private_uses]
     assert wrong == []
 
 
 def test_every_interface_is_used() -> None:
     """A Protocol that is named nowhere but where it is defined guards nothing."""
-    texts = {path: path.read_text() for path in ROOT.rglob("*.py")}
-    uses = Counter(word for text in texts.values() for word in re.findall(r"\w+", text))
-    unused = [
-        f"{path.relative_to(ROOT)}: {node.name}"
-        for path, text in texts.items()
-        for node in ast.parse(text).body
-        if isinstance(node, ast.ClassDef)
-        and any(isinstance(base, ast.Name) and base.id == "Protocol" for base in node.bases)
-        and uses[node.name] < 2
-    ]
-    assert unused == []
+    uses = Counter(word for path in ROOT.rglob("*.py") for word in re.findall(r"\w+", path.read_text()))
+    assert [f"{source.path}: {name}" for source in sources() for name in source.protocols if uses[name] < 2] == []
 
 
 def test_no_class_name_means_two_things() -> None:
-    names = Counter(
-        node.name for path in ROOT.rglob("*.py") for node in ast.parse(path.read_text()).body
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
-    )  # fmt: skip
+    names = Counter(name for source in sources() for name in source.classes if not name.startswith("_"))
     assert [name for name, count in names.items() if count > 1] == []
 
 
@@ -551,11 +567,12 @@ def test_a_server_without_a_model_imports_few_modules_and_none_that_draws_on_ter
 def test_every_package_says_what_lives_in_it_and_nothing_else() -> None:
     """`backends` finds runtimes by name; `client`, `config`, `edge_server` name what others take from them."""
     wrong = []
-    for path in ROOT.rglob("__init__.py"):
-        name = path.relative_to(ROOT).parent.as_posix()
-        body = ast.parse(path.read_text()).body
-        if not body or not isinstance(body[0], ast.Expr) or not isinstance(body[0].value, ast.Constant):
-            wrong.append(f"{name} has no docstring")
-        elif len(body) > 1 and name not in (".", "backends", "client", "config"):
-            wrong.append(f"{name} holds more than its docstring")
+    for source in sources():
+        folder, _, file = source.path.rpartition("/")
+        if file != "__init__.py":
+            continue
+        if source.docstring is None:
+            wrong.append(f"{folder} has no docstring")
+        elif source.statement_count > 1 and folder not in ("", "backends", "client", "config"):
+            wrong.append(f"{folder} holds more than its docstring")
     assert wrong == []

@@ -1,9 +1,10 @@
-"""The repetition of failed tests and the report of failed parts in .ci/run, with its own shell functions."""
+"""The repetition of failed tests, the report of failed parts and the limit of .ci/run, with its own shell functions."""
 
 from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -30,8 +31,8 @@ def test_passes():
 """
 
 
-def run_tests(folder: Path, source: str, after: str = "tests") -> subprocess.CompletedProcess[str]:
-    """Run lines after the functions of .ci/run, in a folder with one test file."""
+def start(folder: Path, source: str, after: str = "tests") -> subprocess.Popen[str]:
+    """Start a script with lines after the functions of .ci/run, in a folder with one test file."""
     (folder / "test_it.py").write_text(source)
     (folder / ".venv/bin").mkdir(parents=True)
     (folder / ".venv/bin/python").symlink_to(sys.executable)
@@ -39,9 +40,20 @@ def run_tests(folder: Path, source: str, after: str = "tests") -> subprocess.Com
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     # Found by the interpreter's own path, a link to it knows no packages of the environment.
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    return subprocess.run(
-        ["bash", "-c", script], cwd=folder, env=environment, capture_output=True, text=True, timeout=100
-    )
+    return subprocess.Popen(
+        ["bash", "-c", script], cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def run_tests(folder: Path, source: str, after: str = "tests") -> subprocess.CompletedProcess[str]:
+    with start(folder, source, after) as process:
+        try:
+            out, err = process.communicate(timeout=100)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 @pytest.mark.parametrize("failure", ["assert False", "os._exit(3)"])
@@ -66,6 +78,36 @@ def test_a_process_that_crashes_in_the_middle_of_a_test_is_reported_and_does_not
     assert "1 failed, 201 passed" in done.stdout
     assert "Fatal Python error: Aborted" in done.stderr
     assert re.findall(r"^flaky: (.*)$", done.stdout, re.MULTILINE) == ["test_it.py::test_fails_once[0]"]
+
+
+def test_what_fails_once_in_the_readme_command_is_repeated_too(tmp_path: Path) -> None:
+    parts = f"command='.venv/bin/python -m pytest -n 2'\ncheck readme readme_tests\n{REPORT}"
+    done = run_tests(tmp_path, FAILS_ONCE.format(count=1, failure="assert False"), parts)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert set(re.findall(r"^flaky: (.*)$", done.stdout, re.MULTILINE)) == {"test_it.py::test_fails_once[0]"}
+
+
+def test_a_readme_command_that_installs_nothing_fails_the_run(tmp_path: Path) -> None:
+    done = run_tests(tmp_path, "", f"command=false\ncheck readme readme_tests\n{REPORT}")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "failed: readme" in done.stdout
+
+
+def test_a_run_that_is_interrupted_at_its_limit_prints_what_has_failed(tmp_path: Path) -> None:
+    source = "import time\ndef test_fails():\n    assert False\ndef test_hangs():\n    time.sleep(90)\n"
+    with start(tmp_path, source, f"check rest tests -n 1\ncheck later true\n{REPORT}") as process:
+        assert process.stdout is not None
+        printed = ""
+        while not re.search(r"^F", printed, re.MULTILINE):  # printed when the failure is known
+            character = process.stdout.read(1)
+            assert character, printed
+            printed += character
+        os.killpg(process.pid, signal.SIGINT)
+        printed += process.stdout.read()
+        process.communicate(timeout=60)
+    assert process.returncode == 1, printed
+    assert "FAILED test_it.py::test_fails" in printed
+    assert re.findall(r"^(?:later|failed: .*)$", printed, re.MULTILINE) == ["failed: time: interrupted after 0 minutes"]
 
 
 def test_what_fails_twice_fails_the_run(tmp_path: Path) -> None:

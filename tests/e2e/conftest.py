@@ -34,9 +34,6 @@ COMMAND = Path(sys.executable).parent / "edge-server"
 READY = re.compile(r"edge-server \S+ is ready: (.*)")
 START_LIMIT_S = 60.0
 
-GRPC_TRANSPORT = os.environ.get("EDGE_TEST_GRPC_TRANSPORT", "")
-"""The gRPC transport of all servers whose test does not choose one; "" for the default."""
-
 
 @dataclass
 class ServerProcess:
@@ -145,12 +142,9 @@ def machine_without_sensors() -> str:
 
 
 def clean_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return this process's environment without what would configure a server, but for the transport of this run. The
-    server finds no sensors."""
+    """Return this process's environment without what would configure a server. The server finds no sensors."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("EDGE_SERVER_")}
     kept["EDGE_SERVER_SYSFS_ROOT"] = machine_without_sensors()
-    if GRPC_TRANSPORT:
-        kept["EDGE_SERVER_GRPC_TRANSPORT"] = GRPC_TRANSPORT
     return {**kept, **(more or {})}
 
 

@@ -21,11 +21,9 @@ import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
 from edge_server.cli.main import main
-from tests.e2e.conftest import GRPC_TRANSPORT
 
 COMMAND = Path(sys.executable).parent / "edge-server"
-IDLE_LIMIT_BYTES = 66_000_000 if GRPC_TRANSPORT == "grpcio" else 56_000_000
-"""The library grpcio needs 11 MB."""
+IDLE_LIMIT_BYTES = 56_000_000
 RUNTIME_LIBRARIES = ("onnxruntime", "openvino", "cv2", "opencv", "numpy")
 
 
