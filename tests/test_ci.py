@@ -40,6 +40,8 @@ def start(folder: Path, source: str, after: str = "tests") -> subprocess.Popen[s
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     # Found by the interpreter's own path, a link to it knows no packages of the environment.
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    # No other plugins: five processes that import them all take seconds of a busy machine.
+    environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "-p xdist"}
     return subprocess.Popen(
         ["bash", "-c", script], cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
