@@ -72,6 +72,9 @@ while len(seen) < 3 and time.monotonic() < end:
             data = [policy.data for policy in sample.qos if type(policy).__name__ == "Userdata"]
             seen[sample.topic_name] = (sample.topic_name, sample.type_name, data[0].decode() if data else "")
 print(json.dumps(list(seen.values())))
+# Before the interpreter ends: Cyclone DDS deletes a reader with the help of a thread that may have ended by then, and
+# waits for ever.
+del reader, watcher
 transport.close()
 """
 
