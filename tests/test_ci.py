@@ -82,6 +82,35 @@ def test_a_process_that_crashes_in_the_middle_of_a_test_is_reported_and_does_not
     assert re.findall(r"^flaky: (.*)$", done.stdout, re.MULTILINE) == ["test_it.py::test_fails_once[0]"]
 
 
+FREES_OPENVINO = """
+import os, signal
+import openvino
+
+def plugin():
+    core = openvino.Core()
+    core.get_property("CPU", "FULL_DEVICE_NAME")
+    return core
+
+def test_frees_the_older_plugin_first():
+    first, second = plugin(), plugin()
+    del first
+    del second
+
+def test_handles_a_signal():
+    seen = []
+    signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(number))
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert seen
+"""
+
+
+def test_a_signal_after_openvino_was_freed_ends_no_process_of_a_run(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").symlink_to(ROOT / "tests/conftest.py")
+    done = run_tests(tmp_path, FREES_OPENVINO, "tests -n 1 --dist=loadscope")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed" in done.stdout
+
+
 def test_what_fails_once_in_the_readme_command_is_repeated_too(tmp_path: Path) -> None:
     parts = f"command='.venv/bin/python -m pytest -n 2'\ncheck readme readme_tests\n{REPORT}"
     done = run_tests(tmp_path, FAILS_ONCE.format(count=1, failure="assert False"), parts)
