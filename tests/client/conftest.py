@@ -21,7 +21,7 @@ from edge_server.client import AioFrameStream, BackOff, Counters, FrameStream, S
 from edge_server.protocol.frame_codec import STREAM_PATH, decode_client_message, encode_server_message
 from edge_server.protocol.frame_messages import Frame, FrameHeader, FrameResult, StreamOpened, StreamRequest
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 QUICK = BackOff(first_s=0.01, most_s=0.05)
 
 

@@ -20,7 +20,7 @@ from edge_server.client.http2_call import Http2ClientCall
 from edge_server.client.stream_errors import StreamError
 from edge_server.frontends.http2 import frames
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 GREETING = frames.encode_settings({})
 OK_HEADERS = [(":status", "200"), ("content-type", "application/grpc")]
 

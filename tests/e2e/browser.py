@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 _FONTS = """<?xml version="1.0"?><!DOCTYPE fontconfig SYSTEM "fonts.dtd"><fontconfig>
 <dir>{}</dir><dir>/usr/share/fonts</dir><cachedir>{}</cachedir>
 <match><edit name="family" mode="append" binding="strong"><string>Liberation Sans</string></edit></match>

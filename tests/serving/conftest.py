@@ -33,7 +33,7 @@ from edge_server.serving.lifecycle.reconciler import MemoryCheck
 from edge_server.serving.timer import Timer
 from edge_server.telemetry.log import LogSettings
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 """How long a test waits for what must happen; only a failing one waits that long."""
 
 

@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture
 def eventually() -> Callable[[Callable[[], bool]], bool]:
-    def wait(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
+    def wait(condition: Callable[[], bool], timeout_s: float = 60.0) -> bool:
         end = time.monotonic() + timeout_s
         while time.monotonic() < end:
             if condition():

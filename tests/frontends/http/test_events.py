@@ -20,7 +20,7 @@ from edge_server.frontends.http.access_check import AccessCheck
 from edge_server.frontends.http.event_endpoints import MAX_FOLLOWERS
 from edge_server.telemetry.event_bus import MODEL_FAILED, MODEL_READY
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def until(is_so: Callable[[], bool]) -> None:

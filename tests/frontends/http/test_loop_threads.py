@@ -17,7 +17,7 @@ import pytest
 from edge_server.frontends.auth_tokens import Tokens
 from edge_server.telemetry.event_bus import MODEL_READY
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 VALUES = struct.pack("<4f", 1, 2, 3, 4)
 HEAD = json.dumps(
     {

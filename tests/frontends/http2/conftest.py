@@ -30,7 +30,7 @@ from edge_server.frontends.http2.server import Http2Server
 HEAD = encode_headers([(b":status", b"200"), (b"content-type", b"application/grpc")])
 TRAILERS = encode_headers([(b"grpc-status", b"0")])
 REQUEST = [(":method", "POST"), (":scheme", "http"), (":path", "/echo"), (":authority", "x"), ("te", "trailers")]
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 class Echo:

@@ -25,7 +25,7 @@ from edge_server.plugins.fleet.follow.rounds import make_follower
 from edge_server.plugins.fleet.release import SAMPLE_NAME
 from edge_server.plugins.fleet.settings import FollowConfig
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 PAGE_BYTES = 4096
 
 

@@ -49,7 +49,7 @@ pytestmark = [
     ),
 ]
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 DOMAIN = 7
 TOPIC = "/camera/image_raw"
 IMAGE_KEY = (

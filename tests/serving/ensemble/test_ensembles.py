@@ -29,7 +29,7 @@ from edge_server.errors import (
     UnknownModel,
 )
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 
 def ensemble(core: Any, name: str, steps: Sequence[Any], outputs: Sequence[str] = ("OUT",), **more: Any) -> Any:

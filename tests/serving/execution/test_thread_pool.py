@@ -12,7 +12,7 @@ from edge_server.backends.base import SessionInfo
 from edge_server.serving.execution.thread_pool import RunPool
 from edge_server.serving.timer import Timer
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 NEVER_S = 3600.0
 
 

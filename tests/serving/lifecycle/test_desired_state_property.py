@@ -29,7 +29,7 @@ from edge_server.repository.scan import Scanner
 from edge_server.serving.lifecycle.manager import Manager
 from edge_server.serving.timer import Timer
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 MODELS = ("apple", "pear")
 VERSIONS = (1, 2, 3, 10)
 TENSORS = """

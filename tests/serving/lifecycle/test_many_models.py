@@ -13,7 +13,7 @@ import pytest
 from edge_server.core.version_lifecycle import DesiredModel, VersionState
 from edge_server.telemetry.event_bus import MODEL_DRAINING
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 def calls_made_by(work: Callable[[], object]) -> int:

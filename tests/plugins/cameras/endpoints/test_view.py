@@ -24,7 +24,7 @@ from edge_server.plugins.vision.picture import Picture
 from edge_server.plugins.vision.resize import Color
 from edge_server.protocol.frame_messages import Detection, FrameHeader
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 HEADER = FrameHeader(12, 34, "camera", 5)
 SEEN = Perception(detections=(Detection(1, 2, 3.5, 4, 0.75, 2, "cat", track_id=9),))
 PATH = "/edge/v1/streams/front%20door/view"

@@ -24,7 +24,7 @@ from edge_server.process.composition_root import build
 from edge_server.protocol.frame_messages import Detection, FrameHeader, FrameResult
 from edge_server.telemetry.log import LogSettings
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 CODE = """
 import json, sys

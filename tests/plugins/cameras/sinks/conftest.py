@@ -11,7 +11,7 @@ import pytest
 from edge_server.plugins.cameras.sinks.sink_interface import SinkError, SinkMessage
 from edge_server.protocol.frame_messages import Detection, FrameHeader, FrameResult
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def result_message(source: str = "door", *labels: str, seq: int = 1) -> SinkMessage:

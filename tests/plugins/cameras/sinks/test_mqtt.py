@@ -25,7 +25,7 @@ from edge_server.plugins.cameras.source_and_sink_settings import SinkEntry
 from edge_server.protocol.frame_messages import ClassScore, FrameHeader, FrameResult
 from edge_server.version import __version__
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 ID = mqtt.MqttBroker(SinkEntry("home", "mqtt://host", topic="edge_server"), lambda: None)._id
 """Prefix of the ids of a sink with the topic edge_server on this host."""
 

@@ -26,7 +26,7 @@ from edge_server.protocol.frame_messages import (
     ZoneReport,
 )
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from edge_server.protocol.frame_messages import FrameResult
 from edge_server.serving.execution.admission_control import ADMIT_ALL
 from edge_server.telemetry.log import LogSettings
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 QUICK = BackOff(0.001, 0.01)
 SUM_MODEL = """
     backend: "stub"

@@ -32,7 +32,7 @@ from edge_server.protocol.frame_messages import (
 )
 from edge_server.telemetry.log import LogSettings
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 """Timeout of waits for expected events; only a failing test waits that long."""
 
 SIDE = 8

@@ -19,7 +19,7 @@ from edge_server.plugins.vision.picture import Picture
 from edge_server.plugins.vision.resize import Color
 from edge_server.protocol.frame_messages import Detection, FrameHeader, RegionSlice
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 GRAY = Picture(np.full((60, 80, 3), 128, np.uint8), Color.BGR)
 SEEN = Perception(detections=(Detection(10, 10, 50, 40, 0.9, 0, "face"),))
 HEADER = FrameHeader(12, 34, "door", 5)

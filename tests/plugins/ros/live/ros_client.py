@@ -31,7 +31,7 @@ from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from sensor_msgs.msg import Image
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 class Client:
@@ -45,7 +45,8 @@ class Client:
         self.seconds = 0
         executor = SingleThreadedExecutor()
         executor.add_node(self.node)
-        threading.Thread(target=self.spin, args=(executor,), daemon=True).start()
+        self.thread = threading.Thread(target=self.spin, args=(executor,), daemon=True)
+        self.thread.start()
 
     def spin(self, executor: SingleThreadedExecutor) -> None:
         try:
@@ -156,6 +157,9 @@ def main() -> None:
         except Exception as error:  # noqa: BLE001 - the test is told
             response = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(response), flush=True)
+    # rclpy aborts the process when the interpreter ends while a thread spins.
+    rclpy.shutdown()
+    client.thread.join()
 
 
 if __name__ == "__main__":
