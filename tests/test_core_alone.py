@@ -22,6 +22,7 @@ import tritonclient.grpc
 
 import edge_server
 from edge_server.own_plugins import PLUGIN_OF_PATH
+from tests.forked_commands import ForkedCommands
 
 BUNDLED = Path(edge_server.__file__).parents[1] / "model_repository"
 
@@ -31,7 +32,8 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for PYTHONPATH with the copy."""
     folder = tmp_path_factory.mktemp("core")
     package = Path(edge_server.__file__).parent
-    shutil.copytree(package, folder / "edge_server", ignore=shutil.ignore_patterns("plugins", "__pycache__"))
+    # With compiled files, as their making takes long, but not with those that another process is writing.
+    shutil.copytree(package, folder / "edge_server", ignore=shutil.ignore_patterns("plugins", "*.pyc.*"))
     # An editable installation would find what is missing in the copy.
     (folder / "sitecustomize.py").write_text(
         "import sys\n"
@@ -40,26 +42,30 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-PROGRAM = """
+PROLOGUE = """
 import sys
 # An editable installation would find the plugins in the folder that was copied.
 sys.meta_path = [finder for finder in sys.meta_path if "editable" not in str(finder)]
+"""
+PROGRAM = f"""{PROLOGUE}
 from edge_server.cli.main import main
 sys.exit(main())
 """
 
 
-def program(core: Path, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *arguments], cwd=core, env={**os.environ, "PYTHONPATH": str(core)},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+@pytest.fixture(scope="module")
+def run(core: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedCommands]:
+    with ForkedCommands(core, tmp_path_factory.mktemp("outputs"), PROLOGUE) as commands:
+        yield commands
 
 
 @contextlib.contextmanager
-def served(core: Path, models: Path) -> Iterator[tuple[str, str]]:
+def serving(core: Path, models: Path) -> Iterator[tuple[str, str]]:
     ports = ("--http-port=0", "--grpc-port=0", "--allow-metrics=false")
-    with program(core, "serve", f"--model-repository={models}", *ports) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, "serve", f"--model-repository={models}", *ports], cwd=core,
+        env={**os.environ, "PYTHONPATH": str(core)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    ) as process:  # fmt: skip
         try:
             assert process.stdout is not None
             lines = []
@@ -74,31 +80,40 @@ def served(core: Path, models: Path) -> Iterator[tuple[str, str]]:
             process.communicate(timeout=30)
 
 
-def test_it_serves_the_bundled_models_and_reloads(core: Path, tmp_path: Path) -> None:
-    models = tmp_path / "models"
+@pytest.fixture(scope="module")
+def served(core: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str, Path]]:
+    """HTTP and gRPC address of a server of a bundled model and a Python model, and their folder."""
+    models = tmp_path_factory.mktemp("models")
     shutil.copytree(BUNDLED / "efficientnet_lite0", models / "efficientnet_lite0")
-    with served(core, models) as (http, address):
-        with urllib.request.urlopen(f"http://{http}/v2/models/efficientnet_lite0", timeout=60) as reply:
-            assert json.load(reply)["outputs"][0]["name"] == "probabilities"
-        request = urllib.request.Request(
-            f"http://{http}/v2/models/efficientnet_lite0/infer", b"", {"Content-Type": "image/jpeg"}
-        )
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(request, timeout=60)
-        line = "needs the plugin 'vision', which is not in this installation: pip install"
-        with refused.value as answer:
-            assert (answer.code, line in json.load(answer)["error"]) == (501, True)
-        client = tritonclient.grpc.InferenceServerClient(address)
-        metadata = client.get_model_metadata("efficientnet_lite0").inputs[0]
-        tensor = tritonclient.grpc.InferInput(metadata.name, [1, *metadata.shape[1:]], metadata.datatype)
-        tensor.set_data_from_numpy(np.zeros([1, *metadata.shape[1:]], np.float32))
-        assert client.infer("efficientnet_lite0", [tensor]).as_numpy("probabilities").shape[0] == 1
-        shutil.copytree(models / "efficientnet_lite0" / "1", models / "efficientnet_lite0" / "2")
-        end_s = time.monotonic() + 60
-        while not client.is_model_ready("efficientnet_lite0", "2"):
-            assert time.monotonic() < end_s, "the new version does not serve"
-            time.sleep(0.05)
-        client.close()
+    (models / "written" / "1").mkdir(parents=True)
+    (models / "written" / "1" / "model.py").touch()
+    with serving(core, models) as addresses:
+        yield *addresses, models
+
+
+def test_it_serves_the_bundled_models_and_reloads(served: tuple[str, str, Path]) -> None:
+    http, address, models = served
+    with urllib.request.urlopen(f"http://{http}/v2/models/efficientnet_lite0", timeout=60) as reply:
+        assert json.load(reply)["outputs"][0]["name"] == "probabilities"
+    request = urllib.request.Request(
+        f"http://{http}/v2/models/efficientnet_lite0/infer", b"", {"Content-Type": "image/jpeg"}
+    )
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=60)
+    line = "needs the plugin 'vision', which is not in this installation: pip install"
+    with refused.value as answer:
+        assert (answer.code, line in json.load(answer)["error"]) == (501, True)
+    client = tritonclient.grpc.InferenceServerClient(address)
+    metadata = client.get_model_metadata("efficientnet_lite0").inputs[0]
+    tensor = tritonclient.grpc.InferInput(metadata.name, [1, *metadata.shape[1:]], metadata.datatype)
+    tensor.set_data_from_numpy(np.zeros([1, *metadata.shape[1:]], np.float32))
+    assert client.infer("efficientnet_lite0", [tensor]).as_numpy("probabilities").shape[0] == 1
+    shutil.copytree(models / "efficientnet_lite0" / "1", models / "efficientnet_lite0" / "2")
+    end_s = time.monotonic() + 60
+    while not client.is_model_ready("efficientnet_lite0", "2"):
+        assert time.monotonic() < end_s, "the new version does not serve"
+        time.sleep(0.05)
+    client.close()
 
 
 @pytest.mark.parametrize(
@@ -112,13 +127,12 @@ def test_it_serves_the_bundled_models_and_reloads(core: Path, tmp_path: Path) ->
     ],
 )
 def test_a_setting_of_a_missing_plugin_names_what_to_install(
-    core: Path, arguments: tuple[str, ...], named: str, plugin: str
+    core: Path, run: ForkedCommands, arguments: tuple[str, ...], named: str, plugin: str
 ) -> None:
     (core / "frames.toml").write_text("[frames]\nmax_streams = 3\n")
-    with program(core, *arguments) as process:
-        output, _ = process.communicate(timeout=60)
-    assert process.returncode == 78
-    assert f"{named} needs the plugin '{plugin}', which is not in this installation: pip install" in output
+    done = run(*arguments)
+    assert done.returncode == 78
+    assert f"{named} needs the plugin '{plugin}', which is not in this installation: pip install" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -129,12 +143,11 @@ def test_a_setting_of_a_missing_plugin_names_what_to_install(
     ],
 )
 def test_a_value_that_a_missing_plugin_serves_names_what_to_install(
-    core: Path, arguments: tuple[str, ...], named: str, plugin: str
+    run: ForkedCommands, arguments: tuple[str, ...], named: str, plugin: str
 ) -> None:
-    with program(core, "serve", *arguments) as process:
-        output, _ = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert f"{named} needs the plugin '{plugin}', which is not in this installation: pip install" in output
+    done = run("serve", *arguments)
+    assert done.returncode == 2
+    assert f"{named} needs the plugin '{plugin}', which is not in this installation: pip install" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -146,49 +159,42 @@ def test_a_value_that_a_missing_plugin_serves_names_what_to_install(
     ],
 )
 def test_a_model_for_a_missing_backend_names_what_to_install(
-    core: Path, tmp_path: Path, file: str, backend: str, plugin: str
+    run: ForkedCommands, tmp_path: Path, file: str, backend: str, plugin: str
 ) -> None:
     (tmp_path / "model" / "1").mkdir(parents=True)
     (tmp_path / "model" / "1" / file).touch()
-    with program(core, "check", str(tmp_path)) as process:
-        output, _ = process.communicate(timeout=60)
-    assert process.returncode == 1
+    done = run("check", str(tmp_path))
+    assert done.returncode == 1
     expected = f"backend '{backend}' needs the plugin '{plugin}', which is not in this installation: pip install"
-    assert expected in output
+    assert expected in done.stderr
 
 
-def test_it_serves_beside_a_python_model_and_says_in_the_index_what_to_install(core: Path, tmp_path: Path) -> None:
-    shutil.copytree(BUNDLED / "efficientnet_lite0", tmp_path / "efficientnet_lite0")
-    (tmp_path / "written" / "1").mkdir(parents=True)
-    (tmp_path / "written" / "1" / "model.py").touch()
-    with served(core, tmp_path) as (http, _):
-        request = urllib.request.Request(f"http://{http}/v2/repository/index", b"")
-        with urllib.request.urlopen(request, timeout=60) as reply:
-            index = {model["name"]: model for model in json.load(reply)}
-    assert index["efficientnet_lite0"]["state"] == "READY"
-    expected = "backend 'python' needs the plugin 'python_models', which is not in this installation: pip install"
-    assert expected in index["written"]["reason"]
+def test_it_serves_beside_a_python_model_and_says_in_the_index_what_to_install(served: tuple[str, str, Path]) -> None:
+    request = urllib.request.Request(f"http://{served[0]}/v2/repository/index", b"")
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        index = json.load(reply)
+    assert ("efficientnet_lite0", "READY") in {(model["name"], model["state"]) for model in index}
+    (reason,) = (model["reason"] for model in index if model["name"] == "written")
+    assert "backend 'python' needs the plugin 'python_models', which is not in this installation: pip install" in reason
 
 
-def test_a_path_of_a_missing_plugin_names_what_to_install(core: Path, tmp_path: Path) -> None:
-    with served(core, tmp_path) as (http, _):
-        for path, plugin in PLUGIN_OF_PATH.items():
-            with pytest.raises(urllib.error.HTTPError) as refused:
-                urllib.request.urlopen(f"http://{http}{path}", timeout=60)
-            line = f"{path} needs the plugin '{plugin}', which is not in this installation: pip install"
-            assert (refused.value.code, line in json.load(refused.value)["error"]) == (404, True)
+def test_a_path_of_a_missing_plugin_names_what_to_install(served: tuple[str, str, Path]) -> None:
+    for path, plugin in PLUGIN_OF_PATH.items():
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(f"http://{served[0]}{path}", timeout=60)
+        line = f"{path} needs the plugin '{plugin}', which is not in this installation: pip install"
+        with refused.value as answer:
+            assert (answer.code, line in json.load(answer)["error"]) == (404, True)
 
 
-def test_frame_streams_are_unimplemented(core: Path, tmp_path: Path) -> None:
-    with served(core, tmp_path) as (_, address), grpc.insecure_channel(address) as channel:
+def test_frame_streams_are_unimplemented(served: tuple[str, str, Path]) -> None:
+    with grpc.insecure_channel(served[1]) as channel:
         with pytest.raises(grpc.RpcError) as refused:
             next(channel.stream_stream("/edge.frames.v1.FrameService/Stream")(iter([b""])))
         assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_its_commands_are_those_of_the_core(core: Path) -> None:
-    with program(core, "--help") as process:
-        output, _ = process.communicate(timeout=60)
-    commands = re.findall(r"^  (\w+) ", output, re.MULTILINE)
+def test_its_commands_are_those_of_the_core(run: ForkedCommands) -> None:
+    commands = re.findall(r"^  (\w+) ", run("--help").stdout, re.MULTILINE)
     assert "serve" in commands
     assert {"governor", "stream"} & set(commands) == set()

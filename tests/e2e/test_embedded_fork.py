@@ -160,10 +160,10 @@ def work(results):
         results.put(server.infer("echo", {"INPUT0": np.ones((1, 2), np.float32)}).outputs["OUTPUT0"].tolist())
 
 if __name__ == "__main__":
-    for method in ("fork", "spawn", "forkserver"):
+    for method, count in (("fork", 2), ("spawn", 1), ("forkserver", 1)):
         context = multiprocessing.get_context(method)
         results = context.SimpleQueue()
-        children = [context.Process(target=work, args=(results,)) for _ in range(2)]
+        children = [context.Process(target=work, args=(results,)) for _ in range(count)]
         for child in children:
             child.start()
         print([results.get() for _ in children])
@@ -205,31 +205,32 @@ def test_each_method_raises_in_a_forked_child_whose_exit_leaves_the_server_runni
     )
 
 
-@pytest.mark.parametrize("isolation", ["", 'parameters { key: "isolation" value { string_value: "process" } }'])
-def test_a_process_that_a_python_model_forks_gets_an_error_from_each_call(
-    tmp_path: Path, models: Path, isolation: str
-) -> None:
-    (models / "forker/1").mkdir(parents=True)
-    (models / "forker/1/model.py").write_text(FORKER)
-    (models / "forker/config.pbtxt").write_text(FORKER_CONFIG + isolation)
+def test_a_process_that_a_python_model_forks_gets_an_error_from_each_call(tmp_path: Path, models: Path) -> None:
+    isolated = 'parameters { key: "isolation" value { string_value: "process" } }'
+    for name, isolation in (("forker", ""), ("isolated", isolated)):
+        (models / name / "1").mkdir(parents=True)
+        (models / name / "1/model.py").write_text(FORKER)
+        (models / name / "config.pbtxt").write_text(FORKER_CONFIG + isolation)
     program = """
 import sys
 import numpy as np
 import edge_server
 
 with edge_server.Server(sys.argv[1]) as server:
-    for _ in range(2):
-        print(server.infer("forker", {"X": np.zeros(1, np.float32)}).outputs["TEXT"][0].decode())
+    for name in ("forker", "isolated") * 2:
+        print(server.infer(name, {"X": np.zeros(1, np.float32)}).outputs["TEXT"][0].decode())
 """
-    for line in run(tmp_path, program, models).splitlines():
+    lines = run(tmp_path, program, models).splitlines()
+    for name, line in zip(("forker", "isolated") * 2, lines, strict=True):
         exit_code, *messages = json.loads(line)
         assert exit_code == 0
         assert len(messages) == 3
         for message in messages:
-            assert "model 'forker' runs in process " in message
+            assert f"model '{name}' runs in process " in message
             assert "was forked: " in message
             assert message.endswith(" only from the process of the model")
 
 
 def test_a_server_that_is_started_after_the_fork_or_in_a_spawned_process_serves(tmp_path: Path, models: Path) -> None:
-    assert run(tmp_path, LATER, models).splitlines() == ["[[[1.0, 1.0]], [[1.0, 1.0]]]"] * 3
+    one, two = "[[[1.0, 1.0]]]", "[[[1.0, 1.0]], [[1.0, 1.0]]]"
+    assert run(tmp_path, LATER, models).splitlines() == [two, one, one]

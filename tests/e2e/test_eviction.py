@@ -63,8 +63,8 @@ def test_four_models_are_served_with_memory_for_two(serve: Any, repository: Any)
                 return str(client.infer(name, given, client_timeout=60).get_response().model_version)
 
         with ThreadPoolExecutor(4) as pool:
-            by_http = pool.map(ask_http, range(24))
-            by_grpc = pool.map(ask_grpc, range(24))
+            by_http = pool.map(ask_http, range(12))
+            by_grpc = pool.map(ask_grpc, range(12))
             assert set(by_http) == {200}
             assert set(by_grpc) == {"1"}
         assert sorted(states(server).values()) == ["READY", "READY", "UNAVAILABLE", "UNAVAILABLE"]

@@ -20,6 +20,22 @@ def is_espresso(result: FrameResult) -> bool:
     return not result.error and result.classes[0].label == "espresso" and result.classes[0].score > 0.5
 
 
+SUM = """
+backend: "stub"
+max_batch_size: 1
+input { name: "IN" data_type: TYPE_FP32 dims: [3, 8, 8] }
+output { name: "SUM" data_type: TYPE_FP32 dims: [1] }
+parameters { key: "stub_op" value { string_value: "sum" } }
+parameters { key: "image_color" value { string_value: "rgb" } }
+parameters { key: "image_scale" value { string_value: "1" } }
+"""
+"""A model that sums the values of a picture."""
+
+
+def is_sum(result: FrameResult) -> bool:
+    return not result.error and float(result.tensors[0].array.reshape(-1)[0]) > 0
+
+
 def test_images_of_coffee_are_classified_as_espresso(
     shared_server: Serve, bundled_repository: Path, coffee: Path
 ) -> None:
@@ -43,21 +59,23 @@ async def aio_results(address: str, jpeg: bytes, options: dict[str, Any]) -> lis
 
 
 def test_a_stream_continues_after_a_restart_of_the_server(
-    serve: Serve, bundled_repository: Path, coffee: Path, free_ports: Callable[[int], list[int]]
+    serve: Serve, repository: Any, coffee: Path, free_ports: Callable[[int], list[int]]
 ) -> None:
+    repository.add("sum", SUM)
     jpeg, (port,) = coffee.read_bytes(), free_ports(1)
     broken: list[StreamError] = []
     options: dict[str, Any] = {
-        "returns": Returns(top_k=1), "delivery": Delivery(depth=1), "stream_id": "front", "back_off": QUICK,
+        "delivery": Delivery(depth=1), "stream_id": "front", "back_off": QUICK,
         "on_broken": broken.append,
     }  # fmt: skip
-    with FrameStream(f"127.0.0.1:{port}", MODEL, **options) as stream:
+    with FrameStream(f"127.0.0.1:{port}", "sum", **options) as stream:
         results = stream.results()
         for number in (1, 2):
-            with serve(bundled_repository, f"--grpc-port={port}"):
+            # This client reads nothing at the moment, so the server waits for it until the time limit.
+            with serve(repository.path, f"--grpc-port={port}", "--exit-timeout-secs=1"):
                 # A frame in flight is lost with the server; a camera sends the next one.
                 stream.send(jpeg, frame_id=f"server {number}")
-                assert is_espresso(result := next(results))
+                assert is_sum(result := next(results))
                 assert result.header.frame_id == f"server {number}"
                 assert stream.opened is not None
                 assert stream.opened.stream_id == "front"
@@ -67,20 +85,22 @@ def test_a_stream_continues_after_a_restart_of_the_server(
 
 
 def test_the_asyncio_stream_continues_after_a_restart_of_the_server(
-    serve: Serve, bundled_repository: Path, coffee: Path, free_ports: Callable[[int], list[int]]
+    serve: Serve, repository: Any, coffee: Path, free_ports: Callable[[int], list[int]]
 ) -> None:
+    repository.add("sum", SUM)
+
     async def go(port: int) -> int:
-        async with AioFrameStream(f"127.0.0.1:{port}", MODEL, returns=Returns(top_k=1), back_off=QUICK) as stream:
+        async with AioFrameStream(f"127.0.0.1:{port}", "sum", back_off=QUICK) as stream:
             results = stream.results()
             for number in (1, 2):
-                server = serve(bundled_repository, f"--grpc-port={port}")
+                server = serve(repository.path, f"--grpc-port={port}")
                 await asyncio.to_thread(server.__enter__)
                 try:
                     stream.send(coffee.read_bytes(), frame_id=f"server {number}")
                     result = await anext(results)
                 finally:
                     await asyncio.to_thread(server.__exit__, None, None, None)
-                assert is_espresso(result)
+                assert is_sum(result)
                 assert result.header.frame_id == f"server {number}"
             return stream.counters().answered
 

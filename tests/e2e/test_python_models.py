@@ -15,6 +15,11 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
+import edge_server
+from edge_server.frontends.grpc import http2_transport
+from edge_server.frontends.http import inference_route
+from edge_server.serving.execution.inline_execution import UNLIMITED_US
+
 ADD_SUB_CONFIG = """
 name: "add_sub"
 backend: "python"
@@ -401,26 +406,31 @@ def test_without_explicit_model_control_a_model_that_loads_others_gets_an_error(
 
 
 @pytest.fixture(scope="module")
-def server_of_short_models(shared_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def server_of_short_models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[edge_server.Server]:
+    """In this process, with reading threads that may be held for any finite time: on a busy machine the smallest model
+    needs longer than READING_THREAD_HOLD_US for each request, in processor time too, as others empty the caches."""
     on_callers = 'parameters { key: "execution_thread" value { string_value: "caller" } }'
     repository = tmp_path_factory.mktemp("brief")
     for name, config in (("place", ONE_TO_ONE), ("place_of_callers", ONE_TO_ONE + on_callers)):
         (repository / name / "1").mkdir(parents=True)
         (repository / name / "1/model.py").write_text(PLACE)
         (repository / name / "config.pbtxt").write_text(config)
-    with shared_server(repository) as running:
-        yield running
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (inference_route, http2_transport):
+            patch.setattr(module, "READING_THREAD_HOLD_US", UNLIMITED_US / 2)
+        with edge_server.Server(repository, http_port=0, grpc_port=0) as running:
+            yield running
 
 
 @pytest.mark.parametrize("client", [httpclient, grpcclient])
 def test_a_short_model_is_executed_inline_by_the_thread_that_reads_its_requests(
-    server_of_short_models: Any, client: Any, eventually: Callable[[Callable[[], bool]], bool]
+    server_of_short_models: edge_server.Server, client: Any, eventually: Callable[[Callable[[], bool]], bool]
 ) -> None:
     server = server_of_short_models
     given = client.InferInput("IN", [1], "FP32")
     given.set_data_from_numpy(np.zeros(1, np.float32))
-    address = server.http if client is httpclient else server.grpc
-    with client.InferenceServerClient(address) as connection:
+    port = server.http_port if client is httpclient else server.grpc_port
+    with client.InferenceServerClient(f"127.0.0.1:{port}") as connection:
 
         def is_on_its_own_thread(model: str) -> bool:
             return bool(connection.infer(model, [given]).as_numpy("OUT")[0])

@@ -227,13 +227,11 @@ def test_the_demonstration_shows_both_arms(tmp_path: Path, free_ports: Any) -> N
     assert dry[1] > 5
 
 
-def test_a_port_that_is_taken_ends_the_demonstration_with_a_sentence(tmp_path: Path, free_ports: Any) -> None:
+def test_a_port_that_is_taken_ends_the_demonstration_with_a_sentence(run_command: Any) -> None:
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        found = subprocess.run(
-            [COMMAND, "demo", "robot", f"--policy-port={port}", "--port=0"], capture_output=True, text=True, check=False
-        )
+        found = run_command("demo", "robot", f"--policy-port={port}", "--port=0")
     assert found.returncode == 1
     assert f"edge-server demo: --policy-openpi=127.0.0.1:{port}: cannot listen" in found.stderr

@@ -7,8 +7,6 @@ engine.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -289,12 +287,13 @@ def test_an_ensemble_refuses_what_its_step_would_refuse(server: Any, model: str,
         check(client.infer(model, tensors(triton, images, np.array([8, 8]))), images, 8, 8)
 
 
-def test_check_generates_shape_values_for_a_model_and_its_ensemble(repository: Any) -> None:
+def test_check_generates_shape_values_for_a_model_and_its_ensemble(
+    repository: Any, run_command: Callable[..., Any]
+) -> None:
     """An ensemble cannot declare a warm-up sample with such values."""
     repository.add("wide", config("INT64"), model=resizing(TensorProto.INT64))
     repository.add("twice", TWICE)
-    command = [sys.executable, "-m", "edge_server", "check", str(repository.path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = run_command("check", str(repository.path))
     assert done.returncode == 0, done.stderr
     assert "twice" in done.stdout
     assert "wide" in done.stdout

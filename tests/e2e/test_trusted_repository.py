@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-COMMAND = Path(sys.executable).parent / "edge-server"
+import pytest
 
 
-def sign(*arguments: str | Path) -> None:
-    done = subprocess.run([str(COMMAND), "sign", *map(str, arguments)], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+@pytest.fixture
+def sign(run_command: Callable[..., Any]) -> Callable[..., None]:
+    def sign(*arguments: str | Path) -> None:
+        done = run_command("sign", *map(str, arguments))
+        assert done.returncode == 0, done.stderr
+
+    return sign
 
 
 def stage(repository: Any, tmp_path: Path, config: str, version: int) -> Path:
@@ -42,7 +44,7 @@ def reason(server: Any, version: int) -> str:
 
 
 def test_only_models_signed_with_the_key_are_served(
-    serve: Any, repository: Any, identity: Callable[..., str], eventually: Any, tmp_path: Path
+    serve: Any, repository: Any, identity: Callable[..., str], eventually: Any, tmp_path: Path, sign: Any
 ) -> None:
     sign("--new-key", tmp_path / "key")
     sign("--new-key", tmp_path / "stolen")
@@ -72,7 +74,7 @@ def test_only_models_signed_with_the_key_are_served(
 
 
 def test_after_a_corrupt_upload_the_old_version_serves_until_a_valid_one(
-    serve: Any, repository: Any, identity: Callable[..., str], eventually: Any, tmp_path: Path
+    serve: Any, repository: Any, identity: Callable[..., str], eventually: Any, tmp_path: Path, sign: Any
 ) -> None:
     first = stage(repository, tmp_path, identity(), 1)
     sign(first)
@@ -89,12 +91,11 @@ def test_after_a_corrupt_upload_the_old_version_serves_until_a_valid_one(
         assert eventually(lambda: answered_by(server) == "2"), server.log()
 
 
-def test_a_key_that_cannot_be_used_ends_the_start_with_one_line(repository: Any, tmp_path: Path) -> None:
+def test_a_key_that_cannot_be_used_ends_the_start_with_one_line(
+    repository: Any, tmp_path: Path, run_command: Callable[..., Any]
+) -> None:
     (tmp_path / "key.pub").write_text("not a key")
-    done = subprocess.run(
-        [str(COMMAND), "check", str(repository.path), f"--signature-public-key={tmp_path / 'key.pub'}"],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = run_command("check", str(repository.path), f"--signature-public-key={tmp_path / 'key.pub'}")
     assert done.returncode == 2
     assert done.stderr == (
         f"edge-server check: '{tmp_path / 'key.pub'}' is not an Ed25519 public key: expected PEM, 32 bytes, or base64 "

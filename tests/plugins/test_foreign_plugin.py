@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
-import sys
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edge_server.own_plugins import PLUGIN_OF_PATH
+from tests.forked_commands import ForkedCommands
 
 PAGE = Path(__file__).parents[2] / "docs" / "plugins.md"
-COMMAND = str(Path(sys.executable).parent / "edge-server")
 
 FAILING = """
 from edge_server.config.setting import ConfigError
@@ -66,14 +66,18 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """`run(folder, *arguments)`: the installed program, with a folder of packages."""
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
+    """`run(folder, *arguments)`: the program, with a folder of packages."""
+    programs: dict[Path, ForkedCommands] = {}
+    with contextlib.ExitStack() as stack:
 
-    def run_program(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-        monkeypatch.setenv("PYTHONPATH", str(folder))
-        return subprocess.run([COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False)
+        def run_program(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+            if folder not in programs:
+                commands = ForkedCommands(folder, tmp_path_factory.mktemp("outputs"))
+                programs[folder] = stack.enter_context(commands)
+            return programs[folder](*arguments)
 
-    return run_program
+        yield run_program
 
 
 def fetch(address: str, path: str) -> Any:

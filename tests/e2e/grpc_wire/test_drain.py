@@ -126,7 +126,7 @@ def test_without_a_drain_delay_running_calls_are_answered(start: Any) -> None:
 
 
 def test_silent_and_hostile_clients_do_not_delay_the_stop(start: Any) -> None:
-    target = start("--exit-timeout-secs=5")
+    target = start("--exit-timeout-secs=1")
     _silent = [target.connect(greets=False) for _ in range(5)]
     half_greeted = target.connect(greets=False)
     half_greeted.send(b"PRI * HT")

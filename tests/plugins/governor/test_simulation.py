@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from pathlib import Path
@@ -21,8 +22,14 @@ from edge_server.plugins.governor.simulation.thermal_model import ThermalModel, 
 CONTROL, NORMAL, BULK = PriorityClass
 
 
-def _short(name: str, seconds: float = 900.0) -> Scenario:
+def _short(name: str, seconds: float = 450.0) -> Scenario:
     return SCENARIOS[name]._replace(duration_s=seconds)
+
+
+@functools.cache
+def _run(name: str, strategy: Strategy, seconds: float = 450.0) -> SimulationResult:
+    """Simulate once for all tests of this module: a simulated hour takes 4 s of the processor."""
+    return simulate(_short(name, seconds), strategy)
 
 
 def test_the_thermal_model_settles_at_the_temperature_of_its_resistances() -> None:
@@ -97,14 +104,30 @@ def test_an_impossible_machine_is_refused(constants: dict[str, float], message: 
 
 @pytest.mark.parametrize("strategy", Strategy)
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(strategy: Strategy) -> None:
-    first, again, other = (simulate(_short("ambient-55", 300.0), strategy, seed=seed) for seed in (4, 4, 5))
+    # Long enough that the governor limits the work: it begins after 76 s.
+    first, again, other = (simulate(_short("ambient-55", 100.0), strategy, seed=seed) for seed in (4, 4, 5))
     assert first == again
     assert first != other
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_the_governor_prevents_throttling_and_keeps_control_in_time(name: str) -> None:
-    outcome = simulate(_short(name, 2700.0 if name in ("step", "dead-fan") else 1500.0), Strategy.GOVERNOR)
+# In the fast part, long enough that the governor has limited the work for minutes; longer runs simulate more of it.
+# "step" and "dead-fan" begin after 20 minutes; test_control_policy.py has such changes in cheaper runs.
+@pytest.mark.parametrize(
+    ("name", "seconds"),
+    [
+        ("ambient-45", 450.0),
+        ("ambient-55", 450.0),
+        ("failing-sensor", 660.0),
+        ("offset", 450.0),
+        ("over-current", 600.0),
+        *(
+            pytest.param(name, 2700.0 if name in ("step", "dead-fan") else 1500.0, marks=pytest.mark.full)
+            for name in SCENARIOS
+        ),
+    ],
+)
+def test_the_governor_prevents_throttling_and_keeps_control_in_time(name: str, seconds: float) -> None:
+    outcome = _run(name, Strategy.GOVERNOR, seconds)
     assert outcome.throttled_s == 0.0
     assert outcome.hottest_c <= outcome.set_point_c + 2.5
     assert outcome.on_time_part(CONTROL) >= 0.99
@@ -114,8 +137,8 @@ def test_the_governor_prevents_throttling_and_keeps_control_in_time(name: str) -
 
 @pytest.mark.soak
 def test_a_lighter_variant_serves_more_than_rate_limits_and_is_switched_rarely() -> None:
-    light = simulate(_short("ambient-55", 1500.0), Strategy.GOVERNOR_VARIANT)
-    rates = simulate(_short("ambient-55", 1500.0), Strategy.GOVERNOR)
+    light = _run("ambient-55", Strategy.GOVERNOR_VARIANT, 1500.0)
+    rates = _run("ambient-55", Strategy.GOVERNOR, 1500.0)
     assert light.throttled_s == 0.0
     assert light.hottest_c <= light.set_point_c + 2.5
     assert 1 <= light.switches <= 2
@@ -125,10 +148,10 @@ def test_a_lighter_variant_serves_more_than_rate_limits_and_is_switched_rarely()
 
 
 def test_the_compared_strategies_throttle_or_limit_every_class() -> None:
-    def run(strategy: Strategy) -> SimulationResult:
-        return simulate(_short("ambient-55"), strategy)
-
-    kernel, deadlines, bang_bang = map(run, (Strategy.KERNEL_ONLY, Strategy.KERNEL_AND_DEADLINES, Strategy.BANG_BANG))
+    kernel, deadlines, bang_bang = (
+        _run("ambient-55", strategy)
+        for strategy in (Strategy.KERNEL_ONLY, Strategy.KERNEL_AND_DEADLINES, Strategy.BANG_BANG)
+    )
     assert kernel.throttled_part > 0.5
     assert deadlines.throttled_part > 0.5
     assert deadlines.late < 0.01 * kernel.late, "what cannot be in time is not begun"
@@ -139,8 +162,8 @@ def test_the_compared_strategies_throttle_or_limit_every_class() -> None:
 
 def test_the_governor_is_not_claimed_to_do_more_work_than_lowered_clocks() -> None:
     """The honest part: at full clock fewer answers fit into the same heat. If this turns, the documents are wrong."""
-    governor = simulate(_short("ambient-55"), Strategy.GOVERNOR)
-    kernel = simulate(_short("ambient-55"), Strategy.KERNEL_AND_DEADLINES)
+    governor = _run("ambient-55", Strategy.GOVERNOR)
+    kernel = _run("ambient-55", Strategy.KERNEL_AND_DEADLINES)
     assert sum(governor.on_time.values()) < sum(kernel.on_time.values())
 
 

@@ -114,7 +114,7 @@ def test_without_classes_of_unicode_the_automaton_accepts_all_that_python_matche
 def test_the_written_grammar_has_the_same_texts() -> None:
     source = random.Random(9)
     compared = 0
-    for _, grammar in readable_patterns(200):
+    for _, grammar in readable_patterns(100):
         text = write_gbnf(grammar)
         try:
             written = read_grammar(text)

@@ -13,9 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge_server.backends.base import ModelFile
 from edge_server.config.merge_settings import parse_serve
 from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
+from edge_server.plugins.python_models import backend
+from edge_server.plugins.python_models.auto_complete_config import auto_complete_in_process
 from edge_server.process.composition_root import build
 from edge_server.telemetry.log import LogSettings
 
@@ -92,8 +95,16 @@ output { name: "OUT" data_type: TYPE_FP32 dims: [-1] }
 """
 
 
+def complete_if_defined(file: ModelFile, config_json: str, complete_alone: Callable[..., str | None]) -> str | None:
+    """Start no process for the configuration of a model that does not complete it, which costs as much as its load."""
+    if b"auto_complete_config" not in file.path.read_bytes():
+        return None
+    return auto_complete_in_process(file, config_json, complete_alone)
+
+
 @pytest.fixture
-def python_core(tmp_path: Path) -> Iterator[PythonCore]:
+def python_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PythonCore]:
+    monkeypatch.setattr(backend, "auto_complete_in_process", complete_if_defined)
     path = tmp_path / "models"
     path.mkdir()
     models = PythonCore(path)

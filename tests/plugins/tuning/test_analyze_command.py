@@ -273,7 +273,8 @@ def test_children_of_a_server_end_with_it(tmp_path: Path) -> None:
     assert not (tmp_path / "survived").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+# SIGTERM is handled as SIGINT is: it is `full`.
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
 def test_an_interrupt_leaves_no_server_and_no_temporary_folder(repository: Path, number: int) -> None:
     process = subprocess.Popen(
         [str(COMMAND), "analyze", "runs", f"--model-repository={repository}", "--instances=1", *BRIEF],

@@ -245,6 +245,7 @@ def test_a_correct_layout_is_served_without_warnings(check: Any, name: str) -> N
     assert check(head, values, **keys) == ()
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("spread", [0.001, 0.05, 0.2])
 @pytest.mark.parametrize(("head", "shape"), [("yolov5", (COUNT, 7)), ("yolov8", (84, COUNT)), ("yolov10", (40, 6))])
 def test_untrained_weights_are_not_refused(check: Any, head: str, shape: tuple[int, int], spread: float) -> None:

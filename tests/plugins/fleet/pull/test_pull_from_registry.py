@@ -489,7 +489,7 @@ def hostile(registry: Registry, name: str) -> str:
         case "a file as a folder":
             return push("v", file("a", b"x"), file("a/b", b"other"))
         case "deep names":
-            return push("v", *(file(f"{n}/" + "d/" * 400 + "f", b"x") for n in range(30)))
+            return push("v", *(file(f"{n}/" + "d/" * 400 + "f", b"x") for n in range(3)))
         case "a layer without a name":
             return push("v", blob(b"onnx", "application/octet-stream"))
         case "a layer of zstd":
@@ -541,7 +541,7 @@ def hostile(registry: Registry, name: str) -> str:
         ("an absolute name", "expected a relative path"),
         ("a name twice", "'m.onnx' is in it twice"),
         ("a file as a folder", "'b' is in it twice"),
-        ("deep names", "too many files: expected at most 10000"),
+        ("deep names", "too many files: expected at most 1000 files"),
         ("a layer without a name", "layer 0 ('application/octet-stream') has no name"),
         ("a layer of zstd", "expected gzip, or no compression"),
         ("a bomb", "more than 1000000 bytes: expected at most --max-bytes=1000000"),
@@ -556,8 +556,10 @@ def hostile(registry: Registry, name: str) -> str:
     ],
 )
 def test_what_a_hostile_registry_sends_is_refused_and_leaves_nothing(
-    name: str, message: str, registry: Registry, pull: Edge, models: Path
+    name: str, message: str, registry: Registry, pull: Edge, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # In place of 10,000, which take seconds.
+    monkeypatch.setattr("edge_server.plugins.fleet.pull.archive.MAX_FILES", 1000)
     done = pull(by_digest(registry, hostile(registry, name)), "--max-bytes=1000000")
     assert (done.returncode, os.listdir(models)) == (1, [])
     assert message in done.stderr

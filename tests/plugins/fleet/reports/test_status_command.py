@@ -117,6 +117,19 @@ def test_on_a_terminal_long_reasons_are_wrapped_and_in_a_pipe_they_are_whole(
     assert reason not in written
 
 
+class Clock:
+    """In place of the module `time`: sleeping takes no time."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self._now_s
+
+    def sleep(self, seconds: float) -> None:
+        self._now_s += seconds
+
+
 class Boxes:
     """Two boxes with version 1 of one model. They know the digests of its files from the third look on."""
 
@@ -146,7 +159,7 @@ def test_waiting_goes_on_until_the_files_of_all_versions_are_known(
 ) -> None:
     boxes = Boxes(*digests)
     monkeypatch.setattr(status_command, "open_boxes", lambda options: boxes)
-    monkeypatch.setattr(expected_versions, "POLL_S", 0.01)
+    monkeypatch.setattr(expected_versions, "time", Clock())
     assert run(["status", "--wait=60", "a", "b"]) == code
     assert boxes.looks == (3 if code == 0 else boxes.looks)
     assert boxes.looks >= 3
