@@ -11,10 +11,11 @@ import sys
 from pathlib import Path
 
 FORKING = """
-import json, os, sys, warnings
+import gc, json, os, sys, warnings
 from edge_server.cli.main import main
 import edge_server.backends.builtin_models, edge_server.cli.check, edge_server.cli.status
 import edge_server.process.composition_root
+gc.freeze()  # else each process visits all objects at its end, and so copies the memory of this one
 
 for line in sys.stdin:
     with warnings.catch_warnings():

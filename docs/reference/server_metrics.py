@@ -15,6 +15,7 @@ from typing import NamedTuple
 _SOURCE = Path(__file__).parents[2] / "edge_server"
 _KINDS = ("counter", "gauge", "histogram")
 _NAME = re.compile(r"(nv_|edge_|vllm:)\w+")
+_QUOTED_NAME = re.compile(rf"[\"']{_NAME.pattern}[\"']")
 _INTRODUCTION = """\
 `http://127.0.0.1:8002/metrics` has them in Prometheus' text format. A counter grows from 0, since the start of the
 server or the load of the version: look at its rate. A gauge is a value of now. A histogram has `_bucket`, `_sum` and
@@ -97,7 +98,8 @@ def generate() -> str:
 
 def _families_in(path: Path) -> Iterator[_Family]:
     text = path.read_text()
-    if not _NAME.search(text):
+    # Without the quotes, nearly every file has one: `edge_server`.
+    if not _QUOTED_NAME.search(text):
         return
     for node in ast.walk(ast.parse(text)):
         items = node.args if isinstance(node, ast.Call) else node.elts if isinstance(node, ast.Tuple) else []

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 COMMAND = Path(sys.executable).parent / "edge-server"
+Edge = Callable[..., subprocess.CompletedProcess[str]]
 IDENTITY = """
 backend: "identity"
 max_batch_size: 8
@@ -20,11 +20,6 @@ input { name: "INPUT0" data_type: TYPE_FP32 dims: [-1] }
 output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [-1] }
 """
 COLUMN_TITLES = ("MODEL", "VERSION", "BACKEND", "PRECISION", "INPUTS", "OUTPUTS", "LOAD MS", "INFER MS", "MEMORY MB")
-
-
-def edge(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("EDGE_SERVER_")}
-    return subprocess.run([str(COMMAND), *arguments], capture_output=True, text=True, timeout=60, env=environment)
 
 
 def add(repository: Path, name: str, config: str = IDENTITY, version: int = 1) -> Path:
@@ -45,7 +40,7 @@ def cells(line: str) -> list[str]:
     return re.split(r"\s{2,}", line.strip())
 
 
-def test_check_prints_a_table_of_working_models_and_exits_zero(repository: Path) -> None:
+def test_check_prints_a_table_of_working_models_and_exits_zero(edge: Edge, repository: Path) -> None:
     add(repository, "one")
     add(repository, "two")
     done = edge("check", str(repository))
@@ -63,7 +58,7 @@ def test_check_prints_a_table_of_working_models_and_exits_zero(repository: Path)
     assert float(memory_mb) >= 0
 
 
-def test_check_of_a_real_model_names_runtime_and_precision() -> None:
+def test_check_of_a_real_model_names_runtime_and_precision(edge: Edge) -> None:
     bundled = Path(__file__).parents[2] / "model_repository"
     done = edge("check", str(bundled))
     assert done.returncode == 0, done.stderr
@@ -72,7 +67,7 @@ def test_check_of_a_real_model_names_runtime_and_precision() -> None:
     assert "input FP32[-1,3,224,224]" in row
 
 
-def test_check_prints_the_reason_of_each_failure_and_exits_nonzero(repository: Path) -> None:
+def test_check_prints_the_reason_of_each_failure_and_exits_nonzero(edge: Edge, repository: Path) -> None:
     add(repository, "good")
     add(repository, "no_backend", 'backend: "nonsense"')
     (add(repository, "damaged", 'backend: "onnxruntime"') / "1" / "model.onnx").write_bytes(b"not a model")
@@ -89,7 +84,7 @@ def test_check_prints_the_reason_of_each_failure_and_exits_nonzero(repository: P
     assert "Traceback" not in done.stderr + done.stdout
 
 
-def test_check_passes_a_servable_model_that_random_inputs_do_not_suit(repository: Path) -> None:
+def test_check_passes_a_servable_model_that_random_inputs_do_not_suit(edge: Edge, repository: Path) -> None:
     add(repository, "any_size", IDENTITY.replace("identity", "stub") + parameter("stub_fail", "true"))
     done = edge("check", str(repository))
     assert done.returncode == 0, done.stderr
@@ -100,7 +95,7 @@ def test_check_passes_a_servable_model_that_random_inputs_do_not_suit(repository
     assert "model_warmup" in note
 
 
-def test_check_fails_a_python_model_whose_return_value_is_wrong_for_all_inputs(repository: Path) -> None:
+def test_check_fails_a_python_model_whose_return_value_is_wrong_for_all_inputs(edge: Edge, repository: Path) -> None:
     bodies = {
         "double": "return [pb.InferenceResponse([pb.Tensor('OUTPUT0', np.zeros((1, 1), np.float64))])]",
         "nothing": "return None",
@@ -128,7 +123,7 @@ def parameter(key: str, value: str) -> str:
     return f'\nparameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
 
 
-def test_check_covers_all_given_repositories(tmp_path: Path) -> None:
+def test_check_covers_all_given_repositories(edge: Edge, tmp_path: Path) -> None:
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
         add(tmp_path / name, f"model_of_{name}")
@@ -138,7 +133,9 @@ def test_check_covers_all_given_repositories(tmp_path: Path) -> None:
     assert "model_of_second" in done.stdout
 
 
-def test_check_fails_for_a_mistake_in_the_sources_file_and_passes_the_corrected_file(repository: Path) -> None:
+def test_check_fails_for_a_mistake_in_the_sources_file_and_passes_the_corrected_file(
+    edge: Edge, repository: Path
+) -> None:
     add(repository, "one")
     file = repository.parent / "cameras.toml"
     camera = '[[sources]]\nname = "yard"\nurl = "demo"\nmodel = "one"\n'
@@ -153,13 +150,13 @@ def test_check_fails_for_a_mistake_in_the_sources_file_and_passes_the_corrected_
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_check_of_an_empty_repository_reports_that(repository: Path) -> None:
+def test_check_of_an_empty_repository_reports_that(edge: Edge, repository: Path) -> None:
     done = edge("check", str(repository))
     assert done.returncode == 1
     assert "no model" in done.stderr
 
 
-def test_check_of_a_folder_that_is_no_repository_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+def test_check_of_a_folder_that_is_no_repository_is_one_line_and_exit_code_2(edge: Edge, tmp_path: Path) -> None:
     done = edge("check", str(tmp_path / "nowhere"))
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
@@ -187,7 +184,7 @@ def url(repository: Path) -> Iterator[str]:
             assert server.wait(30) == 0
 
 
-def test_status_prints_the_table_of_a_running_server(url: str) -> None:
+def test_status_prints_the_table_of_a_running_server(edge: Edge, url: str) -> None:
     done = edge("status", "--url", url)
     # A model that was wished for and is not served makes a strict server not ready.
     assert done.returncode == 1, done.stderr
@@ -198,7 +195,7 @@ def test_status_prints_the_table_of_a_running_server(url: str) -> None:
     assert "nonsense" in done.stdout
 
 
-def test_status_without_a_server_is_one_line() -> None:
+def test_status_without_a_server_is_one_line(edge: Edge) -> None:
     done = edge("status", "--url", "http://127.0.0.1:1", "--timeout=2")
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
@@ -206,14 +203,14 @@ def test_status_without_a_server_is_one_line() -> None:
 
 
 @pytest.mark.parametrize("url", ["nonsense", "ftp://127.0.0.1", "http://"])
-def test_status_of_an_invalid_address_is_an_error_without_a_traceback(url: str) -> None:
+def test_status_of_an_invalid_address_is_an_error_without_a_traceback(edge: Edge, url: str) -> None:
     done = edge("status", "--url", url)
     assert done.returncode in (1, 2)
     assert "Traceback" not in done.stderr
     assert done.stderr
 
 
-def test_serve_help_names_every_flag_with_variable_and_default() -> None:
+def test_serve_help_names_every_flag_with_variable_and_default(edge: Edge) -> None:
     done = edge("serve", "--help")
     assert done.returncode == 0
     for words in (
@@ -224,21 +221,21 @@ def test_serve_help_names_every_flag_with_variable_and_default() -> None:
         assert words in done.stdout, words
 
 
-def test_the_command_without_arguments_shows_its_usage() -> None:
+def test_the_command_without_arguments_shows_its_usage(edge: Edge) -> None:
     for arguments, code in (([], 64), (["--help"], 0), (["-h"], 0)):
         done = edge(*arguments)
         assert done.returncode == code
         assert all(command in done.stdout for command in ("serve", "check", "status"))
 
 
-def test_an_unknown_command_is_refused_by_name() -> None:
+def test_an_unknown_command_is_refused_by_name(edge: Edge) -> None:
     done = edge("srve")
     assert done.returncode == 64
     assert "srve" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_config_reads_back_the_output_of_print_config(repository: Path, tmp_path: Path) -> None:
+def test_config_reads_back_the_output_of_print_config(edge: Edge, repository: Path, tmp_path: Path) -> None:
     flags = [f"--model-repository={repository}", "--http-port=8123", "--log-format=json"]
     printed = edge("serve", *flags, "--print-config")
     assert printed.returncode == 0, printed.stderr
@@ -261,7 +258,7 @@ def stride_eight(path: Path) -> None:
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
 
 
-def test_check_runs_a_network_for_any_image_size_with_a_large_image(repository: Path) -> None:
+def test_check_runs_a_network_for_any_image_size_with_a_large_image(edge: Edge, repository: Path) -> None:
     (repository / "any_size" / "1").mkdir(parents=True)
     stride_eight(repository / "any_size" / "1" / "model.onnx")
     done = edge("check", str(repository))
@@ -269,7 +266,7 @@ def test_check_runs_a_network_for_any_image_size_with_a_large_image(repository: 
     assert float(cells(done.stdout.splitlines()[2])[-2]) > 0
 
 
-def test_optimize_names_the_option_for_inputs_if_random_shapes_fail(repository: Path) -> None:
+def test_optimize_names_the_option_for_inputs_if_random_shapes_fail(edge: Edge, repository: Path) -> None:
     (repository / "any_size" / "1").mkdir(parents=True)
     stride_eight(repository / "any_size" / "1" / "model.onnx")
     done = edge("optimize", str(repository / "any_size"), "--runtimes=onnxruntime", "--precisions=f32")
@@ -278,7 +275,7 @@ def test_optimize_names_the_option_for_inputs_if_random_shapes_fail(repository: 
     assert "--input-data FILE.npz" in done.stderr
 
 
-def test_check_names_a_file_that_is_not_named_like_a_model(repository: Path) -> None:
+def test_check_names_a_file_that_is_not_named_like_a_model(edge: Edge, repository: Path) -> None:
     (repository / "exported" / "1").mkdir(parents=True)
     (repository / "exported" / "1" / "best.onnx").write_bytes(b"")
     done = edge("check", str(repository))

@@ -33,12 +33,6 @@ def environment() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if not key.startswith("EDGE_SERVER_")}
 
 
-def edge(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(COMMAND), *arguments], capture_output=True, text=True, timeout=120, env=environment(), cwd=cwd
-    )
-
-
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as made:
@@ -72,7 +66,7 @@ def answering(listener: socket.socket) -> Iterator[Callable[[bytes], str]]:
         thread.join(30)
 
 
-def test_a_misspelt_command_is_one_line_with_the_right_name() -> None:
+def test_a_misspelt_command_is_one_line_with_the_right_name(edge: Edge) -> None:
     done = edge("statsu")
     assert (done.returncode, done.stdout) == (64, "")
     assert done.stderr == "edge-server: there is no command 'statsu', did you mean 'status'?\n"
@@ -186,22 +180,23 @@ def test_an_invalid_timeout_is_refused(run_command: Edge, value: str) -> None:
     assert f"got '{value}'" in done.stderr
 
 
-def test_optimize_names_a_missing_folder(tmp_path: Path) -> None:
+def test_optimize_names_a_missing_folder(tmp_path: Path, run_command: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     for model, absent in (("nowhere", "nowhere"), ("some/nowhere", tmp_path / "some")):
-        done = edge("optimize", model, cwd=tmp_path)
+        done = run_command("optimize", model)
         assert done.returncode == 2
         assert len(done.stderr.splitlines()) == 1
         assert f"there is no folder '{absent}'" in done.stderr
         assert "at least one --model-repository" not in done.stderr
 
 
-def test_serve_with_a_bare_folder_names_the_flag(tmp_path: Path) -> None:
+def test_serve_with_a_bare_folder_names_the_flag(edge: Edge, tmp_path: Path) -> None:
     done = edge("serve", str(tmp_path))
     assert done.returncode == 78
     assert f"did you mean '--model-repository={tmp_path}'?" in done.stderr
 
 
-def test_the_error_for_an_unknown_kind_of_repository_address_shows_no_credentials() -> None:
+def test_the_error_for_an_unknown_kind_of_repository_address_shows_no_credentials(edge: Edge) -> None:
     shown = edge("check", "--model-repository=ftp://user:secret@host/models")
     assert shown.returncode == 2
     assert "model repository at ftp://: expected a folder" in shown.stderr
@@ -211,7 +206,7 @@ def test_the_error_for_an_unknown_kind_of_repository_address_shows_no_credential
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("front_end", ["HTTP", "gRPC", "metrics"])
 def test_serve_on_a_used_port_names_the_port_and_the_flag(
-    tmp_path: Path, listener: socket.socket, front_end: str
+    edge: Edge, tmp_path: Path, listener: socket.socket, front_end: str
 ) -> None:
     flag, port = f"--{front_end.lower()}-port", listener.getsockname()[1]
     free = ["--http-port=0", "--grpc-port=0", "--metrics-port=0"]
@@ -233,7 +228,9 @@ def test_help_of_the_scripts_exits_zero(script: str) -> None:
     assert (wrong.returncode, wrong.stdout) == (64, "")
 
 
-def test_models_and_status_list_folders_without_a_model(start_server: Callable[..., str], tmp_path: Path) -> None:
+def test_models_and_status_list_folders_without_a_model(
+    edge: Edge, start_server: Callable[..., str], tmp_path: Path
+) -> None:
     repository = tmp_path / "models"
     (repository / "good" / "1").mkdir(parents=True)
     (repository / "good" / "config.pbtxt").write_text(IDENTITY)

@@ -33,10 +33,6 @@ def clean() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if not key.startswith("EDGE_SERVER_")}
 
 
-def edge(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(COMMAND), *arguments], capture_output=True, text=True, timeout=60, env=clean())
-
-
 def cells(line: str) -> list[str]:
     return re.split(r"\s{2,}", line.strip())
 
@@ -82,7 +78,7 @@ def url(repository: Path) -> Iterator[str]:
         yield address
 
 
-def test_models_prints_every_version_with_its_history(url: str) -> None:
+def test_models_prints_every_version_with_its_history(edge: Edge, url: str) -> None:
     done = edge("models", "--url", url)
     assert done.returncode == 0, done.stderr
     heads, _, *rows = done.stdout.splitlines()
@@ -101,7 +97,7 @@ def test_models_prints_every_version_with_its_history(url: str) -> None:
         assert table[name, "-"][-1].endswith(("its name does not fit a URL (no spaces, none of \\ ? # %)", "'"))
 
 
-def test_models_status_and_the_index_name_states_alike(url: str) -> None:
+def test_models_status_and_the_index_name_states_alike(edge: Edge, url: str) -> None:
     done = edge("status", "--url", url)
     states = {cells(row)[0]: cells(row) for row in done.stdout.splitlines()}
     assert states["broken"][2] == "UNAVAILABLE"
@@ -110,7 +106,7 @@ def test_models_status_and_the_index_name_states_alike(url: str) -> None:
     assert edge("models", "typo", "--json", "--url", url).stdout.count('"UNAVAILABLE"') == 1
 
 
-def test_models_of_one_model_in_json(url: str) -> None:
+def test_models_of_one_model_in_json(edge: Edge, url: str) -> None:
     done = edge("models", "one", "--json", f"--url={url}/")
     assert done.returncode == 0, done.stderr
     versions = json.loads(done.stdout)["versions"]
@@ -124,7 +120,7 @@ def test_models_of_one_model_in_json(url: str) -> None:
     assert done.stderr == "edge-server models: Request for unknown model: 'onne' is not found, did you mean 'one'?\n"
 
 
-def test_rollback_prints_the_serving_version_and_how_long_the_pin_lasts(url: str) -> None:
+def test_rollback_prints_the_serving_version_and_how_long_the_pin_lasts(edge: Edge, url: str) -> None:
     done = edge("rollback", "one", "--url", url)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
@@ -160,7 +156,7 @@ def test_an_impossible_rollback_prints_the_reason(
     assert "Traceback" not in done.stderr
 
 
-def test_the_key_is_sent_as_a_header(repository: Path) -> None:
+def test_the_key_is_sent_as_a_header(edge: Edge, repository: Path) -> None:
     with serving(repository, "--http-restricted-api=model-repository:x-key=s3=cret") as address:
         for command in (("models",), ("events", "--no-follow"), ("events",), ("rollback", "one")):
             done = edge(*command, "--url", address)
@@ -194,7 +190,7 @@ def test_the_error_of_a_wrong_header_does_not_show_the_key(
     assert done.stderr.endswith(", did you mean '--header'?\n") or "expected NAME=VALUE or 'NAME: VALUE'" in done.stderr
 
 
-def test_past_events_are_printed_as_text_and_as_json(url: str) -> None:
+def test_past_events_are_printed_as_text_and_as_json(edge: Edge, url: str) -> None:
     done = edge("events", "--no-follow", "--url", url)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -301,7 +297,7 @@ def test_events_are_followed_across_a_restart_of_the_server(repository: Path, fo
     assert "Traceback" not in follower.stderr.read()
 
 
-def test_a_closed_output_pipe_ends_the_command(url: str, follow: Any) -> None:
+def test_a_closed_output_pipe_ends_the_command(edge: Edge, url: str, follow: Any) -> None:
     follower = follow("--url", url)
     follower.stdout.readline()
     follower.stdout.close()

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import stat
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-COMMAND = Path(sys.executable).parent / "edge-server"
+Sign = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def sign(*arguments: object) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([str(COMMAND), "sign", *map(str, arguments)], capture_output=True, text=True, timeout=60)
-    assert "No module named" not in done.stderr, done.stderr
-    return done
+@pytest.fixture
+def sign(edge: Callable[..., subprocess.CompletedProcess[str]]) -> Sign:
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        done = edge("sign", *map(str, arguments))
+        assert "No module named" not in done.stderr, done.stderr
+        return done
+
+    return run
 
 
 @pytest.fixture
@@ -29,7 +33,9 @@ def model(tmp_path: Path) -> Path:
     return path
 
 
-def test_checksums_and_a_signature_are_written_for_the_model_and_each_version(model: Path, tmp_path: Path) -> None:
+def test_checksums_and_a_signature_are_written_for_the_model_and_each_version(
+    sign: Sign, model: Path, tmp_path: Path
+) -> None:
     done = sign("--new-key", tmp_path / "key", model)
     assert (done.returncode, done.stderr) == (0, "")
     assert f"--signature-public-key={tmp_path / 'key.pub'}" in done.stdout
@@ -45,7 +51,7 @@ def test_checksums_and_a_signature_are_written_for_the_model_and_each_version(mo
     assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
 
 
-def test_signing_twice_writes_the_same(model: Path, tmp_path: Path) -> None:
+def test_signing_twice_writes_the_same(sign: Sign, model: Path, tmp_path: Path) -> None:
     sign("--new-key", tmp_path / "key", model)
     before = (model / "1/SHA256SUMS").read_bytes(), (model / "1/SHA256SUMS.sig").read_bytes()
     assert sign("--key", tmp_path / "key", model).returncode == 0
@@ -53,13 +59,13 @@ def test_signing_twice_writes_the_same(model: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in model.iterdir() if path.name.startswith(".")) == [".hidden"]
 
 
-def test_without_a_key_an_old_signature_is_deleted(model: Path, tmp_path: Path) -> None:
+def test_without_a_key_an_old_signature_is_deleted(sign: Sign, model: Path, tmp_path: Path) -> None:
     sign("--new-key", tmp_path / "key", model)
     assert sign(model).returncode == 0
     assert not (model / "1/SHA256SUMS.sig").exists()
 
 
-def test_a_key_is_never_overwritten(model: Path, tmp_path: Path) -> None:
+def test_a_key_is_never_overwritten(sign: Sign, model: Path, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("precious")
     done = sign("--new-key", tmp_path / "key", model)
     assert done.returncode == 2
@@ -78,7 +84,7 @@ def test_a_key_is_never_overwritten(model: Path, tmp_path: Path) -> None:
     ],
 )
 def test_a_model_that_cannot_be_signed_is_one_line_and_an_exit_code(
-    model: Path, tmp_path: Path, arguments: tuple[str, ...], code: int, message: str
+    sign: Sign, model: Path, tmp_path: Path, arguments: tuple[str, ...], code: int, message: str
 ) -> None:
     done = sign(*[item.format(tmp=tmp_path, model=model) for item in arguments])
     assert done.returncode == code
@@ -86,7 +92,7 @@ def test_a_model_that_cannot_be_signed_is_one_line_and_an_exit_code(
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_half_a_key_pair_is_not_left_behind(tmp_path: Path) -> None:
+def test_half_a_key_pair_is_not_left_behind(sign: Sign, tmp_path: Path) -> None:
     (tmp_path / "key.pub").write_text("of another one")
     done = sign("--new-key", tmp_path / "key")
     assert done.returncode != 0
@@ -95,7 +101,7 @@ def test_half_a_key_pair_is_not_left_behind(tmp_path: Path) -> None:
     assert (tmp_path / "key.pub").read_text() == "of another one"
 
 
-def test_a_checksum_file_that_cannot_be_written_leaves_no_file(model: Path) -> None:
+def test_a_checksum_file_that_cannot_be_written_leaves_no_file(sign: Sign, model: Path) -> None:
     (model / "1" / "SHA256SUMS").mkdir()
     done = sign(model)
     assert done.returncode == 1

@@ -20,6 +20,8 @@ READERS += [f"plugins/{name}" for name in ("language", "python_models", "runtime
 OTHER = {"parameters", "arguments", "string_value", "device", "openvino", "bf16", "fp32", "false", "true"}
 OTHER |= {"none", "auto", "normal", "serve", "isolated", "max_tokens_per_doc"}
 """What the search for names finds besides names of parameters of models, and of a request."""
+METHODS = "number|choice|names|integer|boolean|numbers"
+"""Methods of readers of parameters."""
 
 
 @pytest.mark.parametrize(
@@ -67,10 +69,13 @@ def resolved_spec(root: Path, add_model: Callable[..., Any]) -> Callable[[str], 
 
 def names_read(path: Path) -> Iterator[str]:
     """Yield the texts that a file looks up in parameters: `parameters.get("x")`, `"x" in parameters`, `number("x")`."""
-    tree = ast.parse(path.read_text())
+    source = path.read_text()
+    if not re.search(rf"parameters|merged|\._?({METHODS})\b", source):
+        return  # most files; to parse and to walk all of them takes seconds
+    nodes = list(ast.walk(ast.parse(source)))
     constants = {
         target.id: node.value.value
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
         for target in node.targets
         if isinstance(target, ast.Name)
@@ -83,12 +88,10 @@ def names_read(path: Path) -> Iterator[str]:
         value = node.value if isinstance(node, ast.Constant) else constants.get(getattr(node, "id", ""))
         return value if isinstance(value, str) and re.fullmatch(r"[A-Za-z][\w.]{3,}", value) else ""
 
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Call):
             is_asked = is_parameters(node.func) or any(map(is_parameters, node.args))
-            is_reader = re.search(
-                r"(self|reader)\._?(number|choice|names|integer|boolean|numbers)$", ast.unparse(node.func)
-            )
+            is_reader = re.search(rf"(self|reader)\._?({METHODS})$", ast.unparse(node.func))
             yield from (text(argument) for argument in node.args if is_asked or is_reader)
         elif isinstance(node, ast.Subscript) and is_parameters(node.value):
             yield text(node.slice)

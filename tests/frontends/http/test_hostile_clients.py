@@ -24,7 +24,7 @@ from edge_server.frontends.http.connection import TICKS, _Phase
 from edge_server.frontends.memory_budget import MemoryBudget
 
 PATH = "/v2/models/float/infer"
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 CHUNKED = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
 
 

@@ -154,7 +154,10 @@ def test_outputs_that_are_named_are_answered_in_the_models_order(core: Any, new_
     assert [tensor.name for tensor in everything.outputs] == list(names)
 
 
-def test_requests_with_one_header_while_its_model_is_reloaded_again_and_again(core: Any, new_mailbox: Any) -> None:
+@pytest.mark.parametrize("reloads", [6, pytest.param(20, marks=pytest.mark.full)])
+def test_requests_with_one_header_while_its_model_is_reloaded_again_and_again(
+    core: Any, new_mailbox: Any, reloads: int
+) -> None:
     """Each is answered by a generation that takes its dims, or refused by one that does not."""
     core.load(core.spec(**dims(1)))
     memos, is_over = {1: RequestMemo(), 2: RequestMemo()}, threading.Event()
@@ -179,7 +182,7 @@ def test_requests_with_one_header_while_its_model_is_reloaded_again_and_again(co
     threads = [threading.Thread(target=ask, args=(width,)) for width in (1, 2) for _ in range(2)]
     for thread in threads:
         thread.start()
-    for number in range(20):
+    for number in range(reloads):
         core.load(core.spec(**dims(1 + number % 2)), mark=f"reload {number}")
     is_over.set()
     for thread in threads:

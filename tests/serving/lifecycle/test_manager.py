@@ -127,7 +127,8 @@ def test_statistics_of_an_absent_model_are_refused(core: Any) -> None:
         core.service.statistics("x", None)
 
 
-def test_reloading_under_load_loses_no_request(core: Any) -> None:
+@pytest.mark.parametrize("reloads", [10, pytest.param(40, marks=pytest.mark.full)])
+def test_reloading_under_load_loses_no_request(core: Any, reloads: int) -> None:
     core.load(core.spec(instances=2))
     stop = threading.Event()
     errors: list[Any] = []
@@ -144,7 +145,7 @@ def test_reloading_under_load_loses_no_request(core: Any) -> None:
     threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
     for thread in threads:
         thread.start()
-    for generation in range(40):
+    for generation in range(reloads):
         core.load(core.spec(instances=2), *([1, 2] if generation % 3 else [1]), mark=f"mark {generation}")
     stop.set()
     for thread in threads:
