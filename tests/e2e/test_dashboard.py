@@ -712,6 +712,14 @@ def test_heat_is_shown_with_its_limits(page: Any, board: Any) -> None:
         board.set_temperature("tj-thermal", 45.0)
 
 
+SECONDS_OF_CURVE = r"""
+window.secondsOfCurve = () => {
+  const words = document.querySelector("[data-chart='temperature'] .foot").innerText.trim().split(/\s+/);
+  return Number(words.at(-2)) * { s: 1, min: 60 }[words.at(-1)];
+};
+"""
+
+
 def test_curves_have_a_past_when_the_page_is_opened(page: Any, server: Any) -> None:
     page.wait("document.querySelector('[data-chart=\"temperature\"]')")
     history = "fetch('/edge/v1/history').then((reply) => reply.json()).then((found) => arguments[0](found.ages_s))"
@@ -722,8 +730,8 @@ def test_curves_have_a_past_when_the_page_is_opened(page: Any, server: Any) -> N
     for chart in ("temperature", "load limit", "busy instances", "waiting", "requests"):
         page.wait(f"document.querySelector('[data-chart=\"{chart}\"] .line')?.getAttribute('d').split('L').length >= 3")
     # The page draws its own readings first, and those from before it was opened when the server has sent them.
-    seconds = "Number(document.querySelector('[data-chart=\"temperature\"] .foot').innerText.split(/\\s+/).at(-2))"
-    page.wait(f"{seconds} >= Math.max(10, 8 + performance.now() / 1000)")
+    page.run(SECONDS_OF_CURVE)
+    page.wait("secondsOfCurve() >= Math.max(10, 8 + performance.now() / 1000)")
 
 
 REQUESTS_BETWEEN_TWO_READINGS = """

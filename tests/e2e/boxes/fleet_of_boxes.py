@@ -274,7 +274,7 @@ class Fleet:
         return [box for box in self.boxes if box.server is not None]
 
     @staticmethod
-    def wait(condition: Callable[[], bool], limit_s: float = 150.0) -> float:
+    def wait(condition: Callable[[], bool], limit_s: float = 400.0) -> float:
         """Wait until the condition is true, and return the seconds that it took. Raises AssertionError."""
         begin_s = time.monotonic()
         while not condition():

@@ -17,7 +17,7 @@ from tests.e2e.test_documentation import ROOT, Block, Terminal, blocks
 
 # Minutes on a busy machine: it types some thirty commands, each a program that starts, and the trials of releases have
 # the lowest priority.
-pytestmark = [pytest.mark.full, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(800)]
 
 MODEL = "efficientnet_lite0"
 
