@@ -26,7 +26,7 @@ from edge_server.core.model_spec import ModelFile
 from edge_server.errors import OutOfMemory
 from edge_server.memory import available_memory
 from edge_server.memory.available_memory import MemoryReading
-from edge_server.plugins.tuning.trial import candidate_process_main
+from edge_server.plugins.tuning.trial import candidate_process_main, comparison
 from edge_server.repository.runtime_times import RuntimeTimes
 from tests.e2e.conftest import COMMAND, Repository, add_sub_model, clean_environment, finish
 from tests.e2e.yolo_exports import SIDE, ULTRALYTICS, detect, export, names
@@ -51,6 +51,33 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in [name for name in os.environ if name.startswith("EDGE_")]:
         monkeypatch.delenv(name)
     return tmp_path
+
+
+class TrialInThisProcess:
+    """A candidate's process without the process."""
+
+    def __init__(self, limits: Any) -> None:
+        self._opened: Any = None
+
+    def open(self, job: Any, report: Any) -> dict[str, Any]:
+        self._opened = candidate_process_main.OpenedModel({**job, "parent": os.getpid()}, sys.stderr)
+        return self._opened.facts()
+
+    def execute(self, command: str, **fields: Any) -> dict[str, Any]:
+        return getattr(self._opened, command)(fields)
+
+    def end(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
+    kill = end
+
+
+@pytest.fixture
+def tried_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tries models in this process: for tests of what is said and written, as each process imports its runtime."""
+    monkeypatch.setattr(comparison, "CandidateProcess", TrialInThisProcess)
 
 
 def save(path: Path, model: Any) -> Path:
@@ -111,11 +138,10 @@ def test_a_file_that_the_page_sends_is_added_and_its_report_comes_back(
     status, answer = server.request("POST", "/edge/v1/new-models/tried.onnx?picture_bytes=9", b"no pixels" + body)
     assert (status, "image" in json.loads(answer)["error"]) == (400, True), answer
     picture = coffee.read_bytes()
-    query = f"picture_bytes={len(picture)}"
-    assert server.request("POST", f"/edge/v1/new-models/tried.onnx?{query}", picture + body)[0] == 200
-    assert (server.repository / "tried/1/model.onnx").read_bytes() == body
     bare = export(detect(), {}).SerializeToString()
+    query = f"picture_bytes={len(picture)}"
     report = json.loads(server.request("POST", f"/edge/v1/new-models/bare.onnx?{query}", picture + bare)[1])["report"]
+    assert (server.repository / "bare/1/model.onnx").read_bytes() == bare
     advice = "Another picture of something that it knows may tell which: delete the folder 'bare' in the repository"
     assert advice in " ".join(report.split())
     assert [path.name for path in server.repository.iterdir() if path.name.startswith(".")] == []
@@ -127,6 +153,7 @@ def test_pages_of_other_sites_add_no_model(server: Any) -> None:
         assert connection.getresponse().status == 403
 
 
+@pytest.mark.usefixtures("tried_here")
 def test_the_printed_request_to_a_tabular_model_works_as_printed(
     server: Any, eventually: Any, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -194,6 +221,7 @@ def test_the_report_of_a_forest_names_the_most_rows_and_both_libraries(
     assert "max_batch_size" not in (folder / "models/sizes/config.pbtxt").read_text()
 
 
+@pytest.mark.usefixtures("tried_here")
 def test_a_layout_that_alone_sees_something_is_chosen_and_the_doubts_are_written(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -214,6 +242,7 @@ def test_a_layout_that_alone_sees_something_is_chosen_and_the_doubts_are_written
     assert "bgr, scale 1/255: it sees 0 0." in config
 
 
+@pytest.mark.usefixtures("tried_here")
 def test_what_is_not_decided_is_written_as_comments(
     folder: Path, capsys: pytest.CaptureFixture[str], coffee: Path
 ) -> None:
@@ -234,6 +263,7 @@ def test_what_is_not_decided_is_written_as_comments(
     assert "Your picture did not decide: none of them sees more in it than in noise. Another picture of" in said
 
 
+@pytest.mark.usefixtures("tried_here")
 @pytest.mark.parametrize(
     ("scores", "layout", "seen"),
     [([4.0, -2.0, 1.0], "class-logits", "0 0.95"), ([0.75, 0.0, 0.25], "classes", "0 0.75")],
@@ -254,6 +284,7 @@ def test_a_classifier_is_offered_with_the_activation_that_its_scores_need(
     assert ("torchvision's weights" in " ".join(config.replace("#", "").split())) == (layout == "class-logits")
 
 
+@pytest.mark.usefixtures("tried_here")
 def test_class_names_come_from_a_file_beside_the_model_or_named_behind_it(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -278,6 +309,7 @@ def test_class_names_come_from_a_file_beside_the_model_or_named_behind_it(
     assert "'classes.txt' has 2 lines, expected 3, one for each class" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("tried_here")
 def test_a_named_file_replaces_the_class_names_of_the_metadata(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

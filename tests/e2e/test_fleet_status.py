@@ -9,7 +9,7 @@ import ssl
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,19 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 COMMAND = Path(sys.executable).parent / "edge-server"
+FleetStatus = Callable[..., tuple[int, str]]
 
 
-def fleet_status(*arguments: str) -> tuple[int, str]:
-    done = subprocess.run(
-        [str(COMMAND), "fleet", "status", *arguments], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.stderr == ""
-    return done.returncode, done.stdout
+@pytest.fixture
+def fleet_status(run_command: Any) -> FleetStatus:
+    """Runs the command in this process, and returns its exit code and its output."""
+
+    def run(*arguments: str) -> tuple[int, str]:
+        done = run_command("fleet", "status", *arguments)
+        assert done.stderr == ""
+        return done.returncode, done.stdout
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +52,9 @@ def addresses(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield [first.http, second.http, third.http]
 
 
-def test_equal_servers_give_one_table_and_exit_code_0(addresses: list[str], tmp_path: Path) -> None:
+def test_equal_servers_give_one_table_and_exit_code_0(
+    addresses: list[str], tmp_path: Path, fleet_status: FleetStatus
+) -> None:
     (tmp_path / "hosts").write_text("\n".join(addresses[:2]))
     code, text = fleet_status(str(tmp_path / "hosts"), "--wait=30")
     assert code == 0, text
@@ -56,7 +63,7 @@ def test_equal_servers_give_one_table_and_exit_code_0(addresses: list[str], tmp_
     assert [line.split()[:2] for line in lines[2:]] == [[address, "READY"] for address in addresses[:2]]
 
 
-def test_differing_servers_and_failed_models_are_reported(addresses: list[str]) -> None:
+def test_differing_servers_and_failed_models_are_reported(addresses: list[str], fleet_status: FleetStatus) -> None:
     code, text = fleet_status(*addresses)
     assert code == 1
     assert re.search(
@@ -72,7 +79,9 @@ def test_differing_servers_and_failed_models_are_reported(addresses: list[str]) 
     assert hosts[2]["report"]["models"][0]["name"] == "broken"
 
 
-def test_different_files_under_the_same_version_are_a_difference(serve: Any, tmp_path: Path) -> None:
+def test_different_files_under_the_same_version_are_a_difference(
+    serve: Any, tmp_path: Path, fleet_status: FleetStatus
+) -> None:
     for name in ("a", "b", "c"):
         write_model(tmp_path / name, DOUBLES if name != "c" else DOUBLES.replace("2 *", "3 *"))
     explicit = ("--model-control-mode=explicit", "--load-model=*")
@@ -100,7 +109,9 @@ def test_different_files_under_the_same_version_are_a_difference(serve: Any, tmp
         )
 
 
-def test_a_new_version_that_failed_everywhere_is_a_failure(serve: Any, tmp_path: Path) -> None:
+def test_a_new_version_that_failed_everywhere_is_a_failure(
+    serve: Any, tmp_path: Path, fleet_status: FleetStatus, run_command: Any
+) -> None:
     for name in ("a", "b"):
         write_model(tmp_path / name, DOUBLES)
     with serve(tmp_path / "a") as a, serve(tmp_path / "b") as b:
@@ -113,9 +124,7 @@ def test_a_new_version_that_failed_everywhere_is_a_failure(serve: Any, tmp_path:
             assert f"{server.http}: m version 2: " in text
             assert "bad release" in text
             assert f"{server.http}: m: version 2 is expected, version 1 serves" in text
-        done = subprocess.run(
-            [COMMAND, "status", "--url", f"http://{a.http}"], capture_output=True, text=True, timeout=60
-        )
+        done = run_command("status", "--url", f"http://{a.http}")
         assert done.returncode == 1, done.stdout
         # A later release fixes it, which --wait notices.
         for name in ("a", "b"):
@@ -124,24 +133,24 @@ def test_a_new_version_that_failed_everywhere_is_a_failure(serve: Any, tmp_path:
         assert code == 0, text
 
 
-def test_status_of_one_server_has_its_digest_and_waits_for_an_expectation(serve: Any, tmp_path: Path) -> None:
+def test_status_of_one_server_has_its_digest_and_waits_for_an_expectation(
+    serve: Any, tmp_path: Path, run_command: Any
+) -> None:
     write_model(tmp_path / "models", DOUBLES)
     digest = sha256sum(tmp_path / "models/m")
     with serve(tmp_path / "models") as server:
-        command = [COMMAND, "status", "--json", "--url", f"http://{server.http}"]
-        done = subprocess.run(
-            [*command, f"--expect=m=1@{digest}", "--wait=30"], capture_output=True, text=True, timeout=60
-        )
+        command = ["status", "--json", "--url", f"http://{server.http}"]
+        done = run_command(*command, f"--expect=m=1@{digest}", "--wait=30")
         assert done.returncode == 0, done.stdout
         (model,) = json.loads(done.stdout)["models"]
         assert model["digest"] == f"sha256:{digest}"
         _, index = server.ask("/v2/repository/index", {})
         assert index == [{"name": "m", "version": "1", "state": "READY", "digest": f"sha256:{digest}"}]
 
-        done = subprocess.run([*command, "--expect=m=2", "--wait=0.1"], capture_output=True, text=True, timeout=60)
+        done = run_command(*command, "--expect=m=2", "--wait=0.1")
         assert done.returncode == 1, done.stdout
         assert json.loads(done.stdout)["unmet"] == ["m: version 2 is expected, version 1 serves"]
-        with subprocess.Popen([*command, "--expect=m=2", "--wait=30"], stdout=subprocess.PIPE, text=True) as waiting:
+        with subprocess.Popen([COMMAND, *command, "--expect=m=2", "--wait=30"], stdout=subprocess.PIPE) as waiting:
             write_model(tmp_path / "models", DOUBLES, version=2)
             waiting.communicate(timeout=60)
         assert waiting.returncode == 0
@@ -219,7 +228,9 @@ def expired_https(folder: Path) -> socket.socket:
     return listener
 
 
-def test_each_unreachable_host_has_its_reason_and_the_others_are_shown(addresses: list[str], tmp_path: Path) -> None:
+def test_each_unreachable_host_has_its_reason_and_the_others_are_shown(
+    addresses: list[str], tmp_path: Path, fleet_status: FleetStatus
+) -> None:
     with (
         socket.socket() as closed,
         socket.create_server(("127.0.0.1", 0)) as silent,

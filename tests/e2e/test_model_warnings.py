@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +11,6 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-COMMAND = Path(sys.executable).parent / "edge-server"
 WARNINGS = {
     "misspelt": "parameter 'isolaton' has no effect: did you mean 'isolation'?",
     "doubtful": "detection_head yolov8, answer 'out' [300, 6] to the sample picture: ",
@@ -53,18 +49,17 @@ def server(serve: Any, module_repository: Any, identity: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("model", WARNINGS)
-def test_a_warning_is_in_the_log_in_status_and_in_the_report(server: Any, model: str) -> None:
+def test_a_warning_is_in_the_log_in_status_and_in_the_report(server: Any, run_command: Any, model: str) -> None:
     (report,) = [item for item in server.ask("/edge/v1/models")[1]["models"] if item["name"] == model]
     (warning,) = report["warnings"]
     assert warning.startswith(WARNINGS[model])
     assert f"model '{model}': {warning}" in server.log()
-    done = subprocess.run([COMMAND, "status", "--url", server.url("")], capture_output=True, text=True, timeout=60)
+    done = run_command("status", "--url", server.url(""))
     assert done.returncode == 0, done.stderr
     assert f"WARNING {model} version 1: {warning}" in done.stdout.splitlines()
 
 
-def test_status_as_json_has_them_too(server: Any) -> None:
-    command = [COMMAND, "status", "--json", "--url", server.url("")]
-    report = json.loads(subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout)
+def test_status_as_json_has_them_too(server: Any, run_command: Any) -> None:
+    report = json.loads(run_command("status", "--json", "--url", server.url("")).stdout)
     found = {model["name"]: len(model["warnings"]) for model in report["models"]}
     assert found == dict.fromkeys(WARNINGS, 1)

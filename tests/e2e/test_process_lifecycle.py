@@ -20,8 +20,6 @@ import pytest
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
-from edge_server.cli.main import main
-
 COMMAND = Path(sys.executable).parent / "edge-server"
 IDLE_LIMIT_BYTES = 56_000_000
 RUNTIME_LIBRARIES = ("onnxruntime", "openvino", "cv2", "opencv", "numpy")
@@ -81,7 +79,8 @@ def test_an_idle_server_is_small_and_imports_a_runtime_with_its_first_model(serv
         assert "openvino" not in mapped
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+# The next test drains by SIGINT.
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
 def test_a_signal_drains_running_requests_and_exits_zero(
     serve: Any, repository: Any, identity: Callable[..., str], eventually: Callable[..., bool], number: int
 ) -> None:
@@ -129,7 +128,7 @@ def test_new_requests_are_refused_as_unavailable_while_the_server_drains(
         with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
             assert client.is_server_live()
             running, waiting = occupy(server, pool, eventually)
-            server.process.terminate()
+            server.process.send_signal(signal.SIGINT)
             assert eventually(lambda: "draining" in server.log())
             tensor = tritonclient.grpc.InferInput("INPUT0", [1, 1], "INT32")
             tensor.set_data_from_numpy(np.zeros((1, 1), np.int32))
@@ -249,18 +248,12 @@ def test_a_port_in_use_is_one_line_and_exit_code_2(tmp_path: Path, which: str) -
         assert is_one_clear_line(serve_once(f"--model-repository={tmp_path}", *flags), str(port), code=2)
 
 
-def test_a_missing_repository_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+def test_a_missing_repository_is_one_line_and_exit_code_2(tmp_path: Path, run_command: Any) -> None:
     assert is_one_clear_line(serve_once(f"--model-repository={tmp_path}/nowhere"), "nowhere", code=2)
     file = tmp_path / "file"
     file.touch()
-    assert is_one_clear_line(serve_once(f"--model-repository={file}"), str(file), code=2)
-    assert is_one_clear_line(serve_once(), "--model-repository")
-
-
-@pytest.fixture
-def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("EDGE_SERVER_")]:
-        monkeypatch.delenv(name)
+    assert is_one_clear_line(run_command("serve", f"--model-repository={file}"), str(file), code=2)
+    assert is_one_clear_line(run_command("serve"), "--model-repository")
 
 
 @pytest.mark.parametrize(
@@ -279,14 +272,11 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--config=/nowhere.toml"], ["/nowhere.toml"]),
     ],
 )
-@pytest.mark.usefixtures("no_variables")
 def test_a_bad_flag_is_one_line_with_the_nearest_spelling(
-    tmp_path: Path, flags: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, flags: list[str], words: list[str], run_command: Any
 ) -> None:
     given = [] if any("repositry" in flag for flag in flags) else [f"--model-repository={tmp_path}"]
-    code = main(["serve", *given, *flags])
-    done = subprocess.CompletedProcess(flags, code, stderr=capsys.readouterr().err)
-    assert is_one_clear_line(done, *words)
+    assert is_one_clear_line(run_command("serve", *given, *flags), *words)
 
 
 def test_an_unavailable_address_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
@@ -295,32 +285,46 @@ def test_an_unavailable_address_is_one_line_and_exit_code_2(tmp_path: Path) -> N
     assert is_one_clear_line(done, "300.1.2.3", code=2)
 
 
-def test_unknown_keys_of_file_and_environment_are_one_line_with_the_nearest_spelling(tmp_path: Path) -> None:
+def test_unknown_keys_of_file_and_environment_are_one_line_with_the_nearest_spelling(
+    tmp_path: Path, run_command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "edge.toml"
     file.write_text(f'[repository]\npaths = ["{tmp_path}"]\n[http]\nprot = 8000\n')
-    assert is_one_clear_line(serve_once(f"--config={file}"), "prot", "port", str(file))
+    assert is_one_clear_line(run_command("serve", f"--config={file}"), "prot", "port", str(file))
     file.write_text("[http\n")
-    assert is_one_clear_line(serve_once(f"--config={file}"), str(file))
-    done = serve_once(f"--model-repository={tmp_path}", environment={"EDGE_SERVER_HTTP_PROT": "1"})
+    assert is_one_clear_line(run_command("serve", f"--config={file}"), str(file))
+    monkeypatch.setenv("EDGE_SERVER_HTTP_PROT", "1")
+    done = run_command("serve", f"--model-repository={tmp_path}")
     assert is_one_clear_line(done, "EDGE_SERVER_HTTP_PROT", "EDGE_SERVER_HTTP_PORT")
 
 
+EXPLICIT = "EDGE_SERVER_MODEL_CONTROL_MODE"
+
+
+# tests/config/ has each way by itself; all at once show in which order they count.
+@pytest.mark.parametrize(
+    ("flags", "environment", "name"),
+    [
+        pytest.param(["--config={}"], {}, "from-file", marks=pytest.mark.full),
+        pytest.param(
+            [], {"EDGE_SERVER_ID": "from-variable", EXPLICIT: "explicit"}, "from-variable", marks=pytest.mark.full
+        ),
+        (["--id=from-flag"], {"EDGE_SERVER_CONFIG": "{}", "EDGE_SERVER_ID": "from-variable"}, "from-flag"),
+    ],
+    ids=["file", "variables", "flag_before_variable_before_file"],
+)
 def test_flags_file_and_environment_give_the_same_configuration(
-    serve: Any, repository: Any, identity: Callable[..., str], tmp_path: Path
-) -> None:
+    serve: Any, repository: Any, identity: Callable[..., str], tmp_path: Path,
+    flags: list[str], environment: dict[str, str], name: str,
+) -> None:  # fmt: skip
     repository.add("same", identity())
     file = tmp_path / "edge.toml"
     file.write_text('[lifecycle]\nserver_id = "from-file"\n[repository]\ncontrol_mode = "explicit"\n')
-    explicit = "EDGE_SERVER_MODEL_CONTROL_MODE"
-    ways: list[tuple[list[str], dict[str, str], str]] = [
-        ([f"--config={file}"], {}, "from-file"),
-        ([], {"EDGE_SERVER_ID": "from-variable", explicit: "explicit"}, "from-variable"),
-        (["--id=from-flag"], {"EDGE_SERVER_CONFIG": str(file), "EDGE_SERVER_ID": "from-variable"}, "from-flag"),
-    ]
-    for flags, environment, name in ways:
-        with serve(repository.path, *flags, environment=environment) as server:
-            assert server.ask("/v2")[1]["name"] == name
-            assert server.ask("/v2/repository/models/same/load", {})[0] == 200
+    flags = [flag.format(file) for flag in flags]
+    environment = {key: value.format(file) for key, value in environment.items()}
+    with serve(repository.path, *flags, environment=environment) as server:
+        assert server.ask("/v2")[1]["name"] == name
+        assert server.ask("/v2/repository/models/same/load", {})[0] == 200
 
 
 def test_a_failed_model_fails_the_start_on_request(repository: Any) -> None:

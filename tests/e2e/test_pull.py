@@ -6,8 +6,6 @@ import functools
 import hashlib
 import http.server
 import os
-import subprocess
-import sys
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -16,7 +14,6 @@ from typing import Any
 
 import pytest
 
-COMMAND = Path(sys.executable).parent / "edge-server"
 CONFIG = (
     'backend: "identity" input { name: "I" data_type: TYPE_FP32 dims: [1] } '
     'output { name: "O" data_type: TYPE_FP32 dims: [1] }'
@@ -50,15 +47,14 @@ def publish(folder: Path, version: int) -> str:
 
 
 def test_a_polling_server_serves_a_pulled_model_and_the_old_one_until_its_replacement_is_loaded(
-    serve: Any, eventually: Any, site: str, tmp_path: Path
+    serve: Any, run_command: Any, eventually: Any, site: str, tmp_path: Path
 ) -> None:
     models = tmp_path / "models"
     models.mkdir()
 
     def pull(version: int, *more: str) -> None:
         sha256 = publish(tmp_path / "site", version)
-        command = [str(COMMAND), "pull", f"{site}/echo.tar.gz", f"--sha256={sha256}", f"--model-repository={models}"]
-        done = subprocess.run([*command, *more], capture_output=True, text=True, timeout=60, check=False)
+        done = run_command("pull", f"{site}/echo.tar.gz", f"--sha256={sha256}", f"--model-repository={models}", *more)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout == f"{models / 'echo'}: version {version}\n"
 

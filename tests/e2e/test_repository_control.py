@@ -236,50 +236,62 @@ def test_load_and_unload_are_refused_in_mode_none(zoo: Any) -> None:
         client.load_model("labelled")
 
 
-def test_a_broken_model_is_listed_with_its_reason_and_makes_strict_readiness_fail(
+BROKEN = 'backend: "no_such_runtime"\nmax_batch_size: 0'
+
+
+def test_a_broken_model_is_listed_with_its_reason_and_makes_the_server_unready_unless_told_otherwise(
     serve: Any, repository: Any, identity: Callable[..., str]
 ) -> None:
     repository.add("good", identity())
-    repository.add("bad", 'backend: "no_such_runtime"\nmax_batch_size: 0')
-    with serve(repository.path, "--strict-readiness=true") as server:
+    repository.add("bad", BROKEN)
+    with serve(repository.path, "--model-control-mode=none") as server:
         entry = index(server)["bad"]
         assert entry["state"] == "UNAVAILABLE"
         assert "no_such_runtime" in entry["reason"]
         assert server.get("/v2/health/live")[0] == 200
         assert server.get("/v2/health/ready")[0] == 400
         assert server.infer("good", body())[0] == 200
-    with serve(repository.path, "--model-control-mode=none") as server:
-        assert server.get("/v2/health/ready")[0] == 400
         assert server.stop() == 0
         assert "/v2/health/ready answers 400" in server.output()
-    for flag in ("--strict-readiness=false", "--model-control-mode=poll"):
-        with serve(repository.path, flag) as server:
-            assert server.get("/v2/health/ready")[0] == 200
-            assert server.stop() == 0
-            assert "/v2/health/ready" not in server.output()
+    with serve(repository.path, "--strict-readiness=false") as server:
+        assert server.get("/v2/health/ready")[0] == 200
+        assert server.stop() == 0
+        assert "/v2/health/ready" not in server.output()
 
 
-def test_poll_mode_follows_the_folder(
-    serve: Any, repository: Any, identity: Callable[..., str], eventually: Callable[[Callable[[], bool]], bool]
+# That the flag counts before the mode is shown above, the other way round.
+@pytest.mark.full
+@pytest.mark.parametrize("mode", ["none", "poll"])
+def test_strict_readiness_at_request_fails_in_each_mode(serve: Any, repository: Any, mode: str) -> None:
+    repository.add("bad", BROKEN)
+    with serve(repository.path, "--strict-readiness=true", f"--model-control-mode={mode}") as server:
+        assert server.get("/v2/health/ready")[0] == 400
+
+
+def test_poll_mode_follows_the_folders_and_is_ready_without_a_broken_model(
+    serve: Any,
+    repository: Any,
+    identity: Callable[..., str],
+    tmp_path: Any,
+    eventually: Callable[[Callable[[], bool]], bool],
 ) -> None:
     repository.add("first", identity())
-    with serve(repository.path, "--model-control-mode=poll", "--repository-poll-secs=0.1") as server:
+    repository.add("bad", BROKEN)
+    other = type(repository)(tmp_path / "other")
+    other.add("there", identity())
+    flags = (f"--model-repository={other.path}", "--model-control-mode=poll", "--repository-poll-secs=0.1")
+    with serve(repository.path, *flags) as server:
+        states = {name: item["state"] for name, item in index(server).items()}
+        assert states == {"first": "READY", "there": "READY", "bad": "UNAVAILABLE"}
+        assert server.get("/v2/health/ready")[0] == 200
         assert server.infer("first", body())[0] == 200
         repository.add("second", identity())
         assert eventually(lambda: server.infer("second", body())[0] == 200)
         shutil.rmtree(repository.path / "first")
         assert eventually(lambda: server.infer("first", body())[0] == 404)
         assert load(server, "second")[0] == 503
-
-
-def test_several_repositories_are_served_together(
-    serve: Any, repository: Any, identity: Callable[..., str], tmp_path: Any
-) -> None:
-    repository.add("here", identity())
-    other = type(repository)(tmp_path / "other")
-    other.add("there", identity())
-    with serve(repository.path, f"--model-repository={other.path}") as server:
-        assert {name: item["state"] for name, item in index(server).items()} == {"here": "READY", "there": "READY"}
+        assert server.stop() == 0
+        assert "/v2/health/ready" not in server.output()
 
 
 def test_labels_follow_the_repository_into_classification(explicit: Any, module_repository: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import socket
 import threading
@@ -11,10 +13,12 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.conftest import Repository
+
 MODES = {
     "none": ("--model-control-mode=none",),
     "poll": ("--model-control-mode=poll", "--repository-poll-secs=0.2"),
-    "explicit": ("--model-control-mode=explicit", "--load-model=m"),
+    "explicit": ("--model-control-mode=explicit",),
 }
 
 
@@ -50,14 +54,29 @@ def load(server: Any, name: str, **parameters: str) -> int:
     return int(server.ask(f"/v2/repository/models/{name}/load", {"parameters": parameters})[0])
 
 
-def kinds(server: Any) -> list[str]:
-    return [event["kind"] for event in server.ask("/edge/v1/events?follow=false")[1]]
+def kinds(server: Any, name: str) -> list[str]:
+    events = server.ask("/edge/v1/events?follow=false")[1]
+    return [event["kind"] for event in events if event.get("model") == name]
 
 
 @pytest.fixture(scope="module")
 def explicit(serve: Any, module_repository: Any) -> Iterator[Any]:
     """One server for the tests of rollback requests. Each adds a model with its own name."""
-    with serve(module_repository.path, "--model-control-mode=explicit") as server:
+    with serve(module_repository.path, *MODES["explicit"]) as server:
+        yield server
+        assert server.stop() == 0
+        assert "Traceback" not in server.log(), server.log()
+
+
+@pytest.fixture(scope="module")
+def polling(serve: Any, tmp_path_factory: pytest.TempPathFactory, identity: Callable[..., str]) -> Iterator[Any]:
+    """One server that polls its folder, and that other machines reach. `models`: its folder."""
+    models = Repository(tmp_path_factory.mktemp("polled"))
+    add_versions(models, identity, 1, 2, 5, name="m")
+    add_versions(models, identity, 1, 2, name="waits")
+    add_versions(models, identity, 1, 2, name="guarded")
+    with serve(models.path, *MODES["poll"], "--http-address=0.0.0.0") as server:
+        server.models = models
         yield server
         assert server.stop() == 0
         assert "Traceback" not in server.log(), server.log()
@@ -65,10 +84,19 @@ def explicit(serve: Any, module_repository: Any) -> Iterator[Any]:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_previous_version_serves_until_the_pin_is_removed(
-    mode: str, serve: Any, repository: Any, identity: Callable[..., str]
+    mode: str, serve: Any, module_repository: Any, identity: Callable[..., str], request: pytest.FixtureRequest
 ) -> None:
-    add_versions(repository, identity, 1, 2, 5)
-    with serve(repository.path, *MODES[mode]) as server:
+    with contextlib.ExitStack() as stack:
+        if mode == "poll":
+            server = request.getfixturevalue("polling")
+        elif mode == "explicit":
+            server = request.getfixturevalue("explicit")
+            add_versions(module_repository, identity, 1, 2, 5)
+            assert load(server, "m") == 200
+        else:
+            repository = request.getfixturevalue("repository")
+            add_versions(repository, identity, 1, 2, 5)
+            server = stack.enter_context(serve(repository.path, *MODES[mode]))
         assert serving(server) == 5
         status, report = rollback(server)
         assert (status, report) == (
@@ -77,7 +105,7 @@ def test_the_previous_version_serves_until_the_pin_is_removed(
         )
         assert serving(server) == 2
         assert reasons(server)["2"] == "pinned to version 2"
-        versions = {item["version"]: item for item in server.ask("/edge/v1/versions")[1]["versions"]}
+        versions = {item["version"]: item for item in server.ask("/edge/v1/versions?model=m")[1]["versions"]}
         assert [number for number, item in versions.items() if item["is_pinned"]] == [2]
         assert (versions[2]["state"], versions[2]["share"]) == ("READY", 1.0)
         assert versions[2]["served_count"] >= 1
@@ -91,9 +119,14 @@ def test_the_previous_version_serves_until_the_pin_is_removed(
         assert unpin(server)[1]["serves"] == 5
         assert serving(server) == 5
         assert reasons(server)["5"] == ""
-        assert [kind for kind in kinds(server) if "pin" in kind] == ["model.pinned", "model.pinned", "model.unpinned"]
+        assert [kind for kind in kinds(server, "m") if "pin" in kind] == [
+            "model.pinned",
+            "model.pinned",
+            "model.unpinned",
+        ]
         assert server.get("/v2/health/ready")[0] == 200
-        assert server.stop() == 0
+        if mode == "none":
+            assert server.stop() == 0
 
 
 def test_no_request_is_lost_while_versions_are_rolled_back_and_forth(
@@ -124,21 +157,19 @@ def test_no_request_is_lost_while_versions_are_rolled_back_and_forth(
 
 
 def test_a_newer_version_waits_while_the_model_is_pinned(
-    serve: Any, repository: Any, identity: Callable[..., str], eventually: Callable[[Callable[[], bool]], bool]
+    polling: Any, identity: Callable[..., str], eventually: Callable[[Callable[[], bool]], bool]
 ) -> None:
-    add_versions(repository, identity, 1, 2)
-    with serve(repository.path, *MODES["poll"]) as server:
-        assert rollback(server)[0] == 200
-        add_versions(repository, identity, 3)
-        # A model that came later and serves shows that the scan has been through.
-        repository.add("later", identity())
-        assert eventually(lambda: server.infer("later", body())[0] == 200)
-        assert serving(server) == 1
-        assert "3" not in reasons(server)
-        assert unpin(server)[1]["serves"] == 3
-        repository.add("latest", identity())
-        assert eventually(lambda: server.infer("latest", body())[0] == 200)
-        assert serving(server) == 3
+    assert rollback(polling, "waits")[0] == 200
+    add_versions(polling.models, identity, 3, name="waits")
+    # A model that came later and serves shows that the scan has been through.
+    polling.models.add("later", identity())
+    assert eventually(lambda: serving(polling, "later") == 1)
+    assert serving(polling, "waits") == 1
+    assert "3" not in reasons(polling, "waits")
+    assert unpin(polling, "waits")[1]["serves"] == 3
+    polling.models.add("latest", identity())
+    assert eventually(lambda: serving(polling, "latest") == 1)
+    assert serving(polling, "waits") == 3
 
 
 def test_a_pin_survives_a_kill_and_with_a_state_directory_a_stop(
@@ -232,18 +263,18 @@ def test_a_pin_ignores_a_version_policy_of_deleted_versions(
     assert serving(explicit, "particular") == 2
 
 
-def test_rollbacks_from_other_machines_need_a_key(serve: Any, repository: Any, identity: Callable[..., str]) -> None:
+def test_rollbacks_from_other_machines_need_a_key(
+    polling: Any, serve: Any, repository: Any, identity: Callable[..., str]
+) -> None:
     address = own_address()
     if address is None:
         pytest.skip("this machine has no address but the loopback")
+    server = dataclasses.replace(polling, http=f"{address}:{polling.http.rpartition(':')[2]}")
+    status, refused = rollback(server, "guarded")
+    assert status == 403
+    assert "--http-restricted-api=model-repository" in refused["error"]
+    assert serving(server, "guarded") == 2
     add_versions(repository, identity, 1, 2)
-    with serve(repository.path, "--http-address=0.0.0.0") as server:
-        port = server.http.rpartition(":")[2]
-        server.http = f"{address}:{port}"
-        status, refused = rollback(server)
-        assert status == 403
-        assert "--http-restricted-api=model-repository" in refused["error"]
-        assert serving(server) == 2
     guard = "--http-restricted-api=model-repository:x-key=s3cret"
     with serve(repository.path, "--http-address=0.0.0.0", guard) as server:
         server.http = f"{address}:{server.http.rpartition(':')[2]}"

@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
-ANSWERS = {"hello": "Hello!", "count": "one two three"}
+ANSWERS = {"hello": "Hello!", "count": "one two three", "long": "x" * 40}
 TIMEOUT_S = 1
+STEP_S = 0.05
+"""Of `stuck`: its answer to "long" takes twice the limit."""
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +26,8 @@ def server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any
     for name, parameters in (("stuck", 'parameters { key: "isolated" value { string_value: "1" } }'), ("beside", "")):
         (models / name / "1").mkdir(parents=True)
         (models / name / "config.pbtxt").write_text(f'backend: "scripted_llm" {parameters}')
-        (models / name / "1/script.json").write_text(json.dumps({"answers": ANSWERS, "hangs_on": "hang"}))
+        script = {"answers": ANSWERS, "hangs_on": "hang", "step_s": STEP_S if name == "stuck" else 0.0}
+        (models / name / "1/script.json").write_text(json.dumps(script))
     with serve(models, f"--hang-timeout-secs={TIMEOUT_S}") as running:
         yield running
 
@@ -83,17 +86,17 @@ def test_a_stuck_engine_is_killed_and_its_model_restarts(
 def test_a_client_that_disconnects_before_its_first_token_frees_its_queue_slot(
     serve: Any, tmp_path: Path, eventually: Callable[..., bool]
 ) -> None:
-    """One request fills the KV cache for a minute; two may wait."""
+    """One request fills the KV cache for a minute, in which the counts change with each step; two may wait."""
     (tmp_path / "slow/1").mkdir(parents=True)
-    parameters = {"isolated": "1", "max_queue_size": "2", "num_kv_blocks": "2"}
+    parameters = {"isolated": "1", "max_queue_size": "2", "num_kv_blocks": "1"}
     lines = [f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}' for key, value in parameters.items()]
     (tmp_path / "slow/config.pbtxt").write_text('backend: "scripted_llm" ' + " ".join(lines))
-    script = {"answers": {"hello": "x" * 600}, "step_s": 1.0}
+    script = {"answers": {"hello": "x" * 6000}, "step_s": 0.02, "block_tokens": 4000}
     (tmp_path / "slow/1/script.json").write_text(json.dumps(script))
     with serve(tmp_path) as running:
 
         def ask(**more: Any) -> socket.socket:
-            body = json.dumps({"model": "slow", "prompt": "hello", "max_tokens": 50, **more}).encode()
+            body = json.dumps({"model": "slow", "prompt": "hello", "max_tokens": 3900, **more}).encode()
             host, _, port = running.http.rpartition(":")
             client = socket.create_connection((host, int(port)), 30)
             head = f"POST /v1/completions HTTP/1.1\r\nHost: {running.http}\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -124,14 +127,9 @@ def test_a_client_that_disconnects_before_its_first_token_frees_its_queue_slot(
         assert eventually(lambda: counts(0, 0))
 
 
-def test_many_short_steps_above_the_time_limit_are_no_hang(serve: Any, tmp_path: Path) -> None:
-    (tmp_path / "slow/1").mkdir(parents=True)
-    (tmp_path / "slow/config.pbtxt").write_text(
-        'backend: "scripted_llm" parameters { key: "isolated" value { string_value: "1" } }'
-    )
-    text = "x" * 60
-    script = {"answers": {"hello": text}, "step_s": 0.05}
-    (tmp_path / "slow/1/script.json").write_text(json.dumps(script))
-    with serve(tmp_path, "--hang-timeout-secs=0.5") as running:
-        status, answer = complete(running, "hello", "slow")
-        assert (status, answer["choices"][0]["text"]) == (200, text)
+def test_many_short_steps_above_the_time_limit_are_no_hang(server: Any, eventually: Callable[..., bool]) -> None:
+    assert eventually(lambda: complete(server, "hello")[0] == 200)
+    before = child_of(server)
+    status, answer = complete(server, "long")
+    assert (status, answer["choices"][0]["text"]) == (200, ANSWERS["long"])
+    assert child_of(server) == before
