@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from base64 import b64encode
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -116,9 +117,11 @@ def test_a_box_that_is_to_report_and_does_not_is_named_and_others_are_ignored(cl
 def test_the_reports_of_a_thousand_boxes_are_read_and_of_no_more(
     client: Client, read: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A busy machine pauses for longer between two of the messages.
+    monkeypatch.setattr(mqtt_boxes, "_QUIET_S", 5.0)
     filler = [{"name": f"model_{number}", "version": "1", "state": "READY"} for number in range(50)]
-    payload = json.dumps({"reported_s": time.time(), **report_of("", models=filler)})
     for first in range(0, 1001, 100):
+        payload = json.dumps({"reported_s": time.time(), **report_of("", models=filler)})
         messages = []
         for number in range(first, min(first + 100, 1001)):
             topic = box_topic("", f"box-{number:04}")
@@ -126,9 +129,9 @@ def test_the_reports_of_a_thousand_boxes_are_read_and_of_no_more(
             messages += [(f"{topic}/report", own), (f"{topic}/status", "online")]
         client.connection.publish(messages)
     found = read()
-    (refused,) = [box for box in found.values() if box.error]
     assert len(found) == 1001
-    assert refused.error == "more than 1000 boxes and 64 MB of reports: the rest is ignored"
+    refused = "more than 1000 boxes and 64 MB of reports: the rest is ignored"
+    assert Counter(box.error for box in found.values()) == {"": 1000, refused: 1}
     monkeypatch.setattr(mqtt_boxes, "_MAX_TOTAL_BYTES", 10 * len(payload))
     assert sum(not box.error for box in read().values()) in (9, 10)
 
