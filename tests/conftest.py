@@ -274,14 +274,24 @@ def _crashes_are_printed(pytestconfig: pytest.Config) -> None:
     faulthandler.enable(pytestconfig.stash[_STANDARD_ERROR], all_threads=HAS_INTERPRETER_LOCK)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _log_levels_restored() -> Iterator[None]:
-    """A server in this process sets the levels of two loggers, on which depends what later modules find in the log."""
+@contextlib.contextmanager
+def logging_restored() -> Iterator[None]:
+    """A server or command in this process sets the levels of two loggers, on which depends what later tests find in the
+    log, and writes to an output that is captured for its own test."""
     loggers = [logging.getLogger(name) for name in (None, "edge_server")]
-    levels = [logger.level for logger in loggers]
-    yield
-    for logger, level in zip(loggers, levels, strict=True):
-        logger.setLevel(level)
+    before = [(logger.level, list(logger.handlers)) for logger in loggers]
+    try:
+        yield
+    finally:
+        for logger, (level, handlers) in zip(loggers, before, strict=True):
+            logger.setLevel(level)
+            logger.handlers[:] = handlers
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _logging_restored() -> Iterator[None]:
+    with logging_restored():
+        yield
 
 
 S3_ENVIRONMENT = {
@@ -706,7 +716,8 @@ def run_command(
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         try:
-            code: Any = main(arguments)
+            with logging_restored():
+                code: Any = main(arguments)
         except SystemExit as end:
             code = end.code
         return subprocess.CompletedProcess(arguments, code, *capsys.readouterr())

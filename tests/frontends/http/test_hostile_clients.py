@@ -371,7 +371,8 @@ def test_a_storm_of_connections_leaves_no_more_open_than_allowed(open_impatient,
     until(lambda: open_count(site) <= 8)
     # All of them are silent: after a tick there is room for the next one.
     until(lambda: _is_served(site))
-    assert open_count(site) <= 8
+    # Some of the storm may only be accepted now, and then close others.
+    until(lambda: open_count(site) <= 8)
 
 
 def _is_served(site: Any) -> bool:
