@@ -138,8 +138,10 @@ def test_a_file_that_the_page_sends_is_added_and_its_report_comes_back(
     status, answer = server.request("POST", "/edge/v1/new-models/tried.onnx?picture_bytes=9", b"no pixels" + body)
     assert (status, "image" in json.loads(answer)["error"]) == (400, True), answer
     picture = coffee.read_bytes()
-    bare = export(detect(), {}).SerializeToString()
     query = f"picture_bytes={len(picture)}"
+    assert server.request("POST", f"/edge/v1/new-models/tried.onnx?{query}", picture + body)[0] == 200
+    assert (server.repository / "tried/1/model.onnx").read_bytes() == body
+    bare = export(detect(), {}).SerializeToString()
     report = json.loads(server.request("POST", f"/edge/v1/new-models/bare.onnx?{query}", picture + bare)[1])["report"]
     assert (server.repository / "bare/1/model.onnx").read_bytes() == bare
     advice = "Another picture of something that it knows may tell which: delete the folder 'bare' in the repository"
