@@ -875,8 +875,16 @@ def test_untrusted_names_are_shown_as_text(page: Any, server: Any) -> None:
         page.wait("document.querySelector('.camera img')?.naturalWidth > 0")
 
 
-@pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("size", [(1280, 900), (390, 844)], ids=["desktop", "phone"])
+# Each width and each colour once in .ci/run.
+@pytest.mark.parametrize(
+    ("size", "is_dark"),
+    [
+        pytest.param((1280, 900), True, id="desktop-dark"),
+        pytest.param((390, 844), False, id="phone-light"),
+        pytest.param((1280, 900), False, marks=pytest.mark.long, id="desktop-light"),
+        pytest.param((390, 844), True, marks=pytest.mark.long, id="phone-dark"),
+    ],
+)
 def test_axe_reports_no_serious_violation(page: Any, server: Any, size: tuple[int, int], is_dark: bool) -> None:
     axe = os.environ.get("EDGE_TEST_AXE", "")
     if not axe:

@@ -292,8 +292,10 @@ def test_boxes_are_added_to_the_file_while_the_page_runs(
         ([], "expected --boxes or --mqtt"),
     ],
 )
-def test_wrong_arguments_end_the_start_with_the_reason(tmp_path: Path, flags: list[str], message: str) -> None:
-    command = [str(COMMAND), "fleet", "page", "--page-port=0", *flags]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+def test_wrong_arguments_end_the_start_with_the_reason(
+    run_command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = run_command("fleet", "page", "--page-port=0", *flags)
     assert found.returncode == 2
     assert message in found.stderr

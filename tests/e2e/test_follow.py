@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import threading
@@ -41,8 +40,11 @@ ENDS_A_SERVER = 'os.kill(os.getpid(), 9) if b"serve" in open("/proc/self/cmdline
 
 
 class Publication:
-    def __init__(self, folder: Path) -> None:
+    """A publisher's folder. `edge(*arguments)` runs a command in it, in this process."""
+
+    def __init__(self, folder: Path, edge: Callable[..., subprocess.CompletedProcess[str]]) -> None:
         self.folder = folder
+        self.edge = edge
         self.box = folder / "box"
         self.box.mkdir()
 
@@ -51,8 +53,8 @@ class Publication:
         version.mkdir(parents=True, exist_ok=True)
         (version / "model.py").write_text(MODEL.format(value=value, begin=begin))
         (version.parent / "config.pbtxt").write_text(CONFIG)
-        command = [str(COMMAND), "publish", "models", "site", "--keys=keys"]
-        subprocess.run(command, cwd=self.folder, check=True, capture_output=True, timeout=60)
+        published = self.edge("publish", "models", "site", "--keys=keys")
+        assert published.returncode == 0, published.stderr
 
     @property
     def flags(self) -> list[str]:
@@ -64,8 +66,11 @@ class Publication:
 
 
 @pytest.fixture
-def publication(tmp_path: Path) -> Publication:
-    return Publication(tmp_path)
+def publication(
+    tmp_path: Path, run_command: Callable[..., subprocess.CompletedProcess[str]], monkeypatch: pytest.MonkeyPatch
+) -> Publication:
+    monkeypatch.chdir(tmp_path)
+    return Publication(tmp_path, run_command)
 
 
 def value(server: Any) -> float | None:
@@ -74,8 +79,8 @@ def value(server: Any) -> float | None:
 
 
 def follow_report(server: Any) -> Any:
-    command = [str(COMMAND), "status", f"--url={server.url('')}", "--json"]
-    return json.loads(subprocess.run(command, capture_output=True, text=True, timeout=60).stdout)["follow"]
+    plugins = server.ask("/edge/v1/plugins")[1]["plugins"]
+    return next(plugin["reports"]["follow"] for plugin in plugins if "follow" in plugin.get("reports", {}))
 
 
 def test_a_release_is_exchanged_under_load_without_a_failed_request(
@@ -109,7 +114,7 @@ def test_a_release_that_the_server_refuses_is_taken_back_and_named(
 ) -> None:
     publication.publish(1.0)
     model = publication.folder / "models" / "m"
-    subprocess.run([str(COMMAND), "sign", str(model)], check=True, capture_output=True, timeout=60)
+    assert publication.edge("sign", str(model)).returncode == 0
     publication.publish(1.0)
     with serve(publication.box, *publication.flags, "--require-checksums") as server:
         assert eventually(lambda: value(server) == 1.0)
@@ -122,7 +127,7 @@ def test_a_release_that_the_server_refuses_is_taken_back_and_named(
         assert "SHA256SUMS" in state["reason"]
         assert (state["wanted"], state["installed"]) == ("m/3.json", "m/2.json")
         assert eventually(lambda: value(server) == 1.0)
-        status = subprocess.run([str(COMMAND), "status", f"--url={server.url('')}"], capture_output=True, text=True)
+        status = publication.edge("status", f"--url={server.url('')}")
         assert "FAILED follow: " in status.stdout
         assert status.returncode == 1
 
@@ -159,8 +164,7 @@ def test_a_rollout_goes_through_its_waves_and_stops_at_a_failure(
 
         def lead(action: str, *more: str) -> subprocess.CompletedProcess[str]:
             hosts = [server.http for server in servers]
-            command = [str(COMMAND), "fleet", "rollout", action, "site", "--keys=keys", *more, *hosts]
-            return subprocess.run(command, cwd=publication.folder, capture_output=True, text=True, timeout=60)
+            return publication.edge("fleet", "rollout", action, "site", "--keys=keys", *more, *hosts)
 
         rollout.write_text('waves = ["box-7", "all"]')
         publication.publish(2.0)
@@ -192,8 +196,7 @@ def test_a_rollout_goes_through_its_waves_and_stops_at_a_failure(
 def test_a_server_that_does_not_follow_is_named(publication: Publication, serve: Any) -> None:
     publication.publish(1.0)
     with serve(publication.box) as server:
-        command = [str(COMMAND), "fleet", "rollout", "status", "site", server.http]
-        found = subprocess.run(command, cwd=publication.folder, capture_output=True, text=True, timeout=60)
+        found = publication.edge("fleet", "rollout", "status", "site", server.http)
     assert "does not follow a signed repository" in found.stdout
     assert found.returncode == 1
 
@@ -222,9 +225,10 @@ def test_a_release_of_an_idle_model_is_kept(
         (["--follow=https://x/y", "--follow-mqtt=mqtt://x", "--follow-mqtt-ca=/x"], "needs a broker of mqtts://"),
     ],
 )
-def test_wrong_settings_end_the_start_with_the_reason(tmp_path: Path, flags: list[str], message: str) -> None:
-    command = [str(COMMAND), "serve", f"--model-repository={tmp_path}", "--http-port=0", "--grpc-port=0", *flags]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=60)
+def test_wrong_settings_end_the_start_with_the_reason(
+    run_command: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, flags: list[str], message: str
+) -> None:
+    found = run_command("serve", f"--model-repository={tmp_path}", "--http-port=0", "--grpc-port=0", *flags)
     assert found.returncode != 0
     assert message in found.stderr
     assert "secret" not in found.stderr
@@ -241,8 +245,7 @@ def test_a_box_whose_server_is_another_process_reports_what_it_installed(
     ]  # fmt: skip
 
     def fleet(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [str(COMMAND), "fleet", *words, address, "all"]
-        return subprocess.run(command, cwd=publication.folder, capture_output=True, text=True, timeout=60)
+        return publication.edge("fleet", *words, address, "all")
 
     with subprocess.Popen(follow, cwd=publication.folder, stderr=subprocess.DEVNULL) as follower:
         try:
@@ -268,8 +271,7 @@ def test_a_rollout_is_led_by_the_reports_in_a_broker(
     publication.publish(1.0)
 
     def fleet(command: str, *more: str) -> subprocess.CompletedProcess[str]:
-        words = [str(COMMAND), "fleet", *command.split(), *more, "--mqtt=broker", "box-7", "box-8"]
-        return subprocess.run(words, cwd=publication.folder, capture_output=True, text=True, timeout=60)
+        return publication.edge("fleet", *command.split(), *more, "--mqtt=broker", "box-7", "box-8")
 
     def lead(action: str, *more: str) -> str:
         return fleet(f"rollout {action} site --keys=keys", *more).stdout

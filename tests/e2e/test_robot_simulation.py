@@ -88,7 +88,8 @@ def controller_error_mm(ticks: int) -> float:
     return 1000 * float(np.sqrt(np.mean(squares[100:])))
 
 
-@pytest.mark.soak
+# A minute and a half in real time.
+@pytest.mark.long
 def test_a_slow_policy_never_lets_the_loop_run_dry_beside_a_busy_camera_and_heat(
     serve: Any, make_board: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,8 +22,9 @@ MODELS, PICTURE = ROOT / "model_repository", ROOT / "tests/data/coffee.jpg"
 LIMIT_BYTES = 600_000_000
 MISSING = [name for name in ("buildah", "mmdebstrap") if shutil.which(name) is None]
 
+# Builds the image twice, which takes minutes.
 pytestmark = [
-    pytest.mark.soak,
+    pytest.mark.long,
     pytest.mark.timeout(900),
     pytest.mark.skipif(bool(MISSING), reason=f"apt-get install {' '.join(MISSING)}"),
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to change the root folder and mount"),

@@ -209,11 +209,12 @@ def balanced(servers: Servers, *names: str) -> tuple[str, list[tuple[str, Any]]]
     ("flag", "parts", "loses"),
     [
         ("when-loaded", (), False),
-        ("when-loaded", ("healthCheckConfig",), False),
+        # Of the settings that help, one; each takes 20 s.
+        pytest.param("when-loaded", ("healthCheckConfig",), False, marks=pytest.mark.long),
         # What the two others do is needed: without them requests are lost.
         ("at-start", (), True),
-        ("at-start", ("healthCheckConfig",), False),
-        ("at-start", ("methodConfig",), False),
+        pytest.param("at-start", ("healthCheckConfig",), False, marks=pytest.mark.long),
+        pytest.param("at-start", ("methodConfig",), False, marks=pytest.mark.long),
     ],
 )
 def test_clients_that_balance_by_round_robin_lose_no_request(
@@ -232,7 +233,9 @@ def replaced(text: str, pairs: dict[str, str]) -> str:
     return text
 
 
-@pytest.mark.parametrize("kind", ["nginx", "caddy", "envoy"])
+@pytest.mark.parametrize(
+    "kind", ["nginx", pytest.param("caddy", marks=pytest.mark.long), pytest.param("envoy", marks=pytest.mark.long)]
+)
 def test_clients_of_a_proxy_with_the_documented_configuration_lose_no_request_while_a_server_starts(
     start: Callable[..., Servers], tmp_path: Path, free_ports: Callable[[int], list[int]], kind: str
 ) -> None:

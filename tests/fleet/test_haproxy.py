@@ -35,7 +35,6 @@ HAPROXY = os.environ.get("EDGE_TEST_HAPROXY") or shutil.which("haproxy") or ""
 COMMAND = Path(sys.executable).parent / "edge-server"
 MIN_REQUESTS = 1700
 """Of each wire, in a round of restarts."""
-ROUNDS = pytest.mark.parametrize("rounds", [1, pytest.param(3, marks=pytest.mark.long)])
 
 pytestmark = [
     pytest.mark.soak,
@@ -346,7 +345,9 @@ def test_haproxy_accepts_the_shipped_file_without_a_warning() -> None:
     assert "[WARNING]" not in done.stderr
 
 
-@ROUNDS
+# Half a minute; test_a_new_version_reaches_one_server_after_the_other restarts each server too.
+@pytest.mark.long
+@pytest.mark.parametrize("rounds", [1, 3])
 def test_rounds_of_restarts_by_sigterm_lose_no_request(fleet: Fleet, rounds: int) -> None:
     with Load(fleet) as load:
         for replica in fleet.replicas * rounds:
@@ -357,7 +358,7 @@ def test_rounds_of_restarts_by_sigterm_lose_no_request(fleet: Fleet, rounds: int
     check_nothing_is_lost(load, fleet)
 
 
-@ROUNDS
+@pytest.mark.parametrize("rounds", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_rounds_of_kills_lose_no_request(fleet: Fleet, rounds: int) -> None:
     with Load(fleet) as load:
         for replica in fleet.replicas * rounds:

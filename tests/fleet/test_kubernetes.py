@@ -99,8 +99,10 @@ def check_schema(document: dict[str, Any]) -> None:
         kubernetes_validate.validate(document, KUBERNETES, strict=True)
         return
     schemas = json.loads(gzip.decompress((ROOT / "tests/data/kserve/schemas.json.gz").read_bytes()))
-    schema = schemas[f"{document['apiVersion']} {document['kind']}"]
-    jsonschema.validate(document, closed(schema))
+    schema = closed(schemas[f"{document['apiVersion']} {document['kind']}"])
+    # Without a check of the schema itself, and with the message alone: each takes ten seconds for these schemas.
+    for error in jsonschema.validators.validator_for(schema)(schema).iter_errors(document):
+        raise ValueError(error.message)
 
 
 def closed(schema: Any) -> Any:

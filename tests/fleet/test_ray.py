@@ -256,6 +256,8 @@ def test_unmodified_clients_get_answers_errors_and_streams(cluster: Cluster) -> 
         assert numbers == [0, 1, 2]
 
 
+# Each of those marked `long` starts replicas anew, which takes 10 to 45 s.
+@pytest.mark.long
 def test_http_selects_an_application_by_prefix_and_grpc_by_metadata(cluster: Cluster) -> None:
     cluster.deploy(num_replicas=1)
     cluster.deploy(num_replicas=1, name="second", route_prefix="/second", id="the-second")
@@ -275,6 +277,7 @@ def test_http_selects_an_application_by_prefix_and_grpc_by_metadata(cluster: Clu
         assert client.is_server_live()  # one application needs no metadata
 
 
+@pytest.mark.long
 def test_the_metrics_of_each_replica_are_among_those_of_ray(cluster: Cluster) -> None:
     def samples(name: str, model: str) -> dict[str, float]:
         """The values of a metric by the replica."""
@@ -307,6 +310,7 @@ def test_the_metrics_of_each_replica_are_among_those_of_ray(cluster: Cluster) ->
         cluster.delete("measured")
 
 
+@pytest.mark.long
 def test_two_replicas_almost_double_throughput_and_scaling_loses_no_request(cluster: Cluster) -> None:
     def rate(load: Load) -> float:
         load.wait_for(10)
@@ -326,6 +330,7 @@ def test_two_replicas_almost_double_throughput_and_scaling_loses_no_request(clus
     assert two / one >= 1.7
 
 
+@pytest.mark.long
 def test_the_queue_length_sets_the_number_of_replicas(cluster: Cluster) -> None:
     def wait_for_replicas(count: int) -> None:
         end_s = time.monotonic() + 120

@@ -211,6 +211,8 @@ AARCH64 = 183
 """`e_machine` of an ELF file: EM_AARCH64."""
 
 
+# Fetches and unpacks the packages of another architecture, which takes minutes.
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("python", ["3.10", "3.12"])
 def test_a_package_for_arm64_contains_aarch64_files_for_its_python_only(python: str, tmp_path: Path) -> None:

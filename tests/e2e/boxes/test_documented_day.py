@@ -17,7 +17,8 @@ from tests.e2e.test_documentation import ROOT, Block, Terminal, blocks
 
 # Minutes on a busy machine: it types some thirty commands, each a program that starts, and the trials of releases have
 # the lowest priority.
-pytestmark = [pytest.mark.full, pytest.mark.timeout(800)]
+# Five minutes; test_fleet_of_boxes.py and tests/e2e/test_follow.py do the steps of the page with fewer servers.
+pytestmark = [pytest.mark.long, pytest.mark.timeout(800)]
 
 MODEL = "efficientnet_lite0"
 

@@ -102,7 +102,8 @@ def test_a_server_that_is_killed_at_any_step_serves_the_old_or_the_new_release_a
     box.stop()
 
 
-@pytest.mark.full
+# Four starts, a minute; tests/plugins/fleet/follow/test_follower.py has the rules of a wrong clock.
+@pytest.mark.long
 @pytest.mark.skipif(
     "EDGE_TEST_FAKETIME" not in os.environ, reason="there is no libfaketime; tests/e2e/fetch_faketime.sh brings one"
 )

@@ -86,7 +86,11 @@ def oldest_grpcio() -> str:
     return found[1] + ".0" * (2 - found[1].count("."))
 
 
-@pytest.mark.parametrize("requirement", [f"grpcio=={oldest_grpcio()}", "grpcio~=1.70.0", "grpcio"])
+# Each installs a package; what lies between the oldest and the newest is `long`.
+@pytest.mark.parametrize(
+    "requirement",
+    [f"grpcio=={oldest_grpcio()}", pytest.param("grpcio~=1.70.0", marks=pytest.mark.long), "grpcio"],
+)
 def test_old_and_new_versions_of_grpcio(target: Any, tmp_path: Path, requirement: str) -> None:
     run(sys.executable, "-m", "venv", tmp_path / "venv")
     python = tmp_path / "venv" / "bin" / "python"

@@ -259,7 +259,7 @@ def site(storm_model: Callable[[int, int], bytes]) -> Iterator[Site]:
 @pytest.mark.parametrize(
     "kills",
     [
-        pytest.param(6, marks=[pytest.mark.soak, pytest.mark.timeout(600)]),
+        pytest.param(3, marks=[pytest.mark.soak, pytest.mark.timeout(600)]),
         pytest.param(100, marks=[pytest.mark.long, pytest.mark.timeout(6000)]),
     ],
 )
