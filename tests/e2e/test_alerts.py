@@ -243,7 +243,7 @@ def run_promtool(folder: Path, test: dict[str, Any]) -> None:
     whole = {"rule_files": ["rules.yml"], "evaluation_interval": "10s", "tests": [test]}
     (folder / "test.yml").write_text(yaml.safe_dump(whole))
     done = subprocess.run(
-        [promtool(), "test", "rules", str(folder / "test.yml")], capture_output=True, text=True, timeout=120
+        [promtool(), "test", "rules", str(folder / "test.yml")], capture_output=True, text=True, timeout=280
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

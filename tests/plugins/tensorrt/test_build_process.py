@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -59,9 +60,13 @@ class BuildRecord:
 
 def children() -> list[int]:
     """Return the builders that this process started; the run of all tests has other children, of other tests."""
-    tasks = Path(f"/proc/{os.getpid()}/task").glob("*/children")
-    found = [int(number) for task in tasks for number in task.read_text().split()]
-    return [pid for pid in found if "edge_server.plugins.tensorrt" in Path(f"/proc/{pid}/cmdline").read_text()]
+    found = []
+    for task in Path(f"/proc/{os.getpid()}/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread or a process has ended meanwhile
+            for pid in map(int, task.read_text().split()):
+                if "edge_server.plugins.tensorrt" in Path(f"/proc/{pid}/cmdline").read_text():
+                    found.append(pid)
+    return found
 
 
 def in_background(work: Callable[[], BuildOutcome]) -> tuple[threading.Thread, list[BuildOutcome]]:
