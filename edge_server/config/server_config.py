@@ -522,7 +522,7 @@ class AuthConfig:
         "File of bearer tokens for HTTP and gRPC. Each line has a name, the SHA-256 of the token, and the endpoint "
         "categories that it opens (* for all). Closes model-repository, shared-memory, logging and trace, and the "
         "categories that a line names, to requests without a token; * closes all but health, metrics, reflection and "
-        "openapi. Read again at SIGHUP.",
+        "openapi. A line 'protect <categories>' closes more. Read again at SIGHUP, which opens nothing.",
     )
 
 

@@ -5,10 +5,12 @@ the token allows, separated by commas; `*` means all. Empty lines and lines that
 
     alice      9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08  model-repository,logging
     camera-7   60303ae22b998861bce3b28f33eec1be758a213c86c93c076dbe9f558c11d7fa2  inference
+    protect    inference
 
 With such a file, requests that change the server need a token or a shared key. Any other category needs one if a line
 names it. `*` names all except health, metrics, reflection and openapi: load balancers, Prometheus and tools have no
-token.
+token. A `protect` line names categories without a token, so that they stay closed when their last token is revoked. A
+category that a line has ever named stays closed until a restart.
 """
 
 from __future__ import annotations
@@ -38,8 +40,6 @@ class _Token(NamedTuple):
     name: str
     digest: bytes
     categories: frozenset[str]
-    protects: frozenset[str]
-    """The categories that need a token because of this line."""
 
 
 class Tokens:
@@ -61,12 +61,18 @@ class Tokens:
         """Whether a file has been loaded."""
         return bool(self._protected)
 
-    def load(self, path: str) -> None:
-        """Replace the tokens by those of the file. Raises ServingFault, and changes nothing then."""
-        self._tokens = tokens = _read_tokens(path)
-        self._protected = frozenset(ORDERING_CATEGORIES).union(*(token.protects for token in tokens))
+    def load(self, path: str) -> frozenset[str]:
+        """Replace the tokens by those of the file. Raises ServingFault, and changes nothing then.
+
+        Return the categories that lines named before, but none names now. They still need a token, until a restart.
+        """
+        self._tokens, named = _read_tokens(path)
+        no_longer_named = self._protected - named
+        # No reading opens a category: who revokes the last token of one wants fewer callers, not all of them.
+        self._protected |= named
         for watcher in self._watchers:
             watcher()
+        return no_longer_named
 
     def on_change(self, watcher: Callable[[], object]) -> None:
         """Call `watcher`, on any thread, after each load of the file."""
@@ -134,7 +140,8 @@ class Tokens:
         return found if scheme.lower() == b"bearer" else None
 
 
-def _read_tokens(path: str) -> tuple[_Token, ...]:
+def _read_tokens(path: str) -> tuple[tuple[_Token, ...], frozenset[str]]:
+    """Return the tokens, and the categories that need one."""
     try:
         with Path(path).open("rb") as file:
             content = file.read(_MAX_FILE_BYTES + 1)
@@ -143,21 +150,32 @@ def _read_tokens(path: str) -> tuple[_Token, ...]:
     if len(content) > _MAX_FILE_BYTES:
         raise ServingFault(f"the file of tokens '{path}' has more than {_MAX_FILE_BYTES} bytes")
     tokens: dict[bytes, _Token] = {}
+    named: set[str] = set()
     for number, line in enumerate(content.decode("utf-8", "replace").splitlines(), 1):
         fields = line.split()
         if not fields or fields[0].startswith("#"):
             continue
         try:
-            token = _parse_line(fields)
+            if len(fields) == 2 and fields[0] == "protect":
+                categories = _parse_categories(*fields)
+            else:
+                token = _parse_token(fields)
+                if token.digest in tokens:
+                    raise ValueError(f"the same token as '{tokens[token.digest].name}'")
+                tokens[token.digest] = token
+                categories = token.categories
         except ValueError as error:
             raise ServingFault(f"'{path}' line {number}: {error}") from None
-        if token.digest in tokens:
-            raise ServingFault(f"'{path}' line {number}: the same token as '{tokens[token.digest].name}'")
-        tokens[token.digest] = token
-    return tuple(tokens.values())
+        named |= categories - {"health", *OPEN_CATEGORIES} if fields[-1] == "*" else categories
+    if not named:
+        # A full disk leaves such a file. Taken as "no tokens", it would open categories at the next start.
+        raise ServingFault(
+            f"the file of tokens '{path}' has no line: expected one for each token, or 'protect <category>,...'"
+        )
+    return tuple(tokens.values()), frozenset(named.union(ORDERING_CATEGORIES))
 
 
-def _parse_line(fields: Sequence[str]) -> _Token:
+def _parse_token(fields: Sequence[str]) -> _Token:
     """Return the token of a line. Raises ValueError without the digest, which could be the token itself by mistake."""
     if len(fields) != 3:
         raise ValueError("expected three words: <name> <SHA-256 of the token> <category>,...")
@@ -166,9 +184,13 @@ def _parse_line(fields: Sequence[str]) -> _Token:
         raise ValueError("expected a name of 1 to 64 letters, digits and . _ @ -")
     if not _DIGEST.fullmatch(digest.lower()):
         raise ValueError(f"'{name}': expected the SHA-256 of the token, 64 hexadecimal digits")
+    return _Token(name, bytes.fromhex(digest), _parse_categories(name, listed))
+
+
+def _parse_categories(name: str, listed: str) -> frozenset[str]:
+    """Return the categories of a list, all for *. Raises ValueError for an unknown one."""
     categories = frozenset(CATEGORIES if listed == "*" else listed.split(","))
     for category in sorted(categories):
         if category not in CATEGORIES:
             raise ValueError(f"'{name}': unknown category '{category[:40]}', expected * or of {', '.join(CATEGORIES)}")
-    protects = categories - {"health", *OPEN_CATEGORIES} if listed == "*" else categories
-    return _Token(name, bytes.fromhex(digest), categories, protects)
+    return categories

@@ -132,7 +132,7 @@ class ServerProcess:
         self._tokens = core.access.tokens
         if config.auth.tokens_file:
             self._tokens.load(config.auth.tokens_file)
-            self._supervision.add_reload(("auth.tokens_file",), lambda new: self._tokens.load(new.auth.tokens_file))
+            self._supervision.add_reload(("auth.tokens_file",), self._reload_tokens)
         self._stop = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._must_stop = False
@@ -214,10 +214,25 @@ class ServerProcess:
         self._addresses += self._core.plugins.addresses()
         if self._config.metrics.is_enabled:
             await self._open_metrics()
-        if open_categories := open_without_token(self._config, self._tokens.requires_token):
-            log.info("%s", open_categories)
+        self._log_open_categories()
         if self._grpc_waits:
             log.info("gRPC opens port %d when each model is loaded or has failed", self.ports["grpc"])
+
+    def _reload_tokens(self, new: ServerConfig) -> None:
+        kept = ",".join(sorted(self._tokens.load(new.auth.tokens_file)))
+        self._log_open_categories()
+        if kept:
+            log.warning(
+                "no line of '%s' names them any more, but each stays closed until a restart: %s; add 'protect %s' to "
+                "keep them closed then too",
+                new.auth.tokens_file,
+                kept.replace(",", ", "),
+                kept,
+            )
+
+    def _log_open_categories(self) -> None:
+        if open_categories := open_without_token(self._config, self._tokens.requires_token):
+            log.info("%s", open_categories)
 
     async def _open_http(self) -> None:
         from edge_server.frontends.http.event_endpoints import EventEndpoints

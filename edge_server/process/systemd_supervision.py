@@ -2,7 +2,7 @@
 
 SIGHUP reloads the log settings, the certificates and keys of HTTPS and gRPC, the bearer tokens, the public key for
 signed models, and, in mode poll, the repositories. The log names every other changed setting, which needs a restart. A
-configuration that cannot be read changes nothing.
+configuration that cannot be read changes nothing. No reload turns off what callers or files must prove.
 """
 
 from __future__ import annotations
@@ -35,6 +35,10 @@ _EXTEND_EVERY_S = 10.0
 
 _MAX_START_S = 3600.0
 """Longest start in all, extensions included: engine builds take minutes, not hours."""
+
+_PROOFS = ("auth.tokens_file", "http.client_ca", "repository.public_key", "repository.requires_checksums")
+"""Settings that a reload may change, but not turn off: a configuration file that a full disk has emptied would open the
+server. The transports of gRPC keep theirs themselves."""
 
 Reread = Callable[[], ServerConfig]
 """Reads command line, environment and file again. Raises ConfigError."""
@@ -164,9 +168,13 @@ class Supervision:
             log.error("SIGHUP: nothing was reloaded: %s", error)
             return
         known = {name for names, _ in self._reloads for name in names}
-        changed = _changed(self._config, config)
+        before, after = _flat(self._config), _flat(config)
+        changed = {name for name, value in after.items() if value != before[name]}
         for names, reload in self._reloads:
             try:
+                for name in names:
+                    if name in _PROOFS and before[name] and not after[name]:
+                        raise ConfigError(f"less would be checked without {name}; to turn it off, restart the server")
                 reload(config)
             except (EdgeServerError, ConfigError) as error:
                 log.error("SIGHUP: %s is unchanged: %s", ", ".join(names) or "the repository", error)
@@ -185,11 +193,6 @@ def summary(entries: Sequence[IndexEntry]) -> str:
         first = failed[0]
         text += f", {len(failed)} NOT: {first.name} {first.version} ({first.reason})"
     return text
-
-
-def _changed(before: ServerConfig, after: ServerConfig) -> set[str]:
-    """Return the names of settings whose values differ."""
-    return {name for name, value in _flat(after).items() if value != _flat(before)[name]}
 
 
 def _flat(config: ServerConfig) -> Mapping[str, object]:

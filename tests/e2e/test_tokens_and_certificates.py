@@ -77,6 +77,35 @@ def test_https_requires_a_client_certificate(serve: Any, repository: Any, identi
         assert curl(url, *ask, *stranger) == "000"
 
 
+def test_a_reload_goes_on_asking_for_certificates_tokens_and_signatures(
+    serve: Any, repository: Any, identity: Any, tmp_path: Path, eventually: Callable[..., bool]
+) -> None:
+    repository.add("one", identity())
+    make_certificates(tmp_path)
+    openssl(tmp_path, "genpkey", "-algorithm", "ed25519", "-out", "signer.key")
+    openssl(tmp_path, "pkey", "-in", "signer.key", "-pubout", "-out", "signer.pub")
+    (tmp_path / "tokens").write_text("protect inference\n")
+    tls = f'[http]\ntls_cert = "{tmp_path}/server.crt"\ntls_key = "{tmp_path}/server.key"\n'
+    config = tmp_path / "config.toml"
+    config.write_text(
+        f'{tls}client_ca = "{tmp_path}/ca.crt"\n[auth]\ntokens_file = "{tmp_path}/tokens"\n'
+        f'[repository]\npublic_key = "{tmp_path}/signer.pub"\nrequires_checksums = true\n'
+    )
+    with serve(repository.path, f"--config={config}") as server:
+        url = f"https://localhost:{server.http.rpartition(':')[2]}/v2"
+        assert curl(url, "--cacert", str(tmp_path / "ca.crt")) == "000"
+        config.write_text(tls)
+        server.process.send_signal(signal.SIGHUP)
+        assert eventually(lambda: "SIGHUP: the configuration was read again" in server.log())
+        for names in (
+            "repository.public_key, repository.requires_checksums",
+            "auth.tokens_file",
+            "http.tls_cert, http.tls_key, http.client_ca",
+        ):
+            assert f"SIGHUP: {names} is unchanged: less would be checked" in server.log()
+        assert curl(url, "--cacert", str(tmp_path / "ca.crt")) == "000"
+
+
 def test_commands_name_a_certificate_authority_and_a_client_certificate(
     serve: Any, repository: Any, identity: Any, tmp_path: Path, run_command: Any
 ) -> None:
@@ -153,9 +182,19 @@ def test_a_token_permits_http_grpc_and_frame_streams_until_it_is_removed(
         assert curl(f"{url}/v2/models/one/infer", "-d", BODY, *bearer) == "401"
         with pytest.raises(InferenceServerException, match=r"Authorization: Bearer"):
             client.infer("one", [given], headers=headers)
-        guarded.tokens.write_text("nonsense\n")
+        for count, content in enumerate(("nonsense\n", ""), 1):
+            guarded.tokens.write_text(content)
+            guarded.process.send_signal(signal.SIGHUP)
+            assert eventually(lambda count=count: guarded.log().count("auth.tokens_file is unchanged") == count)
+
+        # The last token of a category is revoked: the category stays closed, and the log says for how long.
+        guarded.tokens.write_text(f"bob {guarded.digest[::-1]} logging\n")
         guarded.process.send_signal(signal.SIGHUP)
-        assert eventually(lambda: "auth.tokens_file is unchanged" in guarded.log())
+        assert eventually(lambda: "stays closed until a restart: inference; add 'protect inference'" in guarded.log())
+        assert curl(f"{url}/v2/models/one/infer", "-d", BODY) == "401"
+        with pytest.raises(InferenceServerException, match=r"Authorization: Bearer"):
+            client.infer("one", [given])
+        assert guarded.log().count("no token is needed for: health, metadata, ") == 3
 
 
 def test_probes_and_scrapers_need_a_token_only_if_configured(

@@ -52,7 +52,7 @@ def test_without_a_file_nothing_is_closed() -> None:
 @pytest.mark.parametrize(
     ("categories", "others"),
     [
-        ([], set()),
+        (["logging"], set()),
         (["inference,statistics"], {"inference", "statistics"}),
         (["health"], {"health"}),
         (["metrics", "reflection,openapi"], {"metrics", "reflection", "openapi"}),
@@ -65,6 +65,40 @@ def test_the_ordering_categories_are_closed_and_those_that_a_line_names(
 ) -> None:
     tokens = Tokens(str(write(*(line("a", item, item) for item in categories))))
     assert {category for category in CATEGORIES if tokens.requires_token(category)} == {*ORDERING_CATEGORIES, *others}
+
+
+def test_a_protect_line_closes_its_categories_without_a_token(write: Any) -> None:
+    tokens = Tokens(str(write("protect inference,view\n")))
+    assert {category for category in CATEGORIES if tokens.requires_token(category)} == {
+        *ORDERING_CATEGORIES, "inference", "view",
+    }  # fmt: skip
+    # A token may have that name.
+    assert Tokens(str(write(line("protect", "t", "logging")))).name_of(["Bearer t"], "logging") == "protect"
+
+
+@pytest.mark.parametrize("before", [[line("camera-7", "t", "inference")], ["protect inference\n"]])
+def test_a_category_that_a_line_ever_named_stays_closed_until_a_restart(write: Any, before: list[str]) -> None:
+    alice = line("alice", "secret", "model-repository")
+    path = str(write(alice, *before))
+    tokens = Tokens(path)
+    assert tokens.load(str(write(alice))) == {"inference"}
+    assert tokens.requires_token("inference")
+    with pytest.raises(Unauthenticated):
+        tokens.name_of(["Bearer t"], "inference")
+    assert tokens.load(str(write(alice, "protect inference\n"))) == frozenset()
+    assert not Tokens(str(write(alice))).requires_token("inference")
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"# alice was here\n"])
+def test_a_file_without_a_line_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(line("camera-7", "t", "inference"))
+    tokens = Tokens(str(path))
+    path.write_bytes(content)
+    for attempt in (Tokens, tokens.load):
+        with pytest.raises(ServingFault, match=r"tokens' has no line: expected one for each token"):
+            attempt(str(path))
+    assert tokens.name_of(["Bearer t"], "inference") == "camera-7"
 
 
 def test_a_token_opens_its_categories_and_no_other(write: Any) -> None:
@@ -99,6 +133,8 @@ def test_every_token_is_compared_in_constant_time(write: Any, monkeypatch: pytes
         (line("a/b", "t", "logging"), "line 3: expected a name"),
         (line("alice", "t", "logging,loging"), "line 3: 'alice': unknown category 'loging'"),
         (line("alice", "t", "*,trace"), "unknown category"),
+        ("protect", "line 3: expected three words"),
+        ("protect inference,", "line 3: 'protect': unknown category ''"),
         (line("alice", "t", "trace") + line("bob", "t", "trace"), "line 4: the same token as 'alice'"),
     ],
 )
