@@ -25,6 +25,7 @@ from edge_server.errors import (
     EdgeServerError,
     InvalidRequest,
     NotFound,
+    Refusal,
     ServingFault,
     Throttled,
     Unsupported,
@@ -97,8 +98,9 @@ class RegionPiece:
         """Raise InvalidRequest when the client has truncated its segment so that the piece is no longer inside.
 
         Touching a page past the end of the file would end this process with SIGBUS. A truncation after the check still
-        does. Closing that gap would need a read(2) copy of every tensor, which shared memory is there to avoid.
-        Therefore clients must be trusted (see SharedMemoryRegistry).
+        does, as do pages that a client gives back (a hole punched into the file) when /dev/shm is full. Closing that
+        gap would need a read(2) copy of every tensor, which shared memory is there to avoid. Therefore clients must be
+        trusted (see SharedMemoryRegistry).
         """
         region = self.region
         if (present := region.mapping.size()) < self.end:
@@ -225,7 +227,8 @@ class SharedMemoryRegistry:
         """Map `byte_size` bytes from `offset` of the segment `key` ("/frames" or "frames") under `name`.
 
         Raises Unsupported (not allowed), InvalidRequest (key, offset, size, no such segment), AlreadyExists,
-        ServingFault (the segment cannot be opened or mapped), Throttled (too many regions).
+        ServingFault (the segment cannot be opened or mapped), Throttled (too many regions), Refusal (/dev/shm has not
+        enough free memory for the pages of the region, which are allocated here).
         """
         self._check_allowed()
         if not 0 < len(name) <= _MAX_NAME_LENGTH:
@@ -369,12 +372,29 @@ def _map_descriptor(report: SharedRegion, descriptor: int, lock: threading.Lock)
             report.name,
             f"offset {report.offset} + byte size {report.byte_size}, segment '{report.key}' has {status.st_size} bytes",
         )
+    try:
+        # Clients make sparse segments. Touching a page that a full folder cannot give would end this process by SIGBUS.
+        os.posix_fallocate(descriptor, report.offset, report.byte_size)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise _no_space(report) from None
+        raise ServingFault(f"failed to register shared memory region '{report.name}': {error.strerror}") from error
     skew = report.offset % mmap.ALLOCATIONGRANULARITY
     try:
         mapping = mmap.mmap(descriptor, report.byte_size + skew, mmap.MAP_SHARED, offset=report.offset - skew)
     except (OSError, ValueError) as error:  # ValueError: truncated since fstat
         raise ServingFault(f"failed to register shared memory region '{report.name}': {error}") from error
     return _Region(report, mapping, skew, lock)
+
+
+def _no_space(report: SharedRegion) -> Refusal:
+    folder = os.statvfs(SHM_FOLDER)
+    total, free = (blocks * folder.f_frsize >> 20 for blocks in (folder.f_blocks, folder.f_bavail))
+    return Refusal(
+        f"failed to register shared memory region '{report.name}': segment '{report.key}' with "
+        f"{report.byte_size / (1 << 20):.4g} MiB does not fit into {SHM_FOLDER} ({total} MiB, {free} MiB free); in "
+        "Docker --shm-size makes it larger"
+    )
 
 
 def _invalid_registration(name: str, given: str) -> InvalidRequest:

@@ -69,6 +69,56 @@ def test_a_region_of_tritons_client_is_read_and_written(registry):
         client.destroy_shared_memory_region(handle)
 
 
+def test_a_registration_allocates_the_pages_of_its_region_and_no_other(registry, segment):
+    segment.path.write_bytes(b"")
+    os.truncate(segment.path, 4 * PAGE)  # as tritonclient does: the pages are allocated by the first use
+    registry.register("frames", segment.key, PAGE + 8, PAGE)
+    assert segment.path.stat().st_blocks * 512 == 2 * PAGE
+
+
+FULL = """
+import os, subprocess, sys
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", "/dev/shm"], check=True)
+from edge_server.errors import Refusal
+from edge_server.memory.shared_memory import SharedMemoryRegistry
+
+registry = SharedMemoryRegistry(is_allowed=True)
+for name in ("in", "out"):
+    with open(f"/dev/shm/{name}", "wb") as file:
+        file.truncate(40 << 20)
+registry.register("in", "in", 0, 40 << 20)
+try:
+    registry.register("out", "out", 0, 40 << 20)
+except Refusal as error:
+    print(error.message)
+registry.register("out", "out", 0, 24 << 20)  # exactly full now
+with registry.pin("out", 0, 24 << 20, writable=True) as pin:
+    pin.write(bytes(24 << 20))
+with registry.pin("in", 0, 40 << 20) as pin:
+    print(bytes(pin.view).count(0))
+"""
+
+
+def has_namespaces():
+    try:
+        return subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif("not has_namespaces()", reason="needs unshare, and permission to make mount namespaces")
+def test_a_region_that_a_full_folder_cannot_hold_is_refused_and_the_process_survives():
+    done = subprocess.run(
+        ["unshare", "-rm", sys.executable, "-c", FULL], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "failed to register shared memory region 'out': segment 'out' with 40 MiB does not fit into /dev/shm (64 MiB, "
+        "24 MiB free); in Docker --shm-size makes it larger",
+        str(40 << 20),
+    ]
+
+
 def test_a_region_of_another_process_outlives_that_process_and_our_use(registry):
     key = f"edge_test_{uuid.uuid4().hex}"
     program = (

@@ -14,7 +14,7 @@ from edge_server.backends.base import BlsCall, CalledModel, ServerCalls
 from edge_server.backends.deadlock_check import WAIT_GRAPH, deadlock_message, models_to_wait_for
 from edge_server.backends.isolation.child_process import ModelChildProcess, RequestsInProcess
 from edge_server.core.request_response import Request, Response
-from edge_server.errors import BackendError, EdgeServerError
+from edge_server.errors import BackendError, EdgeServerError, Refusal
 
 
 class CallRelay:
@@ -137,7 +137,11 @@ class CallRelay:
         for name in waits_for:
             WAIT_GRAPH.remove_wait(self, name)
         if is_known:
-            self._child.send(("response", number, dataclasses.replace(response, spec=None)))
+            try:
+                self._child.send(("response", number, dataclasses.replace(response, spec=None)))
+            except Refusal as error:  # no memory for the outputs
+                failed = dataclasses.replace(response, spec=None, outputs=(), error=error.detached())
+                self._child.send(("response", number, failed))
 
     def _refuse(self, number: int, model: str, waits_for: Sequence[str]) -> None:
         self.on_cancel_request(number)

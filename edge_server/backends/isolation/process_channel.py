@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from edge_server.errors import NotReady
+from edge_server.errors import NotReady, Refusal
 
 ALIGNMENT = 64
 """Alignment of every array in bytes: suits vector instructions and numpy."""
@@ -54,6 +54,7 @@ class Arena:
         """`fd`: memory that another process created; None creates it."""
         self.fd = os.memfd_create("edge-isolated-model", os.MFD_CLOEXEC) if fd is None else fd
         self.size = _FIRST_BYTES
+        self._allocated = 0
         os.ftruncate(self.fd, self.size)
         self._memory = mmap.mmap(self.fd, self.size)
         self._lock = threading.Lock()
@@ -61,13 +62,21 @@ class Arena:
         """Offset -> size of each block in use."""
 
     def write(self, buffers: Sequence[memoryview]) -> int:
-        """Copy the buffers into one block and return its offset. The block stays until `free(offset)`."""
+        """Copy the buffers into one block and return its offset. The block stays until `free(offset)`.
+
+        Raises Refusal if the system has no memory for it.
+        """
         need = sum(aligned(len(buffer)) for buffer in buffers)
         with self._lock:
             offset = self._first_gap(need)
+            try:
+                self._allocate(offset + need)
+            except OSError as error:
+                raise Refusal(
+                    f"the connection to a model's process has no memory for {need >> 10} KiB of tensors: "
+                    f"{error.strerror}"
+                ) from None
             self._used[offset] = need
-            if offset + need > self.size:
-                self._grow(offset + need)
             position = offset
             for buffer in buffers:
                 self._memory[position : position + len(buffer)] = buffer
@@ -100,12 +109,20 @@ class Arena:
             position = offset + self._used[offset]
         return position
 
-    def _grow(self, need: int) -> None:
-        while self.size < need:
-            self.size *= 2
-        os.ftruncate(self.fd, self.size)
-        self._memory.close()
-        self._memory = mmap.mmap(self.fd, self.size)
+    def _allocate(self, end: int) -> None:
+        """Grow to `end` bytes at least, and allocate the pages before it. Raises OSError."""
+        size = self.size
+        while size < end:
+            size *= 2
+        if size > self.size:
+            os.ftruncate(self.fd, size)
+            memory = mmap.mmap(self.fd, size)
+            self._memory.close()
+            self._memory, self.size = memory, size
+        if end > self._allocated:
+            # Writing to a page that the system does not give, e.g. with vm.overcommit_memory=2, is a SIGBUS.
+            os.posix_fallocate(self.fd, self._allocated, end - self._allocated)
+            self._allocated = end
 
 
 class ArenaReader:
@@ -178,7 +195,8 @@ class Channel:
     def send(self, message: tuple[Any, ...] | None) -> int | None:
         """Send a message. Return the offset of its arrays in this end's shared memory, None if they need none.
 
-        Raises NotReady in a forked child: its messages would be mixed with those of the process that it comes from.
+        Raises Refusal if the system has no memory for the arrays, and NotReady in a forked child: its messages would be
+        mixed with those of the process that it comes from.
         """
         if os.getpid() != self._process_id:
             raise NotReady(f"this process was forked from process {self._process_id}, which alone is connected")
@@ -217,10 +235,10 @@ class Channel:
             return False
 
         data = pickle.dumps((freed, message), protocol=5, buffer_callback=stays_in_pickle)
-        # After the pickling, which may fail: the offsets then go with the next message.
-        del self._freed[: len(freed)]
         sizes = [len(buffer) for buffer in buffers]
         offset = _ON_SOCKET if sum(sizes) <= _SMALL_BYTES else self.arena.write(buffers)
+        # After what may fail: the offsets then go with the next message.
+        del self._freed[: len(freed)]
         parts = [
             _HEADER.pack(_MAGIC, len(data), len(sizes), offset, self.arena.size),
             struct.pack(f"<{len(sizes)}Q", *sizes),

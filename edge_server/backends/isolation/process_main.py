@@ -33,7 +33,7 @@ from edge_server.backends.running_batch import current_batch
 from edge_server.core.custom_metric import MetricSource
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import NO_PARAMETERS, Parameter, Request, Response, ResponseSink
-from edge_server.errors import EdgeServerError, NotReady, ServingFault
+from edge_server.errors import EdgeServerError, NotReady, Refusal, ServingFault
 
 if TYPE_CHECKING:
     from edge_server.backends.isolation.model_process_client import SessionOpener
@@ -69,7 +69,10 @@ class RemoteExecution:
             name: array[0] if array.dtype.hasobject and array.shape == (1,) and type(array[0]) is bytes else array
             for name, array in outputs.items()
         }
-        self._model.send_response(self._number, is_final, ("send", self._number, light, is_final, dict(parameters)))
+        try:
+            self._model.send_response(self._number, is_final, ("send", self._number, light, is_final, dict(parameters)))
+        except Refusal as error:  # no memory for the outputs
+            self.fail(error.detached(), is_final=is_final)
 
     def fail(self, error: EdgeServerError, *, is_final: bool = True) -> None:
         self._model.send_response(self._number, is_final, ("fail", self._number, error, is_final))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import signal
@@ -23,7 +24,7 @@ from edge_server.backends.isolation.process_channel import Arena, Channel, Malfo
 from edge_server.core.device_tensor import DeviceArray, DeviceTensor
 from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
-from edge_server.errors import LoadError, ServingFault, SessionLost
+from edge_server.errors import LoadError, Refusal, ServingFault, SessionLost
 from edge_server.plugins.python_models.backend import open_alone
 
 ISOLATED = """
@@ -193,6 +194,70 @@ def test_after_a_failed_write_freed_memory_is_reported_with_the_next_message(
     other.send(("next",))
     assert one.receive()[0] == ("next",)
     assert one.arena.used_bytes == 0
+
+
+def no_pages(fd: int, offset: int, size: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_message_that_the_shared_memory_cannot_hold_is_refused_and_the_next_one_passes(
+    pair: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = pair
+    other.send(("array", np.ones(1 << 18, np.uint8)))
+    _, place = one.receive()
+    one.free(place)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", no_pages)
+        with pytest.raises(Refusal, match="no memory for 4096 KiB of tensors: No space left on device"):
+            one.send(("array", np.ones(4 << 20, np.uint8)))
+    assert one.arena.used_bytes == 0
+    one.send(("array", np.ones(4 << 20, np.uint8)))
+    message, _ = other.receive()
+    assert message is not None
+    assert message[1].sum() == 4 << 20
+    assert other.arena.used_bytes == 0
+
+
+def test_shared_memory_allocates_the_pages_that_it_writes_and_no_other() -> None:
+    arena = Arena()
+    arena.write([memoryview(bytes(3 << 20))])
+    assert (arena.size, os.fstat(arena.fd).st_blocks * 512) == (4 << 20, 3 << 20)
+    arena.close()
+
+
+FULL = """
+import errno
+def no_pages(fd, offset, size):
+    raise OSError(errno.ENOSPC, "No space left on device")
+allocate = os.posix_fallocate
+class TritonPythonModel:
+    def execute(self, requests):
+        is_full = given(requests[0])[0] == 1
+        os.posix_fallocate = no_pages if is_full else allocate
+        return [answer(np.full(1 << 22 if is_full else 1 << 20, os.getpid())) for request in requests]
+"""
+
+
+def test_outputs_that_the_shared_memory_cannot_hold_fail_their_request_and_the_process_goes_on(
+    python_core: Any,
+) -> None:
+    python_core.add("m", FULL, ISOLATED)
+    process_id = python_core.value("m", [2.0])[0]
+    (response,) = python_core.ask("m", [1.0])
+    assert isinstance(response.error, Refusal)
+    assert python_core.value("m", [2.0])[0] == process_id
+
+
+def test_a_call_whose_answer_the_shared_memory_cannot_hold_fails_and_the_process_goes_on(
+    python_core: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python_core.add("target", PLAIN.replace("given(request) * 2", "np.full(1 << 20, 7)"))
+    python_core.add("m", CALLER, ISOLATED)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", no_pages)
+        assert "no memory for 4096 KiB of tensors" in python_core.error("m", [1.0])
+    assert python_core.value("m", [1.0])[0] == 8.0
 
 
 def test_a_blocked_writer_does_not_delay_the_reader(pair: tuple[Channel, Channel]) -> None:
