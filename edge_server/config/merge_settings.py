@@ -145,6 +145,9 @@ def _check(config: ServerConfig, *, needs_repository: bool) -> None:
         raise ConfigError("HTTPS needs both --http-tls-cert and --http-tls-key")
     if http.client_ca and not http.tls_cert:
         raise ConfigError("--https-client-ca needs --http-tls-cert and --http-tls-key")
+    if http.tls_cert and config.metrics.is_enabled and not http.is_enabled:
+        # The port of the metrics has the certificates of HTTP, and would open without any.
+        raise ConfigError("--http-tls-cert with --allow-http=false needs --allow-metrics=false too")
     if grpc.is_tls and not (grpc.server_cert and grpc.server_key):
         raise ConfigError("--grpc-use-ssl needs --grpc-server-cert and --grpc-server-key")
     if grpc.is_mutual_tls and not grpc.root_cert:

@@ -1,13 +1,17 @@
-"""Functions for access control over HTTP and gRPC: recognise clients on this machine, compare keys, and name for the
-log what clients may do without a key."""
+"""Functions for access control over HTTP and gRPC: recognise clients on this machine, compare keys, name for the log
+what clients may do without a key, and decide which ports of plugins may open beside them."""
 
 from __future__ import annotations
 
 import hmac
 import ipaddress
+import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from edge_server.config import CATEGORIES, RestrictedGroup, ServerConfig
+from edge_server.errors import InvalidRequest
+
+log = logging.getLogger(__name__)
 
 ORDERING_CATEGORIES = ("model-repository", "shared-memory", "logging", "trace")
 """The categories whose requests can change the state of the server."""
@@ -99,6 +103,41 @@ def open_without_token(config: ServerConfig, requires_token: Callable[[str], boo
     if http.is_enabled:
         found.append("the page's files")
     return f"no token is needed for: {', '.join(found)}"
+
+
+def check_plugin_port(
+    config: ServerConfig, flag: str, address: str, clients: str, *, needs_key: bool, sends_key: bool
+) -> None:
+    """Check whether a plugin may open a port of its own, without TLS, for inference.
+
+    `flag`=`address` opens it: [SCHEME://]HOST:PORT[/...] or ipc://PATH. `clients` names its protocol. `needs_key`:
+    requests of the category inference need a key or a token. `sends_key`: so do those of this port. Raises
+    InvalidRequest if inference would be open to clients that HTTP or gRPC refuse. Where only programs of this machine
+    can reach the port, client certificates and keys of gRPC are replaced by a warning in the log.
+    """
+    if needs_key:
+        if not sends_key:
+            raise InvalidRequest(f"{flag}: inference needs a key here, and clients of {clients} send none")
+        return
+    http, grpc = config.http, config.grpc
+    demands = {
+        "--https-client-ca": http.is_enabled and http.client_ca,
+        "--grpc-use-ssl-mutual": grpc.is_enabled and grpc.is_mutual_tls,
+        "--grpc-restricted-protocol": grpc.is_enabled
+        and any("inference" in group.categories for group in grpc.restricted),
+    }
+    proofs = " and ".join(name for name, is_demanded in demands.items() if is_demanded)
+    if not proofs:
+        return
+    scheme, _, place = address.rpartition("://")
+    problem = f"{flag}={address}: {proofs} asks for a proof that clients of {clients} cannot give"
+    if scheme == "ipc" or _is_local(place.partition("/")[0].rpartition(":")[0]):
+        log.warning("%s; programs of this machine run inference without it", problem)
+        return
+    remedy = "listen on 127.0.0.1"
+    if sends_key:
+        remedy += ", or ask for tokens for inference, which they can send (--auth-tokens-file)"
+    raise InvalidRequest(f"{problem}; {remedy}")
 
 
 def _is_local(address: str) -> bool:

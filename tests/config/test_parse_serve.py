@@ -188,6 +188,13 @@ def test_a_category_in_two_groups_is_refused():
         parse("--http-restricted-api=health:a=b", "--http-restricted-api=trace,health:c=d")
 
 
+def test_metrics_do_not_lose_the_certificates_of_http():
+    https = ("--http-tls-cert=/c", "--http-tls-key=/k", "--https-client-ca=/ca", "--allow-http=false")
+    with pytest.raises(ConfigError, match="--http-tls-cert with --allow-http=false needs --allow-metrics=false too"):
+        parse(*https)
+    assert not parse(*https, "--allow-metrics=false").config.http.is_enabled
+
+
 def test_header_patterns_match_whole_names_in_any_case_by_default():
     pattern = config("--http-header-forward-pattern=X-.*").http.header_pattern
     assert pattern.fullmatch("x-frame")

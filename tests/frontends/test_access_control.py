@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from edge_server.config import parse_serve
+from edge_server.errors import InvalidRequest
 from edge_server.frontends.access_control import (
     ORDERING_CATEGORIES,
+    check_plugin_port,
     find_unprotected_categories,
     is_this_machine,
     open_without_token,
@@ -88,3 +90,45 @@ OPEN = "--http-address=0.0.0.0"
 def test_the_start_line_says_who_sees_camera_pictures(flags: list[str], needs_token: bool, told: str) -> None:
     config = parse_serve(["--model-repository=/m", *flags], {}).config
     assert required_picture_access(config, needs_token=needs_token) == told
+
+
+HTTPS = ["--http-tls-cert=/c", "--http-tls-key=/k", "--https-client-ca=/ca"]
+MUTUAL = ["--grpc-use-ssl", "--grpc-use-ssl-mutual", "--grpc-server-cert=/c", "--grpc-server-key=/k"]
+MUTUAL += ["--grpc-root-cert=/ca"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "proofs"),
+    [
+        (HTTPS, "--https-client-ca"),
+        (MUTUAL, "--grpc-use-ssl-mutual"),
+        (["--grpc-restricted-protocol=inference:key=word"], "--grpc-restricted-protocol"),
+        ([*HTTPS, *MUTUAL], "--https-client-ca and --grpc-use-ssl-mutual"),
+    ],
+)
+@pytest.mark.parametrize("sends_key", [True, False])
+def test_a_port_whose_clients_cannot_give_the_demanded_proof_opens_on_this_machine_only(
+    flags: list[str], proofs: str, sends_key: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = parse_serve(["--model-repository=/m", *flags], {}).config
+    for address in ("0.0.0.0:8010", "box.local:8010/arm", "[::]:8010", "tcp://*:5555"):
+        with pytest.raises(InvalidRequest) as caught:
+            check_plugin_port(config, "--wire", address, "the wire", needs_key=False, sends_key=sends_key)
+        assert f"--wire={address}: {proofs} asks for a proof that clients of the wire cannot give" in str(caught.value)
+        assert ("--auth-tokens-file" in str(caught.value)) is sends_key
+    assert caplog.text == ""
+    for number, address in enumerate(
+        ("127.0.0.1:8010/arm", "localhost:0", "[::1]:1", "tcp://127.0.0.1:5", "ipc:///f"), 1
+    ):
+        check_plugin_port(config, "--wire", address, "the wire", needs_key=False, sends_key=sends_key)
+        assert caplog.text.count("programs of this machine run inference without it") == number
+
+
+def test_a_port_that_takes_keys_and_tokens_opens_where_inference_needs_one(caplog: pytest.LogCaptureFixture) -> None:
+    config = parse_serve(["--model-repository=/m", *HTTPS], {}).config
+    check_plugin_port(config, "--wire", "0.0.0.0:1", "the wire", needs_key=True, sends_key=True)
+    with pytest.raises(InvalidRequest, match="--wire: inference needs a key here, and clients of the wire send none"):
+        check_plugin_port(config, "--wire", "127.0.0.1:1", "the wire", needs_key=True, sends_key=False)
+    open_config = parse_serve(["--model-repository=/m"], {}).config
+    check_plugin_port(open_config, "--wire", "0.0.0.0:1", "the wire", needs_key=False, sends_key=False)
+    assert caplog.text == ""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.config import ConfigError, ServerConfig
-from edge_server.errors import InvalidRequest, NotFound
+from edge_server.errors import NotFound
 from edge_server.frontends.http.routes import Route
 from edge_server.plugin import RunningPlugin, ServingCore, StatusPart
 from edge_server.plugins.cameras.endpoints.frame_service import SERVICE, FrameService
@@ -78,15 +78,23 @@ class Cameras(RunningPlugin):
         return [f"{title} cannot be asked: {problem}" for title in asking] if problem else ()
 
     def start(self) -> None:
-        """Raises InvalidRequest if Frigate's clients would need a key, ServingFault for an address in use."""
+        """Raises InvalidRequest if Frigate's clients would need a key or a certificate, ServingFault for an address in
+        use."""
         if not self._zmq_address:
             return
-        if self._core.access.is_guarded("inference"):
-            raise InvalidRequest("--frigate-zmq: inference needs a key here, and ZeroMQ clients of Frigate send none")
+        from edge_server.frontends.access_control import check_plugin_port
         from edge_server.plugins.cameras.endpoints.zmq_detector import ZmqDetector
 
+        address, access = self._zmq_address, self._core.access
+
+        def needs_key() -> bool:
+            return access.is_guarded("inference")
+
+        check_plugin_port(
+            self._core.config, "--frigate-zmq", address, "Frigate", needs_key=needs_key(), sends_key=False
+        )
         self._loop = asyncio.get_running_loop()
-        detector = ZmqDetector(self._core.service, self._zmq_address)
+        detector = ZmqDetector(self._core.service, address, needs_key)
         detector.start()
         self._detector = detector
 

@@ -63,19 +63,29 @@ class _Policies(RunningPlugin):
         self._core = core
 
     def start(self) -> None:
-        """Raises Unsupported without the libraries of the extra, ServingFault for an address in use."""
+        """Raises Unsupported without the libraries of the extra, ServingFault for an address in use, and InvalidRequest
+        if robots would need a certificate."""
         settings = self._settings
         if not self._has_wire:
             return
         import asyncio
 
         from edge_server.errors import Unsupported, install_hint
+        from edge_server.frontends.access_control import check_plugin_port
         from edge_server.plugins.policies.connections.message_memory import MessageMemory
         from edge_server.plugins.policies.policy_counters import PolicyCounters
 
         self._loop = asyncio.get_running_loop()
         self._counters = PolicyCounters()
         core = self._core
+        for flag, protocol, address in (
+            ("--policy-openpi", "openpi", settings.openpi),
+            ("--policy-groot", "GR00T", settings.groot),
+            ("--policy-lerobot", "LeRobot", settings.lerobot),
+        ):
+            if address:
+                needs_key = core.access.is_guarded("inference")
+                check_plugin_port(core.config, flag, address, protocol, needs_key=needs_key, sends_key=True)
         memory = MessageMemory(settings.message_memory_mb << 20)
         parts = core.service, core.access, self._counters, memory, self._choose_policy
         try:

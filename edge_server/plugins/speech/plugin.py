@@ -54,8 +54,8 @@ class _Speech(RunningPlugin):
         return speech_routes(self._core.service, self._core.access.may_change_models)
 
     def start(self) -> None:
-        """Raises InvalidRequest if clients of Wyoming would need a key, ServingFault for an address in use, and
-        BackendMissing if the port is to be announced without the package for it."""
+        """Raises InvalidRequest if clients of Wyoming would need a key or a certificate, ServingFault for an address in
+        use, and BackendMissing if the port is to be announced without the package for it."""
         from edge_server.errors import InvalidRequest
 
         if not self._settings.wyoming:
@@ -64,21 +64,24 @@ class _Speech(RunningPlugin):
             return
         import asyncio
 
+        from edge_server.frontends.access_control import check_plugin_port
         from edge_server.plugins.speech.wyoming.port import WyomingPort
         from edge_server.plugins.speech.wyoming.speech_to_text import SpeechToText
         from edge_server.plugins.speech.wyoming.text_to_speech import TextToSpeech
 
-        if self._core.access.is_guarded("inference"):
-            raise InvalidRequest("--wyoming: inference needs a key here, and clients of Wyoming send none")
+        address, access = self._settings.wyoming, self._core.access
+
+        def needs_key() -> bool:
+            return access.is_guarded("inference")
+
+        check_plugin_port(self._core.config, "--wyoming", address, "Wyoming", needs_key=needs_key(), sends_key=False)
         self._loop = asyncio.get_running_loop()
         service = self._core.service
-        self._port = WyomingPort(self._settings.wyoming, [SpeechToText(service), TextToSpeech(service)])
+        self._port = WyomingPort(address, [SpeechToText(service), TextToSpeech(service)], needs_key)
         if self._settings.announces_wyoming:
             from edge_server.plugins.speech.wyoming.announcement import WyomingAnnouncement
 
-            self._announcement = WyomingAnnouncement(
-                self._settings.wyoming.rpartition(":")[0].strip("[]"), self._port.port
-            )
+            self._announcement = WyomingAnnouncement(address.rpartition(":")[0].strip("[]"), self._port.port)
 
     def addresses(self) -> Sequence[str]:
         return () if self._port is None else (f"Wyoming {self._port.address}",)

@@ -123,11 +123,13 @@ class Client:
 class Port:
     def __init__(self, site: Any) -> None:
         self.site = site
+        self.needs_key = False
 
         async def start() -> None:
             self.service = speech_to_text.SpeechToText(site.service)
             mouth = text_to_speech.TextToSpeech(site.service)
-            self.port = wyoming_port.WyomingPort("127.0.0.1:0", [self.service, mouth])
+            services = [self.service, mouth]
+            self.port = wyoming_port.WyomingPort("127.0.0.1:0", services, lambda: self.needs_key)
             await self.port.start()
 
         site.run(start())
@@ -422,6 +424,25 @@ def test_a_server_that_asks_for_keys_does_not_open_a_port_without_one(tmp_path: 
     server = edge_server.Server(tmp_path, wyoming="127.0.0.1:0", http_restricted_api="inference:key=value")
     with pytest.raises(InvalidRequest, match="inference needs a key here, and clients of Wyoming send none"):
         server.start()
+
+
+def test_a_server_that_asks_for_certificates_does_not_open_a_port_to_other_machines(tmp_path: Path) -> None:
+    files = {"http_port": 0, "http_tls_cert": "/c", "http_tls_key": "/k", "https_client_ca": "/ca"}
+    server = edge_server.Server(tmp_path, wyoming="0.0.0.0:0", **files)
+    with pytest.raises(InvalidRequest, match="--https-client-ca asks for a proof that clients of Wyoming cannot give"):
+        server.start()
+
+
+def test_clients_are_refused_once_a_reload_asks_for_a_token(port: Port) -> None:
+    client = port.connect()
+    client.send("ping", {"text": "a"})
+    assert client.read()[0] == "pong"
+    port.needs_key = True
+    for again in (client, port.connect()):
+        again.send("ping", {"text": "b"})
+        kind, data = again.read()
+        assert kind == "error"
+        assert data["text"] == "inference needs a key here, and clients of Wyoming send none"
 
 
 @pytest.mark.parametrize("address", ["10300", "tcp://0.0.0.0:10300", "localhost:", "::1:10300", "localhost:65536"])

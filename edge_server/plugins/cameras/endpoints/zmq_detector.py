@@ -13,14 +13,22 @@ import json
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from edge_server.core.model_spec import ModelSpec
-from edge_server.errors import EdgeServerError, InvalidRequest, QueueFull, ServingFault, Unsupported, install_hint
+from edge_server.errors import (
+    EdgeServerError,
+    Forbidden,
+    InvalidRequest,
+    QueueFull,
+    ServingFault,
+    Unsupported,
+    install_hint,
+)
 from edge_server.frontends.loop_dispatch import LoopDispatch, run_model
 from edge_server.plugins.vision.detection_models import find_detection_model, plan_detection
 from edge_server.service import Handle, InferenceService
@@ -58,9 +66,11 @@ class ZmqDetector:
     an unexpected reply, and has no detections for the frame.
     """
 
-    def __init__(self, service: InferenceService, address: str) -> None:
-        """`address`: ipc://PATH, or tcp://HOST:PORT."""
+    def __init__(self, service: InferenceService, address: str, needs_key: Callable[[], bool]) -> None:
+        """`address`: ipc://PATH, or tcp://HOST:PORT. `needs_key`: whether inference needs a key or a token, also since
+        a reload."""
         self._service = service
+        self._needs_key = needs_key
         self._address = address
         self._socket: zmq.asyncio.Socket | None = None
         self._receiver: asyncio.Task[None] | None = None
@@ -122,6 +132,8 @@ class ZmqDetector:
         await socket.send_multipart([*envelope, *response])
 
     async def _response(self, client: bytes, message: list[bytes]) -> list[bytes]:
+        if self._needs_key():
+            raise Forbidden("inference needs a key here, and clients of Frigate send none")
         if len(self._running) > MAX_CLIENTS:
             raise QueueFull(f"{MAX_CLIENTS} requests of Frigate are running, which is the maximum")
         header = _header(message)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from edge_server.errors import EdgeServerError, QueueFull
+from edge_server.errors import EdgeServerError, Forbidden, QueueFull
 from edge_server.frontends.plugin_listener import PluginListener
 from edge_server.plugins.speech.wyoming.event_stream import MAX_JSON_BYTES, EventStream, WyomingEvent
 
@@ -52,9 +52,11 @@ class WyomingService(ABC):
 class WyomingPort(PluginListener["_Connection"]):
     """Listens on one address, and answers from `start` to `stop`. Lives on one event loop."""
 
-    def __init__(self, address: str, services: Sequence[WyomingService]) -> None:
-        """`address` is HOST:PORT. See PluginListener."""
+    def __init__(self, address: str, services: Sequence[WyomingService], needs_key: Callable[[], bool]) -> None:
+        """`address` is HOST:PORT. `needs_key`: whether inference needs a key or a token, also since a reload. See
+        PluginListener."""
         super().__init__("--wyoming", address, _BACKLOG)
+        self.needs_key = needs_key
         self._services = services
         self.service_of = {kind: service for service in services for kind in service.event_types}
 
@@ -142,6 +144,8 @@ class _Connection:
             self.silent_since_s = None
 
     async def _handle(self, event: WyomingEvent) -> None:
+        if self._port.needs_key():
+            raise Forbidden("inference needs a key here, and clients of Wyoming send none")
         if event.type == "describe":
             await self.stream.write("info", self._port.info())
         elif event.type == "ping":
