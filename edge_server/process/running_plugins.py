@@ -18,7 +18,7 @@ from edge_server.frontends.http.request import HttpRequest
 from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import HttpResponse, json_response
 from edge_server.frontends.http.routes import Route
-from edge_server.plugin import LoadCheck, Plugin, RunningPlugin, ServingCore
+from edge_server.plugin import LoadCheck, Plugin, RunningPlugin, ServingCore, StatusRow
 from edge_server.serving.execution.admission_control import ADMIT_ALL, AdmissionControl
 from edge_server.telemetry.metrics_page import Family
 
@@ -94,6 +94,7 @@ class RunningPlugins:
 
     def build(self, core: ServingCore) -> None:
         """Raises ConfigError, EdgeServerError, as do `start` and `before_first_scan`."""
+        self._service = core.service
         for name, plugin in self._active():
             self._call(name, partial(plugin.build, core))
 
@@ -180,7 +181,10 @@ class RunningPlugins:
         return json_response({"plugins": await request.run_on_worker(self._status)})
 
     def _status(self) -> list[dict[str, object]]:
-        found: list[dict[str, object]] = []
+        # Problems of the server itself are told in the same form.
+        problems = {"log": self._service.log_settings.problem(), "traces": self._service.traces.problem()}
+        own = [StatusRow(title, "warning", text)._asdict() for title, text in problems.items() if text]
+        found: list[dict[str, object]] = [{"name": "server", "error": "", "rows": own, "reports": {}}] if own else []
         for name, plugin in self._active():
             rows, reports = self._call(name, plugin.status) or (), self._call(name, plugin.reports) or {}
             if name not in self.failures:

@@ -69,6 +69,9 @@ class LogSettings:
     program, and changes have no effect.
     """
 
+    problem: Callable[[], str] = staticmethod(str)
+    """Returns why records are lost, "" while they are written."""
+
     def __init__(self, config: LogConfig, *, sets_levels: bool = True) -> None:
         self._sets_levels = sets_levels
         self._lock = threading.Lock()
@@ -148,12 +151,13 @@ def setup_logging(config: LogConfig) -> LogSettings:
     settings = LogSettings(config)
     handler: logging.Handler
     if config.file:
-        from logging.handlers import WatchedFileHandler
+        from edge_server.telemetry.log_file import LogFile
 
         try:
-            handler = WatchedFileHandler(config.file, encoding="utf-8", errors="backslashreplace")
+            handler = LogFile(config.file)
         except OSError as error:
             raise ConfigError(f"--log-file: cannot write to '{config.file}': {error.strerror}") from error
+        settings.problem = handler.problem
     else:
         handler = logging.StreamHandler(sys.stderr)
     has_priority = not config.file and _stderr_is_journal(config.journal_stream)

@@ -63,6 +63,8 @@ class TraceCollector:
         self._lost = 0
         self._loss_logged_s = 0.0
         self._has_warned_of_omissions = False
+        self._unwritable: dict[str, tuple[str, int]] = {}
+        """Path of a file -> why it cannot be written, and the number of traces lost for it so far."""
         self._files: dict[str, TraceFile] = {}
         self._unwritten: dict[TraceSampler, _UnwrittenRecords] = {}
         self._export = export
@@ -84,6 +86,13 @@ class TraceCollector:
             self._queue.put(lambda: self._count_collected(sampler))
         else:
             self._queue.put(trace)
+
+    def problem(self) -> str:
+        """Return why traces are lost and how many, "" while they are written."""
+        return "; ".join(
+            f"'{path}' cannot be written: {reason}; {lost} trace(s) were lost"
+            for path, (reason, lost) in list(self._unwritable.items())
+        )
 
     def flush(self, sampler: TraceSampler) -> None:
         """Write the remaining records of a replaced sampler, after its last trace."""
@@ -163,25 +172,34 @@ class TraceCollector:
         if unwritten is not None and unwritten.records:
             count, records = len(unwritten.records), unwritten.take_all()
             self._write(lambda file: file.add(records), sampler.settings.file, count)
+        if sampler.is_replaced:
+            # Settings that name another file, or none, are how an operator mends it.
+            self._unwritable.pop(sampler.settings.file, None)
 
     def _write(self, write: Callable[[TraceFile], None], path: str, count: int) -> None:
         file = self._files.setdefault(path, TraceFile(path))
+        _, lost = self._unwritable.get(path, ("", 0))
         try:
             write(file)
         except OSError as error:
-            with self._lock:
-                self._lost += count
-            self._log_losses(f": cannot write to '{path}': {error.strerror}")
+            reason = error.strerror or str(error)
+            self._unwritable[path] = reason, lost + count
+            if not lost:
+                _log.warning("traces are lost until '%s' can be written: %s", path, reason)
+            return
+        if lost:
+            del self._unwritable[path]
+            _log.warning("%d trace(s) were lost while '%s' could not be written", lost, path)
 
-    def _log_losses(self, why: str = "") -> None:
-        """Log the number of lost traces, at most every ten seconds."""
+    def _log_losses(self) -> None:
+        """Log the number of traces that came too fast, at most every ten seconds."""
         now_s = time.monotonic()
         if not self._lost or now_s - self._loss_logged_s < _LOSS_LOG_INTERVAL_S:
             return
         with self._lock:
             lost, self._lost = self._lost, 0
         self._loss_logged_s = now_s
-        _log.warning("%d trace(s) were lost%s", lost, why or ": they came faster than they could be written")
+        _log.warning("%d trace(s) were lost: they came faster than they could be written", lost)
 
 
 class TraceFile:
@@ -210,15 +228,15 @@ class TraceFile:
                 return
             data = f",{records}]".encode()
             try:
-                at, view = self._size, memoryview(data)
+                at, view = self._size + 1, memoryview(data)[1:]
                 while view:
                     written = os.pwrite(fd, view, at)
                     view, at = view[written:], at + written
             except OSError:
-                # Remove the partial addition; the disk had space for the bracket before.
-                os.ftruncate(fd, self._size)
-                os.pwrite(fd, b"]", self._size)
+                os.ftruncate(fd, self._size + 1)
                 raise
+            # The bracket goes last: a full disk may have no page for it any more once it is cut off.
+            os.pwrite(fd, data[:1], self._size)
             self._size += len(data) - 1
         finally:
             os.close(fd)

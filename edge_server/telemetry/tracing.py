@@ -92,6 +92,11 @@ class Traces:
 
         return TracedRequest(model, sampler, self._ids, collector.add, parent, began_ns or time.monotonic_ns())
 
+    def problem(self) -> str:
+        """Return why traces are lost and how many, "" while they are written."""
+        collector = self._collector
+        return "" if collector is None else collector.problem()
+
     def close(self, timeout_s: float) -> None:
         """Stop tracing, and write the collected traces within `timeout_s`."""
         with self._lock:

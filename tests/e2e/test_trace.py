@@ -469,3 +469,28 @@ def test_trace_and_log_settings_can_be_restricted_to_a_key(repository: Any, serv
                     client.get_model_metadata("smae")
                 found = plain(client.get_trace_settings(headers={header: "secret"}))
                 assert found["trace_level"] in ("OFF", ["OFF"])
+
+
+def test_a_log_and_traces_that_cannot_be_written_are_lines_of_status(
+    serve: Any, repository: Any, tmp_path: Path, run_command: Any, eventually: Callable[..., bool]
+) -> None:
+    repository.add("same", IDENTITY)
+    traces = tmp_path / "no" / "t"
+    flags = ("--log-file=/dev/full", "--trace-config=level=TIMESTAMPS", "--trace-config=rate=1")
+    with serve(repository.path, *flags, f"--trace-config=triton,file={traces}") as server:
+        client = triton_http.InferenceServerClient(server.http)
+        given = triton_http.InferInput("INPUT0", [1, 4], "FP32")
+        given.set_data_from_numpy(np.zeros((1, 4), np.float32))
+        for _ in range(20):
+            client.infer("same", [given])
+        client.close()
+
+        def status() -> str:
+            return run_command("status", f"--url=http://{server.http}").stdout
+
+        assert eventually(lambda: "; 20 trace(s) were lost" in status())
+        text = status()
+        assert "WARNING log: '/dev/full' cannot be written: No space left on device; up to " in text
+        assert f"WARNING traces: '{traces}' cannot be written: No such file or directory; 20 trace(s) were lost" in text
+        assert server.log().count("--log-file=/dev/full") == 1
+        assert "Traceback" not in server.log()

@@ -129,6 +129,43 @@ def test_the_file_is_opened_anew_after_a_rotation(tmp_path):
     assert "second" not in (tmp_path / "log.1").read_text()
 
 
+def test_a_full_disk_costs_records_and_one_line_and_is_a_problem_until_there_is_room(tmp_path, capfd):
+    path = tmp_path / "log"
+    path.symlink_to("/dev/full")
+    settings = setup_logging(LogConfig(file=str(path), format="text"))
+    for number in range(100):
+        log.info("record %d", number)
+    text = capfd.readouterr().err
+    assert text == (f"edge-server: records are lost until --log-file={path} can be written: No space left on device\n")
+    assert settings.problem() == f"'{path}' cannot be written: No space left on device; up to 100 record(s) were lost"
+    # As after a rotation whose folder is gone: opening fails then.
+    path.unlink()
+    path.symlink_to(tmp_path / "no" / "folder")
+    log.info("nobody fails who logs")
+    log.info("nor does it later")
+    assert settings.problem() == (
+        f"'{path}' cannot be written: No such file or directory; up to 102 record(s) were lost"
+    )
+    path.unlink()
+    log.info("there is room")
+    lines = path.read_text().splitlines()
+    assert [line.partition(": ")[2] for line in lines] == [
+        "there is room", f"up to 102 record(s) were lost while '{path}' could not be written",
+    ]  # fmt: skip
+    assert settings.problem() == capfd.readouterr().err == ""
+
+
+def test_a_mistake_in_a_record_is_still_shown(tmp_path, capfd, monkeypatch):
+    settings = setup_logging(LogConfig(file=str(tmp_path / "log")))
+    root = logging.getLogger()
+    # pytest's own handlers raise it.
+    with monkeypatch.context() as only_ours:
+        only_ours.setattr(root, "handlers", [item for item in root.handlers if item.get_name() == "edge_server"])
+        log.info("%d", "x")
+    assert "TypeError" in capfd.readouterr().err
+    assert settings.problem() == ""
+
+
 def test_a_file_that_cannot_be_written_is_a_config_error(tmp_path):
     with pytest.raises(ConfigError, match="--log-file"):
         setup_logging(LogConfig(file=str(tmp_path / "no" / "log")))

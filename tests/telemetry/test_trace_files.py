@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import logging
@@ -9,7 +10,7 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -232,14 +233,51 @@ def test_a_full_disk_costs_the_traces_that_do_not_fit_and_leaves_the_file_whole(
     assert len(read(path)) == kept + 1
 
 
-def test_a_missing_folder_is_logged_and_harms_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    traces = traces_to(tmp_path / "no" / "t")
+def test_a_file_that_cannot_be_written_is_one_line_and_a_problem_until_it_can(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, eventually: Callable[[Callable[[], bool]], bool]
+) -> None:
+    path = tmp_path / "no" / "t"
+    traces = traces_to(path)
+    assert traces.problem() == ""
     with caplog.at_level(logging.WARNING):
-        run(traces)
+        for _ in range(50):
+            run(traces)
+        problem = f"'{path}' cannot be written: No such file or directory; 50 trace(s) were lost"
+        assert eventually(lambda: traces.problem() == problem)
+        assert caplog.messages == [f"traces are lost until '{path}' can be written: No such file or directory"]
+        path.parent.mkdir()
         run(traces)
         traces.close(10)
-    assert "1 trace(s) were lost: cannot write to" in caplog.text
-    assert "No such file or directory" in caplog.text
+    assert len(heads(path)) == 1
+    assert caplog.messages[1:] == [f"50 trace(s) were lost while '{path}' could not be written"]
+
+
+def test_a_problem_of_a_file_ends_with_the_settings_that_name_it(
+    tmp_path: Path, eventually: Callable[[Callable[[], bool]], bool]
+) -> None:
+    traces = traces_to(tmp_path / "no" / "t")
+    run(traces)
+    assert eventually(lambda: traces.problem() != "")
+    traces.update("", parse_trace_change({"trace_level": ["OFF"]}))
+    assert eventually(lambda: traces.problem() == "")
+    traces.close(10)
+
+
+def test_a_full_disk_keeps_the_bracket_of_the_records_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "t"
+    file = TraceFile(str(path))
+    file.add('"first"')
+
+    def has_no_pages(fd: int, data: bytes, offset: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", has_no_pages)
+        with pytest.raises(OSError, match="No space"):
+            file.add("1")
+    assert json.loads(path.read_text()) == ["first"]
+    file.add("2")
+    assert json.loads(path.read_text()) == ["first", 2]
 
 
 def test_what_comes_faster_than_it_is_written_is_lost_and_counted(
