@@ -151,7 +151,7 @@ _CODE_BACKENDS = ("python", "c_abi")
 _CODE_SUFFIXES = (".py", ".so")
 
 _NAMES_A_PATH = re.compile(
-    r"(?:^|[_.])(?:\w*paths?|dir|directory|folder|files?|filename|librar(?:y|ies)|plugins?|extensions?)(?:$|[_.])",
+    r"(?:paths?|(?:^|[_.])(?:dir|directory|folder|files?|filename|librar(?:y|ies)|plugins?|extensions?))(?:$|[_.])",
     re.IGNORECASE,
 )
 """Parameters that name a path, such as CACHE_DIR, CPU_EXTENSION_PATH, trt_extra_plugin_lib_paths,

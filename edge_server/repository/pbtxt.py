@@ -28,6 +28,7 @@ _MAX_MESSAGE_CHARS = 1000
 
 _UNKNOWN_FIELD = re.compile(r'Message type "([\w.]+)" has no field named "(\w{1,100})"')
 _UNKNOWN_VALUE = re.compile(r'Enum type "([\w.]+)" has no value named (\w{1,100})')
+_LAST_NUMBER = re.compile(rb"(?<![\d-])-?\d+$")
 """Messages of protobuf's parsers for a name that the schema does not have."""
 
 
@@ -100,7 +101,7 @@ def _with_spelling(message: str, error: Exception, config: ConfigMessage) -> str
 
 def _line_of_number(error: Exception, content: bytes) -> str:
     """Return " line N" for the first line with the number that the error quotes, "" when there is none."""
-    number = re.search(rb"-?\d+$", str(error).encode())
+    number = _LAST_NUMBER.search(str(error).encode())
     found = None if number is None else re.search(rb"(?<![\w.])" + number[0] + rb"(?![\w.])", content)
     if found is None:
         return ""

@@ -27,8 +27,9 @@ METHOD = rb"[A-Z-]{1,20}"
 """A method as RFC 9110 and its extensions write them. Bytes that begin with anything else are not HTTP."""
 
 _REQUEST_LINE = re.compile(rb"(" + METHOD + rb") ([\x21-\x7e\x80-\xff]+)(?: HTTP/(1)\.([01]))?")
-FIELD_LINE = re.compile(rb"(" + _TOKEN + rb"):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)")
-"""A field line (RFC 9112, 5): no space before the colon, no line folding, no control character but a tab."""
+FIELD_LINE = re.compile(rb"(" + _TOKEN + rb"):([^\x00-\x08\x0a-\x1f\x7f]*)")
+"""A field line (RFC 9112, 5): no space before the colon, no line folding, no control character but a tab. The value has
+the white space around it."""
 
 
 class Headers:
@@ -93,7 +94,7 @@ def parse_head(raw: bytes) -> RequestHead:
         match = FIELD_LINE.fullmatch(line)
         if match is None:
             raise ClosingRefusal(f"a header line cannot be read: {_shown(line)}")
-        fields.append((match[1].decode("ascii"), match[2].rstrip(b" \t").decode("utf-8", "surrogateescape")))
+        fields.append((match[1].decode("ascii"), match[2].strip(b" \t").decode("utf-8", "surrogateescape")))
     headers = Headers(fields)
     is_http_1_0 = minor == b"0"
     options = {item.strip().lower() for text in headers.getall("connection") for item in text.split(",")}

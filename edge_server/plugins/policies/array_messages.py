@@ -35,7 +35,7 @@ _MAX_RANK = 8
 _NPY = re.compile(
     rb"\x93NUMPY(?:\x01\x00..|[\x02\x03]\x00....)"
     rb"\{'descr': '(?P<dtype>[^']{2,4})', 'fortran_order': (?P<order>True|False), "
-    rb"'shape': \((?P<shape>(?:\d{1,12}, ?|\d{1,12}){0,9})\),? ?\} *\n",
+    rb"'shape': \((?P<shape>(?:\d{1,12}(?:, ?\d{1,12}){0,8},?)?)\),? ?\} *\n",
     re.DOTALL,
 )
 """Head of a file of numpy.save (numpy's documentation of its module numpy.lib.format, versions 1 to 3)."""

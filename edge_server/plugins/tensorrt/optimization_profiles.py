@@ -29,7 +29,7 @@ from edge_server.plugins.tensorrt.library_adapter import EngineFault, ShapeFault
 
 KEYS = ("trt_profile_min_shapes", "trt_profile_opt_shapes", "trt_profile_max_shapes")
 
-_ENTRY = re.compile(r"\s*(.+):([0-9]{1,18}(?:x[0-9]{1,18})*)\s*")
+_ENTRY = re.compile(r"(.+):([0-9]{1,18}(?:x[0-9]{1,18})*)")
 
 
 class EngineProfiles:
@@ -162,7 +162,7 @@ def misfit_text(
 def _parse(spec: ModelSpec, key: str) -> dict[str, list[Shape]]:
     found: dict[str, list[Shape]] = {}
     for part in filter(str.strip, spec.parameters.get(key, "").split(",")):
-        match = _ENTRY.fullmatch(part)
+        match = _ENTRY.fullmatch(part.strip())
         if match is None:
             raise BadModelConfig(
                 f"model '{spec.name}': parameter {key}: expected name:1x3x224x224, more of them after commas, "

@@ -153,3 +153,9 @@ def test_a_longer_head_of_numpy_is_read() -> None:
     assert messages.read_message(msgpack.packb({"a": {"__ndarray_class__": True, "as_npy": file.getvalue()}}))[
         "a"
     ].tolist() == [1, 2]
+
+
+def test_a_head_of_numpy_with_long_numbers_is_refused() -> None:
+    head = b"\x93NUMPY\x01\x00v\x00{'descr': '<f4', 'fortran_order': False, 'shape': (" + b"1" * 108 + b"x"
+    with pytest.raises(InvalidRequest, match=re.escape("expected an array of numbers as a file of numpy.save")):
+        messages.read_message(msgpack.packb({"a": {"__ndarray_class__": True, "as_npy": head}}))

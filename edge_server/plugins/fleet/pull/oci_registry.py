@@ -41,7 +41,7 @@ _REFERENCE = re.compile(
     rf"/(?P<repository>{_NAME}(?:/{_NAME})*)(?P<tag>:[A-Za-z0-9_][A-Za-z0-9._-]{{0,127}})?"
     r"(?:@sha256:(?P<sha256>[0-9a-f]{64}))?"
 )
-_CHALLENGE = re.compile(r'([A-Za-z]+)="([^"\\]*)"')
+_CHALLENGE = re.compile(r'(?<![A-Za-z])([A-Za-z]+)="([^"\\]*)"')
 
 
 class OciReference(NamedTuple):

@@ -45,6 +45,8 @@ _MAX_FAILED_STEPS = 4
 """Failures in a row after which the pipeline is given up. A failure is usually one bad request's, and ends with it."""
 
 _SOURCE_PATH = re.compile(r"(Exception from |Check '.*' failed at |\[[\d:]+\] )?/?\S+\.(cpp|cc|hpp|h):\d+:?\s*")
+_MAX_MESSAGE = 2000
+"""Characters of a message that are read: looking for paths in it takes the square of them, and users choose some."""
 
 
 class OpenVinoEngine:
@@ -287,4 +289,4 @@ class OpenVinoEngine:
 
 def _without_source_path(error: Exception) -> str:
     """Return the library's message without the source files of the machine that built it."""
-    return message_line(RuntimeError(_SOURCE_PATH.sub("", str(error))))
+    return message_line(RuntimeError(_SOURCE_PATH.sub("", str(error)[:_MAX_MESSAGE])))

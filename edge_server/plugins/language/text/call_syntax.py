@@ -15,12 +15,12 @@ from typing import Any, NamedTuple, TypeAlias
 Functions: TypeAlias = Mapping[str, Mapping[str, Any]]
 """JSON schema of the parameters of each tool, by its name."""
 
-_KEYED = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+_KEYED = re.compile(r"\s*<arg_key>((?:(?!</arg_key>).)*)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
 _GEMMA_HEAD = re.compile(r"\s*call:([A-Za-z0-9_.-]{1,64})\s*(?=\{)")
 _BARE = re.compile(r"[^,:{}\[\]]*")
 _BARE_VALUE = re.compile(r"[^,{}\[\]]*")
 _INTEGER = re.compile(r"-?\d{1,300}")
-_NUMBER = re.compile(r"-?\d{1,300}\.?\d*(?:[eE][+-]?\d{1,4})?")
+_NUMBER = re.compile(r"-?\d{1,300}(?:\.\d*)?(?:[eE][+-]?\d{1,4})?")
 _WORDS = {"true": True, "false": False, "null": None}
 _MAX_DEPTH = 32
 """Of values in values, and of schemas in schemas."""

@@ -38,8 +38,10 @@ _MARKS = {
 
 _SENTENCE_ENDS = (".", "!", "?")
 
-_CLAUSE_END = re.compile(rf"(\.\.+|[{''.join(_MARKS)}]|\n\s*\n)[^\w]*\w?$")
-"""Matches the end of the text of a clause. The library has passed over one character of the next clause."""
+_CLAUSE_END = re.compile(rf"\.\.+|[{''.join(_MARKS)}]|\n\s*\n")
+_LAST_CHARACTERS = re.compile(r"\w?\W*")
+"""Of a clause, read backwards: what is no part of its last word. The library has passed over one character of the next
+clause."""
 
 
 class Phonemizer:
@@ -94,9 +96,11 @@ class Phonemizer:
         while pointer.value is not None:
             phonemes = self._library.espeak_TextToPhonemes(ctypes.byref(pointer), _UTF8, self._mode)
             end = len(data) if pointer.value is None else pointer.value - begin
-            match = _CLAUSE_END.search(data[passed:end].decode("utf-8", "replace"))
+            clause = data[passed:end].decode("utf-8", "replace")
             passed = end
-            text_mark = match[1] if match else ""
+            found = _LAST_CHARACTERS.match(clause[::-1])
+            match = _CLAUSE_END.search(clause, len(clause) - found.end()) if found else None
+            text_mark = match[0] if match else ""
             # Several dots are a pause in the sentence.
             mark = "," if text_mark.startswith("..") else _MARKS.get(text_mark, "")
             is_end = mark in _SENTENCE_ENDS or text_mark.startswith("\n")

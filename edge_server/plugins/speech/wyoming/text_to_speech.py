@@ -27,7 +27,7 @@ from edge_server.version import __version__
 _CHUNK_BYTES = 8192
 _LONGEST_WAIT = 1000
 """Characters of an unfinished sentence that are spoken without its end."""
-_SENTENCE_END = re.compile(r".*(?:[.!?]+[\"')\]]*\s|[。！？]|\n)", re.DOTALL)
+_SENTENCE_END = re.compile(r".*(?:[.!?][\"')\]]*\s|[。！？]|\n)", re.DOTALL)
 _AUTHOR = {"name": "edge_server", "url": ""}
 
 

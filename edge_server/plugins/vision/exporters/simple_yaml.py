@@ -16,7 +16,7 @@ Node: TypeAlias = "str | list[Node] | dict[str, Node]"
 MAX_LINES = 20_000
 MAX_DEPTH = 16
 
-_KEY = re.compile(r"""('(?:[^']|'')*'|"[^"\\]*"|[^\s'"#\[\]{},&*!|>%@`-][^:#]*|-?\d+)\s*:(?:\s+|$)""")
+_KEY = re.compile(r"""((?:'(?:[^']|'')*'|"[^"\\]*"|-?\d+)\s*|[^\s'"#\[\]{},&*!|>%@`-][^:#]*):(?:\s+|$)""")
 
 
 def parse_yaml(text: str) -> dict[str, Node]:
