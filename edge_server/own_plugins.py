@@ -37,7 +37,7 @@ PLUGIN_OF: Mapping[str, str] = {
             "governor", "--governor", "--power-budget-watts", "--temperature-limit", "--control-floor-percent",
             "--governor-interval-ms", "--governor-load-wait-secs", "--sysfs-root", "--grant-clock-cap",
         ),
-        "policies": ("policies", "--policy-openpi", "--policy-groot", "--policy-lerobot", "--policy-message-memory-mb"),
+        "policies": ("policies", "--policy-openpi", "--policy-groot", "--policy-message-memory-mb"),
         "speech": ("speech", "--wyoming", "--wyoming-announce"),
         "tensorrt": (
             "engines", "--engine-builder", "--engine-cache-dir", "--engine-build-timeout-secs",

@@ -86,7 +86,7 @@ PARTS_OF_BACKENDS = {
 FENCES: dict[str, tuple[str, ...]] = {
     "aiohttp": ("frontends/http/", "plugins/policies/demo/", "plugins/fleet/page/box_poller.py", "ray.py"),
     "hpack": ("frontends/http2/", "client/http2_call.py", "plugins/tuning/clients/grpc_connection.py"),
-    "grpc": ("frontends/grpc/grpcio_transport.py", "client/", "plugins/policies/lerobot_port.py", "ray.py"),
+    "grpc": ("frontends/grpc/grpcio_transport.py", "client/", "ray.py"),
     "ray": ("ray.py",),
     "starlette": ("ray.py",),
     "google": ("protocol/", "frontends/grpc/", "repository/", "plugins/tuning/clients/grpc_connection.py"),

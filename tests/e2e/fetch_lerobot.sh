@@ -1,5 +1,5 @@
 #!/bin/sh
-# Make an environment for LeRobot's client of robot policies, from PyPI:
+# Make an environment for LeRobot's client of robot policies and the bridge for it, from PyPI:
 #
 #     eval "$(tests/e2e/fetch_lerobot.sh DEST)" && python -m pytest -m long tests/e2e/test_lerobot_client.py
 #
@@ -13,7 +13,7 @@ dest=$(cd "$1" && pwd)
 
 if [ ! -e "$dest/complete" ]; then
     python3 -m venv "$dest/env" >&2
-    "$dest/env/bin/pip" install -q --no-compile 'lerobot[async]==0.4.4' >&2
+    "$dest/env/bin/pip" install -q --no-compile 'lerobot[async]==0.4.4' websockets msgpack >&2
     touch "$dest/complete"
 fi
 printf "export EDGE_TEST_LEROBOT='%s'\n" "$dest/env/bin/python"

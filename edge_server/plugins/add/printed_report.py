@@ -205,7 +205,7 @@ def print_next_steps(added: Sequence[AddedModel]) -> None:
     elif spec.is_decoupled:
         print(_stream_model_command(spec, name))
     elif recognise_policy(spec) is not None:
-        print("for a robot, by one of --policy-openpi, --policy-groot and --policy-lerobot=HOST:PORT (docs/robots.md)")
+        print("for a robot, by --policy-openpi or --policy-groot=HOST:PORT (docs/robots.md)")
     else:
         print(f"Ask it:\n  {_curl(spec, f'{_URL}/v2/models/{name}/infer')}")
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from edge_server.frontends.http.routes import Route
     from edge_server.plugin import ServingCore
     from edge_server.plugins.policies.groot_port import GrootPort
-    from edge_server.plugins.policies.lerobot_port import LeRobotPort
     from edge_server.plugins.policies.openpi_port import OpenpiPort
     from edge_server.plugins.policies.policy_counters import PolicyCounters
     from edge_server.telemetry.metrics_page import Family
@@ -49,14 +48,13 @@ class _Policies(RunningPlugin):
 
     def __init__(self, settings: PoliciesConfig) -> None:
         self._settings = settings
-        self._has_wire = bool(settings.openpi or settings.groot or settings.lerobot)
+        self._has_wire = bool(settings.openpi or settings.groot)
         self.panel = Path(__file__).with_name("panel.js") if self._has_wire else None
         self.model_checks = (_check,)
         self.recognisers = (_recognise,)
         self._counters: PolicyCounters | None = None
         self._openpi: OpenpiPort | None = None
         self._groot: GrootPort | None = None
-        self._lerobot: LeRobotPort | None = None
         self._starting: list[asyncio.Task[None]] = []
 
     def build(self, core: ServingCore) -> None:
@@ -97,10 +95,6 @@ class _Policies(RunningPlugin):
                 from edge_server.plugins.policies.groot_port import GrootPort
 
                 self._groot = GrootPort(*parts, settings.groot)
-            if settings.lerobot:
-                from edge_server.plugins.policies.lerobot_port import LeRobotPort
-
-                self._lerobot = LeRobotPort(*parts, settings.lerobot)
         except ImportError as error:
             raise Unsupported(
                 f"robot policies need a library that does not import here ({error}); {install_hint('policies')}"
@@ -129,18 +123,18 @@ class _Policies(RunningPlugin):
         ]
 
     def addresses(self) -> Sequence[str]:
-        ports = {"openpi": self._openpi, "GR00T": self._groot, "LeRobot": self._lerobot}
+        ports = {"openpi": self._openpi, "GR00T": self._groot}
         return [f"{name} {port.address}" for name, port in ports.items() if port is not None]
 
     def models_settled(self) -> None:
         # Not earlier: a client asks once for a policy, and ends if there is none.
-        for port in (self._openpi, self._groot, self._lerobot):
+        for port in (self._openpi, self._groot):
             if port is not None:
                 self._starting.append(self._loop.create_task(port.start()))
 
     def begin_stop(self) -> None:
         # Robots hold the version of their episode, for which the end of the server would wait.
-        for port in (self._openpi, self._groot, self._lerobot):
+        for port in (self._openpi, self._groot):
             if port is not None:
                 import asyncio
 

@@ -32,13 +32,6 @@ class PoliciesConfig:
         Kind("host:port[/model]", _parse_address_and_model),
         "Serve a robot policy at this address by GR00T's protocol over ZeroMQ; /MODEL if there are several.",
     )
-    lerobot: str = setting(
-        "",
-        "--policy-lerobot",
-        OPTIONAL_ADDRESS,
-        "Serve robot policies at this address by LeRobot's asynchronous inference over gRPC. Its messages are pickles; "
-        "only a written list of classes is read.",
-    )
     message_memory_mb: int = setting(
         256,
         "--policy-message-memory-mb",

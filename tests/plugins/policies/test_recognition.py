@@ -89,7 +89,7 @@ def test_add_says_that_a_file_is_a_policy_and_writes_its_parameters(tmp_path: Pa
     found = run_command("add", str(tmp_path / "arm.onnx"), f"--model-repository={tmp_path / 'models'}")
     assert found.returncode == 0, found.stderr
     assert "robot policy, 20 actions of 6" in " ".join(found.stdout.split())
-    assert "--policy-openpi, --policy-groot and --policy-lerobot=HOST:PORT" in found.stdout
+    assert "--policy-openpi or --policy-groot=HOST:PORT" in found.stdout
     written = (tmp_path / "models/arm/config.pbtxt").read_text()
     assert 'parameters { key: "policy_action_key" value { string_value: "action" } }' in written
     assert 'parameters { key: "image_input" value { string_value: "observation.images.front" } }' in written

@@ -1,4 +1,5 @@
-"""LeRobot's asynchronous inference over gRPC with a server: the calls of its client, wrong calls, and limits."""
+"""The bridge of docs/examples between LeRobot's asynchronous inference over gRPC and a server: the calls of LeRobot's
+client, wrong calls, and what becomes of robots."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ import pytest
 import edge_server
 
 pytest.importorskip("msgpack", reason="needs msgpack, of the extra policies")
+pytest.importorskip("websockets", reason="needs websockets, of the extra test")
 
 ARM = """
 backend: "python"
@@ -44,14 +46,31 @@ FEATURES = {"observation.state": {"dtype": "float32", "shape": (2,), "names": ["
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of openpi's wire."""
     models = tmp_path_factory.mktemp("models")
     (models / "arm/1").mkdir(parents=True)
     (models / "arm/1/model.py").write_text(WORK)
     (models / "arm/config.pbtxt").write_text(ARM)
-    with edge_server.Server(models, policy_lerobot="127.0.0.1:0") as server:
-        (found,) = [text for text in server._core.plugins.addresses() if text.startswith("LeRobot")]  # type: ignore[union-attr]
+    with edge_server.Server(models, policy_openpi="127.0.0.1:0") as server:
+        (found,) = [text for text in server._core.plugins.addresses() if text.startswith("openpi")]  # type: ignore[union-attr]
         yield found.partition(" ")[2]
+
+
+@pytest.fixture(scope="module")
+def bridge(server: str, lerobot: Any) -> Iterator[Any]:
+    bridge = lerobot.bridge.Bridge(server)
+    yield bridge
+    bridge.stop()
+
+
+@pytest.fixture(scope="module")
+def address(bridge: Any, lerobot: Any) -> Iterator[str]:
+    """The address of the bridge."""
+    listener, port = lerobot.bridge.make_server(bridge, "127.0.0.1:0")
+    listener.start()
+    yield f"127.0.0.1:{port}"
+    listener.stop(None).wait()
 
 
 class Client:
@@ -158,26 +177,8 @@ def receive_until_refused(client: Client) -> None:
             lambda client: client.observe(iter([b"\x08\x03"]), timeout=30),
             "expected the call SendPolicyInstructions before this one",
         ),
-        (
-            lambda client: client.begin() or client.observe(iter([b"\x08\x01" + field(2, b"x")] * 2), timeout=30),
-            "expected one observation in a call",
-        ),
-        (lambda client: client.instruct(b"\xff", timeout=30), "expected a message of transport.AsyncInference"),
-        (lambda client: client.instruct(field(1, pickle.dumps(5)), timeout=30), "expected a RemotePolicyConfig with"),
-        (lambda client: client.instruct(field(1, b"cos\nsystem\n."), timeout=30), "the pickle names os.system"),
-        (lambda client: client.begin("absent"), "Request for unknown model: 'absent' is not found"),
-        (
-            lambda client: client.begin(features=[1, {}]) or client.send(0, 0.0) or client.receive(),
-            "lacks 'observation",
-        ),
-        *(
-            (
-                lambda client, what=what: client.begin() or client.send(0, 0.0, at=what),
-                "expected a TimedObservation with a map, and the time and number of its step",
-            )
-            for what in ({"timestamp": "now"}, {"timestamp": float("nan")}, {"timestep": 1 << 31}, {"observation": 5})
-        ),
-        (lambda client: client.begin() or client.send(0, "x") or client.receive(), "expected numbers for shoulder.pos"),
+        (lambda client: client.begin("absent"), "404: Request for unknown model: 'absent' is not found"),
+        (lambda client: client.begin(features={}) or client.send(0, 0.0) or client.receive(), "lacks 'observation"),
     ],
 )
 def test_a_wrong_call_gets_a_sentence(connect: Callable[[], Client], call: Any, message: str) -> None:
@@ -186,22 +187,41 @@ def test_a_wrong_call_gets_a_sentence(connect: Callable[[], Client], call: Any, 
     assert message in refused.value.details()
 
 
-def test_an_observation_is_bounded(connect: Callable[[], Client]) -> None:
+def test_a_robot_that_is_silent_is_forgotten_when_another_one_comes(
+    connect: Callable[[], Client], lerobot: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = connect(), connect()
+    first.begin()
+    monkeypatch.setattr(lerobot.bridge, "SILENCE_S", 0.0)
+    second.begin()
+    with pytest.raises(grpc.RpcError, match="expected the call SendPolicyInstructions before this one"):
+        first.send(0, 0.0)
+
+
+def test_a_robot_goes_on_after_its_connection_to_the_server_was_lost(
+    connect: Callable[[], Client], bridge: Any
+) -> None:
     client = connect()
     client.begin()
-    pieces = (b"\x08\x02" + field(2, b"\0" * (2 << 20)) for _ in range(20))
-    with pytest.raises(grpc.RpcError) as refused:
-        client.observe(pieces, timeout=30)
-    assert refused.value.details() == "expected an observation of at most 33554432 bytes"
+    list(bridge._robots.values())[-1]._socket.close()
+    client.send(1, 0.0)
+    with pytest.raises(grpc.RpcError, match="FAILED_PRECONDITION"):
+        client.receive()
+    client.send(2, 0.0)
+    assert [item.timestep for item in client.receive()] == [2, 3, 4, 5]
 
 
-def test_a_robot_replaces_the_one_that_is_silent_for_longest_if_there_are_as_many_as_may_be(
-    connect: Callable[[], Client],
+def test_the_bridge_listens_on_this_machine_only_unless_told_otherwise(
+    lerobot: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clients = [connect() for _ in range(17)]
-    for client in clients:
-        client.begin()
-    with pytest.raises(grpc.RpcError, match="expected the call SendPolicyInstructions before this one"):
-        clients[0].send(0, 0.0)
-    clients[16].send(0, 0.0)
-    assert len(clients[16].receive()) == 4
+    asked = []
+
+    def make_server(bridge: Any, address: str) -> Any:
+        asked.append(address)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lerobot.bridge, "make_server", make_server)
+    monkeypatch.setattr("sys.argv", ["lerobot_bridge.py", "--server=ws://127.0.0.1:9"])
+    with pytest.raises(KeyboardInterrupt):
+        lerobot.bridge.main()
+    assert asked == ["127.0.0.1:8080"]
