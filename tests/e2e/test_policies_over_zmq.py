@@ -351,6 +351,12 @@ def test_a_token_is_taken_as_the_client_sends_it(
         assert "error" in client.call("ping")
         assert "error" in client.call("ping", api_token="wrong")
         assert client.call("ping", api_token=token)["status"] == "ok"
+        # Nothing is made of a message before its token is known: what follows has too many values.
+        message = {"endpoint": "ping", "data": [[0] * 60_000] * 4, "api_token": "wrong"}
+        refused = client.send(msgpack.packb(message))
+        assert "values in lists and maps" not in refused["error"]
+        robot = connect(find_address(server))
+        assert "200000 values in lists and maps" in robot.send(msgpack.packb({**message, "api_token": token}))["error"]
 
 
 def test_an_address_in_use_ends_the_start_with_a_sentence(server: Any, serve: Any, models: Path) -> None:

@@ -31,6 +31,7 @@ MAX_VALUES = 200_000
 
 _MAX_LIST = 65_536
 _MAX_TEXT_BYTES = 1 << 20
+_MAX_NAME_BYTES = 4096
 _MAX_RANK = 8
 _NPY = re.compile(
     rb"\x93NUMPY(?:\x01\x00..|[\x02\x03]\x00....)"
@@ -84,11 +85,39 @@ def read_message(data: bytes | memoryview) -> dict[Any, Any]:
             max_ext_len=0,
         )
     except (ValueError, RecursionError, msgpack.exceptions.UnpackException) as error:
-        text = str(error)[:200] or type(error).__name__
-        raise InvalidRequest(f"expected a message in MessagePack: {text}") from None
+        raise _no_message(error) from None
     if not isinstance(message, dict):
         raise InvalidRequest(f"expected a map in MessagePack, given a value of type {type(message).__name__}")
     return message
+
+
+def find_text(data: memoryview, name: str) -> str | None:
+    """Return the text that a message has under a name, or None. All its other values are passed over, and none is made.
+
+    The message is copied once. Raises InvalidRequest for bytes that are no message.
+    """
+    unpacker = msgpack.Unpacker(max_buffer_size=MAX_MESSAGE_BYTES, max_str_len=_MAX_NAME_BYTES)
+    found = None
+    try:
+        unpacker.feed(data)
+        for _ in range(unpacker.read_map_header()):
+            key = unpacker.unpack() if _is_text(data[unpacker.tell()]) else unpacker.skip()
+            if key == name and _is_text(data[unpacker.tell()]):
+                found = unpacker.unpack()
+            else:
+                unpacker.skip()
+    except (ValueError, IndexError, RecursionError, msgpack.exceptions.UnpackException) as error:
+        raise _no_message(error) from None
+    return found
+
+
+def _is_text(kind: int) -> bool:
+    """Return whether a value with this first byte is a text (MessagePack's specification, fixstr and str 8 to 32)."""
+    return 0xA0 <= kind <= 0xBF or 0xD9 <= kind <= 0xDB
+
+
+def _no_message(error: Exception) -> InvalidRequest:
+    return InvalidRequest(f"expected a message in MessagePack: {str(error)[:200] or type(error).__name__}")
 
 
 def read_array(found: Mapping[bytes, Any]) -> npt.NDArray[np.generic]:

@@ -1,7 +1,7 @@
 """Port of GR00T's protocol over ZeroMQ: answers its calls ping, get_modality_config, reset and get_action.
 
 Messages are MessagePack, as GR00T N1.5 to N1.7 send them (gr00t/eval/service.py, gr00t/policy/server_client.py):
-{endpoint, data, api_token}. N1.6 and later wrap the observation, {observation, options}, and expect [actions, info];
+{endpoint, data, api_token}. Until the token is known, nothing else is made of a message. N1.6 and later wrap the observation, {observation, options}, and expect [actions, info];
 N1.5 sends it bare and expects the actions. Arrays have leading dimensions for batch and time, which must be 1. A call
 that fails is answered with {error: text}. The call kill is refused.
 """
@@ -17,7 +17,12 @@ from typing import TYPE_CHECKING, Any
 from edge_server.errors import EdgeServerError, InvalidRequest, QueueFull
 from edge_server.frontends.http.request_head import Headers
 from edge_server.frontends.loop_dispatch import LoopDispatch
-from edge_server.plugins.policies.array_messages import MAX_MESSAGE_BYTES, read_message, write_groot_message
+from edge_server.plugins.policies.array_messages import (
+    MAX_MESSAGE_BYTES,
+    find_text,
+    read_message,
+    write_groot_message,
+)
 from edge_server.plugins.policies.connections.listener import MAX_ROBOTS, RobotListener
 from edge_server.plugins.policies.connections.message_memory import MessageMemory
 from edge_server.plugins.policies.connections.message_stream import MessageStream
@@ -69,7 +74,7 @@ class GrootPort:
     async def _serve(self, stream: MessageStream) -> None:
         connection = ZmtpConnection(stream, self._memory, MAX_MESSAGE_BYTES)
         await connection.shake_hands()
-        client = _Client(self._access, lambda: self._connect(stream))
+        client = _Client(lambda: self._connect(stream))
         try:
             while await self._answer_one(connection, client):
                 pass
@@ -89,6 +94,8 @@ class GrootPort:
                 raise InvalidRequest(
                     "expected a message in MessagePack, as GR00T N1.5 and later send it, given a pickle of torch.save"
                 )
+            token = find_text(data, "api_token")
+            self._access.admit(Headers([("Authorization", f"Bearer {token}")] if token else []), "inference")
             call = read_message(data)
             del data  # a copy of it was made, and the policy may take long
             answer = write_groot_message(await client.answer(call, arrived_ns))
@@ -118,9 +125,8 @@ class GrootPort:
 class _Client:
     """Client at one connection: a robot from its first call that needs a policy."""
 
-    def __init__(self, access: AccessCheck, connect: Callable[[], Robot]) -> None:
+    def __init__(self, connect: Callable[[], Robot]) -> None:
         """`connect` returns a new robot. Raises EdgeServerError."""
-        self._access = access
         self._connect = connect
         self._robot: Robot | None = None
 
@@ -130,9 +136,6 @@ class _Client:
 
     async def answer(self, call: dict[Any, Any], arrived_ns: int) -> Any:
         """Return the answer to a call that came at `arrived_ns` (time.monotonic_ns). Raises EdgeServerError."""
-        token = call.get("api_token")
-        fields = [("Authorization", f"Bearer {token}")] if isinstance(token, str) else []
-        self._access.admit(Headers(fields), "inference")
         name, data = call.get("endpoint", "get_action"), call.get("data")
         if name == "ping":
             return {"status": "ok", "message": "Server is running"}

@@ -159,3 +159,48 @@ def test_a_head_of_numpy_with_long_numbers_is_refused() -> None:
     head = b"\x93NUMPY\x01\x00v\x00{'descr': '<f4', 'fortran_order': False, 'shape': (" + b"1" * 108 + b"x"
     with pytest.raises(InvalidRequest, match=re.escape("expected an array of numbers as a file of numpy.save")):
         messages.read_message(msgpack.packb({"a": {"__ndarray_class__": True, "as_npy": head}}))
+
+
+@pytest.mark.parametrize(
+    ("message", "token"),
+    [
+        ({"endpoint": "ping", "api_token": "abc"}, "abc"),
+        ({"api_token": "abc", "data": {"api_token": "inner"}}, "abc"),
+        ({"data": [{"api_token": "inner"}], "endpoint": "ping"}, None),
+        ({"api_token": 5, "data": b"api_token"}, None),
+        ({"api_token": ["abc"]}, None),
+        ({b"api_token": "abc", 7: 1}, None),
+        ({"a": np.zeros(3), "b": [1.5, None, True, {"c": b"d" * 70_000}], "api_token": "ä" * 200}, "ä" * 200),
+    ],
+)
+def test_one_text_of_a_message_is_found(message: Any, token: str | None) -> None:
+    assert messages.find_text(memoryview(messages.write_message(message)), "api_token") == token
+
+
+def test_no_other_value_of_a_message_is_made_while_one_text_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    unpacker = msgpack.Unpacker
+
+    class Watched:
+        def __init__(self, *given: Any, **more: Any) -> None:
+            self._inner = unpacker(*given, **more)
+
+        def unpack(self) -> Any:
+            made.append(self._inner.unpack())
+            return made[-1]
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inner, name)
+
+    monkeypatch.setattr(msgpack, "Unpacker", Watched)
+    message = {"endpoint": "get_action", "data": {"x": [np.zeros((4, 4)), "text"]}, 5: [1], "api_token": "abc"}
+    messages.find_text(memoryview(messages.write_message(message)), "api_token")
+    assert made == ["endpoint", "data", "api_token", "abc"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.binary(max_size=300))
+def test_the_text_of_any_bytes_is_found_or_they_are_refused(data: bytes) -> None:
+    for start in (b"", b"\x82", b"\x81\xa9api_token"):
+        with contextlib.suppress(InvalidRequest):
+            messages.find_text(memoryview(start + data), "api_token")
