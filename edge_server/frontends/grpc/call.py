@@ -120,10 +120,12 @@ Opener: TypeAlias = Callable[[RpcCall], CallHandler]
 
 
 class RpcMethod(NamedTuple):
-    """A served RPC."""
+    """A served RPC. `check` raises EdgeServerError for the metadata of a call that is not permitted; a transport calls
+    it before it receives a message."""
 
     open: Opener
     is_stream: bool
+    check: Callable[[Metadata], None] | None = None
 
 
 Methods: TypeAlias = Mapping[str, RpcMethod]

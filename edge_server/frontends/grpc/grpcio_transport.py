@@ -179,6 +179,13 @@ class GrpcioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc shi
         method = self._methods.get(handler_call_details.method)
         if method is None:
             return None
+        if method.check is not None:
+            metadata = tuple((str(key), value) for key, value in handler_call_details.invocation_metadata)
+            try:
+                method.check(metadata)
+            except Exception as error:  # noqa: BLE001 - any error gets a status: `client_error` logs it
+                # As a stream: the library receives the message of a unary call before it runs the handler.
+                return grpc.stream_stream_rpc_method_handler(partial(_refuse, call_status(client_error(error))))
         if method.is_stream:
             return grpc.stream_stream_rpc_method_handler(partial(self._run_stream, method))
         return grpc.unary_unary_rpc_method_handler(partial(_run_unary, method))
@@ -300,6 +307,11 @@ def _run_unary(method: RpcMethod, message: bytes, context: grpc.ServicerContext)
         _abort(context, item)
     assert isinstance(item, bytes)
     return item
+
+
+def _refuse(status: CallStatus, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+    _abort(context, status)
+    raise AssertionError("abort returned")
 
 
 def _open_handler(method: RpcMethod, call: _Call, context: grpc.ServicerContext) -> CallHandler:

@@ -260,6 +260,8 @@ class Http2Call:
             self.end(refusal)
             return
         try:
+            if method.check is not None:
+                method.check(self.metadata)
             self._handler = method.open(self)
         except Exception as error:  # noqa: BLE001 - any error gets a status: `client_error` logs it
             self.end(call_status(client_error(error)))

@@ -16,6 +16,7 @@ from edge_server.frontends.auth_tokens import Tokens
 from edge_server.frontends.grpc.call import (
     CallHandler,
     Message,
+    Metadata,
     Methods,
     Opener,
     RpcCall,
@@ -67,35 +68,39 @@ def served_methods(
     """Return all served RPCs: Triton's GRPCInferenceService, health, reflection and the `stream_services`."""
     tokens = tokens or Tokens()
     guards = find_restrictions(config.restricted, tokens)
-    inference = InferContext(service, config.header_pattern, guards.get("ModelInfer"))
+    inference = InferContext(service, config.header_pattern)
     rpcs = ControlRpcs(service)
     control = dict(rpcs.table())
     control["Check"] = health_check(service.is_ready)
     found: dict[str, RpcMethod] = {}
     described = [*messages.service_methods(messages.GRPC_SERVICE), *messages.service_methods(messages.HEALTH_SERVICE)]
     for method in described:
-        guard = guards.get(method.name)
+        check = _check(guards.get(method.name))
         if method.name == "ModelInfer":
-            found[method.path] = RpcMethod(inference.open, is_stream=False)
+            found[method.path] = RpcMethod(inference.open, is_stream=False, check=check)
         elif method.name == "ModelStreamInfer":
-            found[method.path] = RpcMethod(partial(InferStream.open, inference, guard), is_stream=True)
+            found[method.path] = RpcMethod(partial(InferStream, inference), is_stream=True, check=check)
         elif method.name == "Watch":
-            found[method.path] = _stream_method(HealthWatches(service.is_ready).open, guard)
+            found[method.path] = RpcMethod(HealthWatches(service.is_ready).open, is_stream=True, check=check)
         elif method.name == "RepositoryModelLoad":
-            found[method.path] = RpcMethod(_load_opener(rpcs, method, guard, allows_code_upload), is_stream=False)
+            found[method.path] = RpcMethod(_load_opener(rpcs, method, allows_code_upload), False, check)
         elif method.name in control:
-            found[method.path] = RpcMethod(partial(ControlCall, method, control[method.name], guard), is_stream=False)
+            found[method.path] = RpcMethod(partial(ControlCall, method, control[method.name]), False, check)
     for stream_service in stream_services:
         for method in messages.service_methods(stream_service.name):
             guard = find_restriction(method.name, stream_service.category, config.restricted, tokens)
-            found[method.path] = _stream_method(stream_service.openers[method.name], guard)
+            found[method.path] = RpcMethod(stream_service.openers[method.name], True, _check(guard))
     services = (messages.GRPC_SERVICE, *(item.name for item in stream_services), messages.HEALTH_SERVICE)
     for name in messages.REFLECTION_SERVICES:
         for method in messages.service_methods(name):
             guard = find_restriction(method.name, REFLECTION_CATEGORY, config.restricted, tokens)
             opener = partial(Reflection, name, (*services, *messages.REFLECTION_SERVICES))
-            found[method.path] = _stream_method(opener, guard)
+            found[method.path] = RpcMethod(opener, True, _check(guard))
     return found
+
+
+def _check(guard: Restriction | None) -> Callable[[Metadata], None] | None:
+    return None if guard is None else guard.check
 
 
 class ControlCall(UnaryHandler):
@@ -103,11 +108,7 @@ class ControlCall(UnaryHandler):
 
     __slots__ = ("_call", "_method", "_rpc")
 
-    def __init__(
-        self, method: ServiceMethod, rpc: Callable[[Any], Any], guard: Restriction | None, call: RpcCall
-    ) -> None:
-        if guard is not None:
-            guard.check(call.metadata)
+    def __init__(self, method: ServiceMethod, rpc: Callable[[Any], Any], call: RpcCall) -> None:
         self._method = method
         self._rpc = rpc
         self._call = call
@@ -132,25 +133,14 @@ class ControlCall(UnaryHandler):
             self._call.respond((response,))
 
 
-def _load_opener(
-    rpcs: ControlRpcs, method: ServiceMethod, guard: Restriction | None, allows_code_upload: bool
-) -> Opener:
+def _load_opener(rpcs: ControlRpcs, method: ServiceMethod, allows_code_upload: bool) -> Opener:
     """Return the opener of load calls. Clients on this machine may upload code, others only if configured."""
 
     def open_load(call: RpcCall) -> CallHandler:
         may_carry_code = allows_code_upload or is_this_machine(_address(call.peer))
-        return ControlCall(method, partial(rpcs.load, may_carry_code=may_carry_code), guard, call)
+        return ControlCall(method, partial(rpcs.load, may_carry_code=may_carry_code), call)
 
     return open_load
-
-
-def _stream_method(opener: Opener, guard: Restriction | None) -> RpcMethod:
-    return RpcMethod(opener if guard is None else partial(_open_checked, guard, opener), is_stream=True)
-
-
-def _open_checked(guard: Restriction, opener: Opener, call: RpcCall) -> CallHandler:
-    guard.check(call.metadata)
-    return opener(call)
 
 
 def _address(peer: str) -> str:

@@ -20,7 +20,6 @@ from edge_server.frontends.grpc.apply_requested_outputs import apply_plan
 from edge_server.frontends.grpc.call import OK, Message, Pieces, RpcCall, call_status, client_error, run_blocking
 from edge_server.frontends.grpc.infer_message import Outline
 from edge_server.frontends.grpc.infer_request import ResponsePlan
-from edge_server.frontends.grpc.restricted_protocols import Restriction
 from edge_server.frontends.grpc.unary_inference import (
     COMPLETE,
     LARGE_BYTES,
@@ -99,14 +98,8 @@ OutgoingResponse: TypeAlias = "tuple[StreamedRequest, Response, int]"
 class InferStream:
     """One ModelStreamInfer call. Events come one at a time, responses from any thread."""
 
-    @staticmethod
-    def open(inference: InferContext, restriction: Restriction | None, call: RpcCall) -> InferStream:
-        """Open a call. Raises the errors of `Restriction.check` and of `forwarded_metadata`."""
-        if restriction is not None:
-            restriction.check(call.metadata)
-        return InferStream(inference, call)
-
     def __init__(self, inference: InferContext, call: RpcCall) -> None:
+        """Raises the errors of `forwarded_metadata`."""
         self._service = inference.service
         self._handles = inference.handles
         self._reader = inference.reader

@@ -46,7 +46,6 @@ from edge_server.frontends.grpc.infer_request import (
     pin_targets,
     set_parameters,
 )
-from edge_server.frontends.grpc.restricted_protocols import Restriction
 from edge_server.frontends.v2.header_forwarding import header_parameters
 from edge_server.frontends.v2.parameters import region_reference
 from edge_server.frontends.v2.requested_outputs import OutputPlaces, RequestedOutput
@@ -647,21 +646,16 @@ COMPLETE, SEND_START, SEND_END = "INFER_RESPONSE_COMPLETE", "GRPC_SEND_START", "
 class InferContext:
     """Shared objects of inference calls: the service, the request parser, the pattern of forwarded metadata names."""
 
-    __slots__ = ("handles", "header_pattern", "reader", "restriction", "service")
+    __slots__ = ("handles", "header_pattern", "reader", "service")
 
-    def __init__(
-        self, service: InferenceService, header_pattern: re.Pattern[str] | None, restriction: Restriction | None
-    ) -> None:
+    def __init__(self, service: InferenceService, header_pattern: re.Pattern[str] | None) -> None:
         self.service = service
         self.handles = service.handle_cache()
         self.reader = RequestReader(service.shared_memory)
         self.header_pattern = header_pattern
-        self.restriction = restriction
 
     def open(self, call: RpcCall) -> UnaryInferCall:
-        """Open a ModelInfer call. Raises the errors of `Restriction.check`."""
-        if self.restriction is not None:
-            self.restriction.check(call.metadata)
+        """Open a ModelInfer call."""
         return UnaryInferCall(call, self)
 
 

@@ -1,9 +1,10 @@
 """Port of GR00T's protocol over ZeroMQ: answers its calls ping, get_modality_config, reset and get_action.
 
 Messages are MessagePack, as GR00T N1.5 to N1.7 send them (gr00t/eval/service.py, gr00t/policy/server_client.py):
-{endpoint, data, api_token}. Until the token is known, nothing else is made of a message. N1.6 and later wrap the observation, {observation, options}, and expect [actions, info];
-N1.5 sends it bare and expects the actions. Arrays have leading dimensions for batch and time, which must be 1. A call
-that fails is answered with {error: text}. The call kill is refused.
+{endpoint, data, api_token}. Until the token is known, nothing else is made of a message. N1.6 and later wrap the
+observation, {observation, options}, and expect [actions, info]; N1.5 sends it bare and expects the actions. Arrays have
+leading dimensions for batch and time, which must be 1. A call that fails is answered with {error: text}. The call kill
+is refused.
 """
 
 from __future__ import annotations
