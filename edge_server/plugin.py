@@ -251,6 +251,9 @@ class Plugin:
     backends: Mapping[str, str] = MappingProxyType({})
     """Backend -> module with a function `make(name) -> Backend`. Read only of plugins of this package: others have the
     entry points `edge_server.backends`, which also processes find that know no plugins."""
+    data_backends: Sequence[str] = ()
+    """Those of `backends` whose model files are data: opening or running one runs no code of its author. Another
+    machine may send files for these without `--allow-code-upload`."""
     engine_backends: Sequence[str] = ()
     """Those of `backends` that serve an ONNX file through an engine, which is built first. Until then another runtime
     serves the file."""

@@ -78,7 +78,7 @@ PARTS_OF_BACKENDS = {
     "serving": {"edge_server.backends.load_backend", "edge_server.backends.base"},
     "repository": {
         "edge_server.backends.load_backend", "edge_server.backends.backend_names", "edge_server.backends.ONNX_ORDER",
-        "edge_server.backends.engine_backends", "edge_server.backends.base",
+        "edge_server.backends.data_backends", "edge_server.backends.engine_backends", "edge_server.backends.base",
     },
 }  # fmt: skip
 """Who may see backends, and which part of it."""

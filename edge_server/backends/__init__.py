@@ -32,6 +32,9 @@ _MODULES = {
 _TEST_DOUBLES = frozenset({"scripted_llm", "stub"})
 """Backends that only tests want: no list for users names them."""
 
+_DATA_BACKENDS = ("onnxruntime", "openvino", "identity", "repeat", "square", "stub")
+"""Those of `_MODULES` whose model files are data; see `Plugin.data_backends`."""
+
 ONNX_ORDER = ("openvino", "onnxruntime")
 """Runtimes for an ONNX file whose configuration names no backend, in this order."""
 
@@ -53,6 +56,11 @@ def _modules() -> Mapping[str, str]:
 def engine_backends() -> tuple[str, ...]:
     """Return the backends that serve an ONNX file through an engine, which is built first."""
     return tuple(name for plugin in plugin_objects() for name in plugin.engine_backends)
+
+
+def data_backends() -> frozenset[str]:
+    """Return the backends whose model files are data: opening or running one runs no code of its author."""
+    return frozenset(_DATA_BACKENDS).union(*(plugin.data_backends for plugin in plugin_objects()))
 
 
 def backend_names() -> tuple[str, ...]:

@@ -241,8 +241,9 @@ class RepositoryConfig:
         False,
         "--allow-code-upload",
         BOOLEAN,
-        "Accept code in load requests from other machines: files and configurations of Python and C models, and "
-        "parameters that name paths. Requests from this machine may always carry code.",
+        "Accept code in load requests from other machines: files and configurations of models other than ONNX, "
+        "OpenVINO, TensorFlow Lite, GGUF, XGBoost and LightGBM, and parameters that name paths. Requests from this "
+        "machine may always carry code.",
     )
     load_models: tuple[str, ...] = setting(
         (),

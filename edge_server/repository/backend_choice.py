@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterable
+from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from edge_server.backends import ONNX_ORDER, backend_names, engine_backends
@@ -85,6 +86,10 @@ _WRITER_OF_SUFFIX = {".json": "XGBoost", ".model": "XGBoost", ".txt": "LightGBM"
 """Suffixes of model files that other files have too -> the program that writes such a model."""
 
 _PICKLES = (".pkl", ".pickle", ".joblib", ".sav")
+_CODE_SUFFIXES = (
+    ".engine", ".jaxexport", ".plan", ".pt", ".pt2", ".py", ".savedmodel", ".so", *_PICKLES
+)  # fmt: skip
+"""Files that run code of their author, or operators that read and write any file, when they are opened or used."""
 _MAX_DIGITS = 7
 _MAX_NAMES = 8
 """Maximum number of files that a message names."""
@@ -104,6 +109,20 @@ def advice_for_pickle(file_name: str) -> str:
     if Path(file_name).suffix.lower() not in _PICKLES:
         return ""
     return "convert a pickle to ONNX, of scikit-learn with the package skl2onnx, or load it in a model.py"
+
+
+def describe_code(files: Iterable[PurePath]) -> str:
+    """Return a sentence that says which of some files hold code, "" if none of them does."""
+    found = sorted(
+        str(file) for file in files if file.suffix.lower() in _CODE_SUFFIXES or file.name == "saved_model.pb"
+    )
+    if not found:
+        return ""
+    more = f" and {len(found) - _MAX_NAMES} more" if len(found) > _MAX_NAMES else ""
+    return (
+        f"{', '.join(map(repr, found[:_MAX_NAMES]))}{more} may hold code, which runs with the rights of the server: "
+        "serve it only if you trust its author"
+    )
 
 
 class BackendCandidate(NamedTuple):

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
+from edge_server.backends import data_backends, engine_backends
 from edge_server.errors import BadModelConfig, Forbidden, ServingFault
 from edge_server.repository.backend_choice import candidates
 from edge_server.repository.pbtxt import ConfigMessage, parse_json
@@ -147,8 +148,12 @@ def _checked(name: str, files: Mapping[str, bytes]) -> dict[str, Path]:
     return paths
 
 
-_CODE_BACKENDS = ("python", "c_abi")
-_CODE_SUFFIXES = (".py", ".so")
+_DATA_SUFFIXES = (
+    ".onnx", ".data", ".onnx_data", ".xml", ".bin", ".tflite", ".gguf", ".json", ".ubj", ".txt", ".npy"
+)  # fmt: skip
+"""Files that hold no code: models of ONNX with their weights, OpenVINO, TensorFlow Lite, GGUF, XGBoost and LightGBM,
+labels and samples. An allow list, because formats with code are many: a .pt2 holds pickles and Python expressions, a
+TorchScript file and a SavedModel have operators that read and write files, an engine holds machine code."""
 
 _NAMES_A_PATH = re.compile(
     r"(?:paths?|(?:^|[_.])(?:dir|directory|folder|files?|filename|librar(?:y|ies)|plugins?|extensions?))(?:$|[_.])",
@@ -161,22 +166,28 @@ _IS_A_PATH = re.compile(r"\s*(?:/|~|file:)|(?:^|.*[\\/])\.\.(?:$|[\\/])")
 
 
 def check_no_code(model: ModelDirectory, config_json: str, files: Collection[str] = ()) -> None:
-    """Raise Forbidden if an override contains code: files or a configuration of a Python or C model, or a path.
+    """Raise Forbidden if an override may contain code: a file or backend that is not known to be data, or a path.
 
     `model` already contains the override; `files` are the names of the files given. Raises BadModelConfig.
     """
     config = parse_json(config_json, model.name)
     for name in files:
-        if PurePosixPath(name).suffix.lower() in _CODE_SUFFIXES:
-            raise _forbidden(model.name, f"the file '{name[:80]}'")
+        if PurePosixPath(name).suffix.lower() not in _DATA_SUFFIXES:
+            known = ", ".join(_DATA_SUFFIXES)
+            raise _forbidden(model.name, f"the file '{name[:80]}', which may hold code (data ends in {known}),")
     for version in model.versions:
         try:
             found = candidates(config, model.name, model.path / str(version.number))
         except BadModelConfig:
             continue  # the load will fail with the reason
         for candidate in found:
-            if candidate.backend in _CODE_BACKENDS:
-                raise _forbidden(model.name, f"a configuration for the backend '{candidate.backend}'")
+            builds_engine = candidate.backend in engine_backends() and candidate.file_name.lower().endswith(".onnx")
+            # An engine of cc_model_filenames is preferred to the ONNX file.
+            is_data = candidate.backend in data_backends() or (builds_engine and not config.cc_model_filenames)
+            if not is_data:
+                raise _forbidden(
+                    model.name, f"a configuration for the backend '{candidate.backend}', whose files may hold code,"
+                )
     for key, value in _parameters(config):
         if _NAMES_A_PATH.search(key) or _IS_A_PATH.match(value):
             raise _forbidden(model.name, f"the parameter '{key[:80]}', which names a path")

@@ -23,9 +23,10 @@ from onnx import TensorProto, helper, numpy_helper
 from edge_server.backends import ONNX_ORDER
 from edge_server.cli.main import main
 from edge_server.core.model_spec import ModelFile
-from edge_server.errors import OutOfMemory
+from edge_server.errors import InvalidRequest, OutOfMemory
 from edge_server.memory import available_memory
 from edge_server.memory.available_memory import MemoryReading
+from edge_server.plugins.add import command
 from edge_server.plugins.tuning.trial import candidate_process_main, comparison
 from edge_server.repository.runtime_times import RuntimeTimes
 from tests.e2e.conftest import COMMAND, Repository, add_sub_model, clean_environment, finish
@@ -84,6 +85,20 @@ def save(path: Path, model: Any) -> Path:
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(model.SerializeToString())
     return path
+
+
+def test_a_file_that_may_hold_code_is_named_before_it_is_opened(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "net.pt2").write_bytes(b"x")
+    (folder / "model_repository").mkdir()
+
+    def add(*arguments: Any) -> None:
+        assert "'model.pt2' may hold code" in capsys.readouterr().err
+        raise InvalidRequest("not opened")
+
+    monkeypatch.setattr(command.Addition, "add", add)
+    assert main(["add", "net.pt2"]) != 0
 
 
 def test_an_export_is_served_with_its_labels_by_a_server_that_watches(

@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from edge_server.cli.console import busy_line
 from edge_server.cli.options import CommandParser
@@ -19,6 +19,7 @@ from edge_server.plugins.add.add_model import Addition, TriedModel
 from edge_server.plugins.add.new_model import check_is_free, check_name, find_sources
 from edge_server.plugins.add.picture_trial import Reading, decide
 from edge_server.plugins.add.printed_report import print_next_steps, print_report, print_undecided
+from edge_server.repository.backend_choice import describe_code
 
 _DEFAULT_REPOSITORY = Path("model_repository")
 _MAX_CHOICES = 9
@@ -37,6 +38,9 @@ def run(arguments: Sequence[str]) -> int:
     check_is_free(repository, name)
     if options.picture is not None and not options.picture.is_file():
         raise InvalidRequest(f"--picture={options.picture}: there is no such file")
+    # Before the files are opened: that alone may run their code.
+    if code := describe_code(PurePath(target) for files in models.files for _, target in files.copies):
+        print(f"edge-server add: {code}", file=sys.stderr)
     with contextlib.ExitStack() as busy:
         busy.enter_context(busy_line(f"trying {name}"))
 

@@ -39,6 +39,14 @@ class LanguagePlugin(Plugin):
             "scripted_llm": "edge_server.plugins.language.backend",
         }
     )
+    # Not onnxruntime_genai: its configuration names libraries of operators.
+    data_backends = (
+        "llama_cpp",
+        "openvino_classification",
+        "openvino_embeddings",
+        "openvino_genai",
+        "openvino_rerank",
+    )
 
     def prepare(self, config: ServerConfig) -> RunningPlugin:
         return _Language()

@@ -22,6 +22,7 @@ class RuntimesPlugin(Plugin):
             "tflite": "edge_server.plugins.runtimes.litert",
         }
     )
+    data_backends = ("fil", "forest", "litert", "tflite")
 
 
 PLUGIN = RuntimesPlugin()

@@ -17,6 +17,9 @@ All instances on a device share one module, so weights are in memory once; `ENAB
 from __future__ import annotations
 
 import contextlib
+import io
+import json
+import pickle
 import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -153,11 +156,32 @@ class PyTorchBackend(Backend):
                     f"{file_title(file)}: it is compiled ahead of time by AOTInductor; "
                     "save the exported program itself, with torch.export.save"
                 )
+            self._check_pickles(file, archive)
         program = self._torch.export.load(str(path))
         if device != "cpu":
             program = self._torch.export.passes.move_to_device_pass(program, device)
         signature = _exported_signature(file, program)
         return _LoadedModule(program.module(), [one.name for one in signature.inputs], signature, "torch.export")
+
+    def _check_pickles(self, file: ModelFile, archive: zipfile.ZipFile) -> None:
+        """Raise LoadError for a pickle in a .pt2 archive that names more than tensors and containers.
+
+        `torch.export.load` would unpickle it without a limit, and so call any function that it names.
+        """
+        for name in _pickled_members(archive):
+            content = archive.read(name)
+            if not content:
+                continue
+            try:
+                self._torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+            except (*self._failures, pickle.UnpicklingError, EOFError):
+                failure = LoadError(
+                    f"{file_title(file)}: '{name[-80:]}' in it is a pickle that names more than tensors, or is "
+                    "damaged; export the model with plain tensors as weights, constants and sample inputs"
+                )
+            else:
+                continue
+            raise failure
 
     def make_tensor(self, array: Array, is_bf16: bool, device: str) -> Any:
         """Return a torch tensor over the array's own memory, or a copy of it on a GPU."""
@@ -178,6 +202,22 @@ class PyTorchBackend(Backend):
             tensor = tensor.view(self._torch.int16)
         # A copy, because a model may return its inputs or its weights.
         return np.array(tensor.numpy(), dtype=dtype.numpy if kind is not DType.BF16 else None).view(dtype.numpy)
+
+
+def _pickled_members(archive: zipfile.ZipFile) -> Iterator[str]:
+    """Yield the names of the members that `torch.export.load` may unpickle.
+
+    Format: torch/export/pt2_archive/_package.py and, up to torch 2.7, torch/export/__init__.py.
+    """
+    for name in archive.namelist():
+        folder, _, own = name.rpartition("/")
+        if own.endswith(".pt") or own in ("serialized_state_dict.json", "serialized_constants.json"):
+            yield name
+        elif own.endswith("_config.json") and folder.endswith(("data/weights", "data/constants")):
+            for item in json.loads(archive.read(name))["config"].values():
+                path = item["path_name"]
+                if item["use_pickle"] or not path.startswith(("weight_", "tensor_")):
+                    yield f"{folder}/{path}"
 
 
 class _LoadedModule:

@@ -33,6 +33,7 @@ class SpeechPlugin(Plugin):
             "piper": "edge_server.plugins.speech.synthesis.piper",
         }
     )
+    data_backends = ("openvino_whisper",)
 
     def prepare(self, config: ServerConfig) -> RunningPlugin:
         return _Speech(config.table(SpeechConfig))

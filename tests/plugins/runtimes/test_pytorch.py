@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import json
+import pickle
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,6 +136,62 @@ def test_a_damaged_export_is_a_load_error(
     with pytest.raises(LoadError, match=r"model 'affine' version 1, file 'model\.pt2'"):
         backend.inspect(file, {})
     assert capfd.readouterr() == ("", "")
+
+
+class Hostile:
+    """Its pickle creates a file when it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return open, (str(self.path), "w")
+
+
+def rewrite(path: Path, change: Callable[[str, bytes], bytes]) -> None:
+    """Write an archive again, with its members as `change` returns them for their names and contents."""
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, change(name, content))
+
+
+def with_pickled_sample(name: str, content: bytes, pickled: bytes) -> bytes:
+    return pickled if "/sample_inputs/" in name else content
+
+
+def with_pickled_weights(name: str, content: bytes, pickled: bytes) -> bytes:
+    if name.endswith("_weights_config.json"):
+        return content.replace(b'"use_pickle": false', b'"use_pickle": true')
+    return pickled if name.endswith("/weight_0") else content
+
+
+def with_pickled_constant(name: str, content: bytes, pickled: bytes) -> bytes:
+    if name.endswith("_constants_config.json"):
+        meta = {"path_name": "opaque_obj_0", "is_param": False, "use_pickle": True, "tensor_meta": None}
+        return json.dumps({"config": {"evil": meta}}).encode()
+    # The name that the configuration gives it.
+    return pickled if name.endswith("/opaque_obj_0") else content
+
+
+@pytest.mark.parametrize("change", [with_pickled_sample, with_pickled_weights, with_pickled_constant])
+def test_an_export_with_a_pickle_that_names_functions_is_refused_and_not_unpickled(
+    change: Callable[[str, bytes, bytes], bytes], backend: Backend, exported: ModelFile, tmp_path: Path
+) -> None:
+    marker = tmp_path / "unpickled"
+    pickled = io.BytesIO()
+    if change is with_pickled_constant:
+        pickle.dump(Hostile(marker), pickled, protocol=2)
+        with zipfile.ZipFile(exported.path, "a") as archive:
+            folder = archive.namelist()[0].partition("/")[0]
+            archive.writestr(f"{folder}/data/constants/opaque_obj_0", b"")
+    else:
+        torch.save(({"x": Hostile(marker)},), pickled)
+    rewrite(exported.path, lambda name, content: change(name, content, pickled.getvalue()))
+    with pytest.raises(LoadError, match=r"'[^']*' in it is a pickle that names more than tensors"):
+        backend.inspect(exported, {})
+    assert not marker.exists()
 
 
 def test_bfloat16_is_passed_as_bit_patterns(backend: Backend, job: Job, tmp_path: Path) -> None:

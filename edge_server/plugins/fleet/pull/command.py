@@ -32,6 +32,7 @@ from edge_server.plugins.fleet.pull.model_installation import (
 from edge_server.plugins.fleet.pull.oci_model import MODEL_FILES
 from edge_server.plugins.fleet.pull.oci_registry import OciReference, OciRegistry, parse_reference
 from edge_server.plugins.fleet.pull.resumable_download import DownloadClient
+from edge_server.repository.backend_choice import describe_code
 
 _MAX_INDEX_BYTES = 1 << 20
 
@@ -63,7 +64,10 @@ def run(arguments: Sequence[str]) -> int:
         source = _choose_source(options, index)
         with locked(options.model_repository):
             versions = install(options.model_repository, source.name, source.url, source.fill, replaces=options.replace)
-        print(f"{options.model_repository / source.name}: version {', '.join(map(str, versions))}")
+        folder = options.model_repository / source.name
+        print(f"{folder}: version {', '.join(map(str, versions))}")
+        if code := describe_code(file.relative_to(folder) for file in folder.rglob("*") if file.is_file()):
+            print(f"edge-server pull: {code}", file=sys.stderr)
     except PullFailed as error:
         print(f"edge-server pull: {clean(str(error))}", file=sys.stderr)
         return ExitCode.FAILED

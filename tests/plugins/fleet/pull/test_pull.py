@@ -265,6 +265,13 @@ def test_one_model_file_becomes_version_1(site: Site, pull: Edge, models: Path) 
     assert sorted(os.listdir(models)) == ["detector", "small"]
 
 
+def test_files_that_may_hold_code_are_named(site: Site, pull: Edge) -> None:
+    files = {"1/model.pt2": b"x", "1/model.savedmodel/saved_model.pb": b"x", "1/labels.txt": b"x"}
+    done = pull(*site.add("echo.tar", tar(files, "w")))
+    assert done.returncode == 0
+    assert "'1/model.pt2', '1/model.savedmodel/saved_model.pb' may hold code" in done.stderr
+
+
 def test_an_interrupted_download_is_resumed(site: Site, pull: Edge, models: Path) -> None:
     content = os.urandom(300_000)
     arguments = site.add("m.onnx", content)
