@@ -79,7 +79,6 @@ class _Policies(RunningPlugin):
         for flag, protocol, address in (
             ("--policy-openpi", "openpi", settings.openpi),
             ("--policy-groot", "GR00T", settings.groot),
-            ("--policy-lerobot", "LeRobot", settings.lerobot),
         ):
             if address:
                 needs_key = core.access.is_guarded("inference")

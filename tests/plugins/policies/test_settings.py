@@ -28,9 +28,7 @@ def test_ipv6_addresses_and_models_are_taken(tmp_path: Path) -> None:
     edge_server.Server(tmp_path, policy_openpi="[::1]:0", policy_groot="[::1]:0/arm")
 
 
-@pytest.mark.parametrize(
-    ("setting", "protocol"), [("policy_openpi", "openpi"), ("policy_groot", "GR00T")]
-)
+@pytest.mark.parametrize(("setting", "protocol"), [("policy_openpi", "openpi"), ("policy_groot", "GR00T")])
 def test_a_server_that_asks_for_certificates_does_not_open_a_port_to_other_machines(
     tmp_path: Path, setting: str, protocol: str
 ) -> None:
