@@ -27,6 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "mqtt_connection": {"config", "errors"},
     "own_plugins": set(),
     "record": set(),
+    "forked_signals": set(),
     "core": {"errors"},
     "config": {"errors"},
     "protocol": {"core", "errors"},
@@ -72,7 +73,7 @@ PLUGINS_BELOW = {
 }
 """(Plugin, another plugin) -> why it imports from there."""
 
-EVERYBODYS = ("version", "lazy_import", "cgroup_limits", "default_tls", "own_plugins", "record")
+EVERYBODYS = ("version", "lazy_import", "cgroup_limits", "default_tls", "own_plugins", "record", "forked_signals")
 
 PARTS_OF_BACKENDS = {
     "serving": {"edge_server.backends.load_backend", "edge_server.backends.base"},

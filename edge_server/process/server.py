@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from edge_server.config import ServerConfig
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import EdgeServerError
+from edge_server.forked_signals import reset_in_forked_children
 from edge_server.frontends.access_control import (
     find_unprotected_categories,
     open_without_token,
@@ -184,6 +185,8 @@ class ServerProcess:
     def add_signal_handlers(self) -> None:
         """Drain at SIGTERM and SIGINT, reload settings at SIGHUP. For the main thread's event loop."""
         loop = asyncio.get_running_loop()
+        # For processes that Python models fork.
+        reset_in_forked_children((signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         # A server started in a terminal ends with the terminal: SIGHUP keeps its default effect there.

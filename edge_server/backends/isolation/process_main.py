@@ -34,6 +34,7 @@ from edge_server.core.custom_metric import MetricSource
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import NO_PARAMETERS, Parameter, Request, Response, ResponseSink
 from edge_server.errors import EdgeServerError, NotReady, Refusal, ServingFault
+from edge_server.forked_signals import reset_in_forked_children
 
 if TYPE_CHECKING:
     from edge_server.backends.isolation.model_process_client import SessionOpener
@@ -304,6 +305,7 @@ def main(command_line: Sequence[str]) -> None:
     """Run one model, or one function, for the server at the other end of the connection."""
     socket_fd, own_fd, other_fd, level = map(int, command_line)
     # The server handles signals to the process group, and ends this process when its turn comes.
+    reset_in_forked_children((signal.SIGINT, signal.SIGTERM))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda signum, frame: None)
     channel = Channel(socket.socket(fileno=socket_fd), Arena(own_fd), other_fd)

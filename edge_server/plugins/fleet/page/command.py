@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import EdgeServerError, InvalidRequest
+from edge_server.forked_signals import reset_in_forked_children
 from edge_server.plugins.fleet.page.box_poller import BoxPoller
 from edge_server.plugins.fleet.page.fleet_state import FleetState
 from edge_server.plugins.fleet.page.page_server import PageServer
@@ -65,6 +66,7 @@ async def _serve(options: argparse.Namespace, rollouts: RolloutState, key: str) 
     server = PageServer(state, rollouts, key, lambda: source.problem, options.page_allowed_host)
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
+    reset_in_forked_children((signal.SIGINT, signal.SIGTERM))
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ended.set)
     try:
