@@ -1,16 +1,21 @@
-"""Reader of an ONNX file's weight types, operators, inputs, outputs and metadata, without loading the model.
+"""Reader of an ONNX file's weight types, operators, inputs, outputs, metadata and external data, without loading the
+model.
 
-ONNX files are protobuf messages (onnx.proto: ModelProto, GraphProto, NodeProto, TensorProto). The reader
+ONNX files are protobuf messages (onnx.proto: ModelProto, GraphProto, NodeProto, TensorProto and others). The reader
 follows tags and lengths in a memory map, and skips the bytes of weights. Used by the backends only.
 """
 
 from __future__ import annotations
 
 import mmap
+import os
+import stat
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+
+from edge_server.errors import LoadError
 
 _QUANTISED_OPERATORS = frozenset(
     (
@@ -34,6 +39,20 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MODEL_GRAPH, _GRAPH_NODE, _GRAPH_INITIALIZER, _NODE_OPERATOR = 7, 1, 5, 4
 _MODEL_METADATA, _ENTRY_KEY, _ENTRY_VALUE = 14, 1, 2
 _TENSOR_DIMS, _TENSOR_TYPE, _TENSOR_NAME, _TENSOR_EXTERNAL = 1, 2, 8, 13
+_MESSAGES_IN: Mapping[str, Mapping[int, str]] = {
+    "model": {7: "graph", 20: "training", 25: "function"},
+    "training": {1: "graph", 2: "graph"},
+    "function": {7: "node", 11: "attribute"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse tensor"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse tensor", 23: "sparse tensor"},
+    "sparse tensor": {1: "tensor", 2: "tensor"},
+}
+"""Fields that lead to tensors, with the message that each holds."""
+
+_SINGLE_TENSORS = (("attribute", 5), ("attribute", 22), ("sparse tensor", 1), ("sparse tensor", 2))
+"""Those of _MESSAGES_IN that hold one tensor and are not repeated."""
+
 _GRAPH_INPUT, _GRAPH_OUTPUT = 11, 12
 _VALUE_NAME, _VALUE_TYPE, _TYPE_TENSOR, _ELEMENT, _SHAPE, _DIM, _DIM_VALUE = 1, 2, 1, 1, 2, 1, 1
 
@@ -83,17 +102,79 @@ def metadata(path: Path) -> dict[str, str]:
     return found
 
 
-def external_files(path: Path) -> list[str]:
-    """Return the names of the files, relative to this one, that hold weights of it. Raises ValueError if it is not
-    ONNX."""
+def external_files(path: Path, error_prefix: str) -> list[str]:
+    """Return the names of the files, relative to the folder of this one, that hold weights of it.
+
+    Looks at every tensor: of the graph, its subgraphs and functions, in attributes and in sparse tensors. Raises
+    LoadError unless each is in a regular file inside the folder, with its offset and length inside that file: a runtime
+    may read any file or memory otherwise. OpenVINO 2026.4 reads the memory of this process for the location
+    `*/_ORT_MEM_ADDR_/*`, which ONNX Runtime uses for itself. Raises ValueError if it is not ONNX.
+    """
     found: dict[str, None] = {}
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
-        for number, start, end in _fields(view, 0, len(view)):
-            for inner, begin, stop in _fields(view, start, end) if number == _MODEL_GRAPH else ():
-                for kind, first, last in _fields(view, begin, stop) if inner == _GRAPH_INITIALIZER else ():
-                    if kind == _TENSOR_EXTERNAL and _text(view, first, last, _ENTRY_KEY) == "location":
-                        found[_text(view, first, last, _ENTRY_VALUE)] = None
+        for start, end in _tensors(view):
+            if entries := _external_entries(view, start, end):
+                name = _text(view, start, end, _TENSOR_NAME)[:80]
+                location = _check_external(path.parent, entries, f"{error_prefix}: external data of {name!r}")
+                found[location] = None
     return list(found)
+
+
+def _tensors(view: mmap.mmap) -> Iterator[tuple[int, int]]:
+    """Yield the start and end of every tensor of a model. Its memory grows with the depth of the messages only."""
+    open_messages: list[tuple[str, Iterator[tuple[int, int, int]], set[int]]] = [
+        ("model", _fields(view, 0, len(view)), set())
+    ]
+    while open_messages:
+        kind, fields, seen = open_messages[-1]
+        number, start, end = next(fields, (0, 0, 0))
+        inner = _MESSAGES_IN[kind].get(number)
+        if end == 0:
+            open_messages.pop()
+        elif inner is not None:
+            # Protobuf joins two into one tensor, which would not have been checked.
+            if number in seen and (kind, number) in _SINGLE_TENSORS:
+                raise ValueError(f"not an ONNX file: two tensors at byte {start}, where one is expected")
+            seen.add(number)
+            if inner == "tensor":
+                yield start, end
+            else:
+                open_messages.append((inner, _fields(view, start, end), set()))
+
+
+def _external_entries(view: mmap.mmap, start: int, end: int) -> dict[str, str]:
+    """Return where the bytes of a tensor are: location, offset, length. Empty for a tensor with its bytes in itself."""
+    entries: dict[str, str] = {}
+    for number, begin, stop in _fields(view, start, end):
+        if number == _TENSOR_EXTERNAL:
+            # As protobuf does: of a repeated field the last one counts.
+            texts = {kind: view[first:last] for kind, first, last in _fields(view, begin, stop)}
+            key, value = (os.fsdecode(texts.get(kind, b"")) for kind in (_ENTRY_KEY, _ENTRY_VALUE))
+            entries[key] = value
+    return entries
+
+
+def _check_external(folder: Path, entries: Mapping[str, str], error_prefix: str) -> str:
+    """Return the location of external data. Raises LoadError if it is not inside a file of the folder."""
+    location = entries.get("location", "")
+    relative = PurePosixPath(location)
+    is_plain = location.isprintable() and "\\" not in location
+    if not is_plain or not relative.parts or relative.is_absolute() or ".." in relative.parts:
+        raise LoadError(f"{error_prefix}: expected a file beside the model, given {location[:80]!r}")
+    try:
+        state = os.stat(folder / relative)
+    except OSError:
+        raise LoadError(f"{error_prefix}: expected its weights '{location[:80]}' beside it") from None
+    if not stat.S_ISREG(state.st_mode):
+        raise LoadError(f"{error_prefix}: expected '{location[:80]}' to be a regular file")
+    numbers = [entries.get(key) or "0" for key in ("offset", "length")]
+    is_inside = all(number.isascii() and number.isdecimal() and len(number) < 20 for number in numbers)
+    if not is_inside or sum(map(int, numbers)) > state.st_size:
+        raise LoadError(
+            f"{error_prefix}: expected an offset and a length inside '{location[:80]}' of {state.st_size} bytes, "
+            f"given {' and '.join(number[:80] for number in numbers)}"
+        )
+    return location
 
 
 def _value(view: mmap.mmap, start: int, end: int) -> GraphTensor:
@@ -193,6 +274,8 @@ def _fields(view: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int, i
     at = start
     while at < end:
         tag, at = _varint(view, at, end)
+        if tag >> 32:  # Other readers drop the upper bits, and so would see another field.
+            raise ValueError(f"not an ONNX file: field number {tag >> 3} at byte {at}")
         wire = tag & 7
         if wire == _VARINT:
             stop = _varint(view, at, end)[1]

@@ -65,9 +65,11 @@ def describe_permission(path: Path, error: PermissionError) -> str:
 
 def _describe(path: Path) -> str:
     try:
+        if not path.is_file():  # Opening a named pipe would wait for its writer.
+            return ""
         with path.open("rb") as opened:
             head = opened.read(1024)
-    except (FileNotFoundError, IsADirectoryError):
+    except FileNotFoundError:
         return ""
     except PermissionError as error:
         return describe_permission(path, error)

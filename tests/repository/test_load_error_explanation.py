@@ -49,7 +49,7 @@ def failure(root: Path) -> Callable[[dict[str, bytes]], str]:
 
     def call(files: dict[str, bytes]) -> str:
         folder = root / "m" / "1"
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
             (folder / name).write_bytes(content)
         model = Scanner([root]).find("m")
@@ -200,6 +200,14 @@ def test_a_folder_without_versions_is_reported_with_its_content(root: Path, path
     assert model is not None
     start = f"model 'm' has no version directories in '{root / 'm'}': "
     assert model.problem.startswith(start + reason.replace("{m}", str(root / "m")))
+
+
+def test_a_named_pipe_beside_a_broken_model_does_not_hold_up_its_load(
+    root: Path, failure: Callable[[dict[str, bytes]], str]
+) -> None:
+    (root / "m" / "1").mkdir(parents=True)
+    os.mkfifo(root / "m" / "1" / "a_pipe")
+    assert "file 'model.onnx' is text, not an ONNX model" in failure({"model.onnx": b"text"})
 
 
 def test_a_repository_that_is_a_model_is_called_one(root: Path) -> None:

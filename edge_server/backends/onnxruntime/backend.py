@@ -41,7 +41,7 @@ from edge_server.backends.onnxruntime.options import (
 )
 from edge_server.backends.onnxruntime.session import BoundRun, OnnxRuntimeLibrary, OnnxSession, declared_tensor
 from edge_server.backends.onnxruntime.sized_runs import CONVOLUTIONS, SizedRuns, batch_sizes
-from edge_server.backends.runtime_errors import existing_file, file_title, import_runtime, load_error, message_line
+from edge_server.backends.runtime_errors import existing_file, file_title, import_runtime, load_error
 from edge_server.backends.shared_models import SharedModels, fingerprint
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.errors import LoadError, OutOfMemory
@@ -242,7 +242,8 @@ class OnnxRuntimeBackend(Backend):
         """Open an InferenceSession. Raises LoadError for every exception of onnxruntime."""
         path = existing_file(file, self.default_filename)
         try:
-            weights = _external_weights(path)
+            names = onnx_file_info.external_files(path, file_title(file))
+            weights = {name: (path.parent / name).read_bytes() for name in names}
             if weights and hasattr(options, "add_external_initializers_from_files_in_memory"):
                 # Otherwise onnxruntime maps these files. A file that is then cut off or overwritten in place kills
                 # the process. It copies the contents that it gets here.
@@ -251,16 +252,4 @@ class OnnxRuntimeBackend(Backend):
             return self._ort.InferenceSession(str(path), options, providers=wanted)
         except self._failures as error:
             failure = load_error(file, "onnxruntime", error)
-        except OSError as error:  # replaced or removed while it was read
-            failure = LoadError(f"{file_title(file)}: its weights cannot be read: {message_line(error)}")
         raise failure
-
-
-def _external_weights(path: Path) -> dict[str, bytes]:
-    """Return the contents of the files that hold an ONNX file's external weights, by the names in that file."""
-    others = [other for other in sorted(path.parent.rglob("*")) if other != path and other.is_file()]
-    if not others:
-        return {}
-    model = path.read_bytes()
-    names = {other: other.relative_to(path.parent).as_posix() for other in others}
-    return {name: other.read_bytes() for other, name in names.items() if name.encode() in model}

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from edge_server.backends import onnx_file_info
 from edge_server.backends.base import ModelFile
 from edge_server.backends.runtime_errors import existing_file, file_title, load_error
 from edge_server.core.tensor import DType
@@ -32,7 +33,8 @@ _TYPES = {
 """OpenVINO's element types, without strings: the Python binding frees the memory of string tensors twice."""
 
 _FRONTENDS = {".onnx": "onnx", ".tflite": "tflite", ".xml": "ir"}
-"""OpenVINO's reader by file suffix. Otherwise OpenVINO tries all readers on a broken file, which print to stderr."""
+"""OpenVINO's reader by file suffix. No other: OpenVINO would try all on the file's content, and so open an ONNX file
+under any name."""
 
 _SAVED_MODEL = "saved_model.pb"
 """The file in the folder of a TensorFlow SavedModel. OpenVINO reads the folder."""
@@ -64,7 +66,7 @@ class GraphReader:
                 if extension and extension not in self._extensions:
                     self._core.add_extension(extension)
                     self._extensions.add(extension)
-                model = self._convert(path, bool(extension), is_mapped)
+                model = self._convert(file, path, extension, is_mapped)
         except self._failures as error:
             operators = _unconverted_operators(str(error))
             failure = (
@@ -78,17 +80,20 @@ class GraphReader:
             return model
         raise failure
 
-    def _convert(self, path: Path, has_extensions: bool, is_mapped: bool) -> Any:
-        framework, source = _FRONTENDS.get(path.suffix), path
+    def _convert(self, file: ModelFile, path: Path, extension: str, is_mapped: bool) -> Any:
+        framework, source = _FRONTENDS.get(path.suffix.lower()), path
         if path.name == _SAVED_MODEL:
             framework, source = "tf", path.parent
         if framework == "tflite" and self._version < _TFLITE_SINCE:
             since = ".".join(map(str, _TFLITE_SINCE))
             raise ValueError(f"TensorFlow Lite needs openvino {since}; this one crashes on a damaged file")
-        if framework is None or has_extensions:
-            self._core.set_property({"ENABLE_MMAP": is_mapped})
-            return self._core.read_model(str(source))
+        if framework is None:
+            raise ValueError(f"expected a file that ends in {', '.join(_FRONTENDS)}, or a SavedModel")
+        if framework == "onnx":
+            onnx_file_info.external_files(path, file_title(file))
         frontend = self._frontends.load_by_framework(framework)
+        if extension:
+            frontend.add_extension(extension)
         return frontend.convert(frontend.load(str(source), is_mapped))
 
 

@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edge_server.backends import onnx_file_info
-from edge_server.errors import AlreadyExists, BadModelConfig, InvalidRequest
+from edge_server.errors import AlreadyExists, InvalidRequest, LoadError
 from edge_server.repository.backend_choice import VOICES_OF_KOKORO, advice_for_pickle, standard_name
 from edge_server.repository.file_fingerprint import is_ignored
 from edge_server.repository.metadata_files import FILE_NAMES
 from edge_server.repository.replace_file import sync_folder
-from edge_server.repository.safe_paths import check_relative
 from edge_server.repository.scan import is_model_name, parse_version
 
 MAX_NAME_BYTES = 200
@@ -200,17 +199,11 @@ def _label_files(stem: str, folders: Sequence[Path]) -> Iterator[Path]:
 def _external_files(path: Path) -> list[str]:
     """Return the names of the files with weights that an ONNX file refers to. Raises InvalidRequest."""
     try:
-        names = onnx_file_info.external_files(path)
+        return onnx_file_info.external_files(path, f"'{path}'")
+    except LoadError as error:
+        raise InvalidRequest(error.message) from None
     except (OSError, ValueError):
-        return []  # The runtime says what is wrong with the file.
-    for name in names:
-        try:
-            check_relative(name, f"'{path}', its external data")
-        except BadModelConfig as error:
-            raise InvalidRequest(error.message) from None
-        if not (path.parent / name).is_file():
-            raise InvalidRequest(f"'{path}': expected its weights '{name}' beside it")
-    return names
+        return []  # The load says what is wrong with the file.
 
 
 def check_name(name: str) -> None:

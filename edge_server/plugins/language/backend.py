@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from edge_server.backends import onnx_file_info
 from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, RequestSession
 from edge_server.backends.custom_metrics import REGISTRY
 from edge_server.backends.isolation.isolated_session import IsolatedSession
@@ -377,8 +378,10 @@ def _read_genai_size(file: ModelFile) -> LlmSize:
     """Return the size of a model from genai_config.json. Raises LoadError."""
     path = existing_file(file, OnnxLlmBackend.default_filename)
     try:
+        for onnx_file in path.parent.rglob("*.onnx"):
+            onnx_file_info.external_files(onnx_file, f"{file_title(file)}: '{onnx_file.name}'")
         return read_genai_config(path)
-    except BadModelFile as error:
+    except (BadModelFile, ValueError, OSError) as error:
         said = str(error)
     raise LoadError(f"{file_title(file)}: {said}")
 

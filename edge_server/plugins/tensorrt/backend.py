@@ -238,6 +238,7 @@ def _profiles_of_group(job: OpenJob) -> tuple[int, ...]:
 def _onnx_signature(file: ModelFile, path: Path) -> ModelSignature:
     failure: LoadError
     try:
+        onnx_file_info.external_files(path, file_title(file))
         graph_inputs, graph_outputs = onnx_file_info.declared(path)
         inputs = tuple(InputSpec(*_declared(file, item)) for item in graph_inputs)
         outputs = tuple(OutputSpec(*_declared(file, item)) for item in graph_outputs)

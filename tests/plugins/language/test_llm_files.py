@@ -371,6 +371,21 @@ def test_a_damaged_configuration_of_an_onnx_export_is_named(tmp_path: Path, text
         read_genai_config(path)
 
 
+@pytest.mark.full
+def test_an_onnx_export_with_weights_outside_its_folder_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime_genai", reason="needs onnxruntime-genai, of the extra test-all")
+    import onnx
+
+    (tmp_path / "genai_config.json").write_text(json.dumps(GENAI))
+    weights = onnx.TensorProto(name="w", data_type=1, dims=[1], data_location=onnx.TensorProto.EXTERNAL)
+    weights.external_data.add(key="location", value="../weights.bin")
+    model = onnx.ModelProto(graph=onnx.GraphProto(initializer=[weights]))
+    (tmp_path / "decoder.onnx").write_bytes(model.SerializeToString())
+    file = ModelFile(tmp_path / "genai_config.json", tmp_path.parent, 1)
+    with pytest.raises(LoadError, match=r"'decoder\.onnx': external data of 'w': expected a file beside the model"):
+        make("onnxruntime_genai").inspect(file, {})
+
+
 def test_the_configuration_of_an_onnx_export_overrides_its_onnx_file(tmp_path: Path) -> None:
     for name in ("genai_config.json", "model.onnx", "tokenizer.json"):
         (tmp_path / name).touch()
