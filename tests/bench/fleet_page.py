@@ -64,12 +64,18 @@ def wait_until_known(url: str, count: int) -> None:
 
 
 def ask(url: str, before: dict[str, object]) -> dict[str, object]:
+    """Return the answer with the boxes of all its parts."""
+    boxes: list[object] = []
     with urllib.request.urlopen(f"{url}edge/v1/page", timeout=30) as reply:
         reply.read()
-    query = f"edge/v1/fleet?after={before.get('revision', 0)}&run={before.get('run', '')}"
-    with urllib.request.urlopen(url + query, timeout=30) as reply:
-        found: dict[str, object] = json.load(reply)
-        return found
+    found = before
+    while True:
+        query = f"edge/v1/fleet?after={found.get('revision', 0)}&run={found.get('run', '')}"
+        with urllib.request.urlopen(url + query, timeout=30) as reply:
+            found = json.load(reply)
+        boxes += found["boxes"]  # type: ignore[arg-type]
+        if found["is_complete"]:
+            return {**found, "boxes": boxes}
 
 
 @contextlib.contextmanager

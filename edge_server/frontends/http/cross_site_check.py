@@ -24,9 +24,10 @@ Origin = tuple[str, str, int]
 
 
 class CrossSiteCheck:
-    """Refuses cross-site requests. `scheme` is "http" or "https"; `cors` has the origins that may run inference."""
+    """Refuses cross-site requests. `scheme` is "http" or "https"; `cors` has the origins that may run inference;
+    None: no option admits any."""
 
-    def __init__(self, scheme: str, names: HostNames, cors: CorsPolicy) -> None:
+    def __init__(self, scheme: str, names: HostNames, cors: CorsPolicy | None) -> None:
         self._scheme = scheme
         self._names = names
         self._cors = cors
@@ -61,16 +62,18 @@ class CrossSiteCheck:
         headers = head.headers
         if "Origin" not in headers and headers.get("Sec-Fetch-Site") == "none":
             return True  # a program with a browser inside, such as Electron: no page caused it
+        if self._cors is None:
+            return False
         return self._cors.names_origin(head) or (self._cors.allows_any and category == "inference")
 
     def _check_origin(self, head: RequestHead) -> None:
         origins = head.headers.getall("Origin")
         own_origins = self._own_origins(head)
         if len(origins) != 1 or _parse(origins[0]) not in own_origins:
+            remedy = "" if self._cors is None else "; --http-allowed-origin lets pages of another origin run inference"
             raise Forbidden(
                 "requests are accepted only from this server's own web pages "
-                f"({self._scheme}://{head.headers.get('Host')}), got Origin '{_shown(origins)}'; "
-                "--http-allowed-origin lets pages of another origin run inference"
+                f"({self._scheme}://{head.headers.get('Host')}), got Origin '{_shown(origins)}'{remedy}"
             )
 
     def _own_origins(self, head: RequestHead) -> list[Origin]:
@@ -80,7 +83,7 @@ class CrossSiteCheck:
         if own_origin is None or not self._names.has(own_origin[1]):
             raise Forbidden(
                 "requests of web pages must use an IP address or a name of this machine, "
-                f"got Host '{_shown(hosts)}'; --http-allowed-host=<name> allows another"
+                f"got Host '{_shown(hosts)}'; {self._names.flag}=<name> allows another"
             )
         behind_tls_proxy = _parse(f"https://{hosts[0]}") if own_origin[1] in self._names.allowed else None
         return [own_origin, *([behind_tls_proxy] if behind_tls_proxy else [])]

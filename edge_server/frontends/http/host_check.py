@@ -31,9 +31,11 @@ _HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^:\[\]]+))(?::[0-9]*)?")
 
 
 class HostNames:
-    """The names of this server: IP addresses, localhost, the names of the machine, and `allowed_hosts`."""
+    """The names of this server: IP addresses, localhost, the names of the machine, and `allowed_hosts`, which `flag`
+    adds."""
 
-    def __init__(self, allowed_hosts: Iterable[str]) -> None:
+    def __init__(self, allowed_hosts: Iterable[str], flag: str = "--http-allowed-host") -> None:
+        self.flag = flag
         self.allowed = frozenset(host.lower() for host in allowed_hosts)
 
     def has(self, name: str) -> bool:
@@ -75,7 +77,7 @@ class HostCheck:
         self._log(name)
         return plain_error(
             f"Host '{name}' is not a name of this machine. This address is for this machine only, so it answers for "
-            f"IP addresses, localhost and the machine's names; --http-allowed-host={name} adds this one",
+            f"IP addresses, localhost and the machine's names; {self._names.flag}={name} adds this one",
             421,
         )
 
@@ -93,4 +95,4 @@ class HostCheck:
         if len(self._logged) > _MAX_LOGGED_NAMES:
             _LOG.warning("requests for further hosts are refused without a line here")
         else:
-            _LOG.warning("request for host '%s' refused; --http-allowed-host=%s admits it", name, name)
+            _LOG.warning("request for host '%s' refused; %s=%s admits it", name, self._names.flag, name)

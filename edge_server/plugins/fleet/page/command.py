@@ -115,6 +115,8 @@ class MqttSource:
                 self._state.set_boxes([report.name for report in reports])
                 for report in reports:
                     self._state.set_report(report)
+                    # Thousands of long reports would hold up the page.
+                    await asyncio.sleep(0)
             await asyncio.sleep(MQTT_INTERVAL_S)
 
     async def close(self) -> None:

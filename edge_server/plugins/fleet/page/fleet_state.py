@@ -3,6 +3,7 @@ asked last."""
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -18,6 +19,9 @@ from edge_server.plugins.fleet.reports.served_versions import (
     served_versions,
 )
 
+PAGE_BYTES = 256 << 10
+"""Most bytes of boxes in one answer, but for a single box that is larger."""
+
 _MIN_TIME_S = 1_577_836_800.0
 """2020: a clock that says less was never set."""
 
@@ -27,10 +31,16 @@ class _Box:
     since_s: float
     record: BoxRecord | None = None
     """Of the last answer; None if there was none."""
+    report: Mapping[str, object] | None = None
+    """The last one that was read from a broker, which gives the same object until it has another."""
+    refusal: str = ""
+    """Why the last report is not understood."""
     silence: str = ""
     seen_s: float | None = None
     is_since_known: bool = False
     described: dict[str, object] = field(default_factory=dict)
+    size: int = 0
+    """Of `described` as JSON, in bytes."""
     own_since_s: float = 0.0
     revision: int = 0
 
@@ -53,10 +63,9 @@ class FleetState:
         self._clock = clock
         self._boxes: dict[str, _Box] = {}
         self._revision = 0
-        self._removed_revision = 0
         self._is_dirty = False
         self.run_id = secrets.token_hex(8)
-        """Revisions begin again with each run."""
+        """A page that knows another run asks for all boxes. It ends when a box is removed."""
         self.started_s = clock()
 
     def set_boxes(self, keys: Iterable[str]) -> None:
@@ -64,8 +73,7 @@ class FleetState:
         wanted = dict.fromkeys(keys)
         for key in set(self._boxes) - set(wanted):
             del self._boxes[key]
-            self._revision += 1
-            self._removed_revision = self._revision
+            self.run_id = secrets.token_hex(8)
         for key in wanted:
             if key not in self._boxes:
                 self._boxes[key] = _Box(self._clock())
@@ -76,25 +84,35 @@ class FleetState:
         box = self._boxes.get(given.name)
         if box is None:
             return
-        error = given.error
-        if given.report is not None:
+        if given.report is not None and given.report is not box.report:
+            # Only what was read from a broker is older than now, and is given again.
+            box.report = None if _is_url(given.name) else given.report
+            box.refusal = ""
             try:
                 box.record = read_record(given.report, served_versions(given.report))
-                # Only what was read from a broker is older than now.
                 reported_s = None if _is_url(given.name) else given.reported_s
                 box.seen_s = reported_s or self._clock()
             except (BadReport, KeyError, TypeError, ValueError, AttributeError, RecursionError) as wrong:
-                error = error or (str(wrong) if isinstance(wrong, BadReport) else "its status report is not understood")
-        box.silence = error
+                box.refusal = str(wrong) if isinstance(wrong, BadReport) else "its status report is not understood"
+        box.silence = given.error or ("" if given.report is None else box.refusal)
         self._is_dirty = True
 
     def snapshot(self, after: int) -> dict[str, object]:
-        """Return the boxes that changed after a revision (0: all), the keys of all if one was removed, and the newest
-        revision."""
+        """Return the boxes that changed after a revision (0: all), the longest unchanged ones first, in at most
+        PAGE_BYTES; `revision`, after which the next ones follow; and whether there are no more."""
         self._refresh()
-        changed = [{"key": key, **box.as_json()} for key, box in self._boxes.items() if box.revision > after]
-        keys = list(self._boxes) if self._removed_revision > after else None
-        return {"revision": self._revision, "boxes": changed, "keys": keys, "count": len(self._boxes)}
+        changed = sorted(
+            ((key, box) for key, box in self._boxes.items() if box.revision > after), key=lambda item: item[1].revision
+        )
+        boxes: list[dict[str, object]] = []
+        revision, size = after, 0
+        for key, box in changed:
+            size += box.size
+            if boxes and size > PAGE_BYTES:
+                return {"revision": revision, "boxes": boxes, "is_complete": False}
+            boxes.append({"key": key, **box.as_json()})
+            revision = box.revision
+        return {"revision": self._revision, "boxes": boxes, "is_complete": True}
 
     def answering(self) -> list[BoxRecord]:
         """Return the record of each box that answers."""
@@ -117,7 +135,7 @@ class FleetState:
             if shown["state"] != box.described.get("state"):
                 # Of what the first answer says it is not known since when.
                 box.since_s, box.is_since_known = now_s, bool(box.described.get("is_known"))
-            box.described = shown
+            box.described, box.size = shown, len(json.dumps(shown)) + len(key)
             self._revision += 1
             box.revision = self._revision
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from edge_server.errors import Forbidden, InvalidRequest, Unauthenticated
 from edge_server.frontends.access_control import is_shared_key
 from edge_server.frontends.http.connection import RequestTarget
-from edge_server.frontends.http.cors import CorsPolicy
 from edge_server.frontends.http.cross_site_check import CrossSiteCheck
 from edge_server.frontends.http.host_check import HostNames
 from edge_server.frontends.http.request import HttpRequest, RequestContext, TaskTarget
@@ -42,8 +41,8 @@ class PageServer:
         self._rollouts = rollouts
         self._key = key
         self._problem = problem
-        names = HostNames(allowed_hosts)
-        self._cross_site_check = CrossSiteCheck("http", names, CorsPolicy(()))
+        names = HostNames(allowed_hosts, "--page-allowed-host")
+        self._cross_site_check = CrossSiteCheck("http", names, None)
         self._server = HttpServer("page", self._route, names)
         self._context: RequestContext | None = None
         order = "Lead the rollout of a model's newest release"
@@ -104,17 +103,22 @@ class PageServer:
         )
 
     async def fleet(self, request: HttpRequest) -> HttpResponse:
-        """Return the boxes that changed after the revision `after` of the run `run`; all for another run."""
+        """Return the boxes that changed after the revision `after` of the run `run`; all for another run.
+
+        An answer holds so many of them as `snapshot` says. The next ones are asked for by its revision.
+        """
         query = parse_query(request.head.target, ("after", "run"))
         after = parse_whole_number("after", query.get("after", "0"))
         found = self._state.snapshot(after if query.get("run") == self._state.run_id else 0)
+        releases, count = self._rollouts.describe(self._state.answering())
+        too_many = f"{len(releases)} of {count} releases are shown" if count > len(releases) else ""
         return json_response(
             {
                 **found,
                 "run": self._state.run_id,
                 "started_s": self._state.started_s,
-                "releases": self._rollouts.describe(self._state.answering()),
-                "problem": "\n".join(filter(None, (self._problem(), self._rollouts.problem))),
+                "releases": releases,
+                "problem": "\n".join(filter(None, (self._problem(), self._rollouts.problem, too_many))),
             }
         )
 

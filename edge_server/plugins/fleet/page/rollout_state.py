@@ -5,6 +5,7 @@ Without the folder of the signed repository, the boxes alone say which releases 
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import Counter
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_server.errors import EdgeServerError, InvalidRequest
-from edge_server.plugins.fleet.page.box_record import BoxRecord, FollowedRelease
+from edge_server.plugins.fleet.page.box_record import BoxRecord
 from edge_server.plugins.fleet.publish.rollout import (
     ACTIONS,
     ReleaseProgress,
@@ -27,6 +28,10 @@ from edge_server.plugins.fleet.release import Release, release_name
 
 _MAX_NAMED = 200
 """Most boxes of a release that are named, each for waiting and failed."""
+_MAX_NAMED_BYTES = 256 << 10
+"""Most bytes of these names and their reasons, of all releases together."""
+_MAX_RELEASES = 100
+"""Most releases without a signed repository: boxes may claim any number of models."""
 
 
 class RolloutState:
@@ -73,14 +78,26 @@ class RolloutState:
                 self._newest = newest_releases(publisher)
             self._stamp, self.problem = stamp, ""
 
-    def describe(self, boxes: Sequence[BoxRecord]) -> list[dict[str, object]]:
-        """Return the newest release of each model, and its progress on the boxes that answer."""
+    def describe(self, boxes: Sequence[BoxRecord]) -> tuple[list[dict[str, object]], int]:
+        """Return the newest release of each model, with its progress on the boxes that answer, and how many there are.
+
+        Without a signed repository these are the releases that most boxes want, _MAX_RELEASES at most.
+        """
         following = [box for box in boxes if box.releases is not None]
-        if self._repository is None:
-            return [_describe(progress, following, is_led=False) for progress in _progress_by_boxes(following)]
         reports, now_s = [_report_of(box) for box in following], time.time()
-        progress = [see_progress(release, reports, now_s) for _, release in sorted(self._newest.items())]
-        return [_describe(item, following, is_led=bool(item.release.waves)) for item in progress]
+        if self._repository is None:
+            progress, count = _progress_by_boxes(reports)
+        else:
+            progress = [see_progress(release, reports, now_s) for _, release in sorted(self._newest.items())]
+            count = len(progress)
+        left = _MAX_NAMED_BYTES
+        found = []
+        for item in progress:
+            waiting, left = _named(item.waiting, left)
+            failed, left = _named(item.failed, left)
+            is_led = self._repository is not None and bool(item.release.waves)
+            found.append({**_describe(item, following, is_led=is_led), "waiting": waiting, "failed": failed})
+        return found, count
 
     def lead(self, model: str, action: str, seen: str, wave: int, boxes: Sequence[BoxRecord]) -> list[str]:
         """Do an action of ACTIONS with a model's newest release, and return a line for each change. *Blocking*.
@@ -121,25 +138,42 @@ def _report_of(box: BoxRecord) -> dict[str, Any]:
     return {"ready": box.is_ready, "follow": follow}
 
 
-def _progress_by_boxes(boxes: Sequence[BoxRecord]) -> list[ReleaseProgress]:
-    """Return the progress of each model's newest release that a box wants."""
-    wanted: dict[str, list[tuple[BoxRecord, FollowedRelease]]] = {}
-    for box in boxes:
-        for release in (box.releases or {}).values():
-            wanted.setdefault(release.wanted, []).append((box, release))
-    newest: dict[str, ReleaseProgress] = {}
-    for path, followers in wanted.items():
+def _progress_by_boxes(reports: Sequence[Mapping[str, Any]]) -> tuple[list[ReleaseProgress], int]:
+    """Return the progress of each model's newest release that a box wants, of the _MAX_RELEASES models that most boxes
+    want, and how many models there are."""
+    wanted: dict[str, list[Mapping[str, Any]]] = {}
+    for report in reports:
+        for path in {model["wanted"] for model in report["follow"]["models"].values()}:
+            wanted.setdefault(path, []).append(report)
+    newest: dict[str, tuple[int, str]] = {}
+    for path in wanted:
         model, _, number = release_name(path).rpartition("/")
         if not model or not (number.isascii() and number.isdigit()) or len(number) > 9:
             continue  # no follower reports such a name
-        if model in newest and newest[model].release.number >= int(number):
-            continue
+        newest[model] = max(newest.get(model, (-1, "")), (int(number), path))
+    chosen = sorted(newest, key=lambda model: (-len(wanted[newest[model][1]]), model))[:_MAX_RELEASES]
+    found = []
+    for model in sorted(chosen):
+        release_number, path = newest[model]
         everybody = Release(
-            path, model, int(number), groups=None, machines=None, ids=None, stopped_at=None, percent=100.0, waves=(),
-            wave=0, wave_since_s=0.0, not_before_s=0.0, max_latency_ms=None, max_slowdown=None, tolerance=None,
+            path, model, release_number, groups=None, machines=None, ids=None, stopped_at=None, percent=100.0,
+            waves=(), wave=0, wave_since_s=0.0, not_before_s=0.0, max_latency_ms=None, max_slowdown=None,
+            tolerance=None,
         )  # fmt: skip
-        newest[model] = see_progress(everybody, [_report_of(box) for box, _ in followers], 0.0)
-    return [newest[model] for model in sorted(newest)]
+        found.append(see_progress(everybody, wanted[path], 0.0))
+    return found, len(newest)
+
+
+def _named(boxes: Mapping[str, str], left: int) -> tuple[list[tuple[str, str]], int]:
+    """Return boxes and their reasons, as many as `left` bytes of JSON hold, _MAX_NAMED at most, and what is left."""
+    found = []
+    for item in list(boxes.items())[:_MAX_NAMED]:
+        size = len(json.dumps(item))
+        if size > left:
+            break
+        left -= size
+        found.append(item)
+    return found, left
 
 
 def _describe(progress: ReleaseProgress, boxes: Sequence[BoxRecord], *, is_led: bool) -> dict[str, object]:
@@ -159,6 +193,4 @@ def _describe(progress: ReleaseProgress, boxes: Sequence[BoxRecord], *, is_led: 
         "installed_count": len(progress.installed),
         "waiting_count": len(progress.waiting),
         "failed_count": len(progress.failed),
-        "waiting": list(progress.waiting.items())[:_MAX_NAMED],
-        "failed": list(progress.failed.items())[:_MAX_NAMED],
     }

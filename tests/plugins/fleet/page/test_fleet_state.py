@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from edge_server.plugins.fleet.page import fleet_state
+from edge_server.plugins.fleet.page.box_record import read_record
 from edge_server.plugins.fleet.page.fleet_state import FleetState
 from edge_server.plugins.fleet.reports.box_report import BoxReport
 from tests.plugins.fleet.page.stand_in_boxes import StandIn, followed
@@ -131,16 +134,52 @@ def test_boxes_of_the_first_wave_are_not_behind(fleet: Fleet) -> None:
     assert {box["state"] for box in fleet.look()[1].values()} == {"ok"}
 
 
-def test_a_removed_box_is_no_more_in_the_keys(fleet: Fleet) -> None:
+def test_a_removed_box_begins_a_new_run(fleet: Fleet) -> None:
     fleet.report()
     revision, _ = fleet.look()
+    run = fleet.state.run_id
+    fleet.state.set_boxes([*fleet.boxes, "http://box-9:8000"])
+    assert list(fleet.look(revision)[1]) == ["http://box-9:8000"]
+    assert fleet.state.run_id == run
     fleet.state.set_boxes(["http://box-0:8000", "http://box-9:8000"])
-    found: Any = fleet.state.snapshot(revision)
-    assert found["keys"] == ["http://box-0:8000", "http://box-9:8000"]
-    assert [box["key"] for box in found["boxes"]] == ["http://box-9:8000"]
-    assert fleet.state.snapshot(found["revision"])["keys"] is None
+    assert fleet.state.run_id != run
     fleet.state.set_report(BoxReport("http://box-1:8000", "", None))
-    assert fleet.state.snapshot(0)["count"] == 2
+    assert list(fleet.look()[1]) == ["http://box-0:8000", "http://box-9:8000"]
+
+
+def test_many_boxes_are_sent_in_pages_and_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_state, "PAGE_BYTES", 5_000)
+    fleet = Fleet(40)
+    fleet.report()
+    revision, pages, keys = 0, 0, []
+    while True:
+        found: Any = fleet.state.snapshot(revision)
+        revision, pages = found["revision"], pages + 1
+        keys += [box["key"] for box in found["boxes"]]
+        assert len(json.dumps(found["boxes"])) < 6_000
+        if found["is_complete"]:
+            break
+        if pages == 2:  # a box of the first page changes: it comes once more, at the end
+            fleet.boxes["http://box-0:8000"].is_ready = False
+            fleet.report("http://box-0:8000")
+    assert pages > 4
+    assert keys == [*fleet.boxes, "http://box-0:8000"]
+    assert fleet.state.snapshot(revision)["boxes"] == []
+
+
+def test_a_report_of_a_broker_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = FleetState()
+    state.set_boxes(["box-1"])
+    read: list[Any] = []
+    monkeypatch.setattr(fleet_state, "read_record", lambda *given: read.append(given) or read_record(*given))
+    report = report_of(StandIn("box-1")) | {"reported_s": 1_795_000_000.0}
+    for error in ("", "offline", ""):
+        state.set_report(BoxReport("box-1", error, report))
+        found: Any = state.snapshot(0)
+        assert found["boxes"][0]["state"] == ("silent" if error else "ok")
+    state.set_report(BoxReport("box-1", "", {"version": 1}))
+    state.set_report(BoxReport("box-1", "", report))
+    assert [len(given) for given in read] == [2, 2]
 
 
 @pytest.mark.parametrize("report", [{}, {"models": 3}, {"version": 1, "models": []}, {"models": [{"state": "READY"}]}])

@@ -127,6 +127,50 @@ def test_changes_are_asked_by_revision_and_run(site: Site) -> None:
     assert site.ask("GET", "/edge/v1/fleet?after=x").status == 400
 
 
+def test_a_thousand_forged_reports_make_no_answer_of_megabytes(open_site: Callable[..., Site]) -> None:
+    boxes = []
+    for number in range(1000):
+        models = {
+            f"m{number}-{place}": followed(f"m{number}-{place}", 2, state="failed", reason="x" * 450, installed=0)
+            for place in range(8)
+        }
+        boxes.append(StandIn(f"box-{number}", models))
+    site = open_site(boxes)
+    names: set[str] = set()
+    revision, run, is_complete = 0, "", False
+    while not is_complete:
+        reply = site.ask("GET", f"/edge/v1/fleet?after={revision}&run={run}")
+        assert len(reply.body) < 700_000
+        found = json.loads(reply.body)
+        names.update(box["name"] for box in found["boxes"])
+        revision, run, is_complete = found["revision"], found["run"], found["is_complete"]
+        assert len(found["releases"]) == 100
+        assert "100 of 8000 releases are shown" in found["problem"]
+    assert len(names) == 1000
+
+
+def test_the_refusal_of_a_host_names_the_flag_of_the_page(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    reply = site.ask("GET", "/", Host="evil.example")
+    assert reply.status == 421
+    refused = site.ask("POST", "/edge/v1/rollouts/x/stop", {}, Host="fleet.example", Origin="http://fleet.example")
+    assert b"--page-allowed-host=evil.example adds this one" in reply.body
+    assert "--page-allowed-host=evil.example admits it" in caplog.text
+    foreign = site.ask("POST", "/edge/v1/rollouts/x/stop", {}, Origin="http://evil.example")
+    assert foreign.status == 403
+    for text in (reply.body, refused.body, foreign.body, caplog.text.encode()):
+        assert b"--http-" not in text
+
+
+def test_the_names_of_a_releases_boxes_have_a_bound(open_site: Callable[..., Site]) -> None:
+    boxes = [
+        StandIn(f"box-{number}", {"m": followed("m", 2, state="failed", reason=f"{number}" + "x" * 480, installed=1)})
+        for number in range(300)
+    ]
+    (release,) = open_site(boxes).fleet()["releases"]
+    assert release["failed_count"] == 300
+    assert 100 < len(release["failed"]) <= 200
+
+
 def test_without_a_repository_the_boxes_say_which_releases_there_are(open_site: Callable[..., Site]) -> None:
     boxes = [StandIn(f"box-{number}") for number in range(4)]
     boxes[1].models["detector"] = followed("detector", 3)

@@ -9,6 +9,7 @@ import { isInTrouble } from "./troubles.js";
 import { showWrong } from "./wrong.js";
 
 const INTERVAL_MS = 2000;
+const MAX_PARTS = 100;
 
 const boxes = new Map();
 let revision = 0;
@@ -51,13 +52,18 @@ function showLost(error) {
 
 async function update() {
   const access = await refreshAccess();
-  const found = await getJson(`edge/v1/fleet?after=${revision}&run=${encodeURIComponent(run)}`);
-  if (found.run !== run) boxes.clear();
-  const changed = new Set(found.boxes.map((box) => box.key));
-  for (const box of found.boxes) boxes.set(box.key, box);
-  const kept = found.keys && new Set(found.keys);
-  for (const key of boxes.keys()) if (kept && !kept.has(key)) boxes.delete(key);
-  ({ revision, run } = found);
+  const changed = new Set();
+  let found = null;
+  // The boxes of a large fleet come in parts. If they change faster, what is left comes with the next look.
+  for (let part = 0; part < MAX_PARTS && !found?.is_complete; part++) {
+    found = await getJson(`edge/v1/fleet?after=${revision}&run=${encodeURIComponent(run)}`);
+    if (found.run !== run) boxes.clear();
+    for (const box of found.boxes) {
+      boxes.set(box.key, box);
+      changed.add(box.key);
+    }
+    ({ revision, run } = found);
+  }
   setText(byId("version"), access.version);
   byId("key").hidden = !access.takes_tokens;
   note(byId("problem"), found.problem);
