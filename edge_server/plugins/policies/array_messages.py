@@ -14,20 +14,23 @@ import functools
 import io
 import math
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgpack
 import numpy as np
 
 from edge_server.errors import InvalidRequest
+from edge_server.plugins.policies.connections.message_memory import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-MAX_MESSAGE_BYTES = 32 << 20
 MAX_VALUES = 200_000
 """Maximum number of values in all lists and maps of a message: each takes 8 bytes and more here, and one in it."""
+
+_EMPTY_BYTES = sys.getsizeof(b"")
 
 _MAX_LIST = 65_536
 _MAX_TEXT_BYTES = 1 << 20
@@ -43,24 +46,29 @@ _NPY = re.compile(
 _DTYPE = re.compile(r"[<>|=]?(?:b1|[iu][1248]|f[248])")
 
 
-def read_message(data: bytes | memoryview) -> dict[Any, Any]:
+def read_message(data: bytes | memoryview, charge: Callable[[int], None] | None = None) -> dict[Any, Any]:
     """Return the map that a message is. Arrays are read-only.
 
-    Raises InvalidRequest.
+    `charge(nbytes)` is told the memory of its values, and as much for what is made of them, while they are made. The
+    content of byte strings and arrays is not counted: it is a part of the message. Raises InvalidRequest, and what
+    `charge` raises.
     """
     if len(data) > MAX_MESSAGE_BYTES:
         raise InvalidRequest(f"expected a message of at most {MAX_MESSAGE_BYTES} bytes, given {len(data)}")
     left = MAX_VALUES
 
-    def count(values: Any) -> Any:
+    def count(values: Any, keys: Any = ()) -> Any:
         nonlocal left
         left -= len(values)
         if left < 0:
             raise InvalidRequest(f"the message has more than {MAX_VALUES} values in lists and maps")
+        if charge is not None:
+            own = (_EMPTY_BYTES if type(item) is bytes else sys.getsizeof(item) for item in (*keys, *values))
+            charge(2 * sum(own))  # an input of a model may be made of each
         return values
 
     def read_map(found: dict[Any, Any]) -> Any:
-        count(found)
+        count(found.values(), found.keys())
         if b"__ndarray__" in found:
             return read_array(found)
         if b"__npgeneric__" in found:
@@ -88,6 +96,8 @@ def read_message(data: bytes | memoryview) -> dict[Any, Any]:
         raise _no_message(error) from None
     if not isinstance(message, dict):
         raise InvalidRequest(f"expected a map in MessagePack, given a value of type {type(message).__name__}")
+    if charge is not None:
+        charge(sys.getsizeof(message))
     return message
 
 
@@ -135,7 +145,8 @@ def _read_npy(file: object) -> npt.NDArray[np.generic]:
     assert isinstance(file, bytes)
     shape = [int(length) for length in found["shape"].replace(b" ", b"").split(b",") if length]
     is_fortran = found["order"] == b"True"
-    array = make_array(file[found.end() :], read_dtype(found["dtype"]), shape[::-1] if is_fortran else shape)
+    content = memoryview(file)[found.end() :]
+    array = make_array(content, read_dtype(found["dtype"]), shape[::-1] if is_fortran else shape)
     return array.transpose() if is_fortran else array
 
 
@@ -144,11 +155,12 @@ def make_array(data: object, dtype: np.dtype[np.generic], shape: object) -> npt.
     if len(lengths) > _MAX_RANK or not all(type(length) is int and length >= 0 for length in lengths):
         raise InvalidRequest(f"expected the shape of an array, at most {_MAX_RANK} numbers, given {str(shape)[:60]}")
     size = math.prod(lengths) * dtype.itemsize
-    if not isinstance(data, bytes) or len(data) != size:
-        given = f"{len(data)} bytes" if isinstance(data, bytes) else f"a value of type {type(data).__name__}"
+    given_bytes = len(data) if isinstance(data, (bytes, memoryview)) else -1
+    if not isinstance(data, (bytes, memoryview)) or given_bytes != size:
+        given = f"{given_bytes} bytes" if given_bytes >= 0 else f"a value of type {type(data).__name__}"
         raise InvalidRequest(f"expected {size} bytes for an array {list(lengths)} of {dtype.name}, given {given}")
     array = np.frombuffer(data, dtype).reshape(lengths)
-    return array if dtype.isnative else array.astype(dtype.newbyteorder("="))
+    return array if dtype.isnative and array.flags.aligned else array.astype(dtype.newbyteorder("="))
 
 
 def _read_number(found: Mapping[bytes, Any]) -> np.generic:

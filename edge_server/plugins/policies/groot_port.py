@@ -19,13 +19,12 @@ from edge_server.errors import EdgeServerError, InvalidRequest, QueueFull
 from edge_server.frontends.http.request_head import Headers
 from edge_server.frontends.loop_dispatch import LoopDispatch
 from edge_server.plugins.policies.array_messages import (
-    MAX_MESSAGE_BYTES,
     find_text,
     read_message,
     write_groot_message,
 )
 from edge_server.plugins.policies.connections.listener import MAX_ROBOTS, RobotListener
-from edge_server.plugins.policies.connections.message_memory import MessageMemory
+from edge_server.plugins.policies.connections.message_memory import MAX_MESSAGE_BYTES, MessageMemory
 from edge_server.plugins.policies.connections.message_stream import MessageStream
 from edge_server.plugins.policies.connections.zmtp import ZmtpConnection
 from edge_server.plugins.policies.policy import Policy
@@ -97,9 +96,9 @@ class GrootPort:
                 )
             token = find_text(data, "api_token")
             self._access.admit(Headers([("Authorization", f"Bearer {token}")] if token else []), "inference")
-            call = read_message(data)
+            call = read_message(data, memory.charge)
             del data  # a copy of it was made, and the policy may take long
-            answer = write_groot_message(await client.answer(call, arrived_ns))
+            answer = write_groot_message(await client.answer(call, arrived_ns, memory.charge))
         except EdgeServerError as error:
             answer = self._refuse(error)
         finally:
@@ -135,8 +134,9 @@ class _Client:
         if self._robot is not None:
             self._robot.close()
 
-    async def answer(self, call: dict[Any, Any], arrived_ns: int) -> Any:
-        """Return the answer to a call that came at `arrived_ns` (time.monotonic_ns). Raises EdgeServerError."""
+    async def answer(self, call: dict[Any, Any], arrived_ns: int, charge: Callable[[int], None]) -> Any:
+        """Return the answer to a call that came at `arrived_ns` (time.monotonic_ns). `charge`: see Robot.infer. Raises
+        EdgeServerError."""
         name, data = call.get("endpoint", "get_action"), call.get("data")
         if name == "ping":
             return {"status": "ok", "message": "Server is running"}
@@ -160,7 +160,7 @@ class _Client:
             raise InvalidRequest(
                 f"expected an observation as a map, given a value of type {type(observation).__name__}"
             )
-        actions = await robot.infer(observation, arrived_ns)
+        actions = await robot.infer(observation, arrived_ns, charge)
         if not is_wrapped:
             return actions
         return [{key: value[None] for key, value in actions.items()}, {"model": robot.policy.spec.name}]

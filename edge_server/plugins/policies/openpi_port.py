@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from edge_server.errors import EdgeServerError, ErrorCode, InvalidRequest, NotReady, QueueFull
 from edge_server.frontends.http.request_head import MAX_HEAD_BYTES, Headers, RequestHead, parse_head
 from edge_server.frontends.loop_dispatch import LoopDispatch
-from edge_server.plugins.policies.array_messages import MAX_MESSAGE_BYTES, read_message, write_message
+from edge_server.plugins.policies.array_messages import read_message, write_message
 from edge_server.plugins.policies.connections.listener import MAX_ROBOTS, RobotListener
-from edge_server.plugins.policies.connections.message_memory import HeldMessage, MessageMemory
+from edge_server.plugins.policies.connections.message_memory import MAX_MESSAGE_BYTES, HeldMessage, MessageMemory
 from edge_server.plugins.policies.connections.message_stream import MessageStream
 from edge_server.plugins.policies.connections.websocket import ReceivedMessage, WebSocket, accept_websocket
 from edge_server.plugins.policies.policy_counters import PolicyCounters
@@ -173,9 +173,9 @@ class _Conversation:
             data, memory, arrived_ns = observation
             del observation
             try:
-                content = read_message(data)
+                content = read_message(data, memory.charge)
                 del data  # a copy of it was made, and the policy may take long
-                answer = await self._robot.infer(content, arrived_ns)
+                answer = await self._robot.infer(content, arrived_ns, memory.charge)
             except EdgeServerError as error:
                 await self._socket.send(error.message)
             else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -96,12 +96,11 @@ class Policy:
     def read(self, observation: Mapping[str, object]) -> dict[str, Tensor]:
         """Return the inputs for an observation. Values for no input are ignored. Raises InvalidRequest: model, key,
         expected, given."""
-        values = _flat(observation)
         tensors: dict[str, Tensor] = {}
         for item in self.inputs:
             name = item.spec.name
-            if item.key in values:
-                value = values[item.key]
+            value = _find(observation, item.key)
+            if value is not _ABSENT:
                 tensors[name] = self._tensor(
                     item, self._filled_up(item, value) if name == self.previous_input else value
                 )
@@ -109,9 +108,23 @@ class Policy:
                 zeros = np.zeros([max(length, 0) for length in item.spec.dims], item.spec.dtype.numpy)
                 tensors[name] = Tensor(name, item.spec.dtype, self._shaped(item, zeros))
             elif not item.spec.is_optional:
-                given = ", ".join(f"'{key[:60]}'" for key in list(values)[:20]) or "none"
+                given = ", ".join(f"'{key}'" for key in itertools.islice(_names(observation), 20)) or "none"
                 raise InvalidRequest(f"model '{self.spec.name}': the observation lacks '{item.key}'; given: {given}")
         return tensors
+
+    def copied_bytes(self, observation: Mapping[str, object]) -> int:
+        """Return the most bytes that `read` takes for copies of an observation's arrays. A picture in the model's size
+        is not among them."""
+        total = 0
+        for item in self.inputs:
+            value = _find(observation, item.key)
+            if isinstance(value, np.ndarray):
+                itemsize = value.itemsize if item.images is not None else item.spec.dtype.numpy.itemsize
+                if item.spec.name == self.previous_input and value.ndim == 2:
+                    total += max(len(value), item.spec.dims[-2]) * value.shape[1] * max(itemsize, value.itemsize)
+                elif item.images is not None or value.dtype != item.spec.dtype.numpy:
+                    total += value.size * itemsize
+        return total
 
     def actions(self, outputs: Mapping[str, npt.NDArray[np.generic]]) -> dict[str, npt.NDArray[np.generic]]:
         """Return the actions under their key, of shape (horizon, values of one action), and under their own names all
@@ -328,21 +341,34 @@ class _Reader:
         )
 
 
-def _flat(observation: Mapping[str, object]) -> dict[str, object]:
-    """Return the values by their path: keys with slashes between them. Raises InvalidRequest."""
-    values: dict[str, object] = {}
+_ABSENT = object()
+
+
+def _find(values: Mapping[Any, object], path: str) -> object:
+    """Return the value at a path: a key, or keys of maps in maps with slashes between them. Without one, _ABSENT."""
+    for key in (path, path.encode()):
+        if not isinstance(found := values.get(key, _ABSENT), Mapping) and found is not _ABSENT:
+            return found
+    for at in (index for index, letter in enumerate(path) if letter == "/"):
+        for key in (path[:at], path[:at].encode()):
+            inner = values.get(key)
+            if isinstance(inner, Mapping) and (found := _find(inner, path[at + 1 :])) is not _ABSENT:
+                return found
+    return _ABSENT
+
+
+def _names(observation: Mapping[Any, object]) -> Iterator[str]:
+    """Yield the paths of an observation's values, of long ones the beginning. Passes over maps in maps that are deeper
+    than MAX_DEPTH."""
     waiting: list[tuple[str, Mapping[Any, object], int]] = [("", observation, 0)]
     while waiting:
         prefix, found, depth = waiting.pop()
-        if depth == MAX_DEPTH:
-            raise InvalidRequest(f"the observation has maps in maps, more than {MAX_DEPTH} deep")
         for key, value in found.items():
-            name = f"{prefix}{key.decode(errors='replace') if isinstance(key, bytes) else key}"
-            if isinstance(value, Mapping):
+            name = f"{prefix}{key.decode(errors='replace') if isinstance(key, bytes) else key}"[:60]
+            if not isinstance(value, Mapping):
+                yield name
+            elif depth < MAX_DEPTH:
                 waiting.append((f"{name}/", value, depth + 1))
-            else:
-                values[name] = value
-    return values
 
 
 def _describe(value: object) -> str:

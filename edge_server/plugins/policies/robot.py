@@ -73,16 +73,19 @@ class Robot:
         self._has_begun = False
         self._last_answer_ns = 0
 
-    async def infer(self, observation: Mapping[str, object], arrived_ns: int) -> dict[str, Any]:
+    async def infer(
+        self, observation: Mapping[str, object], arrived_ns: int, charge: Callable[[int], None]
+    ) -> dict[str, Any]:
         """Return the actions for an observation that came at `arrived_ns` (time.monotonic_ns), see Policy.actions.
 
+        `charge(nbytes)` is told the memory of the copies that the policy makes of it, and may raise.
         Raises EdgeServerError, of which InvalidRequest is about the observation.
         """
         if self._gap_timer is not None:
             self._gap_timer.cancel()
         self._load.add_arrival(arrived_ns / 1e9)
         try:
-            found = await self._run(observation, arrived_ns)
+            found = await self._run(observation, arrived_ns, charge)
         except EdgeServerError as error:
             self._counts.fail(error)
             self._load.add_failure(error)
@@ -102,9 +105,12 @@ class Robot:
         """Count an observation that is not run because a newer one has come."""
         self._counts.overtaken += 1
 
-    async def _run(self, observation: Mapping[str, object], arrived_ns: int) -> dict[str, Any]:
+    async def _run(
+        self, observation: Mapping[str, object], arrived_ns: int, charge: Callable[[int], None]
+    ) -> dict[str, Any]:
         handle = self._begin_or_go_on()
         policy = self.policy
+        charge(policy.copied_bytes(observation))
         inputs = (
             await asyncio.to_thread(policy.read, observation) if policy.takes_pictures else policy.read(observation)
         )

@@ -35,6 +35,7 @@ class PoliciesConfig:
     message_memory_mb: int = setting(
         256,
         "--policy-message-memory-mb",
-        integer(64, 1 << 20),
-        "Most megabytes (MiB) that the observations of all robots hold together; what needs more waits or is refused.",
+        integer(128, 1 << 20),
+        "Most megabytes (MiB) that the observations of all robots hold together, with what is made of them; what needs "
+        "more waits or is refused.",
     )

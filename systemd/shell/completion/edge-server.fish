@@ -149,7 +149,7 @@ complete -c edge-server -n '__edge_server_runs serve check' -l sysfs-root -r -d 
 complete -c edge-server -n '__edge_server_runs serve check' -l grant-clock-cap -x -a 'true false' -d 'Let the governor lower the GPU\'s highest clock, which needs write permission'
 complete -c edge-server -n '__edge_server_runs serve check' -l policy-openpi -x -d 'Serve robot policies at this address by openpi\'s WebSocket protocol: ...'
 complete -c edge-server -n '__edge_server_runs serve check' -l policy-groot -x -d 'Serve a robot policy at this address by GR00T\'s protocol over ZeroMQ'
-complete -c edge-server -n '__edge_server_runs serve check' -l policy-message-memory-mb -x -d 'Most megabytes (MiB) that the observations of all robots hold together'
+complete -c edge-server -n '__edge_server_runs serve check' -l policy-message-memory-mb -x -d 'Most megabytes (MiB) that the observations of all robots hold together, ...'
 complete -c edge-server -n '__edge_server_runs serve check' -l wyoming -x -d 'Serve speech to Home Assistant\'s Assist at this address, by the Wyoming ...'
 complete -c edge-server -n '__edge_server_runs serve check' -l wyoming-announce -x -a 'true false' -d 'Announce that address by multicast DNS, by which Home Assistant finds it'
 complete -c edge-server -n '__edge_server_runs serve check' -l engine-builder -x -a 'true false' -d 'Build TensorRT engines for ONNX models if TensorRT and a GPU are present'

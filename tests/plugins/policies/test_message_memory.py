@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import numpy as np
 import pytest
 
 from edge_server.errors import QueueFull
@@ -19,6 +21,7 @@ MB = 1 << 20
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(message_memory, "_MAX_RECEIVE_S", 0.05)
     monkeypatch.setattr(message_memory, "_LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(message_memory, "READING_BYTES", 0)
 
 
 def run(test: Callable[[MessageMemory], Coroutine[Any, Any, None]]) -> None:
@@ -99,3 +102,46 @@ def test_without_memory_a_message_is_refused_in_the_end(monkeypatch: pytest.Monk
         await used(memory, 32 * MB)
 
     run(test)
+
+
+def test_what_is_made_of_a_message_is_counted_with_it_and_refused_at_once() -> None:
+    async def test(memory: MessageMemory) -> None:
+        first, second = await used(memory, 20 * MB), await used(memory, 10 * MB)
+        second.charge(memory.small_bytes)
+        with pytest.raises(QueueFull, match="more than 64 MB"):
+            second.charge(4 * MB)
+        first.release()
+        second.charge(20 * MB)
+        assert second.size == 30 * MB + memory.small_bytes
+        with pytest.raises(QueueFull):
+            second.charge(4 * MB)
+
+    run(test)
+
+
+def test_a_message_in_use_has_memory_for_what_small_ones_are_made_of() -> None:
+    async def test(memory: MessageMemory) -> None:
+        await used(memory, 32 * MB)
+        small = await used(memory, 100)
+        small.charge(memory.small_bytes - 100)
+
+    run(test)
+
+
+@pytest.mark.parametrize("message", [
+    {"list": [[]] * 30_000}, {"maps": [{}] * 30_000}, {str(number): number for number in range(30_000)},
+    {"text": "a" * 500_000 + "\N{GRINNING FACE}"}, {"other order": np.zeros(100_000, ">f8")},
+])  # fmt: skip
+def test_the_values_of_a_message_take_no_more_than_is_charged_for_them(message: Any) -> None:
+    messages = pytest.importorskip("edge_server.plugins.policies.array_messages")
+    data = messages.write_message(message)
+    charged: list[int] = []
+    tracemalloc.start()
+    found = messages.read_message(data, charged.append)
+    # Of this module alone: servers of other tests may run on threads of this process.
+    traces = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, messages.__file__)])
+    taken = sum(trace.size for trace in traces.traces)
+    tracemalloc.stop()
+    assert taken > len(data) // 2
+    assert found.keys() == message.keys()
+    assert taken < len(data) + sum(charged)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BadModelConfig, InvalidRequest
-from edge_server.plugins.policies.policy import MAX_DEPTH, is_policy, make_policy
+from edge_server.plugins.policies.policy import is_policy, make_policy
 
 CAMERA = InputSpec("top", DType.FP32, (3, 4, 6))
 STATE = InputSpec("state", DType.FP32, (2,))
@@ -50,11 +51,32 @@ def test_values_come_from_their_keys_and_get_the_batch_dimension() -> None:
 def test_maps_in_maps_are_keys_with_slashes() -> None:
     made = policy(STATE, policy_inputs="state=robot/arm/state")
     assert made.read({"robot": {"arm": {"state": [3, 4]}}})["state"].array.tolist() == [[3.0, 4.0]]
-    deep: dict[str, Any] = {"state": [1, 2]}
-    for _ in range(MAX_DEPTH):
-        deep = {"m": deep}
-    with pytest.raises(InvalidRequest, match=f"maps in maps, more than {MAX_DEPTH} deep"):
-        made.read(deep)
+    assert made.read({b"robot/arm": {b"state": [3, 4]}})["state"].array.tolist() == [[3.0, 4.0]]
+    with pytest.raises(
+        InvalidRequest, match=re.escape("the observation lacks 'robot/arm/state'; given: 'robot/arm', 'm/")
+    ):
+        made.read({"m": {"x" * 100: 1}, "robot/arm": 1, "robot": {"arm": {}}})
+
+
+def test_long_names_in_maps_take_no_memory_for_each_value() -> None:
+    """A map of 60,000 values under a name of 1 MB, of which paths would take 60 GB."""
+    made = policy(STATE)
+    wide = {"n" * (1 << 20): dict.fromkeys(map(str, range(60_000)), 0), "state": [1, 2]}
+    tracemalloc.start()
+    made.read(wide)
+    with pytest.raises(InvalidRequest, match="the observation lacks 'state'"):
+        made.read({key: value for key, value in wide.items() if key != "state"})
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 16 << 20
+
+
+def test_the_copies_of_an_observation_are_counted_before_they_are_made() -> None:
+    made = policy(InputSpec("wide", DType.FP64, (-1,)), STATE)
+    assert made.copied_bytes({"wide": np.zeros(1000, np.uint8), "state": np.zeros(2, np.float32)}) == 8000
+    previous = InputSpec("previous", DType.FP32, (20, 2))
+    made = policy(previous, policy_previous_input="previous")
+    assert made.copied_bytes({"previous": np.zeros((0, 1 << 30), np.float32)}) == 20 * 4 << 30
 
 
 def test_a_model_without_batches_gets_its_own_shape_with_or_without_a_leading_one() -> None:

@@ -1,8 +1,13 @@
-"""Bound on the memory that the messages of all robots hold together: while they are received, wait and are used.
+"""Bound on the memory that the messages of all robots hold together: while they are received, wait and are used, with
+the values and copies that are made of them.
 
 Half of it is for small messages: each message may always hold `small_bytes`, so a robot that sends little is never
 harmed by one that sends much. The other half is for what messages hold beyond that. If it is full, a message waits
-until others are used up, the first one first. Meanwhile, one whose rest does not come is refused.
+until others are used up, the first one first. Meanwhile, one whose rest does not come is refused. What is made of a
+message is counted while it is made, and refused at once if there is no memory for it.
+
+A message that is read takes its bytes twice, until those that were received are dropped. One is read at a time, on the
+event loop: the first half has `READING_BYTES` for it.
 """
 
 from __future__ import annotations
@@ -15,9 +20,11 @@ from collections.abc import Callable
 
 from edge_server.errors import QueueFull
 
-_MAX_MESSAGES = 96
-"""Messages that may exist at a time: for each of 16 robots on three wires one that is used, and one that waits or is
-received."""
+MAX_MESSAGE_BYTES = READING_BYTES = 32 << 20
+
+_MAX_MESSAGES = 16 * 3 + 64
+"""Messages that may exist at a time: for each of 16 robots of openpi's one that is used, one that waits and one that is
+received; and one for each connection of GR00T's."""
 
 _MAX_WAIT_S = 10.0
 _MAX_RECEIVE_S = 3.0
@@ -48,6 +55,11 @@ class HeldMessage:
             self.since_s = time.monotonic()
         self.size += nbytes
 
+    def charge(self, nbytes: int) -> None:
+        """Count bytes that are made of the message. Raises QueueFull if there is no memory for them."""
+        self._memory.check_room(self, nbytes)
+        self.size += nbytes
+
     def release(self) -> None:
         """Hold nothing any more. May be called again."""
         self._memory.remove(self)
@@ -62,8 +74,9 @@ class MessageMemory:
     """Memory of `total_bytes` for messages. Not thread-safe: lives on one event loop."""
 
     def __init__(self, total_bytes: int) -> None:
+        """`total_bytes`: more than twice READING_BYTES."""
         self.total_bytes = total_bytes
-        self.small_bytes = total_bytes // 2 // _MAX_MESSAGES
+        self.small_bytes = (total_bytes // 2 - READING_BYTES) // _MAX_MESSAGES
         self._messages: set[HeldMessage] = set()
         self._waiting: deque[HeldMessage] = deque()
         self._changed = asyncio.Event()
@@ -78,6 +91,11 @@ class MessageMemory:
     def remove(self, message: HeldMessage) -> None:
         self._messages.discard(message)
         self._changed.set()
+
+    def check_room(self, message: HeldMessage, nbytes: int) -> None:
+        size = message.size + nbytes
+        if size > self.small_bytes and not self._has_room(message, size):
+            raise self._refusal()
 
     async def make_room(self, message: HeldMessage, nbytes: int) -> None:
         if message.is_refused:

@@ -133,6 +133,7 @@ class WebSocket:
                 if joined is not None or not is_final:
                     joined = bytearray() if joined is None else joined
                     joined += data
+                    data = memoryview(b"")  # else it would be held until the next frame has come
                 if is_final:
                     message = ReceivedMessage(data if joined is None else memoryview(joined), is_text, held)
                     held.is_complete = True
