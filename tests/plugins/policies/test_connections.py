@@ -252,6 +252,25 @@ def test_sockets_of_zeromqs_library_get_their_messages_back(echo: Echo, kind: st
         assert client.recv() == f"expected a message of at most {MAX_BYTES} bytes, given {MAX_BYTES + 1}".encode()
 
 
+def test_a_message_of_many_parts_is_refused_at_its_first_one_and_takes_no_memory(
+    echo: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zmq = pytest.importorskip("zmq", reason="needs pyzmq, of the extra test")
+    begun = []
+    begin = echo._memory.begin
+    monkeypatch.setattr(echo._memory, "begin", lambda refuse: begun.append(1) or begin(refuse))
+    with zmq.Context() as context, context.socket(zmq.DEALER) as client:
+        client.setsockopt(zmq.LINGER, 0)
+        client.setsockopt(zmq.RCVTIMEO, 30_000)
+        client.connect(f"tcp://{echo.zmtp.address}")
+        part = bytes(1 << 20)
+        for _ in range(50):
+            client.send(part, zmq.SNDMORE, copy=False)
+        client.send(part)
+        assert client.recv() == b"expected a message of one part"
+    assert begun == []
+
+
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48)
 READY = b"\x04\x1a\x05READY\x0bSocket-Type\x00\x00\x00\x03REQ"
 

@@ -1,5 +1,11 @@
 """ZeroMQ's protocol for a server that answers requests: ZMTP 3.0 (RFC 23 of ZeroMQ) without security, for clients with
-a REQ or a DEALER socket. Own, as ZeroMQ's library says nothing of connections and bounds the memory of each alone."""
+a REQ or a DEALER socket.
+
+Own, because ZeroMQ's library has no bound on the parts of a message that is not complete: it keeps them all, however
+small each must be (a ROUTER with MAXMSGSIZE of 1 MiB and a high-water mark of 1 took 275 MB). Here the first part that
+is not empty must be the last one, and its size is known before memory is taken. The library also says nothing of
+connections, and bounds the memory of each alone.
+"""
 
 from __future__ import annotations
 
