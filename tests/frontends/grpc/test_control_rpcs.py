@@ -302,6 +302,6 @@ def test_a_token_lets_calls_and_streams_in_beside_the_shared_word(
     assert front_end.call("ServerReady").ready
     page = "".join(text for family in tokens.families() for text in family.render())
     assert 'edge_auth_requests_total{name="alice",category="inference"} 2\n' in page
-    (tmp_path / "tokens").write_text("")
+    (tmp_path / "tokens").write_text("protect inference\n")
     tokens.load(str(tmp_path / "tokens"))
     assert refusal(front_end, "RepositoryModelLoad", metadata=right)[0] is grpc.StatusCode.UNAUTHENTICATED
