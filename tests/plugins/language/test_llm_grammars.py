@@ -15,6 +15,7 @@ from edge_server.plugins.language.engines.grammar_text import write_gbnf
 from edge_server.plugins.language.engines.token_engine import Sampling
 from edge_server.plugins.language.text.grammar_check import GrammarCheck, TooManyWays
 from edge_server.plugins.language.text.pattern_automaton import BadPattern
+from edge_server.plugins.language.text.sized_cache import cache_up_to
 from edge_server.plugins.language.text.text_grammar import TextGrammar, read_grammar, read_pattern
 
 JSON = r"""
@@ -171,6 +172,10 @@ def test_a_pattern_that_is_wrong_or_too_large_is_refused(pattern: str, message: 
     assert message in str(caught.value)
 
 
+APART = "".join(chr(0x4E00 + 2 * index) for index in range(990))
+"""Characters of a class that are each a range of its own."""
+
+
 @pytest.mark.parametrize(
     ("rules", "message"),
     [
@@ -197,6 +202,8 @@ def test_a_pattern_that_is_wrong_or_too_large_is_refused(pattern: str, message: 
         ("".join(f'r{index} ::= "a"\n' for index in range(201)), "expected at most 200 rules"),
         ("root ::= " + "(" * 30 + '"a"' + ")" * 30, "groups are nested more than 16 deep"),
         ('root ::= "a"{9999}', "more than 2,000 characters"),
+        (f"root ::= [{APART}]{{21}}", "more than 20,000 ranges"),
+        (f'root ::= "(" root ")" | [{APART}]{{21}}', "its repetitions written out have"),
         ('root ::= "(" root{2000} ")" | "a"', "its repetitions written out have"),
         ("root ::= a0\n" + "".join(f"a{i} ::= a{i + 1} a{i + 1}\n" for i in range(90)) + 'a90 ::= "x"', "too large"),
         ("root ::= a0\n" + "".join(f"a{i} ::= a{i + 1} a{i + 1}\n" for i in range(60)) + "a60 ::= ", "too large"),
@@ -212,6 +219,25 @@ def test_rules_that_are_wrong_or_too_large_are_refused(rules: str, message: str 
     with pytest.raises(BadPattern) as caught:
         read_grammar(rules)
     assert message in str(caught.value)
+
+
+def test_a_pattern_whose_classes_have_many_ranges_is_refused_before_it_is_built() -> None:
+    assert fits(read_pattern(f"[{APART}]{{20}}"), APART[:20])
+    with pytest.raises(BadPattern, match="more than 20,000 ranges"):
+        read_pattern(f"[{APART}]{{1900}}")
+
+
+def test_kept_grammars_are_bounded_by_their_memory() -> None:
+    made: list[int] = []
+
+    @cache_up_to(100, int)
+    def kept(size: int) -> int:
+        made.append(size)
+        return size
+
+    assert [kept(size) for size in (60, 40, 60, 1, 40, 101, 60)] == [60, 40, 60, 1, 40, 101, 60]
+    # 1 drops 40, which was not asked for the longest; 40 drops 60; 101, which is too large, drops all.
+    assert made == [60, 40, 1, 40, 101, 60]
 
 
 def test_rules_that_do_not_lead_to_themselves_become_one_automaton() -> None:

@@ -18,6 +18,8 @@ MAX_GROUPS = 16
 """Groups inside each other."""
 MAX_POSITIONS = 2_000
 """Characters of a pattern whose counted repetitions are written out."""
+MAX_RANGES = 20_000
+"""Ranges of the classes of these characters, all together: ten for each. Time and memory grow with them, too."""
 MAX_STATES = 2_000
 _MAX_STEPS = 200_000
 """Of the construction: at most about 0.1 s."""
@@ -108,6 +110,11 @@ class Reference(NamedTuple):
 
 
 Node: TypeAlias = "Characters | Series | Alternatives | Repetition | Reference"
+
+
+def edges_bytes(edges: Sequence[Mapping[int, Ranges]]) -> int:
+    """Return about the memory of the edges of an automaton, as measured with CPython 3.11."""
+    return sum(400 + 128 * sum(map(len, row.values())) for row in edges)
 
 
 class Automaton(NamedTuple):
@@ -221,6 +228,7 @@ class _Positions:
         self.ranges: list[Ranges] = []
         self._following: list[int] = []
         self._steps = 0
+        self._range_count = 0
 
     def add(self, node: Node) -> _Part:
         """Add the positions of a node without references. Raises BadPattern if there are too many."""
@@ -230,6 +238,11 @@ class _Positions:
         if isinstance(node, Characters):
             if len(self.ranges) >= MAX_POSITIONS:
                 raise BadPattern(f"too large: its repetitions written out have more than {MAX_POSITIONS:,} characters")
+            self._range_count += len(node.ranges)
+            if self._range_count > MAX_RANGES:
+                raise BadPattern(
+                    f"too large: the classes of its repetitions written out have more than {MAX_RANGES:,} ranges"
+                )
             self.ranges.append(node.ranges)
             self._following.append(0)
             bit = 1 << len(self.ranges) - 1

@@ -7,7 +7,6 @@ that every reader of its RFC takes, not all: days up to the 28th in February, no
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from edge_server.plugins.language.text.pattern_automaton import (
@@ -21,9 +20,11 @@ from edge_server.plugins.language.text.pattern_automaton import (
     Series,
     build_automaton,
     complement,
+    edges_bytes,
     normalize,
 )
-from edge_server.plugins.language.text.text_grammar import read_pattern
+from edge_server.plugins.language.text.sized_cache import cache_up_to
+from edge_server.plugins.language.text.text_grammar import MAX_CACHED_BYTES, read_pattern
 
 MAX_LENGTH = 256
 """Largest minLength and maxLength."""
@@ -98,7 +99,11 @@ def string_states(schema: Mapping[str, Any]) -> StringStates:
     return _string_states(tuple(patterns), least, most)
 
 
-@lru_cache(maxsize=64)
+def _bytes_of(states: StringStates) -> int:
+    return edges_bytes(states.edges)
+
+
+@cache_up_to(MAX_CACHED_BYTES, _bytes_of)
 def _string_states(patterns: tuple[str, ...], least: int, most: int | None) -> StringStates:
     automata = [read_pattern(pattern).automaton for pattern in patterns]
     if (least, most) != (0, None):

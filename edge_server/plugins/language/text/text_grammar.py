@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
 from typing import NamedTuple
 
 from edge_server.plugins.language.engines.token_engine import Sampling
 from edge_server.plugins.language.text.pattern_automaton import (
     MAX_GROUPS,
     MAX_POSITIONS,
+    MAX_RANGES,
     Alternatives,
     Automaton,
     BadPattern,
@@ -26,13 +26,17 @@ from edge_server.plugins.language.text.pattern_automaton import (
     Series,
     build_automaton,
     complement,
+    edges_bytes,
     normalize,
     parse_pattern,
 )
+from edge_server.plugins.language.text.sized_cache import cache_up_to
 
 MAX_BYTES = 16_384
 """Of a grammar."""
 MAX_RULES = 200
+MAX_CACHED_BYTES = 16 << 20
+"""Of the patterns read last, and of the grammars."""
 MAX_DEPTH = 100
 """Of repetitions, alternatives and series inside each other, once rules are put in where they are named."""
 
@@ -53,14 +57,22 @@ class TextGrammar(NamedTuple):
     automaton: Automaton | None
 
 
-@lru_cache(maxsize=16)
+def _bytes_of(grammar: TextGrammar) -> int:
+    """Return about the memory of a grammar: 300 bytes for each part that its rules may have, and its automaton."""
+    size = 300 * MAX_POSITIONS
+    if grammar.automaton is not None:
+        size += edges_bytes(grammar.automaton.edges) + 64 * sum(map(len, grammar.automaton.table))
+    return size
+
+
+@cache_up_to(MAX_CACHED_BYTES, _bytes_of)
 def read_pattern(pattern: str) -> TextGrammar:
     """Return the grammar of a regular expression. Raises BadPattern."""
     root = parse_pattern(pattern)
     return TextGrammar({"root": root}, build_automaton(root))
 
 
-@lru_cache(maxsize=16)
+@cache_up_to(MAX_CACHED_BYTES, _bytes_of)
 def read_grammar(text: str) -> TextGrammar:
     """Return the grammar of rules in GBNF. Raises BadPattern."""
     if (size := len(text.encode("utf-8", "replace"))) > MAX_BYTES:
@@ -143,10 +155,12 @@ def _depth(node: Node, known: dict[int, int]) -> int:
 
 
 def _written_size(node: Node, known: dict[int, int] | None = None) -> int:
-    """Return the number of characters and names once all repetitions are written out."""
+    """Return the number of characters and names once all repetitions are written out. A class counts one more for
+    each ten of its ranges, as MAX_RANGES does."""
     known = {} if known is None else known
     if id(node) not in known:
-        size = 1 + sum(_written_size(child, known) for child in _children(node))
+        own = 1 + len(node.ranges) * MAX_POSITIONS // MAX_RANGES if isinstance(node, Characters) else 1
+        size = own + sum(_written_size(child, known) for child in _children(node))
         times = max(node.least, node.most or 1) if isinstance(node, Repetition) else 1
         known[id(node)] = size * times
     return known[id(node)]
