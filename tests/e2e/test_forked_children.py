@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,3 +72,14 @@ def test_a_signal_to_the_child_ends_the_child_alone_and_running_requests_are_ans
         os.kill(child, signal.SIGTERM)
         assert server.stop() == 0
         assert answer.result() == child
+
+
+def test_a_model_in_a_process_and_its_child_end_with_a_server_that_is_killed(
+    serve: Any, repository: Any, eventually: Any
+) -> None:
+    (repository.add("m", CONFIG + IN_PROCESS) / "1/model.py").write_text(MODEL)
+    with serve(repository.path) as server:
+        child = Path(f"/proc/{ask(server, 0.0)}/cmdline")
+        server.process.kill()
+        # Empty once it has ended, also while its parent has not asked for its exit code.
+        assert eventually(lambda: not child.exists() or not child.read_bytes())

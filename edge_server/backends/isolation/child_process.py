@@ -7,12 +7,14 @@ import contextlib
 import dataclasses
 import itertools
 import logging
+import os
 import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,14 +30,22 @@ log = logging.getLogger(__name__)
 EXIT_TIMEOUT_S = 10.0
 """Time that a process has to finalize its model before it is killed."""
 
+_EXIT_CHECK_S = 0.01
+
 
 class ModelChildProcess:
-    """One process of `process_main`. Messages go both ways through `channel`."""
+    """One process of `process_main`. Messages go both ways through `channel`.
+
+    Processes that the model starts are in the group of this one and are killed when it has ended. Only those that leave
+    the group, such as by `setsid`, live on.
+    """
 
     def __init__(self, file: ModelFile) -> None:
         """Start the process. Raises LoadError when the system refuses a process or file descriptors."""
         self._title = file_title(file)
         self._is_closed = False
+        self._lock = threading.Lock()
+        """Held to kill the process and to ask for its exit code, after which its id may become another's."""
         try:
             with contextlib.ExitStack() as undo:
                 socket_here, socket_there = map(undo.enter_context, socket.socketpair())
@@ -49,6 +59,7 @@ class ModelChildProcess:
                         [sys.executable, "-m", module, *map(str, fds), str(log_level())],
                         stdin=subprocess.DEVNULL,
                         pass_fds=fds,
+                        start_new_session=True,
                     )
                 finally:
                     socket_there.close()
@@ -110,17 +121,30 @@ class ModelChildProcess:
             self.channel.cut()
 
     def kill(self) -> None:
-        self._process.kill()
+        """Kill the process and those that its model started."""
+        # ProcessLookupError: this program ignores SIGCHLD, so that the system keeps no process that has ended.
+        with self._lock, contextlib.suppress(ProcessLookupError):
+            if self._process.returncode is None:
+                os.killpg(self.pid, signal.SIGKILL)
 
     def wait_or_kill(self) -> bool:
-        """Wait for the exit. Return False if the process did not exit within EXIT_TIMEOUT_S and was killed."""
-        try:
-            self._process.wait(EXIT_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
+        """Wait for the exit, and kill what is left of the group. Return False if the process did not exit within
+        EXIT_TIMEOUT_S and was killed."""
+        end_s = time.monotonic() + EXIT_TIMEOUT_S
+        while not (has_exited := self._has_exited(os.WNOHANG)) and time.monotonic() < end_s:
+            time.sleep(_EXIT_CHECK_S)
+        self.kill()
+        self._has_exited()
+        with self._lock:
             self._process.wait()
-            return False
-        return True
+        return has_exited
+
+    def _has_exited(self, options: int = 0) -> bool:
+        """Wait for the exit, with os.WNOHANG only look. The process keeps its id, which is that of its group."""
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | options) is not None
+        except ChildProcessError:  # another thread has asked for the exit code
+            return True
 
     def wait_for_exit(self) -> str:
         """Wait for the exit of a process whose connection broke, and return how it ended, as a part of a sentence."""

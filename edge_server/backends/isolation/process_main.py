@@ -219,7 +219,7 @@ class ModelRunner:
                     self.handle_message(message, offset)
         except (OSError, EOFError):
             # The server has ended or has cut the connection. The model may hang, so nothing is finalized.
-            os._exit(0)
+            _end_group()
         except BaseException:  # noqa: BLE001 - no other code could handle it
             # A process that does not receive would block the server.
             traceback.print_exc()
@@ -301,6 +301,11 @@ class ModelRunner:
             self._channel.send(("metrics", views))
 
 
+def _end_group() -> None:
+    """End this process and those that the model started: no server is there to do it."""
+    os.killpg(os.getpid(), signal.SIGKILL)
+
+
 def main(command_line: Sequence[str]) -> None:
     """Run one model, or one function, for the server at the other end of the connection."""
     socket_fd, own_fd, other_fd, level = map(int, command_line)
@@ -308,7 +313,12 @@ def main(command_line: Sequence[str]) -> None:
     reset_in_forked_children((signal.SIGINT, signal.SIGTERM))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda signum, frame: None)
-    channel = Channel(socket.socket(fileno=socket_fd), Arena(own_fd), other_fd)
+    connection = socket.socket(fileno=socket_fd)
+    # The server sees by the end of the connection that this process has ended: no other process may hold it.
+    os.register_at_fork(after_in_child=connection.close)
+    for fd in (socket_fd, own_fd, other_fd):
+        os.set_inheritable(fd, False)
+    channel = Channel(connection, Arena(own_fd), other_fd)
     logger = logging.getLogger()
     logger.addHandler(LogForwarder(channel))
     logger.setLevel(level)
@@ -333,5 +343,7 @@ def main(command_line: Sequence[str]) -> None:
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
-    except (OSError, EOFError, ServingFault):
+    except (ConnectionError, EOFError):
+        _end_group()
+    except (OSError, ServingFault):
         os._exit(1)

@@ -151,7 +151,7 @@ def test_custom_metadata_are_read_as_they_were_written_and_have_no_fractions() -
 
 
 @pytest.mark.parametrize(
-    "name", ["/etc/passwd", "../x", "1/../../x", "a//b", ".release.json", "1/.hidden", "a\\b", "a\nb", "x" * 2000]
+    "name", ["/etc/passwd", "../x", "1/../../x", "a//b", ".release.json", "1/.hidden", "a\\b", "a\nb", "x" * 256]
 )
 def test_a_list_of_files_cannot_lead_out_of_the_models_folder(name: str) -> None:
     with pytest.raises(InvalidRequest):

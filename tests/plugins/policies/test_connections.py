@@ -7,6 +7,7 @@ import asyncio
 import base64
 import os
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -229,6 +230,27 @@ def test_a_burst_of_connections_takes_the_places_of_older_ones(
     assert opened[0].recv(1) == b""
     assert len(echo.websocket.connections) <= MAX_CONNECTIONS
     assert not echo.websocket.is_full
+
+
+def test_a_connection_whose_client_is_gone_ends_without_a_traceback(
+    echo: Echo, connect: Callable[[RobotListener], socket.socket], caplog: pytest.LogCaptureFixture
+) -> None:
+    is_served, is_gone = threading.Event(), threading.Event()
+
+    async def serve(stream: MessageStream) -> None:
+        await stream.read(1)
+        is_served.set()
+        is_gone.wait(30)  # The loop stands: it does not hear of the end of the connection.
+
+    listener = echo._run(echo._listen(serve))
+    client = connect(listener)
+    client.sendall(b"x")
+    assert is_served.wait(30)
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+    is_gone.set()
+    echo._run(listener.stop())
+    assert caplog.messages == []
 
 
 # -- ZeroMQ ------------------------------------------------------------------------------------------------------------

@@ -376,6 +376,55 @@ def test_the_process_ends_with_the_server(python_core: Any, eventually: Callable
     assert eventually(lambda: not Path(f"/proc/{pid}").exists())
 
 
+LEAVES_A_PROCESS = """
+import multiprocessing, signal
+
+def outlive():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(300)
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.left = multiprocessing.get_context("fork").Process(target=outlive)
+        self.left.start()
+    def execute(self, requests):
+        if given(requests[0])[0] < 0: os.kill(os.getpid(), signal.SIGKILL)
+        return [answer([os.getpid(), self.left.pid]) for request in requests]
+"""
+
+
+def runs(pid: float) -> bool:
+    """Return whether a process runs. One whose parent has not asked for its exit code does not."""
+    try:
+        return Path(f"/proc/{int(pid)}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("end", ["unload", "reload", "stop", "crash"])
+def test_no_process_that_an_isolated_model_started_outlives_it(
+    python_core: Any, eventually: Callable[[Callable[[], bool]], bool], end: str
+) -> None:
+    path = python_core.write("m", LEAVES_A_PROCESS, ISOLATED) / "model.py"
+    python_core.service.load_model("m")
+    _, left = python_core.value("m")
+    try:
+        assert runs(left)
+        if end == "unload":
+            python_core.service.unload_model("m")
+        elif end == "reload":
+            path.write_text(path.read_text() + "# changed")
+            python_core.service.load_model("m")
+        elif end == "stop":
+            python_core.core.close(5.0)
+        else:
+            assert isinstance(python_core.ask("m", [-1.0])[0].error, SessionLost)
+        assert eventually(lambda: not runs(left))
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(left), signal.SIGKILL)
+
+
 HANGING = """
 class TritonPythonModel:
     def initialize(self, args): threading.Event().wait()

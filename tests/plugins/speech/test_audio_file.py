@@ -14,7 +14,7 @@ import pytest
 
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.speech import audio_file
-from edge_server.plugins.speech.audio_file import SAMPLE_RATE, decode_audio
+from edge_server.plugins.speech.audio_file import MAX_WAV_CHUNKS, SAMPLE_RATE, decode_audio
 from edge_server.plugins.speech.resampling import resample
 
 
@@ -90,6 +90,16 @@ def test_a_chunk_that_is_longer_than_its_file_is_refused(monkeypatch: pytest.Mon
     place = data.index(b"data")
     with pytest.raises(InvalidRequest, match="is not a WAV file"):
         decode_audio(data[:place] + b"LIST" + struct.pack("<I", len(data)) + data[place:], 60)
+
+
+def test_a_wav_file_with_many_chunks_before_its_sound_is_refused(make_wav: Any) -> None:
+    data = make_wav(tone(440, 0.5))
+    place = data.index(b"data")
+    odd = b"LIST" + struct.pack("<I", 3) + b"odd\0"
+    for chunk in (b"junk" + bytes(4), odd):
+        assert decode_audio(data[:place] + chunk * (MAX_WAV_CHUNKS - 2) + data[place:], 60).size
+        with pytest.raises(InvalidRequest, match=f"expected its sound within {MAX_WAV_CHUNKS} chunks"):
+            decode_audio(data[:place] + chunk * (MAX_WAV_CHUNKS - 1) + data[place:], 60)
 
 
 def test_without_av_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,6 +132,21 @@ def unpack(archive: Path, folder: Path, suffix: str, limits: UnpackLimits, below
         raise PullFailed(f"the file is not a complete {suffix} archive: {error}") from None
 
 
+def check_names(folder: Path, what: str) -> None:
+    """Raise PullFailed for names in one folder that differ only in capitals: many file systems hold one of them.
+
+    `what` is "archive" or "artifact".
+    """
+    seen: set[str] = set()
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if name.casefold() in seen:
+            raise PullFailed(
+                f"the {what}'s '{name[:200]}' is in it twice: expected names that differ in more than capitals"
+            )
+        seen.add(name.casefold())
+
+
 def _write_members(members: Iterator[tuple[str, int, IO[bytes] | None]], folder: Path, limits: UnpackLimits) -> None:
     folders = {folder}
     for name, size, content in members:

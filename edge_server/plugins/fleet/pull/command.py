@@ -20,7 +20,14 @@ from edge_server.cli.options import CommandParser, int_range
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.fleet.pull import oci_model
-from edge_server.plugins.fleet.pull.archive import ARCHIVES, DEFAULT_MAX_BYTES, PullFailed, UnpackLimits, unpack
+from edge_server.plugins.fleet.pull.archive import (
+    ARCHIVES,
+    DEFAULT_MAX_BYTES,
+    PullFailed,
+    UnpackLimits,
+    check_names,
+    unpack,
+)
 from edge_server.plugins.fleet.pull.model_installation import (
     Fill,
     check_name,
@@ -241,6 +248,7 @@ def _fill_from_file(
     file = client.download(url, sha256, downloads)
     if suffix in ARCHIVES:
         unpack(file, unpacked, suffix, UnpackLimits(max_bytes, unpacked))
+        check_names(unpacked, "archive")
         os.rename(find_model_folder(unpacked), model)
     else:
         (model / "1").mkdir(parents=True)

@@ -22,6 +22,7 @@ from edge_server.plugins.fleet.pull.archive import (
     WHITEOUT,
     PullFailed,
     UnpackLimits,
+    check_names,
     check_space,
     unpack,
 )
@@ -94,6 +95,7 @@ def fill(
     if not any(tree.iterdir()):
         where = f" in /{_IMAGE_FOLDER}, where the images of KServe have their model" if is_image else ""
         raise PullFailed(f"'{reference}' has no files{where}")
+    check_names(tree, "artifact")
     found = find_model_folder(tree)
     if any(parse_version(path.name) is not None for path in found.iterdir()):
         os.rename(found, model)

@@ -93,8 +93,9 @@ class MessageStream(asyncio.BufferedProtocol):
         self._discards = True
         if not self._transport.is_closing():
             self._transport.resume_reading()
-            self._transport.write_eof()
-            with contextlib.suppress(asyncio.TimeoutError):
+            # OSError: the client is gone, and the loop has not heard of it.
+            with contextlib.suppress(asyncio.TimeoutError, OSError):
+                self._transport.write_eof()
                 await asyncio.wait_for(self._is_closed.wait(), _FINISH_S)
         self._transport.abort()
 

@@ -486,6 +486,10 @@ def hostile(registry: Registry, name: str) -> str:
             return push("v", file("/tmp/evil", b"onnx"))
         case "a name twice":
             return push("v", layer, file("m.onnx", b"other"))
+        case "a name in capitals":
+            return push("v", layer, file("M.onnx", b"other"))
+        case "a long name":
+            return push("v", file("m" * 256, b"onnx"))
         case "a file as a folder":
             return push("v", file("a", b"x"), file("a/b", b"other"))
         case "deep names":
@@ -540,6 +544,8 @@ def hostile(registry: Registry, name: str) -> str:
         ("a name that leads out", "expected a relative path"),
         ("an absolute name", "expected a relative path"),
         ("a name twice", "'m.onnx' is in it twice"),
+        ("a name in capitals", "'m.onnx' is in it twice: expected names"),
+        ("a long name", "expected names of at most 255 bytes"),
         ("a file as a folder", "'b' is in it twice"),
         ("deep names", "too many files: expected at most 1000 files"),
         ("a layer without a name", "layer 0 ('application/octet-stream') has no name"),
