@@ -177,5 +177,5 @@ def test_a_folder_that_cannot_be_locked_is_not_left_behind(tmp_path: Path, monke
 
 def test_a_file_name_that_is_too_long_for_the_disk_is_the_clients_mistake(source: Any, add_model: Any) -> None:
     add_model("m", CONFIG)
-    with pytest.raises(BadModelConfig, match="too long"):
+    with pytest.raises(BadModelConfig, match="at most 255 bytes, given one of 300"):
         source.desired_model("m", CONFIG_JSON, {"1/" + "x" * 300: b""})
