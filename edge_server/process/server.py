@@ -185,13 +185,15 @@ class ServerProcess:
     def add_signal_handlers(self) -> None:
         """Drain at SIGTERM and SIGINT, reload settings at SIGHUP. For the main thread's event loop."""
         loop = asyncio.get_running_loop()
-        # For processes that Python models fork.
-        reset_in_forked_children((signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
-        for number in (signal.SIGTERM, signal.SIGINT):
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        for number in numbers:
             loop.add_signal_handler(number, self._on_signal, number)
         # A server started in a terminal ends with the terminal: SIGHUP keeps its default effect there.
         if sys.stdin is None or sys.stdin.closed or not sys.stdin.isatty():
             loop.add_signal_handler(signal.SIGHUP, self._supervision.reload)
+            numbers.append(signal.SIGHUP)
+        # For processes that Python models fork.
+        reset_in_forked_children(numbers)
 
     def _checks(self) -> list[Check]:
         """Return the checks of the systemd watchdog, in addition to that of the event loop."""

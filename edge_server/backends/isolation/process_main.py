@@ -310,9 +310,9 @@ def main(command_line: Sequence[str]) -> None:
     """Run one model, or one function, for the server at the other end of the connection."""
     socket_fd, own_fd, other_fd, level = map(int, command_line)
     # The server handles signals to the process group, and ends this process when its turn comes.
-    reset_in_forked_children((signal.SIGINT, signal.SIGTERM))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda signum, frame: None)
+    reset_in_forked_children((signal.SIGINT, signal.SIGTERM))
     connection = socket.socket(fileno=socket_fd)
     # The server sees by the end of the connection that this process has ended: no other process may hold it.
     os.register_at_fork(after_in_child=connection.close)

@@ -227,6 +227,11 @@ def test_a_pattern_whose_classes_have_many_ranges_is_refused_before_it_is_built(
         read_pattern(f"[{APART}]{{1900}}")
 
 
+def test_a_pattern_of_few_classes_and_many_states_is_refused_while_it_is_built() -> None:
+    with pytest.raises(BadPattern, match="takes too long to make"):
+        read_pattern(f"([{APART[:950]}]|a)*a([{APART[0]}]|a){{9}}")
+
+
 def test_kept_grammars_are_bounded_by_their_memory() -> None:
     made: list[int] = []
 

@@ -66,9 +66,9 @@ async def _serve(options: argparse.Namespace, rollouts: RolloutState, key: str) 
     server = PageServer(state, rollouts, key, lambda: source.problem, options.page_allowed_host)
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
-    reset_in_forked_children((signal.SIGINT, signal.SIGTERM))
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ended.set)
+    reset_in_forked_children((signal.SIGINT, signal.SIGTERM))
     try:
         await source.refresh()
         port = await server.start(options.page_address, options.page_port)
