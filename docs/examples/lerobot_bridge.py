@@ -62,7 +62,7 @@ class Robot:
         self.connect()
 
     def connect(self):
-        """Begin an episode. Raises OSError and WebSocketException, of which InvalidStatus has the server's sentence."""
+        """Begin an episode. Raises OSError and WebSocketException, of which InvalidStatus has the server's reason."""
         token = os.environ.get("EDGE_SERVER_TOKEN")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._socket = self._connection.enter_context(
@@ -88,7 +88,7 @@ class Robot:
         return found
 
     def ask(self, observation):
-        """Return the actions for a TimedObservation. Raises ValueError with the server's sentence, OSError and
+        """Return the actions for a TimedObservation. Raises ValueError with the server's reason, OSError and
         WebSocketException; the next call connects again."""
         raw = observation.get_observation()
         message = pack({**raw, **make_lerobot_observation(raw, self.features)})
@@ -183,10 +183,10 @@ class Bridge(services_pb2_grpc.AsyncInferenceServicer):
             robot.close()
 
 
-def refuse(context, sentence):
+def refuse(context, reason):
     """End a call with a status that LeRobot's client logs, and does not repeat by itself."""
-    print(f"{context.peer()}: {sentence}", flush=True)
-    context.abort(grpc.StatusCode.FAILED_PRECONDITION, sentence)
+    print(f"{context.peer()}: {reason}", flush=True)
+    context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
 
 
 def pack(observation):
