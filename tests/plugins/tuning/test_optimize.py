@@ -59,7 +59,7 @@ FAULTY = """
     class Faulty(OnnxRuntimeBackend):
         def open(self, job):
             if self.name == "crash_open":
-                print("the driver is on fire")
+                print("the driver is on fire", flush=True)
                 os.abort()
             session = super().open(job)
             session.run = fault(self.name, session.run)
