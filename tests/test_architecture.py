@@ -109,6 +109,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     # securesystemslib, which signs releases, takes keys as objects of it.
     "cryptography": ("repository/trust/ed25519_keys.py", "plugins/fleet/publish/signing_keys.py"),
     "msgpack": ("plugins/policies/array_messages.py",),
+    "websockets": ("plugins/policies/connections/websocket.py",),
     "foxglove": ("plugins/cameras/commands/foxglove_output.py",),
     "fsspec": ("plugins/remote/object_store.py",),
     "s3fs": (),

@@ -9,6 +9,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -169,32 +170,44 @@ def test_many_small_messages_in_a_row_come_back_in_order(robot: socket.socket) -
     assert [read_frame(robot)[1] for _ in messages] == messages
 
 
+def test_memory_is_taken_for_a_payload_before_it_is_received(echo: Echo, robot: socket.socket) -> None:
+    deadline_s = time.monotonic() + 30
+    robot.sendall(b"\x82\xff" + MAX_BYTES.to_bytes(8, "big") + b"\0\0\0\0")
+    while [message.size for message in echo._memory._messages] != [MAX_BYTES]:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    robot.sendall(bytes(MAX_BYTES))
+    assert read_frame(robot) == (2, bytes(MAX_BYTES))
+
+
 def test_a_close_is_answered(robot: socket.socket) -> None:
     robot.sendall(frame(8, b"\x03\xe8bye"))
     assert read_frame(robot) == (8, b"\x03\xe8")
     assert robot.recv(1) == b""
 
 
-BREAKS_IT = (1002, b"expected a frame with a mask and a known opcode, without extensions")
 TOO_LARGE = (1009, f"expected a message of at most {MAX_BYTES} bytes".encode())
 OUT_OF_TURN = (1002, b"a frame is not the one that has to follow")
-CONTROL = (1002, b"expected a control frame of at most 125 bytes")
 
 
 @pytest.mark.parametrize(
     ("data", "code", "reason"),
     [
-        (b"\x82\x01x", *BREAKS_IT),
-        (b"\xc2\x81\0\0\0\0x", *BREAKS_IT),
-        (frame(3), *BREAKS_IT),
-        (frame(11), *BREAKS_IT),
+        (b"\x82\x01x", 1002, b"incorrect masking"),
+        (b"\xc2\x81\0\0\0\0x", 1002, b"reserved bits must be 0"),
+        (frame(3), 1002, b"invalid opcode"),
+        (frame(11), 1002, b"invalid opcode"),
         (frame(0, b"x"), *OUT_OF_TURN),
         (frame(2, b"x", is_final=False) + frame(2, b"y"), *OUT_OF_TURN),
-        (frame(9, b"x", is_final=False), *CONTROL),
-        (frame(9, b"x" * 126), *CONTROL),
+        (frame(9, b"x", is_final=False), 1002, b"fragmented control frame"),
+        (frame(9, b"x" * 126), 1002, b"control frame too long"),
+        (frame(9, b"x" * MAX_BYTES), 1002, b"control frame too long"),
+        (frame(8, b"\x03"), 1002, b"close frame too short"),
+        (frame(8, b"\x03\xed"), 1002, b"invalid status code"),
+        (frame(8, b"\x03\xe8\xff"), 1007, b"expected the reason of a close in UTF-8"),
         (b"\x82\xff" + (1 << 63).to_bytes(8, "big") + b"\0\0\0\0", *TOO_LARGE),
         (b"\x82\xff" + (MAX_BYTES + 1).to_bytes(8, "big") + b"\0\0\0\0", *TOO_LARGE),
-        (frame(2, b"x" * MAX_BYTES, is_final=False) + frame(0, b"x"), *TOO_LARGE),
+        (frame(2, b"x" * MAX_BYTES, is_final=False) + frame(10, b"x" * 125) + frame(0, b"x"), *TOO_LARGE),
     ],
 )
 def test_a_client_that_breaks_the_protocol_is_told_and_gone(
@@ -211,13 +224,16 @@ def test_a_client_that_breaks_the_protocol_is_told_and_gone(
     [
         (b"GET", b"POST"),
         (b"Upgrade: websocket", b"Upgrade: h2c"),
+        (b"Connection: Upgrade", b"Connection: close"),
+        (b"Connection: Upgrade", b"Connection: " + b"a," * 4000 + b"Upgrade"),
         (b"Version: 13", b"Version: 8"),
         (b"dGhlIHNhbXBsZSBub25jZQ==", base64.b64encode(b"short")),
         (b"dGhlIHNhbXBsZSBub25jZQ==", b"?"),
+        (b"dGhlIHNhbXBsZSBub25jZQ==", b"\xff"),
     ],
 )
 def test_a_request_that_opens_no_websocket_is_refused(old: bytes, new: bytes) -> None:
-    with pytest.raises(InvalidRequest, match="expected GET with the headers Upgrade: websocket, Sec-WebSocket-Version"):
+    with pytest.raises(InvalidRequest, match="expected GET with the headers Upgrade: websocket, Connection: Upgrade, "):
         accept_websocket(parse_head(OPEN.replace(old, new)))
 
 

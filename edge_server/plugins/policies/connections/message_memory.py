@@ -6,8 +6,8 @@ harmed by one that sends much. The other half is for what messages hold beyond t
 until others are used up, the first one first. Meanwhile, one whose rest does not come is refused. What is made of a
 message is counted while it is made, and refused at once if there is no memory for it.
 
-A message that is read takes its bytes twice, until those that were received are dropped. One is read at a time, on the
-event loop: the first half has `READING_BYTES` for it.
+A message that is unmasked or read takes its bytes twice, until those that were received are dropped. This is done for
+one at a time, on the event loop: the first half has `READING_BYTES` for it.
 """
 
 from __future__ import annotations
