@@ -301,9 +301,9 @@ class OpencvCamera:
         if pipeline:
             self._capture = cv2.VideoCapture(pipeline, cv2.CAP_GSTREAMER)
         else:
-            # The only way to set FFmpeg's options. Without it OpenCV sets the first one.
-            options = os.environ.get("OPENCV_FFMPEG_CAPTURE_OPTIONS", "rtsp_flags;prefer_tcp")
-            os.putenv("OPENCV_FFMPEG_CAPTURE_OPTIONS", f"{options}|protocol_blacklist;{_NO_REDIRECTS}")
+            # The only way to set FFmpeg's options. The first one is OpenCV's own if there is no such variable.
+            options = f"rtsp_flags;prefer_tcp|protocol_blacklist;{_NO_REDIRECTS}"
+            os.putenv("OPENCV_FFMPEG_CAPTURE_OPTIONS", options)
             milliseconds = int(TIMEOUT_S * 1000)
             limits = [cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, milliseconds, cv2.CAP_PROP_READ_TIMEOUT_MSEC, milliseconds]
             self._capture = cv2.VideoCapture(url, cv2.CAP_FFMPEG, limits)

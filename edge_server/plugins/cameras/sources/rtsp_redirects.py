@@ -31,6 +31,9 @@ _PORTS = {"rtsp": 554, "rtsps": 322}
 _MAX_BYTES = 1 << 16
 """Largest response: its head and the body together."""
 
+_FIELD = re.compile(r'\b(\w+)=(?:"([^"]*)"|([^\s,]*))')
+"""Field of a challenge: its name, and its value in quotes or without."""
+
 
 def follow_redirects(url: str, ca: str, timeout_s: float) -> str:
     """Ask a camera for its stream, and return the URL at which it answers without a redirect.
@@ -113,8 +116,7 @@ def _login(parts: SplitResult, address: str, challenges: Sequence[str]) -> str:
         return ""
     user, password = unquote(parts.username or ""), unquote(parts.password)
     for challenge in challenges:
-        found = re.findall(r'(\w+)=(?:"([^"]*)"|([^\s,]*))', challenge)
-        fields = {name.lower(): quoted or bare for name, quoted, bare in found}
+        fields = {name.lower(): quoted or bare for name, quoted, bare in _FIELD.findall(challenge)}
         if challenge.lower().startswith("digest ") and fields.get("algorithm", "MD5").upper() == "MD5":
             return _digest(user, password, address, fields)
     if any(challenge.lower().startswith("basic") for challenge in challenges):
