@@ -100,7 +100,9 @@ PATTERNS = (
     Foreign("plugins.vision.exporters.ultralytics:_PAIR", "fullmatch", ANCHORED, lambda n: "[1" + " " * n),
     Foreign("plugins.tensorrt.optimization_profiles:_ENTRY", "fullmatch", ANCHORED, lambda n: ":1" * (n // 2) + " "),
     Foreign("plugins.runtimes.pytorch:_BY_INDEX", "fullmatch", ANCHORED, lambda n: "__1a" * (n // 4)),
-    # -- registries, other servers
+    # -- cameras, registries, other servers
+    Foreign("plugins.cameras.sources.rtsp_redirects:_FIELD", "findall", "a name is read from its beginning only",
+            lambda n: "a" * n + '="'),
     Foreign("plugins.fleet.pull.oci_registry:_CHALLENGE", "findall", ONE_RUN, lambda n: "a" * n),
     Foreign("plugins.fleet.reports.served_versions:_DIGEST", "sub", ONE_RUN, lambda n: " (" + "a" * n),
 )  # fmt: skip

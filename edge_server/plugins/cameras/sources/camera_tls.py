@@ -90,23 +90,6 @@ def find_pinned_certificate(url: str, ca: str) -> PinnedCertificate | None:
         raise SourceError(f"{shown_url(url)}: {error.strerror or f'no data within {TIMEOUT_S:g} s'}") from None
 
 
-def explain_tls_failure(url: str, ca: str) -> str:
-    """Connect to a camera, and return why TLS fails; "" if it does not."""
-    try:
-        if ca and _find_pinned_certificate(url, ca) is not None:
-            return ""
-        _shake_hands(url, _make_authority_context(ca))
-    except SourceError as error:
-        return error.message
-    except ssl.SSLCertVerificationError as error:
-        return describe_certificate_error(error, url)
-    except ssl.SSLError as error:
-        return f"TLS fails: {error.reason or 'the camera closed the connection'}"
-    except OSError:
-        pass
-    return ""
-
-
 def describe_certificate_error(error: ssl.SSLCertVerificationError, url: str) -> str:
     """Return why a camera's certificate is refused, and how to trust it nevertheless."""
     problem = f"the certificate is not valid: {error.verify_message}"

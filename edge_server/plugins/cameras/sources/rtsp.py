@@ -8,7 +8,7 @@ import importlib
 import importlib.util
 import logging
 import os
-import socket
+import re
 import ssl
 import tempfile
 import time
@@ -16,12 +16,11 @@ from collections.abc import Iterator
 from functools import partial
 from types import ModuleType
 from typing import Any
-from urllib.parse import urlsplit
 
 from edge_server.config.setting import shown_url
 from edge_server.errors import Unsupported, install_hint
-from edge_server.plugins.cameras.failure_reason import unknown_host_reason
-from edge_server.plugins.cameras.sources.camera_tls import explain_tls_failure, find_pinned_certificate
+from edge_server.plugins.cameras.sources.camera_tls import find_pinned_certificate
+from edge_server.plugins.cameras.sources.rtsp_redirects import follow_redirects
 from edge_server.plugins.cameras.sources.source_interface import Source, SourceError, SourcePicture, opencv
 
 _LOG = logging.getLogger(__name__)
@@ -38,6 +37,13 @@ _MAX_PIXELS = 1 << 26
 _AUTHORITIES = "/etc/ssl/certs/ca-certificates.crt"
 """The authorities that the system trusts, as a file, on Debian, Ubuntu and a Jetson."""
 
+_NO_REDIRECTS = "rtsp,rtsps,satip"
+"""FFmpeg's option protocol_blacklist. From 8.1 on it follows a redirect only to these, and to none of them that is in
+this list; it does not check the first URL."""
+
+_CHECKS_REDIRECTS = (62, 12)
+"""Version of libavformat in FFmpeg 8.1."""
+
 _need_tcp: set[str] = set()
 """URLs of cameras of transport "auto" to open over TCP first, as nothing came over UDP: a wait for UDP would prolong
 each loss of the connection."""
@@ -47,18 +53,50 @@ class TransportError(SourceError):
     """The camera does not send over this transport, or nothing of it arrives."""
 
 
+class UnclearError(SourceError):
+    """The decoder does not say well why it cannot open the stream: a redirect, a certificate, an unknown host."""
+
+
 def open_rtsp(url: str, decoder: str = "auto", transport: str = "tcp", ca: str = "") -> Source:
     """Open an RTSP stream.
 
     `decoder` is "pyav"; "opencv", which tells neither reasons nor stamps; "gstreamer", OpenCV with GStreamer, as the
     system's OpenCV on a Jetson has it; or "auto", PyAV if it is installed or needed, else OpenCV. `transport` of the
     pictures is "tcp"; "udp"; or "auto": UDP, and TCP if nothing arrives, from then on TCP first. The certificate of
-    rtsps:// is checked against the PEM file `ca`, or "" against the system's, see `camera_tls`. Raises SourceError, and
-    Unsupported if the decoder is not installed.
+    rtsps:// is checked against the PEM file `ca`, or "" against the system's, see `camera_tls`. No decoder follows a
+    redirect, but see `follow_redirects`. Raises SourceError, and Unsupported if the decoder is not installed.
     """
     if decoder == "auto":
         needs_pyav = transport != "tcp" or url.startswith("rtsps://")
         decoder = "pyav" if needs_pyav or importlib.util.find_spec("av") is not None else "opencv"
+    open_camera = partial(_open_camera, decoder=decoder, transport=transport, ca=ca)
+    if decoder != "pyav" and not _opencv_refuses_redirects(decoder):
+        return open_camera(follow_redirects(url, ca, TIMEOUT_S))
+    try:
+        return open_camera(url)
+    except UnclearError:
+        # Only now, as a connection more at each start is too much for some cameras.
+        address = follow_redirects(url, ca, TIMEOUT_S)
+        if address == url:
+            raise
+    return open_camera(address)
+
+
+def _opencv_refuses_redirects(decoder: str) -> bool:
+    """Return whether OpenCV can be told to follow none. Raises Unsupported if it lacks the decoder."""
+    build = opencv().getBuildInformation()
+    if decoder == "gstreamer":
+        if "GStreamer:                   YES" not in build:
+            raise Unsupported(
+                "this OpenCV is built without GStreamer; on a Jetson the system's is built with it: make the virtual "
+                "environment with --system-site-packages, and uninstall opencv-python-headless in it"
+            )
+        return False
+    found = re.search(r"avformat: +YES \(([0-9]+)\.([0-9]+)", build)
+    return found is not None and (int(found[1]), int(found[2])) >= _CHECKS_REDIRECTS
+
+
+def _open_camera(url: str, decoder: str, transport: str, ca: str) -> Source:
     if decoder == "gstreamer":
         return OpencvCamera(url, gstreamer_pipeline(url, transport))
     if decoder == "opencv":
@@ -104,6 +142,7 @@ class PyavCamera:
         self._address = shown_url(url)
         # nobuffer: no picture waits in FFmpeg.
         options = {"rtsp_transport": transport, "fflags": "nobuffer", "flags": "low_delay"}
+        options |= {"protocol_blacklist": _NO_REDIRECTS}
         try:
             with _tls_options(url, ca) as tls_options:
                 self._began_s = time.monotonic()
@@ -115,7 +154,7 @@ class PyavCamera:
                 if transport == "tcp":
                     reason = 'the camera does not send over TCP; set transport = "udp"'
                 raise TransportError(f"{self._address}: {reason}") from None
-            raise self._opening_failure(error, url, ca) from None
+            raise self._opening_failure(error) from None
         # Without data FFmpeg gives the stream back when the time is over, as the camera has described it.
         if transport == "udp" and time.monotonic() - self._began_s >= TIMEOUT_S:
             self._container.close()
@@ -144,14 +183,13 @@ class PyavCamera:
         except (self._error, OSError) as error:
             raise self._failure(error) from None
 
-    def _opening_failure(self, error: Exception, url: str, ca: str) -> SourceError:
-        # FFmpeg does not say what is wrong with a certificate.
-        problem = explain_tls_failure(url, ca) if url.startswith("rtsps://") else ""
-        if getattr(error, "errno", None) == errno.EIO and not problem:
-            problem = _explain_unknown_host(urlsplit(url).hostname or "")
-        if type(error).__name__ == "InvalidDataError" and not problem and not self._is_late():
-            problem = f"{_reason(error)}; is this an RTSP port?"
-        return SourceError(f"{self._address}: {problem}") if problem else self._failure(error)
+    def _opening_failure(self, error: Exception) -> SourceError:
+        number = getattr(error, "errno", None)
+        if number == errno.EINVAL:
+            return UnclearError(f"{self._address}: the camera answers what FFmpeg refuses, such as a redirect")
+        failure = self._failure(error)
+        is_unclear = number == errno.EIO or type(error).__name__ == "InvalidDataError"
+        return UnclearError(failure.message) if is_unclear and not self._is_late() else failure
 
     def _failure(self, error: Exception) -> SourceError:
         reason = f"no data within {TIMEOUT_S:g} s" if self._is_late() else _reason(error)
@@ -234,15 +272,6 @@ def _tls_options(url: str, ca: str) -> Iterator[dict[str, str]]:
         yield {"tls_verify": "1", "ca_file": file.name, "verifyhost": pinned.name}
 
 
-def _explain_unknown_host(host: str) -> str:
-    """Return that a host name is not known, "" if it is. FFmpeg reports this as an input/output error."""
-    try:
-        socket.getaddrinfo(host, None)
-    except OSError as error:
-        return unknown_host_reason(host, error)
-    return ""
-
-
 def _reason(error: Exception) -> str:
     """Return why FFmpeg failed. Its own texts end with the URL, so only the kind of error is used."""
     name = type(error).__name__
@@ -268,19 +297,20 @@ class OpencvCamera:
     def __init__(self, url: str, pipeline: str = "") -> None:
         cv2 = opencv()
         self._address = shown_url(url)
+        began_s = time.monotonic()
         if pipeline:
-            if "GStreamer:                   YES" not in cv2.getBuildInformation():
-                raise Unsupported(
-                    "this OpenCV is built without GStreamer; on a Jetson the system's is built with it: make the "
-                    "virtual environment with --system-site-packages, and uninstall opencv-python-headless in it"
-                )
             self._capture = cv2.VideoCapture(pipeline, cv2.CAP_GSTREAMER)
         else:
+            # The only way to set FFmpeg's options. The first one is OpenCV's own if there is no such variable.
+            options = f"rtsp_flags;prefer_tcp|protocol_blacklist;{_NO_REDIRECTS}"
+            os.putenv("OPENCV_FFMPEG_CAPTURE_OPTIONS", options)
             milliseconds = int(TIMEOUT_S * 1000)
             limits = [cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, milliseconds, cv2.CAP_PROP_READ_TIMEOUT_MSEC, milliseconds]
             self._capture = cv2.VideoCapture(url, cv2.CAP_FFMPEG, limits)
         if not self._capture.isOpened():
-            raise SourceError(
+            if time.monotonic() - began_s >= TIMEOUT_S:
+                raise SourceError(f"{self._address}: no data within {TIMEOUT_S:g} s")
+            raise UnclearError(
                 f"{self._address}: OpenCV cannot open the stream and does not say why; PyAV does; "
                 f"{install_hint('sources')}"
             )
@@ -289,9 +319,12 @@ class OpencvCamera:
         self.title = f"{self._address} {width}x{height}"
 
     def read(self) -> SourcePicture | None:
+        began_s = time.monotonic()
         is_read, pixels = self._capture.read()
         if not is_read:
-            raise SourceError(f"{self._address}: the camera delivers no more pictures")
+            is_late = time.monotonic() - began_s >= TIMEOUT_S
+            reason = f"no data within {TIMEOUT_S:g} s" if is_late else "the camera delivers no more pictures"
+            raise SourceError(f"{self._address}: {reason}")
         return SourcePicture(pixels)
 
     def rewind(self) -> None:

@@ -64,8 +64,8 @@ def certificates(tmp_path_factory) -> Path:
 
 
 class TlsCamera:
-    """A server of one picture over https://, and of no stream over rtsps://. Its certificates are used in turn, the
-    last one for all later connections."""
+    """A server of one picture over https://, and of no stream over rtsps://; /moved is elsewhere. Its certificates are
+    used in turn, the last one for all later connections."""
 
     def __init__(self, folder: Path, *names: str) -> None:
         self._contexts = []
@@ -92,7 +92,8 @@ class TlsCamera:
         if b" RTSP/1.0\r\n" in request:
             number = re.search(rb"CSeq: ([0-9]+)", request)
             assert number is not None
-            peer.sendall(b"RTSP/1.0 404 Not Found\r\nCSeq: " + number[1] + b"\r\n\r\n")
+            more = b"\r\nCSeq: " + number[1] + b"\r\nLocation: rtsp://127.0.0.2/cam\r\n\r\n"
+            peer.sendall(b"RTSP/1.0 " + (b"302 Moved" if b"/moved " in request else b"404 Not Found") + more)
         elif request:
             peer.sendall(
                 b"HTTP/1.1 200 OK\r\nContent-Type: multipart/x-mixed-replace; boundary=x\r\n\r\n"
@@ -201,6 +202,14 @@ def test_a_certificate_that_the_pinned_one_signed_is_not_the_pinned_one(start, c
 def test_an_unusable_file_is_named(start, certificates, open_camera, file, problem):
     with pytest.raises(SourceError, match=rf"ca: .*/{file}\.pem: {problem}"):
         open_camera(start("own"), str(certificates / f"{file}.pem"))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("shown", ["own", "named"])
+def test_a_redirect_from_tls_to_another_address_is_refused(start, certificates, shown):
+    pytest.importorskip("av")
+    with pytest.raises(SourceError, match=r"the camera redirects to 'rtsp://127\.0\.0\.2', and only"):
+        open_rtsp(f"rtsps://me:geheim@{start(shown)}/moved", ca=str(certificates / f"{shown}.pem"))
 
 
 @pytest.mark.full

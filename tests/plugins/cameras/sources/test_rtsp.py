@@ -99,7 +99,7 @@ def test_a_wrong_address_is_reported_with_the_reason(rtsp_camera, change, messag
 def test_an_answer_of_a_web_server_is_asked_about(camera):
     pytest.importorskip("av")
     camera.answers(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
-    with pytest.raises(SourceError, match=r"or not what it says; is this an RTSP port\?$"):
+    with pytest.raises(SourceError, match=r": the data is not that of RTSP; is this an RTSP port\?$"):
         open_rtsp(f"rtsp://127.0.0.1:{camera.port}/x")
 
 
@@ -392,9 +392,14 @@ def test_a_url_cannot_inject_into_the_gstreamer_pipeline():
     assert "protocols=udp+tcp " in gstreamer_pipeline("rtsp://host/x", "auto")
 
 
-def test_without_pyav_opencv_is_tried_and_the_error_names_its_log(monkeypatch, free_ports):
+def test_without_pyav_opencv_is_tried_and_the_error_names_what_says_more(monkeypatch, camera):
     monkeypatch.setattr(rtsp.importlib.util, "find_spec", lambda name: None)
-    port = free_ports(1)[0]
+    camera.answers(b"RTSP/1.0 404 Not Found\r\nCSeq: 1\r\n\r\n")
     with pytest.raises(SourceError, match=r"OpenCV cannot open the stream.*pip install '\.\[sources\]'") as caught:
-        open_rtsp(f"rtsp://me:geheim@127.0.0.1:{port}/x")
-    assert caught.value.message.startswith(f"rtsp://127.0.0.1:{port}: ")
+        open_rtsp(f"rtsp://me:geheim@127.0.0.1:{camera.port}/x")
+    assert caught.value.message.startswith(f"rtsp://127.0.0.1:{camera.port}: ")
+
+
+def test_opencv_does_not_say_that_a_camera_is_off_but_the_error_does(free_ports):
+    with pytest.raises(SourceError, match=r"^rtsp://127\.0\.0\.1:[0-9]+: Connection refused$"):
+        open_rtsp(f"rtsp://me:geheim@127.0.0.1:{free_ports(1)[0]}/x", "opencv")
