@@ -5,7 +5,8 @@ over gRPC, and 99th percentile over HTTP.
 
 Each attack runs against a server of its own, from a process of its own, and ends by itself. To add one, write a
 function that takes a `Target` and decorate it with `attack`; it runs until `Target.is_over` and returns what it sent,
-which is printed.
+which is printed. `attack` also takes flags of the server, in which `{port}` is the port `Target.port`. The attack on
+constrained text needs the extra `llm`, the one on a robot's port `policies`, the one by cameras `vision`.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ import itertools
 import json
 import selectors
 import shlex
+import shutil
 import socket
 import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -35,6 +38,15 @@ backend: "identity"
 input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 16 ] }
 output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 16 ] }
 """
+POLICY = """
+backend: "identity"
+max_batch_size: 4
+input { name: "state" data_type: TYPE_FP32 dims: [ 1, 14 ] }
+output { name: "action" data_type: TYPE_FP32 dims: [ 1, 14 ] }
+parameters { key: "policy_action_key" value { string_value: "action" } }
+"""
+LANGUAGE_MODEL = Path(__file__).parents[1] / "data/tiny_llm/tiny.gguf"
+DETECTOR = Path(__file__).parents[2] / "model_repository/face_detection_yunet"
 SERVICE = "/inference.GRPCInferenceService/"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, SETTINGS, WINDOW_UPDATE = 0, 1, 4, 8
@@ -47,11 +59,13 @@ Sent = dict[str, int]
 
 
 class Target:
-    """The attacked server, as its attacker sees it: addresses "host:port", and the end of the attack."""
+    """The attacked server, as its attacker sees it: addresses "host:port", the port of the flags, and the end of the
+    attack."""
 
-    def __init__(self, http: str, grpc_address: str, seconds: float) -> None:
+    def __init__(self, http: str, grpc_address: str, port: int, seconds: float) -> None:
         self.http = http
         self.grpc = grpc_address
+        self.port = port
         self._end_s = time.monotonic() + seconds
 
     def is_over(self) -> bool:
@@ -71,12 +85,18 @@ class Target:
         return sock
 
 
-ATTACKS: dict[str, Callable[[Target], Sent]] = {}
+Attack = Callable[[Target], Sent]
+ATTACKS: dict[str, Attack] = {}
+FLAGS: dict[str, tuple[str, ...]] = {}
 
 
-def attack(function: Callable[[Target], Sent]) -> Callable[[Target], Sent]:
-    ATTACKS[function.__name__] = function
-    return function
+def attack(*flags: str) -> Callable[[Attack], Attack]:
+    def add(function: Attack) -> Attack:
+        ATTACKS[function.__name__] = function
+        FLAGS[function.__name__] = flags
+        return function
+
+    return add
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
@@ -164,13 +184,13 @@ def remembered_lists() -> Iterator[bytes]:
         yield headers(3 + 2 * number, base + b"\xbe" * 15 + literals((b"n", b"%d" % number)), ends=True)
 
 
-@attack
+@attack()
 def header_lists_of_50_idle_connections(target: Target) -> Sent:
     """Less than a megabyte in all, of which the server once kept two hundred."""
     return press(target, 50, remembered_lists)
 
 
-@attack
+@attack()
 def header_lists_of_200_connections(target: Target) -> Sent:
     def endless() -> Iterator[bytes]:
         yield from remembered_lists()
@@ -181,7 +201,7 @@ def header_lists_of_200_connections(target: Target) -> Sent:
     return press(target, 200, endless)
 
 
-@attack
+@attack()
 def calls_of_200_connections_at_once(target: Target) -> Sent:
     """13,000 calls of ServerLive, 65 on each connection, and the next as many when all are answered."""
     held = [target.connect() for _ in range(200)]
@@ -201,12 +221,12 @@ def calls_of_200_connections_at_once(target: Target) -> Sent:
     return sent
 
 
-@attack
+@attack()
 def endless_calls_of_200_connections(target: Target) -> Sent:
     return press(target, 200, lambda: joined(calls("ServerLive"), 20))
 
 
-@attack
+@attack()
 def endless_requests_of_200_connections(target: Target) -> Sent:
     return press(target, 200, lambda: joined(calls("ModelInfer", infer_request()), 20))
 
@@ -218,24 +238,24 @@ def long_lists(fields: int) -> Iterator[bytes]:
     return (headers(stream, block, ends=True) for stream in range(1, 1 << 31, 2))
 
 
-@attack
+@attack()
 def header_lists_of_240_fields_of_200_connections(target: Target) -> Sent:
     """As many as a client may send."""
     return press(target, 200, lambda: long_lists(240))
 
 
-@attack
+@attack()
 def header_lists_of_1000_fields_of_200_connections(target: Target) -> Sent:
     """Too large, but not so large that the connection must end."""
     return press(target, 200, lambda: long_lists(1000))
 
 
-@attack
+@attack()
 def header_lists_of_1900_fields_of_200_connections(target: Target) -> Sent:
     return press(target, 200, lambda: long_lists(1900))
 
 
-@attack
+@attack()
 def messages_of_200_streams_of_10_connections(target: Target) -> Sent:
     """Small requests on 20 streams of each of ten connections."""
     message = infer_request()
@@ -251,7 +271,7 @@ def messages_of_200_streams_of_10_connections(target: Target) -> Sent:
     return press(target, 10, endless)
 
 
-@attack
+@attack()
 def messages_of_1_mib_of_200_connections(target: Target) -> Sent:
     """Each in one DATA frame, which the server receives directly into the message's memory."""
     return press(target, 200, lambda: calls("ModelInfer", infer_request(1 << 20)))
@@ -266,7 +286,7 @@ def infer_request(size: int = 64) -> bytes:
     return bytes(request.SerializeToString())
 
 
-@attack
+@attack()
 def data_frames_of_one_byte_of_200_connections(target: Target) -> Sent:
     def endless() -> Iterator[bytes]:
         yield headers(1, request_block("ModelInfer")) + frame(DATA, 0, 1, struct.pack(">BI", 0, 1 << 20))
@@ -297,7 +317,7 @@ def in_bursts(target: Target, opening: bytes, burst: bytes, pause_s: float) -> i
     return count
 
 
-@attack
+@attack()
 def settings_that_move_1000_windows(target: Target) -> Sent:
     """64 initial windows in each frame, 900 frames a second."""
     block = request_block("ServerLive")
@@ -319,12 +339,12 @@ def window_updates(target: Target, stream: int) -> Sent:
     return {"frames taken": 500 * taken}
 
 
-@attack
+@attack()
 def window_updates_of_the_connection(target: Target) -> Sent:
     return window_updates(target, 0)
 
 
-@attack
+@attack()
 def window_updates_of_a_closed_stream(target: Target) -> Sent:
     return window_updates(target, 1)
 
@@ -332,7 +352,7 @@ def window_updates_of_a_closed_stream(target: Target) -> Sent:
 # -- attacks on HTTP/1.1
 
 
-@attack
+@attack()
 def http_requests_of_200_connections(target: Target) -> Sent:
     """Requests that do not wait for the responses to those before."""
     head = (
@@ -346,7 +366,7 @@ def http_requests_of_200_connections(target: Target) -> Sent:
     return press(target, 200, lambda: itertools.repeat(20 * (b"\r\n".join(lines) + bytes(64))), target.connect_http1)
 
 
-@attack
+@attack()
 def http_heads_of_200_connections(target: Target) -> Sent:
     """Heads of 6 kB that are all different, so that none can be remembered."""
 
@@ -358,11 +378,130 @@ def http_heads_of_200_connections(target: Target) -> Sent:
     return press(target, 200, endless, target.connect_http1)
 
 
-@attack
+@attack()
 def http_chunks_of_one_byte_of_200_connections(target: Target) -> Sent:
     head = b"POST /v2/models/small/infer HTTP/1.1\r\nHost: %b\r\nTransfer-Encoding: chunked\r\n\r\n"
     body = head % target.http.encode() + b"1\r\nx\r\n" * 2000 + b"0\r\n\r\n"
     return press(target, 200, lambda: itertools.repeat(body), target.connect_http1)
+
+
+# -- attacks on robots' ports and constrained text, and by cameras
+
+
+def zmtp(data: bytes, kind: int) -> bytes:
+    """Return a frame of ZMTP 3.0: flags, length, data."""
+    return struct.pack(">BQ", kind | 2, len(data)) + data
+
+
+@attack("--policy-groot=127.0.0.1:{port}")
+def heads_of_arrays_at_a_robots_port_of_50_connections(target: Target) -> Sent:
+    """Heads of NumPy arrays of 219 bytes, which once took a regular expression for ever."""
+    shape = b"1" * 108
+    array = b"\x93NUMPY\x01\0v\0{'descr': '<f4', 'fortran_order': False, 'shape': (" + shape + b"x"
+    member = b"\x82\xb1__ndarray_class__\xc3\xa6as_npy\xc5" + struct.pack(">H", len(array)) + array
+    message = b"\x82\xa8endpoint\xa4ping\xa4data" + member
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\0" + b"NULL".ljust(20, b"\0") + bytes(32)
+    ready = zmtp(b"\x05READY\x0bSocket-Type\0\0\0\x03REQ", 4)
+    request = zmtp(b"", 1) + zmtp(message, 0)
+    return press(
+        target, 50, lambda: itertools.chain([greeting + ready], itertools.repeat(request)),
+        lambda: socket.create_connection(("127.0.0.1", target.port), timeout=30),
+    )  # fmt: skip
+
+
+@attack("--policy-openpi=127.0.0.1:{port}")
+def frames_of_one_byte_at_a_robots_port_of_14_connections(target: Target) -> Sent:
+    head = (
+        b"GET /policy HTTP/1.1", b"Host: x", b"Upgrade: websocket", b"Connection: Upgrade",
+        b"Sec-WebSocket-Version: 13", b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==", b"", b"",
+    )  # fmt: skip
+    # A first frame, then continuations: each is masked with zeros.
+    parts = itertools.chain([b"\r\n".join(head), b"\x02\x81\0\0\0\0x"], itertools.repeat(b"\0\x81\0\0\0\0x" * 1000))
+    found = list(itertools.islice(parts, 3))
+    return press(
+        target, 14, lambda: itertools.chain(found, itertools.repeat(found[-1])),
+        lambda: socket.create_connection(("127.0.0.1", target.port), timeout=30),
+    )  # fmt: skip
+
+
+@attack()
+def patterns_of_constrained_text(target: Target) -> Sent:
+    """Two clients that ask for text of patterns whose automata are large, each a new one so that none is remembered."""
+    numbers = itertools.count()
+
+    def requests() -> Iterator[bytes]:
+        for number in numbers:
+            letters = "".join(chr(0x4E00 + 2 * letter + number % 997) for letter in range(900))
+            patterns = [
+                f"[{letters}]{{1900}}",
+                f"([{letters}]|a)*a([{letters[:1]}]|a){{9}}",
+                f"([{letters}]|a)*a(.|a){{9}}",
+            ]
+            chat = {
+                "model": "language", "messages": [{"role": "user", "content": "say hello"}], "max_tokens": 2,
+                "guided_regex": patterns[number % len(patterns)],
+            }  # fmt: skip
+            body = json.dumps(chat, ensure_ascii=False).encode()
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {target.http}\r\nContent-Length: {len(body)}\r\n\r\n"
+            yield head.encode() + body
+
+    return press(target, 2, requests, target.connect_http1)
+
+
+@attack(
+    *(
+        f"--source=name={name},url=http://127.0.0.1:{{port}}/{name},model=face_detection_yunet"
+        for name in ("head", "part", "large")
+    ),
+    *(
+        f"--source=name={name},url=http://127.0.0.1:{{port}}/{name},model=face_detection_yunet"
+        for name in ("empty", "bomb")
+    ),
+    "--source=name=circle,url=rtsp://user:word@127.0.0.1:{port}/circle,model=face_detection_yunet",
+)
+def hostile_cameras(target: Target) -> Sent:
+    """Cameras of the server: two drip, one sends a picture without an end, one endless empty parts, one headers of huge
+    pictures, and one redirects in a circle."""
+    sent = {"connections": 0}
+    multipart = b"HTTP/1.1 200 OK\r\nContent-Type: multipart/x-mixed-replace; boundary=b\r\n\r\n"
+    picture = b"--b\r\nContent-Type: image/jpeg\r\n"
+    size = struct.pack(">HBHHB", 8 + 3 * 3, 8, 65500, 65500, 3)
+    huge = b"\xff\xd8\xff\xc0" + size + b"\x01\x22\0\x02\x11\x01\x03\x11\x01\xff\xd9"
+    answers = {
+        "head": (b"HTTP/1.1 200 OK\r\n", b"a", 1.0),
+        "part": (multipart + picture, b"a", 1.0),
+        "large": (multipart + picture + b"\r\n", b"\xff" * 65536, 0.0),
+        "empty": (multipart, (picture + b"Content-Length: 0\r\n\r\n\r\n") * 1000, 0.0),
+        "bomb": (multipart, picture + b"Content-Length: %d\r\n\r\n%b\r\n" % (len(huge), huge), 0.1),
+    }
+
+    def answer(sock: socket.socket) -> None:
+        with sock, contextlib.suppress(OSError):
+            first = sock.recv(65536).decode()
+            name = first.split()[1].rpartition("/")[2] if first else ""
+            if name == "circle":
+                place = f"rtsp://127.0.0.1:{target.port}/circle"
+                while request := sock.recv(65536) if not first else first.encode():
+                    first = ""
+                    number = next(
+                        (line for line in request.split(b"\r\n") if line.lower().startswith(b"cseq")), b"CSeq: 1"
+                    )
+                    sock.sendall(b"RTSP/1.0 302 Found\r\n%b\r\nLocation: %b\r\n\r\n" % (number, place.encode()))
+                return
+            begin, repeated, pause_s = answers[name]
+            sock.sendall(begin)
+            while not target.is_over():
+                sock.sendall(repeated)
+                time.sleep(pause_s)
+
+    with socket.create_server(("127.0.0.1", target.port)) as listening:
+        listening.settimeout(0.2)
+        while not target.is_over():
+            with contextlib.suppress(TimeoutError):
+                sock, _ = listening.accept()
+                sent["connections"] += 1
+                threading.Thread(target=answer, args=(sock,), daemon=True).start()
+    return sent
 
 
 # -- the clients beside
@@ -409,9 +548,18 @@ def measure(name: str, seconds: float, server_options: dict[str, Any]) -> dict[s
     `harness.server`."""
     with tempfile.TemporaryDirectory() as folder:
         harness.write_model(Path(folder), "small", MODEL)
-        with harness.server(Path(folder), "--log-info=false", **server_options) as server:
+        if name == patterns_of_constrained_text.__name__:
+            (Path(folder) / "language/1").mkdir(parents=True)
+            shutil.copy(LANGUAGE_MODEL, Path(folder) / "language/1/model.gguf")
+        elif name == hostile_cameras.__name__:
+            shutil.copytree(DETECTOR, Path(folder) / DETECTOR.name)
+        elif FLAGS[name]:
+            harness.write_model(Path(folder), "policy", POLICY)
+        port = harness.free_ports(1)[0]
+        flags = [flag.format(port=port) for flag in FLAGS[name]]
+        with harness.server(Path(folder), "--log-info=false", *flags, **server_options) as server:
             memory, cpu, begun = server.memory_mb()["Rss"], server.cpu_s(), time.monotonic()
-            command = [sys.executable, __file__, "--attack", name, server.http, server.grpc, str(seconds)]
+            command = [sys.executable, __file__, "--attack", name, server.http, server.grpc, str(port), str(seconds)]
             with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
                 assert process.stdout is not None
                 held, new, used, over_http = waits(server, process)
@@ -442,11 +590,13 @@ def main() -> None:
     which.add_argument(
         "--server", metavar="COMMAND", help="program of the server, such as 'OTHER_PYTHON -m edge_server'"
     )
-    parser.add_argument("--attack", nargs=4, metavar="WORD", help="the attacker's process: name, HTTP, gRPC, seconds")
+    parser.add_argument(
+        "--attack", nargs=5, metavar="WORD", help="the attacker's process: name, HTTP, gRPC, port, seconds"
+    )
     options = parser.parse_args()
     if options.attack:
-        name, http, grpc_address, seconds = options.attack
-        print(json.dumps(ATTACKS[name](Target(http, grpc_address, float(seconds)))))
+        name, http, grpc_address, port, seconds = options.attack
+        print(json.dumps(ATTACKS[name](Target(http, grpc_address, int(port), float(seconds)))))
         return
     heads = (
         "attack",

@@ -22,7 +22,7 @@ _SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 _GREETING = (_SIGNATURE + b"\x03\x00" + b"NULL".ljust(20, b"\0")).ljust(64, b"\0")
 _MORE, _LONG, _COMMAND = 1, 2, 4
 _MAX_COMMAND_BYTES = 512
-_FRAMES_AT_ONCE = 64
+_FRAMES_AT_ONCE = 16
 """Frames that are read before other connections are served."""
 
 
