@@ -38,7 +38,7 @@ class Refused(Exception):
         self.status = status
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
+class NoRedirects(urllib.request.HTTPRedirectHandler):
     """Refuses redirects: the keys of --header are for the server that the command line names."""
 
     def redirect_request(
@@ -90,7 +90,7 @@ def open_response(
         data, headers["Content-Type"] = json.dumps(body).encode(), "application/json"
     request = urllib.request.Request(options.url + path, data=data, headers=headers)
     try:
-        opener = urllib.request.build_opener(_NoRedirects, https_handler(options, options.url))
+        opener = urllib.request.build_opener(NoRedirects, https_handler(options, options.url))
         response = opener.open(request, timeout=timeout_s or options.timeout)
     except urllib.error.HTTPError as error:
         with error:
@@ -235,6 +235,8 @@ def server_url(text: str) -> str:
     try:
         parts = urllib.parse.urlsplit(url)
         is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        # A user would become part of the name that is looked up, which tells the password to name servers.
+        is_valid = is_valid and "@" not in parts.netloc
         is_valid = is_valid and ("://" in text or parts.port is not None)
     except ValueError:
         is_valid = False

@@ -187,17 +187,22 @@ class OnvifCamera:
 
     def _exchange(self, request: urllib.request.Request) -> tuple[int, bytes]:
         """Return the status and the body, of which at most one byte above the limit is read."""
-        end_s, data = time.monotonic() + 2 * TIMEOUT_S, b""
+        end_s = time.monotonic() + 2 * TIMEOUT_S
         try:
-            response = self._opener.open(request, timeout=TIMEOUT_S)
+            with self._opener.open(request, timeout=TIMEOUT_S) as response:
+                return response.status, _read(response, end_s)
         except urllib.error.HTTPError as error:
-            response = error
-        with response:
-            while len(data) <= MAX_RESPONSE_BYTES and (piece := response.read1(_PIECE_BYTES)):
-                data += piece
-                if time.monotonic() > end_s:
-                    raise TimeoutError
-            return response.status, data
+            with error:
+                return error.code, _read(error, end_s)
+
+
+def _read(response: Any, end_s: float) -> bytes:
+    data = b""
+    while len(data) <= MAX_RESPONSE_BYTES and (piece := response.read1(_PIECE_BYTES)):
+        data += piece
+        if time.monotonic() > end_s:
+            raise TimeoutError
+    return data
 
 
 def host_of(url: str, schemes: tuple[str, ...]) -> str:

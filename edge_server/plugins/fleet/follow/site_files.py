@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from edge_server.cli import http_client
+from edge_server.config.setting import shown_url
 from edge_server.default_tls import make_default_tls_context
 from edge_server.errors import InvalidRequest, ServingFault
 from edge_server.plugins.fleet.pull.archive import PullFailed, check_space
@@ -145,7 +146,9 @@ class SiteFiles:
 def _opener(url: str) -> urllib.request.OpenerDirector:
     try:
         parts = urllib.parse.urlsplit(url)
-        is_url = bool(parts.hostname) and parts.port != 0 if parts.scheme in ("http", "https") else (
+        # A user would become part of the name that is looked up, which tells the password to name servers.
+        is_host = bool(parts.hostname) and parts.port != 0 and "@" not in parts.netloc
+        is_url = is_host if parts.scheme in ("http", "https") else (
             parts.scheme == "file" and not parts.netloc and parts.path.startswith("/")
         )  # fmt: skip
     except ValueError:
@@ -153,7 +156,7 @@ def _opener(url: str) -> urllib.request.OpenerDirector:
     if not is_url or not url.isascii() or not url.isprintable() or " " in url or len(url) > _MAX_URL_CHARS:
         raise InvalidRequest(
             f"expected the address of a signed repository, https://HOST/PATH, http://HOST/PATH or file:///PATH, given "
-            f"'{url[:200]}'"
+            f"'{shown_url(url)[:200]}'"
         )
     opener = urllib.request.OpenerDirector()
     handlers: list[urllib.request.BaseHandler] = [

@@ -41,13 +41,17 @@ class HttpsHandler(urllib.request.HTTPSHandler):
 
 
 class RedirectHandler(urllib.request.HTTPRedirectHandler):
-    """Follows redirects without their bodies, which urllib would read whole."""
+    """Follows redirects without their bodies, which urllib would read whole, and without the proxy's password, which
+    urllib would send to hosts that are reached without this proxy."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
     ) -> urllib.request.Request | None:
         fp.close()
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
+        redirected = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if redirected is not None:
+            redirected.remove_header("Proxy-authorization")  # ProxyHandler adds it again, where there is a proxy
+        return redirected
 
 
 class _HttpConnection(http.client.HTTPConnection):

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from edge_server.cli import http_client
 from edge_server.cli.console import clean, render
 from edge_server.cli.options import CommandParser, int_range
+from edge_server.config.setting import shown_url
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.fleet.pull import oci_model
@@ -184,6 +185,12 @@ def _check_scheme(url: str, *, has_hash: bool) -> None:
         is_url = False
     if not is_url or not url.isascii() or not url.isprintable() or " " in url:
         raise InvalidRequest(f"expected https://HOST/PATH, given '{url[:200]}'")
+    if "@" in parts.netloc:
+        # http.client would look up USER:PASSWORD@HOST, which tells the password to name servers.
+        raise InvalidRequest(
+            f"'{shown_url(url)}': expected an address without user and password: "
+            "--header='Authorization=Basic BASE64' sends them"
+        )
     if parts.scheme == "http" and not has_hash:
         raise InvalidRequest(f"'{url}' can be changed on its way: use https, or give its SHA-256 with --sha256")
 

@@ -117,17 +117,22 @@ class OciRegistry(DownloadClient):
         self._has_own_key = any(name.lower() == "authorization" for name in headers)
 
     def open(self, url: str, headers: Mapping[str, str], method: str = "GET") -> http.client.HTTPResponse:
-        """As DownloadClient, with a log-in after the first refusal: tokens expire while large files are loaded."""
+        """As DownloadClient, with a log-in after the first refusal: tokens expire while large files are loaded.
+
+        The refusal of a host to which the registry redirects is final: a log-in there would give it the password.
+        """
         try:
             return super().open(url, headers, method)
         except UnexpectedStatus as error:
-            if error.status != http.HTTPStatus.UNAUTHORIZED or self._has_own_key:
+            is_asked = error.status == http.HTTPStatus.UNAUTHORIZED and error.is_from_named_host
+            if not is_asked or self._has_own_key:
                 raise
             self._log_in(error.challenges)
         try:
             return super().open(url, headers, method)
         except UnexpectedStatus as error:
-            if error.status not in (http.HTTPStatus.UNAUTHORIZED, http.HTTPStatus.FORBIDDEN):
+            is_refusal = error.status in (http.HTTPStatus.UNAUTHORIZED, http.HTTPStatus.FORBIDDEN)
+            if not is_refusal or not error.is_from_named_host:
                 raise
             raise PullFailed(
                 f"'{self._reference}': the registry answers {error.status} to the log-in: `docker login` makes the "

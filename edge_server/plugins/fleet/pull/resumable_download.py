@@ -31,12 +31,16 @@ class Interrupted(PullFailed):
 
 
 class UnexpectedStatus(Interrupted):
-    """The server answered with an error. `status` is the HTTP status, `challenges` are its WWW-Authenticate headers."""
+    """The server answered with an error. `status` is the HTTP status, `challenges` are its WWW-Authenticate headers.
 
-    def __init__(self, message: str, status: int, challenges: list[str]) -> None:
+    `is_from_named_host`: no redirect to another scheme, host or port came before.
+    """
+
+    def __init__(self, message: str, status: int, challenges: list[str], *, is_from_named_host: bool) -> None:
         super().__init__(message)
         self.status = status
         self.challenges = challenges
+        self.is_from_named_host = is_from_named_host
 
 
 class DownloadClient:
@@ -59,8 +63,8 @@ class DownloadClient:
         self.headers = dict(headers)
         self._timeout_s = timeout_s
         self._is_command = is_command
-        rules = _Rules(named_url, self.headers, is_command=is_command)
-        self._opener = urllib.request.build_opener(rules, HttpHandler(), HttpsHandler(tls))
+        self._rules = _Rules(named_url, self.headers, is_command=is_command)
+        self._opener = urllib.request.build_opener(self._rules, HttpHandler(), HttpsHandler(tls))
 
     def open(self, url: str, headers: Mapping[str, str], method: str = "GET") -> http.client.HTTPResponse:
         """Send a request and return the open response. `headers` also go to where the URL redirects to.
@@ -73,8 +77,10 @@ class DownloadClient:
         except urllib.error.HTTPError as error:
             with error:
                 challenges = error.headers.get_all("WWW-Authenticate", [])
-                message = f"'{url}': the server answers {error.code} {error.reason}"
-                raise UnexpectedStatus(message, error.code, challenges) from None
+                is_named = self._rules.is_named(error.url)
+                server = "the server" if is_named else f"{shown_url(error.url)}, to which it redirects,"
+                message = f"'{url}': {server} answers {error.code} {error.reason}"
+                raise UnexpectedStatus(message, error.code, challenges, is_from_named_host=is_named) from None
         except http_client.NO_ANSWER as error:
             raise Interrupted(f"'{url}' cannot be read: {http_client.describe_failure(error)}") from None
         return response
@@ -161,9 +167,13 @@ class _Rules(RedirectHandler):
         self._headers = headers
         self._is_command = is_command
 
+    def is_named(self, url: str) -> bool:
+        """Return whether scheme, host and port are those of the named URL."""
+        return urllib.parse.urlsplit(url)[:2] == self._named
+
     def http_request(self, request: urllib.request.Request) -> urllib.request.Request:
         """Called by urllib before each request, also after a redirect."""
-        if urllib.parse.urlsplit(request.full_url)[:2] == self._named:
+        if self.is_named(request.full_url):
             for key, value in self._headers.items():
                 request.add_unredirected_header(key, value)
         return request

@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edge_server.cli.http_client import describe_failure
+from edge_server.cli.http_client import NoRedirects, Refused, describe_failure
 from edge_server.plugins.tuning.clients.client_interface import (
     MeasuredRequest,
     ModelFacts,
@@ -35,9 +35,9 @@ class HttpControl:
 
     def __init__(self, url: str, headers: Headers, timeout_s: float, tls_context: ssl.SSLContext | None = None) -> None:
         self._url = url
-        self._tls_context = tls_context
         self._headers = dict(headers)
         self._timeout_s = timeout_s
+        self._opener = urllib.request.build_opener(NoRedirects, urllib.request.HTTPSHandler(context=tls_context))
 
     def model(self, name: str, version: str) -> ModelFacts:
         base = _model_path(name, version)
@@ -94,7 +94,7 @@ class HttpControl:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self._url + path, data, self._headers)
         try:
-            with urllib.request.urlopen(request, timeout=self._timeout_s, context=self._tls_context) as response:
+            with self._opener.open(request, timeout=self._timeout_s) as response:
                 text = response.read()
             return json.loads(text) if text else None
         except urllib.error.HTTPError as error:
@@ -102,6 +102,8 @@ class HttpControl:
                 raise RequestRefused(
                     f"{self._url}: {error_text(error.read(_MAX_HEADER_BYTES)) or error.reason}"
                 ) from None
+        except Refused as error:
+            raise RequestRefused(str(error)) from None
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise Unreachable(f"no answer from {self._url}: {describe_failure(error)}") from None
 

@@ -589,6 +589,7 @@ def test_the_commands_work_from_a_folder_as_from_a_usb_stick(
     [
         (["ftp://x/y", "--root=ROOT"], "expected the address of a signed repository"),
         (["file://host/y", "--root=ROOT"], "expected the address of a signed repository"),
+        (["http://me:secret@127.0.0.1/", "--root=ROOT"], "or file:///PATH, given 'http://127.0.0.1'"),
         (["https://x/y", "--root=/nowhere"], "--follow-root=/nowhere cannot be read"),
         (["https://x/y", "--root=MODEL"], "the root metadata cannot be read"),
     ],

@@ -655,6 +655,7 @@ def test_a_model_is_restored_if_its_replacement_cannot_be_moved(
         (("https://host/m.exe", f"--sha256={'0' * 64}"), "expected a file that ends in one of .tar.gz"),
         (("ftp://host/m.onnx", f"--sha256={'0' * 64}"), "expected https://HOST/PATH"),
         (("file:///etc/m.onnx", f"--sha256={'0' * 64}"), "expected https://HOST/PATH"),
+        (("https://me:secret@host/m.onnx", f"--sha256={'0' * 64}"), "'https://host': expected an address without user"),
         (("https://host/m.onnx", f"--sha256={'0' * 64}", "--name=a/b"), "name 'a/b' cannot be used"),
         (("https://host/m.onnx", f"--sha256={'0' * 64}", "--name=.m"), "name '.m' cannot be used"),
         (("https://host/m.onnx", f"--sha256={'0' * 64}", "--name=m.tmp"), "name 'm.tmp' cannot be used"),

@@ -37,7 +37,7 @@ def test_hosts_are_names_addresses_urls_or_files_with_one_per_line(tmp_path: Pat
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("text", ["a b", "http://", "box:port", "ftp://box:1"])
+@pytest.mark.parametrize("text", ["a b", "http://", "box:port", "ftp://box:1", "http://me:secret@box:1"])
 def test_an_invalid_host_is_named(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="expected http://HOST:PORT, got"):
         read_hosts([text])
