@@ -21,6 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "version": set(),
     "errors": set(),
     "lazy_import": set(),
+    "bounded_http": set(),
     "cgroup_limits": set(),
     "default_tls": set(),
     "json_child_process": set(),
@@ -41,6 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "plugins": {
         "core", "errors", "config", "protocol", "memory", "telemetry", "repository", "serving", "service",
         "frontends", "backends", "client", "plugin", "cli", "json_child_process", "mqtt_connection",
+        "bounded_http",
     },
     "service": {"core", "errors", "config", "telemetry", "memory", "serving"},
     "frontends": {"core", "errors", "config", "telemetry", "memory", "service", "protocol"},

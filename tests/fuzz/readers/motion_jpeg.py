@@ -61,8 +61,9 @@ def _camera(content_type: str, body: bytes) -> MjpegCamera:
     headers["Content-Type"] = content_type
     stream = io.BufferedReader(io.BytesIO(body))  # type: ignore[arg-type]
     _OPENER.response = SimpleNamespace(
-        headers=headers, readline=stream.readline, read1=stream.read1, close=stream.close
-    )
+        headers=headers, readline=stream.readline, read1=stream.read1, close=stream.close,
+        set_deadline=lambda seconds: None,
+    )  # fmt: skip
     return MjpegCamera("http://192.0.2.1/video")
 
 

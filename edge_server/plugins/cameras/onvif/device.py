@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import ssl
-import time
 import urllib.error
 import urllib.request
 from datetime import datetime, timedelta, timezone
@@ -13,6 +12,7 @@ from urllib.parse import urlsplit
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape, quoteattr
 
+from edge_server.bounded_http import BoundedResponse, HttpHandler, HttpsHandler
 from edge_server.plugins.cameras.onvif.soap import (
     DEVICE,
     ENVELOPE,
@@ -29,9 +29,9 @@ from edge_server.plugins.cameras.onvif.soap import (
 )
 
 TIMEOUT_S = 5.0
+"""To connect, for the head of an answer, and for its body."""
 MAX_RESPONSE_BYTES = 1 << 20
 MAX_PROFILES = 16
-_PIECE_BYTES = 65_536
 
 
 class CameraError(Exception):
@@ -72,7 +72,11 @@ class OnvifCamera:
             passwords.add_password(None, address, login.user, login.password)
         # Without a proxy: a camera is on the machine's own network. No Basic: it would send the password itself.
         self._opener = urllib.request.build_opener(
-            urllib.request.ProxyHandler({}), urllib.request.HTTPDigestAuthHandler(passwords), _NoRedirects()
+            urllib.request.ProxyHandler({}),
+            urllib.request.HTTPDigestAuthHandler(passwords),
+            _NoRedirects(),
+            HttpHandler(),
+            HttpsHandler(),
         )
         self._passwords = passwords
 
@@ -187,22 +191,18 @@ class OnvifCamera:
 
     def _exchange(self, request: urllib.request.Request) -> tuple[int, bytes]:
         """Return the status and the body, of which at most one byte above the limit is read."""
-        end_s = time.monotonic() + 2 * TIMEOUT_S
         try:
             with self._opener.open(request, timeout=TIMEOUT_S) as response:
-                return response.status, _read(response, end_s)
+                return response.status, _read(response)
         except urllib.error.HTTPError as error:
             with error:
-                return error.code, _read(error, end_s)
+                return error.code, _read(error.fp)
 
 
-def _read(response: Any, end_s: float) -> bytes:
-    data = b""
-    while len(data) <= MAX_RESPONSE_BYTES and (piece := response.read1(_PIECE_BYTES)):
-        data += piece
-        if time.monotonic() > end_s:
-            raise TimeoutError
-    return data
+def _read(response: IO[bytes]) -> bytes:
+    assert isinstance(response, BoundedResponse)
+    response.set_deadline(TIMEOUT_S)
+    return response.read(MAX_RESPONSE_BYTES + 1)
 
 
 def host_of(url: str, schemes: tuple[str, ...]) -> str:

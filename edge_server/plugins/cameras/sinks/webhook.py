@@ -9,11 +9,13 @@ import socket
 import ssl
 from urllib.parse import unquote, urlsplit
 
+from edge_server.bounded_http import BoundedHttpConnection, BoundedHttpsConnection
 from edge_server.config.setting import shown_url
 from edge_server.plugins.cameras.failure_reason import unknown_host_reason
 from edge_server.plugins.cameras.sinks.sink_interface import SinkError, SinkMessage
 
 TIMEOUT_S = 5.0
+"""To connect, to send, and for the head of the answer. Its body is not read."""
 
 
 class Webhook:
@@ -33,7 +35,7 @@ class Webhook:
         """Do nothing: a connection that is kept would often be closed by the receiver between two messages."""
 
     def send(self, message: SinkMessage) -> bool:
-        kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
+        kind = BoundedHttpsConnection if self._parts.scheme == "https" else BoundedHttpConnection
         assert self._parts.hostname is not None
         connection = kind(self._parts.hostname, self._parts.port, timeout=TIMEOUT_S)
         target = (self._parts.path or "/") + (f"?{self._parts.query}" if self._parts.query else "")

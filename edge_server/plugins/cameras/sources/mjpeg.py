@@ -9,19 +9,19 @@ import http.client
 import re
 import socket
 import ssl
-import time
 import urllib.error
 import urllib.request
 from typing import IO, Any
 from urllib.parse import unquote, urlsplit
 
+from edge_server.bounded_http import BoundedResponse, HttpHandler, HttpsHandler, TooSlow
 from edge_server.config.setting import shown_url
 from edge_server.plugins.cameras.failure_reason import unknown_host_reason
 from edge_server.plugins.cameras.sources.camera_tls import describe_certificate_error, make_tls_context
 from edge_server.plugins.cameras.sources.source_interface import SourceError, SourcePicture
 
 TIMEOUT_S = 5.0
-"""Longest time without a byte, and to connect. A picture may take twice as long."""
+"""Longest time without a byte, to connect, and for the head of a response. A picture may take twice as long."""
 
 _MAX_PICTURE_BYTES = 32 << 20
 _MAX_LINE_BYTES = 4096
@@ -79,14 +79,15 @@ class MjpegCamera:
         # Without `ca`, the context of the system's certificates is made only if the camera speaks TLS.
         opener = urllib.request.build_opener(
             urllib.request.ProxyHandler({}),
-            *([urllib.request.HTTPSHandler(context=make_tls_context(url, ca))] if ca else []),
+            HttpHandler(),
+            HttpsHandler(make_tls_context(url, ca) if ca else None),
             urllib.request.HTTPBasicAuthHandler(passwords),
             urllib.request.HTTPDigestAuthHandler(passwords),
             _SameHostRedirects(self.title),
         )
         address = parts._replace(netloc=host, fragment="").geturl()
         try:
-            self._response = opener.open(address, timeout=TIMEOUT_S)
+            self._response: BoundedResponse = opener.open(address, timeout=TIMEOUT_S)
         except urllib.error.HTTPError as error:
             with error:
                 raise SourceError(f"{self.title}: {_refusal(error.code)}") from None
@@ -105,9 +106,11 @@ class MjpegCamera:
         """Line with the boundary that ended the previous part."""
 
     def read(self) -> SourcePicture | None:
-        limit_s = time.monotonic() + 2 * TIMEOUT_S
+        self._response.set_deadline(2 * TIMEOUT_S)
         try:
-            data = self._read_part(limit_s)
+            data = self._read_part()
+        except TooSlow:
+            raise SourceError(f"{self.title}: a picture took longer than {2 * TIMEOUT_S:g} s") from None
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise SourceError(f"{self.title}: {_failure(error)}") from None
         if data is None:
@@ -122,11 +125,11 @@ class MjpegCamera:
     def close(self) -> None:
         self._response.close()
 
-    def _read_part(self, limit_s: float) -> bytes | None:
+    def _read_part(self) -> bytes | None:
         """Return the next part, or None at the end."""
         line = b"\n"
         while line in (b"\r\n", b"\n"):
-            line = self._line(limit_s)
+            line = self._line()
         if not line:
             return None
         self._boundary = self._boundary or line.strip(b"-\r\n ") or b"-"
@@ -134,7 +137,7 @@ class MjpegCamera:
             raise SourceError(f"{self.title}: expected the boundary of a part, given other data")
         length = None
         for _ in range(_MAX_HEADER_LINES):
-            line = self._line(limit_s).strip()
+            line = self._line().strip()
             if not line:
                 break
             found = re.fullmatch(rb"(?i)content-length\s*:\s*([0-9]{1,9})", line)
@@ -142,22 +145,20 @@ class MjpegCamera:
         else:
             raise SourceError(f"{self.title}: a part has more than {_MAX_HEADER_LINES} lines of header")
         if length is None:
-            return self._read_to_boundary(limit_s)
+            return self._read_to_boundary()
         if length > _MAX_PICTURE_BYTES:
             raise SourceError(f"{self.title}: expected pictures of at most {_MAX_PICTURE_BYTES} bytes, given {length}")
         data = bytearray()
         while len(data) < length:
-            self._check_time(limit_s)
             piece = self._response.read1(length - len(data))
             if not piece:
                 return None
             data += piece
         return bytes(data)
 
-    def _read_to_boundary(self, limit_s: float) -> bytes | None:
+    def _read_to_boundary(self) -> bytes | None:
         data = bytearray()
         while True:
-            self._check_time(limit_s)
             line = self._response.readline(1 << 16)
             if not line:
                 return None
@@ -173,16 +174,11 @@ class MjpegCamera:
     def _is_boundary(self, line: bytes) -> bool:
         return line.startswith(b"--") and line.lstrip(b"-").startswith(self._boundary)
 
-    def _line(self, limit_s: float) -> bytes:
-        self._check_time(limit_s)
+    def _line(self) -> bytes:
         line, self._pending = self._pending or self._response.readline(_MAX_LINE_BYTES), b""
         if len(line) == _MAX_LINE_BYTES:
             raise SourceError(f"{self.title}: expected the header of a part, given a line without an end")
         return line
-
-    def _check_time(self, limit_s: float) -> None:
-        if time.monotonic() > limit_s:
-            raise SourceError(f"{self.title}: a picture took longer than {2 * TIMEOUT_S:g} s")
 
 
 def _refusal(status: int) -> str:
@@ -197,6 +193,8 @@ def _failure(error: Exception, url: str = "") -> str:
     Texts of exceptions may hold the URL, so only known ones are used.
     """
     cause = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(cause, TooSlow):
+        return str(cause)
     if isinstance(cause, TimeoutError):
         return f"no data within {TIMEOUT_S:g} s"
     if isinstance(cause, ssl.SSLCertVerificationError):

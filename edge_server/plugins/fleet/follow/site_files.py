@@ -15,12 +15,12 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import IO
 
+from edge_server.bounded_http import HttpHandler, HttpsHandler, RedirectHandler
 from edge_server.cli import http_client
 from edge_server.config.setting import shown_url
 from edge_server.default_tls import make_default_tls_context
 from edge_server.errors import InvalidRequest, ServingFault
 from edge_server.plugins.fleet.pull.archive import PullFailed, check_space
-from edge_server.plugins.fleet.pull.bounded_http import HttpHandler, HttpsHandler, RedirectHandler
 
 CHUNK_BYTES = 1 << 16
 _MAX_URL_CHARS = 2000
@@ -38,8 +38,8 @@ class SiteFiles:
     """Files below one address. `stop` ends a transfer of another thread."""
 
     def __init__(self, url: str, max_bytes_per_s: float, timeout_s: float) -> None:
-        """`max_bytes_per_s` 0: no limit. `timeout_s`: see HttpHandler. Raises InvalidRequest for an address that is
-        none."""
+        """`max_bytes_per_s` 0: no limit. `timeout_s`: see BoundedResponse. Raises InvalidRequest for an address that
+        is none."""
         self.url = url.rstrip("/") + "/"
         self._rate = max_bytes_per_s
         self._timeout_s = timeout_s

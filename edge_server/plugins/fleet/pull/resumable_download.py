@@ -17,11 +17,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from edge_server.bounded_http import HttpHandler, HttpsHandler, RedirectHandler
 from edge_server.cli import http_client
 from edge_server.cli.console import Progress, clean
 from edge_server.config.setting import shown_url
 from edge_server.plugins.fleet.pull.archive import PullFailed, check_space
-from edge_server.plugins.fleet.pull.bounded_http import HttpHandler, HttpsHandler, RedirectHandler
 
 _CHUNK_BYTES = 1 << 20
 
@@ -55,8 +55,7 @@ class DownloadClient:
         *,
         is_command: bool = True,
     ) -> None:
-        """`headers` are sent to the scheme, host and port of `named_url` alone. `timeout_s` is for silence, and for all
-        waiting beyond the minimum rate, in each answer.
+        """`headers` are sent to the scheme, host and port of `named_url` alone. `timeout_s`: see BoundedResponse.
 
         A command shows redirects, and the progress on its terminal.
         """
