@@ -22,6 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "lazy_import": set(),
     "bounded_http": set(),
+    "file_stamp": set(),
     "cgroup_limits": set(),
     "default_tls": set(),
     "json_child_process": set(),
@@ -75,7 +76,16 @@ PLUGINS_BELOW = {
 }
 """(Plugin, another plugin) -> why it imports from there."""
 
-EVERYBODYS = ("version", "lazy_import", "cgroup_limits", "default_tls", "own_plugins", "record", "forked_signals")
+EVERYBODYS = (
+    "version",
+    "lazy_import",
+    "cgroup_limits",
+    "default_tls",
+    "own_plugins",
+    "record",
+    "forked_signals",
+    "file_stamp",
+)
 
 PARTS_OF_BACKENDS = {
     "serving": {"edge_server.backends.load_backend", "edge_server.backends.base"},

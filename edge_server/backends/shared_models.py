@@ -8,17 +8,19 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from edge_server.file_stamp import file_stamp
+
 Loaded = TypeVar("Loaded")
 
 
 def fingerprint(path: Path) -> Hashable:
-    """Return a value that changes when a file in the folder of `path`, or below, changes.
+    """Return a value that changes when a file in the folder of `path`, or below, changes: also when another of the same
+    size and time takes its place.
 
     The whole folder, because weights may lie beside the model (IR's .bin, ONNX external data, a SavedModel's).
     """
     files = [Path(folder, name) for folder, _, names in os.walk(path.parent) for name in names]
-    stats = [(str(one), one.stat()) for one in files if one.is_file()]
-    return (str(path), tuple(sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)))
+    return str(path), tuple(sorted((str(one), file_stamp(one.stat())) for one in files if one.is_file()))
 
 
 class SharedModels(Generic[Loaded]):

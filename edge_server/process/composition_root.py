@@ -115,6 +115,7 @@ def build(
     manager = _manager(config, timer, events, running, admission, cache, gpus, lambda: service, on_no_fallback)
     shared_memory = _shared_memory(config.memory.allows_client_shm, devices)
     digests = ContentDigests(scanner.find, state_dir)
+    scanner.has_changed_content = digests.has_changed
     service = _service(config, manager, source, events, shared_memory, log_settings, digests, running)
     events.subscribe(lambda event: _compute_digest(digests, event))
     events.subscribe(lambda event: trim() if event.kind in _FREES_MEMORY else None)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
+from edge_server.file_stamp import file_stamp
 from edge_server.repository.file_fingerprint import is_ignored
 from edge_server.repository.replace_file import replace_file
 from edge_server.repository.trust.checksum_file import FILE_NAME, SIGNATURE_NAME
@@ -29,6 +30,7 @@ MAX_CACHE_BYTES = 16 << 20
 MAX_CACHED_FILES = 10_000
 
 _CHUNK_BYTES = 1 << 20
+_UNKNOWN = ("", 0, "")
 _LOWEST_PRIORITY = 19
 """Nice value: serving goes first."""
 
@@ -37,9 +39,14 @@ class FoundModel(Protocol):
     """A model's folder as a scan found it."""
 
     @property
+    def name(self) -> str: ...
+
+    @property
     def path(self) -> Path: ...
 
     def fingerprint_of(self, version: int) -> str: ...
+
+    def changed_ns_of(self, version: int) -> int: ...
 
 
 class ContentDigests:
@@ -54,8 +61,9 @@ class ContentDigests:
         self._cache_path = None if state_dir is None else state_dir / CACHE_NAME
         self._files: dict[str, str] | None = None
         """Stamp of a file (device, inode, size, times) -> SHA-256 of its content. None until it is read."""
-        self._digests: dict[tuple[str, int], tuple[str, str]] = {}
-        """Model and version -> fingerprint of the files, and digest."""
+        self._digests: dict[tuple[str, int], tuple[str, int, str]] = {}
+        """Model and version -> fingerprint and change time of the files, and digest."""
+        self._reading = threading.Lock()
         self._waiting: dict[tuple[str, int], None] = {}
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -74,11 +82,28 @@ class ContentDigests:
     def get(self, name: str, version: int, fingerprint: str) -> str:
         """Return "sha256:..." for a loaded version with this fingerprint; "" if it is not computed yet, or if the
         version was loaded with a configuration or files of a load request."""
-        found, digest = self._digests.get((name, version), ("", ""))
+        found, _, digest = self._digests.get((name, version), _UNKNOWN)
         # Behind the fingerprint of the files stands a mark of a renewal ("+") or of an ensemble's members; a "." begins
-        # that of a configuration in place of the file's.
-        is_of_files = bool(found) and fingerprint.startswith(found) and fingerprint[len(found) :][:1] != "."
+        # that of a configuration in place of the file's, a "~" that of other content.
+        is_of_files = bool(found) and fingerprint.startswith(found) and fingerprint[len(found) :][:1] not in (".", "~")
         return digest if is_of_files else ""
+
+    def has_changed(self, model: FoundModel, version: int, since_ns: int) -> bool:
+        """Return whether the files of a version differ from those that it was loaded from, which had the change time
+        `since_ns`. Reads files with a new change time on the calling thread. True if the former content is not known:
+        nothing was loaded from it, or its digest is not computed yet."""
+        fingerprint = model.fingerprint_of(version)
+        found = self._digests.get((model.name, version), _UNKNOWN)
+        if found[:2] != (fingerprint, since_ns):
+            return True
+        try:
+            digest = self._digest(model.path, version)
+        except OSError:
+            return True
+        if digest != found[2]:
+            return True
+        self._digests[model.name, version] = fingerprint, model.changed_ns_of(version), digest
+        return False
 
     @property
     def is_idle(self) -> bool:
@@ -114,28 +139,32 @@ class ContentDigests:
 
     def _compute(self, name: str, version: int) -> None:
         before = self._find_files(name, version)
-        if before is None or self._digests.get((name, version), ("", ""))[0] == before[1]:
+        if before is None or self._digests.get((name, version), _UNKNOWN)[:2] == before[1:]:
             return
         digest = self._digest(before[0], version)
         if not self._is_closed and self._find_files(name, version) == before:
-            self._digests[name, version] = before[1], f"sha256:{digest}"
+            self._digests[name, version] = *before[1:], digest
 
-    def _find_files(self, name: str, version: int) -> tuple[Path, str] | None:
-        """Return the model's folder and the fingerprint of the version; None if it is not there any more."""
+    def _find_files(self, name: str, version: int) -> tuple[Path, str, int] | None:
+        """Return the model's folder, and fingerprint and change time of the version; None if it is not there any
+        more."""
         model = self._find(name)
         try:
-            return None if model is None else (model.path, model.fingerprint_of(version))
+            return None if model is None else (model.path, model.fingerprint_of(version), model.changed_ns_of(version))
         except KeyError:
             return None
 
     def _digest(self, folder: Path, version: int) -> str:
+        with self._reading:
+            return f"sha256:{self._digest_of_files(folder, version)}"
+
+    def _digest_of_files(self, folder: Path, version: int) -> str:
         whole = hashlib.sha256()
         is_new = False
         if self._files is None:
             self._files = _read_cache(self._cache_path)
         for path in _files_of(folder, version):
-            found = path.stat()
-            stamp = f"{found.st_dev}.{found.st_ino}.{found.st_size}.{found.st_mtime_ns}.{found.st_ctime_ns}"
+            stamp = ".".join(map(str, file_stamp(path.stat())))
             digest = self._files.get(stamp)
             if digest is None:
                 digest = self._read(path)

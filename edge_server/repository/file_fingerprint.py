@@ -37,15 +37,16 @@ class FolderScan:
 
     `fingerprint` covers the files of a model. `activity` also covers the files of upload tools and editors beside them;
     while it changes, an upload or an edit is in progress. `changed_ns` is the latest change time (ctime, which no tool
-    can set) of the files and folders, 0 if there are none. `young` are the files whose change time lies within YOUNG_S
-    of the scan. `upload` names the newest file of an unfinished upload, "" if there is none; `upload_ns` is its change
-    time. `outside_link` is the first link to a file outside the repository, with its target, "" if there is none.
-    `has_links`: a change outside the folder may change the model.
+    can set) of the files and folders, 0 if there are none, and `file_changed_ns` that of the files alone. `young` are
+    the files whose change time lies within YOUNG_S of the scan. `upload` names the newest file of an unfinished upload,
+    "" if there is none; `upload_ns` is its change time. `outside_link` is the first link to a file outside the
+    repository, with its target, "" if there is none. `has_links`: a change outside the folder may change the model.
     """
 
     fingerprint: str = ""
     activity: str = ""
     changed_ns: int = 0
+    file_changed_ns: int = 0
     upload: str = ""
     upload_ns: int = 0
     outside_link: str = ""
@@ -144,6 +145,7 @@ class _Walk:
     lines: list[str] = field(default_factory=list)
     leftovers: list[str] = field(default_factory=list)
     changed_ns: int = 0
+    file_changed_ns: int = 0
     upload: str = ""
     upload_ns: int = 0
     outside_link: str = ""
@@ -156,6 +158,7 @@ class _Walk:
             fingerprint=digest(self.lines),
             activity=digest([*self.lines, "\0leftovers", *self.leftovers]),
             changed_ns=self.changed_ns,
+            file_changed_ns=self.file_changed_ns,
             upload=self.upload,
             upload_ns=self.upload_ns,
             outside_link=self.outside_link,
@@ -186,6 +189,7 @@ class _Walk:
         if is_folder(entry):
             self._add_folder(entry, name, above, (found.st_dev, found.st_ino))
         else:
+            self.file_changed_ns = max(self.file_changed_ns, found.st_ctime_ns)
             # A change of mode or owner can make a file readable; a failed load is then retried.
             is_open_to_all = found.st_mode & 0o444 == 0o444
             is_readable = is_open_to_all or os.access(entry.path, os.R_OK)

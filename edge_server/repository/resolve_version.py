@@ -270,7 +270,7 @@ class _ScannedFiles(NamedTuple):
     def as_scanned(cls, model: ModelDirectory, version: int) -> _ScannedFiles:
         """Return the files if they are those of the scan. Raises ChangedWhileLoading."""
         outside, inside = _describe_version(model, version)
-        if f"{digest(outside)}.{digest(inside)}" != model.fingerprint_of(version):
+        if f"{digest(outside)}.{digest(inside)}" != model.file_fingerprint_of(version):
             raise ChangedWhileLoading(
                 f"model '{model.name}' version {version}: its files in '{model.path}' changed before it was loaded"
             )

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edge_server.core.model_spec import ModelFile
+from edge_server.file_stamp import FileStamp, file_stamp
 from edge_server.repository.replace_file import replace_file
 
 log = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ class RuntimeTimes:
     def __init__(self, state_dir: Path) -> None:
         self._path = state_dir / FILE_NAME
         self._lock = threading.Lock()
-        self._read_at = (0, 0)
+        self._read_at: FileStamp | None = None
         self._entries: tuple[_Entry, ...] = ()
         self._unmeasured: dict[ModelFile, None] = {}
 
@@ -155,9 +156,9 @@ class RuntimeTimes:
         """Read the file if it has changed. A damaged one counts as empty."""
         try:
             found = self._path.stat()
-            if (found.st_mtime_ns, found.st_ino) == self._read_at:
+            if file_stamp(found) == self._read_at:
                 return
-            self._read_at, self._entries = (found.st_mtime_ns, found.st_ino), ()
+            self._read_at, self._entries = file_stamp(found), ()
             if found.st_size > MAX_FILE_BYTES:
                 raise ValueError(f"it is larger than {MAX_FILE_BYTES} bytes")
             content = json.loads(self._path.read_text(encoding="utf-8"))
@@ -204,7 +205,7 @@ def _digest(file: Path) -> str:
 
 
 def _stamp(found: os.stat_result) -> str:
-    return f"{found.st_dev}.{found.st_ino}.{found.st_size}.{found.st_mtime_ns}.{found.st_ctime_ns}"
+    return ".".join(map(str, file_stamp(found)))
 
 
 def _entry(item: Any) -> _Entry:

@@ -11,7 +11,7 @@ import itertools
 import logging
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +19,7 @@ from typing import NamedTuple
 from edge_server.core.model_spec import VersionPolicy
 from edge_server.core.version_lifecycle import Member
 from edge_server.errors import BadModelConfig, ServingFault
+from edge_server.file_stamp import FileStamp, file_stamp
 from edge_server.record import record
 from edge_server.repository.config_to_spec import builds_engine, members, version_policy
 from edge_server.repository.file_fingerprint import (
@@ -35,6 +36,7 @@ from edge_server.repository.pbtxt import ConfigMessage, new_config, parse_json, 
 
 log = logging.getLogger(__name__)
 
+_MAX_CONTENTS = 65_536
 MAX_VERSION = 2**63 - 1
 
 _MODEL_ENDINGS = (".onnx", ".plan", ".engine", ".pt", ".pt2", ".tflite", ".xml")
@@ -45,11 +47,15 @@ _NAME = re.compile(r"[^\x00-\x20\x7f/\\?#%\ud800-\udfff]{1,255}")
 
 @record(frozen=True, slots=True)
 class VersionOnDisk:
-    """One version directory. `fingerprint` covers the files in it; `files` is the full result of the scan."""
+    """One version directory. `fingerprint` covers the files in it; `files` is the full result of the scan.
+
+    `content_mark`: "", or what tells the content from an earlier one with the same fingerprint.
+    """
 
     number: int
     fingerprint: str
     files: FolderScan = field(default=FolderScan(), compare=False)
+    content_mark: str = ""
 
 
 @record(frozen=True, slots=True)
@@ -93,10 +99,21 @@ class ModelDirectory:
 
     def fingerprint_of(self, version: int) -> str:
         """Return a text that changes with any file of this version. Raises KeyError for an unknown version."""
+        return self.file_fingerprint_of(version) + self._version(version).content_mark
+
+    def file_fingerprint_of(self, version: int) -> str:
+        """Return the part of `fingerprint_of` that `file_fingerprint` alone tells. Raises KeyError."""
+        return f"{self.fingerprint}.{self._version(version).fingerprint}"
+
+    def changed_ns_of(self, version: int) -> int:
+        """Return the latest change time of the version's files and those outside the versions. Raises KeyError."""
+        return max(self.files.file_changed_ns, self._version(version).files.file_changed_ns)
+
+    def _version(self, number: int) -> VersionOnDisk:
         for found in self.versions:
-            if found.number == version:
-                return f"{self.fingerprint}.{found.fingerprint}"
-        raise KeyError(version)
+            if found.number == number:
+                return found
+        raise KeyError(number)
 
 
 @record(frozen=True, slots=True)
@@ -198,7 +215,12 @@ class Scanner:
         self.roots = tuple({os.path.realpath(root): Path(root) for root in roots}.values())
         self._allows_external_links = allows_external_links
         self._config_names = (f"configs/{config_name}.pbtxt", "config.pbtxt") if config_name else ("config.pbtxt",)
-        self._policies: dict[Path, tuple[tuple[int, ...], _StatedPolicy | BadModelConfig]] = {}
+        self._policies: dict[Path, tuple[FileStamp, _StatedPolicy | BadModelConfig]] = {}
+        self.has_changed_content: Callable[[ModelDirectory, int, int], bool] | None = None
+        """Asked about a version whose files have a new change time (ctime), as after chmod, but the same size, time and
+        inode: whether their content differs from that of an earlier change time. None: such a change is not seen."""
+        self._contents: dict[tuple[Path, int, str], tuple[int, str]] = {}
+        """Model, version and fingerprint of its files -> their change time, and the mark of the content."""
 
     def scan(self) -> RepositorySnapshot:
         """Return all models. Raises ServingFault if a root cannot be read: a partial snapshot would unload models."""
@@ -326,10 +348,30 @@ class Scanner:
             return replace(model, problem=_no_versions(model))
         if isinstance(stated, BadModelConfig):
             return replace(model, problem=stated.message)
+        model = self._with_content_marks(model)
         policy = stated.policy
         _warn_of_absent(model, policy, warnings)
         model = replace(model, policy=policy, members=stated.members, builds_engine=stated.builds_engine)
         return _with_policy(model, policy)
+
+    def _with_content_marks(self, model: ModelDirectory) -> ModelDirectory:
+        """Return the model with new marks at versions with other content under an old fingerprint: a program wrote a
+        file and set the time that it had."""
+        if self.has_changed_content is None:
+            return model
+        for version in model.versions:
+            number = version.number
+            key = model.path, number, model.file_fingerprint_of(number)
+            changed_ns = model.changed_ns_of(number)
+            before_ns, mark = self._contents.get(key, (changed_ns, ""))
+            model = _with_mark(model, version, mark)
+            if changed_ns != before_ns and self.has_changed_content(model, number, before_ns):
+                mark = f"~{changed_ns}"
+                model = _with_mark(model, version, mark)
+            self._contents[key] = changed_ns, mark
+        while len(self._contents) > _MAX_CONTENTS:
+            self._contents.pop(next(iter(self._contents)), None)
+        return model
 
     def _read_policy(self, model: ModelDirectory) -> tuple[_StatedPolicy | BadModelConfig, ModelDirectory]:
         """Return the policy and members from the model's configuration, and the model with the configuration's path.
@@ -345,7 +387,7 @@ class Scanner:
         except OSError as error:
             return BadModelConfig(f"model '{model.name}': '{path}' cannot be read: {error.strerror}"), model
         # Includes the change time (ctime): a change of mode or owner can make a file readable.
-        stamp = (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_dev, found.st_ino)
+        stamp = file_stamp(found)
         known = self._policies.get(path)
         if known is None or known[0] != stamp:
             known = (stamp, _read_policy_file(path, model.name))
@@ -381,6 +423,13 @@ def _read_dir(model: ModelDirectory, boundary: LinkBoundary, warnings: list[str]
     versions = tuple(found for number, entry in entries.versions for found in _version(number, entry, boundary))
     files = scan_files(model.path, entries.others, boundary)
     return replace(model, versions=versions, fingerprint=files.fingerprint, files=files)
+
+
+def _with_mark(model: ModelDirectory, version: VersionOnDisk, mark: str) -> ModelDirectory:
+    if mark == version.content_mark:
+        return model
+    versions = (replace(one, content_mark=mark) if one.number == version.number else one for one in model.versions)
+    return replace(model, versions=tuple(versions))
 
 
 def _version(number: int, entry: os.DirEntry[str], boundary: LinkBoundary) -> list[VersionOnDisk]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import tritonclient.grpc
 import tritonclient.http
@@ -292,6 +295,63 @@ def test_poll_mode_follows_the_folders_and_is_ready_without_a_broken_model(
         assert load(server, "second")[0] == 503
         assert server.stop() == 0
         assert "/v2/health/ready" not in server.output()
+
+
+def times_model(factor: float) -> bytes:
+    """A model of one multiplication: for each factor a file of the same size."""
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Mul", ["x", "factor"], ["y"])],
+        "times",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["rows", 1])],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["rows", 1])],
+        [onnx.numpy_helper.from_array(np.float32([factor]), "factor")],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    return model.SerializeToString()
+
+
+def times(server: Any) -> float:
+    """The answer of that model for 1."""
+    status, answer = server.infer(
+        "times", {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1]}]}
+    )
+    assert status == 200, answer
+    return float(answer["outputs"][0]["data"][0])
+
+
+@pytest.mark.parametrize("mode", ["poll", "explicit"])
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
+def test_other_weights_of_the_same_size_and_time_are_served(
+    serve: Any, repository: Any, eventually: Callable[[Callable[[], bool]], bool], backend: str, mode: str
+) -> None:
+    """As tools write them that give each file the same time; renamed into place, and written in place."""
+    pytest.importorskip(backend)
+    file = repository.add("times", f'backend: "{backend}"') / "1/model.onnx"
+
+    def write(factor: float, path: Path) -> None:
+        path.write_bytes(times_model(factor))
+        os.utime(path, (1, 1))
+
+    write(1, file)
+    control = ["--model-control-mode=explicit", "--load-model=times"] if mode == "explicit" else []
+    with serve(repository.path, *control, "--repository-poll-secs=0.1") as server:
+        assert times(server) == 1
+        assert eventually(lambda: "digest" in index(server)["times"])
+        write(2, repository.path / "new")
+        (repository.path / "new").rename(file)
+        assert mode == "poll" or load(server, "times")[0] == 200
+        assert eventually(lambda: times(server) == 2)
+        write(3, file)
+        assert mode == "poll" or load(server, "times")[0] == 200
+        assert eventually(lambda: times(server) == 3)
+        assert eventually(lambda: "digest" in index(server)["times"])
+        file.chmod(0o600)
+        os.link(file, repository.path.parent / "backup")
+        # A load call reads the files anew, and so does the scan that finds another model.
+        repository.add("later", 'backend: "identity"')
+        assert load(server, "times")[0] == 200 if mode == "explicit" else eventually(lambda: "later" in index(server))
+        assert times(server) == 3
+        assert server.log().count("'times' version 1 is loaded") == 3
 
 
 def test_labels_follow_the_repository_into_classification(explicit: Any, module_repository: Any) -> None:

@@ -38,13 +38,17 @@ def digest_of(root: Path) -> Callable[..., str]:
         model = Scanner([root]).find("m")
         assert model is not None
         digests.compute("m", version)
-        end = time.monotonic() + 20
-        while not digests.is_idle:
-            assert time.monotonic() < end
-            time.sleep(0.001)
+        wait_until(lambda: digests.is_idle)
         return digests.get("m", version, model.fingerprint_of(version))
 
     return call
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
 
 
 def sha256sum(model: Path, version: int) -> str:
@@ -144,3 +148,99 @@ def test_a_model_that_is_gone_has_none(root: Path, model: Path) -> None:
     digests.compute("m", 9)
     digests.close()
     assert digests.get("m", 9, "") == ""
+
+
+def rewrite(file: Path, content: bytes) -> None:
+    """Write a file in place, and set the time that it had."""
+    before = file.stat()
+    file.write_bytes(content)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert file.stat()[:8] == before[:8]
+
+
+class TestContentMarks:
+    """Fingerprints of a scanner that asks for the content of files whose change time alone is new."""
+
+    @pytest.fixture
+    def digests(self, root: Path) -> ContentDigests:
+        scanner = Scanner([root])
+        digests = ContentDigests(scanner.find)
+        scanner.has_changed_content = digests.has_changed
+        return digests
+
+    @pytest.fixture
+    def fingerprint(self, digests: ContentDigests, model: Path) -> Callable[[], str]:
+        def scan() -> str:
+            found = digests._find("m")
+            assert found is not None
+            return found.fingerprint_of(1)
+
+        return scan
+
+    @pytest.fixture
+    def loaded(self, digests: ContentDigests, fingerprint: Callable[[], str]) -> str:
+        """The fingerprint of version 1, of which the digest is known."""
+        found = fingerprint()
+        digests.compute("m", 1)
+        wait_until(lambda: digests.is_idle)
+        assert digests.get("m", 1, found)
+        return found
+
+    def test_a_file_rewritten_in_place_with_its_old_time_changes_the_fingerprint(
+        self, model: Path, digests: ContentDigests, fingerprint: Callable[[], str], loaded: str
+    ) -> None:
+        rewrite(model / "1/model.onnx", b"X")
+        changed = fingerprint()
+        assert changed != loaded
+        assert fingerprint() == changed
+        # The digest of the former content is not that of the new one.
+        assert digests.get("m", 1, changed) == ""
+        digests.compute("m", 1)
+        wait_until(lambda: digests.is_idle)
+        assert digests.get("m", 1, changed) == sha256sum(model, 1)
+        rewrite(model / "1/model.onnx", b"Y")
+        assert fingerprint() not in (loaded, changed)
+
+    def test_a_file_outside_the_versions_changes_the_fingerprint_too(
+        self, model: Path, fingerprint: Callable[[], str], loaded: str
+    ) -> None:
+        rewrite(model / "labels.txt", b"cap")
+        assert fingerprint() != loaded
+
+    def test_modes_links_and_copies_do_not_change_the_fingerprint(
+        self, root: Path, model: Path, fingerprint: Callable[[], str], loaded: str
+    ) -> None:
+        for name in ("1/model.onnx", "1/weights/a.bin", "config.pbtxt"):
+            (model / name).chmod(0o644 if (model / name).stat().st_mode & 0o77 == 0 else 0o600)
+            assert fingerprint() == loaded
+            os.link(model / name, root.parent / name.replace("/", "_"))
+            assert fingerprint() == loaded
+        rewrite(model / "1/model.onnx", (model / "1/model.onnx").read_bytes())
+        assert fingerprint() == loaded
+
+    def test_a_change_is_seen_behind_a_scan_in_the_middle_of_the_write(
+        self, model: Path, fingerprint: Callable[[], str], loaded: str
+    ) -> None:
+        file = model / "1/model.onnx"
+        before = file.stat()
+        file.write_bytes(b"")
+        middle = fingerprint()
+        file.write_bytes(b"X")
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert len({loaded, middle, fingerprint()}) == 3
+
+    def test_a_change_before_the_content_is_known_changes_the_fingerprint(
+        self, model: Path, fingerprint: Callable[[], str]
+    ) -> None:
+        before = fingerprint()
+        rewrite(model / "1/model.onnx", b"X")
+        assert fingerprint() != before
+
+    def test_content_that_was_read_after_the_change_is_not_taken_for_the_loaded_one(
+        self, model: Path, digests: ContentDigests, fingerprint: Callable[[], str]
+    ) -> None:
+        before = fingerprint()
+        rewrite(model / "1/model.onnx", b"X")
+        digests.compute("m", 1)
+        wait_until(lambda: digests.is_idle)
+        assert fingerprint() != before

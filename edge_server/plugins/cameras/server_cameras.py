@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from edge_server.config import ConfigError
 from edge_server.errors import Draining, InvalidRequest, NotFound
+from edge_server.file_stamp import file_stamp
 from edge_server.plugins.cameras.questions.question_answer import QUESTION_ANSWERED, QuestionAnswer
 from edge_server.plugins.cameras.reports import CamerasReport
 from edge_server.plugins.cameras.settings import SourcesConfig
@@ -261,9 +262,8 @@ def _sink_names(entry: SourceEntry, sinks: Collection[str]) -> set[str]:
 
 
 def _file_identity(path: str) -> object:
-    """Return inode, size and time of a file, or None if there is none."""
+    """Return the stamp of a file, or None if there is none."""
     try:
-        found = os.stat(path)
+        return file_stamp(os.stat(path))
     except OSError:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns

@@ -14,9 +14,9 @@ import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import field
 from pathlib import Path, PurePosixPath
-from typing import TypeAlias
 
 from edge_server.errors import BadModelConfig, ChangedWhileLoading, StorageFault, Untrusted
+from edge_server.file_stamp import FileStamp, file_stamp
 from edge_server.record import record
 from edge_server.repository.file_fingerprint import MAX_FILES, is_ignored
 from edge_server.repository.pbtxt import ConfigMessage
@@ -27,7 +27,6 @@ FILE_NAME = "SHA256SUMS"
 SIGNATURE_NAME = "SHA256SUMS.sig"
 MAX_MANIFEST_BYTES = 16 << 20
 
-Stamp: TypeAlias = tuple[int, int, int, int, int]
 """Size, two times, device and inode of a file; changes with the file."""
 
 _CHUNK_BYTES = 1 << 20
@@ -147,7 +146,7 @@ def read_small(path: Path, limit: int) -> bytes | None:
     return content
 
 
-def digest_file(path: Path, algorithm: str = "sha256") -> tuple[bytes, Stamp]:
+def digest_file(path: Path, algorithm: str = "sha256") -> tuple[bytes, FileStamp]:
     """Return the digest of a file, read once in chunks, and its stamp from before the reading.
 
     Raises StorageFault if it cannot be read, Untrusted if it is not a regular file, and ChangedWhileLoading.
@@ -156,10 +155,10 @@ def digest_file(path: Path, algorithm: str = "sha256") -> tuple[bytes, Stamp]:
     digest = hashlib.new(algorithm, usedforsecurity=False)
     try:
         with open(_open_regular(path), "rb", buffering=0) as file:
-            before = stamp_of(os.fstat(file.fileno()))
+            before = file_stamp(os.fstat(file.fileno()))
             while chunk := file.read(_CHUNK_BYTES):
                 digest.update(chunk)
-            after = stamp_of(os.fstat(file.fileno()))
+            after = file_stamp(os.fstat(file.fileno()))
     except OSError as error:
         raise StorageFault(f"'{path}' cannot be read: {error.strerror or error}") from error
     if after != before:
@@ -174,11 +173,6 @@ def _open_regular(path: Path) -> int:
         os.close(descriptor)
         raise Untrusted(f"'{path}' is not a regular file")
     return descriptor
-
-
-def stamp_of(found: os.stat_result) -> Stamp:
-    """Return a stamp. It includes the change time (ctime), which no tool can set, unlike the modification time."""
-    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_dev, found.st_ino
 
 
 AGENT = "checksum"

@@ -9,18 +9,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edge_server.errors import ChangedWhileLoading, Untrusted
+from edge_server.file_stamp import FileStamp, file_stamp
 from edge_server.record import record
 from edge_server.repository.scan import ModelDirectory, parse_version
 from edge_server.repository.trust.checksum_file import (
     FILE_NAME,
     MAX_MANIFEST_BYTES,
     SIGNATURE_NAME,
-    Stamp,
     digest_file,
     files_below,
     parse,
     read_small,
-    stamp_of,
     subject_of,
 )
 from edge_server.repository.trust.ed25519_keys import PublicKey, read_public_key
@@ -49,13 +48,13 @@ def trust_policy(requires_checksums: bool, public_key_path: str) -> TrustPolicy:
 class Verified:
     """The verified files, each with its stamp from before it was read."""
 
-    stamps: Mapping[Path, Stamp] = field(default_factory=dict)
+    stamps: Mapping[Path, FileStamp] = field(default_factory=dict)
 
     def confirm(self) -> None:
         """Raise ChangedWhileLoading if a file changed after it was verified."""
         for path, stamp in self.stamps.items():
             try:
-                now = stamp_of(path.stat())
+                now = file_stamp(path.stat())
             except OSError as error:
                 raise ChangedWhileLoading(f"'{path}' changed while it was loaded: {error.strerror}") from error
             if now != stamp:
@@ -70,7 +69,7 @@ def verify(model: ModelDirectory, version: int, policy: TrustPolicy, *, is_confi
     """
     if is_config_given and policy.public_key is not None:
         raise Untrusted(f"model '{model.name}': a configuration given with a load call is not signed")
-    stamps: dict[Path, Stamp] = {}
+    stamps: dict[Path, FileStamp] = {}
     for found in (_SignedFolder(model, None, policy), _SignedFolder(model, version, policy)):
         found.verify(version, stamps)
     return Verified(stamps)
@@ -86,7 +85,7 @@ class _SignedFolder:
         self._is_model = version is None
         self._policy = policy
 
-    def verify(self, version: int, stamps: dict[Path, Stamp]) -> None:
+    def verify(self, version: int, stamps: dict[Path, FileStamp]) -> None:
         """Check the files of the directory that `version` uses, and add the stamps of the files read."""
         public_key = self._policy.public_key
         content = read_small(self._folder / FILE_NAME, MAX_MANIFEST_BYTES)
@@ -134,7 +133,7 @@ class _SignedFolder:
         of_version = parse_version(first) if self._is_model and slash else None
         return of_version is None or of_version == version
 
-    def _check_file(self, name: str, digest: bytes, stamps: dict[Path, Stamp]) -> None:
+    def _check_file(self, name: str, digest: bytes, stamps: dict[Path, FileStamp]) -> None:
         path = self._folder / name
         if not path.exists():
             raise Untrusted(f"{self._prefix}: {FILE_NAME} lists {name!r}, which is not there")

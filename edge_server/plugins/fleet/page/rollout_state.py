@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_server.errors import EdgeServerError, InvalidRequest
+from edge_server.file_stamp import FileStamp, file_stamp
 from edge_server.plugins.fleet.page.box_record import BoxRecord
 from edge_server.plugins.fleet.publish.rollout import (
     ACTIONS,
@@ -46,7 +47,7 @@ class RolloutState:
         self._keys = keys
         self._lock = threading.Lock()
         """Held while the repository is read or written: by one of the worker threads."""
-        self._stamp: tuple[int, int] | None = None
+        self._stamp: FileStamp | None = None
         self._newest: Mapping[str, Release] = {}
         self.problem = ""
         """Why the repository cannot be read, "" if it can."""
@@ -69,10 +70,9 @@ class RolloutState:
 
     def _read(self, repository: Path) -> None:
         try:
-            found = (repository / "metadata" / "timestamp.json").stat()
+            stamp = file_stamp((repository / "metadata" / "timestamp.json").stat())
         except OSError as error:
             raise InvalidRequest(f"'{repository}' is no signed repository: {error.strerror}") from None
-        stamp = (found.st_mtime_ns, found.st_size)
         if stamp != self._stamp:
             with open_publisher(repository, None) as publisher:
                 self._newest = newest_releases(publisher)

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from edge_server.file_stamp import FileStamp, file_stamp
 from edge_server.plugins.tensorrt.builds.build_engine import PLAN
 from edge_server.plugins.tensorrt.builds.engine_key import EngineKey, describe_differences
 from edge_server.repository.replace_file import replace_file
@@ -65,7 +66,7 @@ class EngineCache:
         self._folder = folder
         self._limit_bytes = limit_bytes
         self._lock = threading.Lock()
-        self._sound: dict[str, tuple[int, int]] = {}
+        self._sound: dict[str, FileStamp] = {}
 
     def open(self) -> None:
         """Make the folder, and delete what a crash left. Raises CacheFault."""
@@ -237,8 +238,7 @@ class EngineCache:
 
     def _is_sound(self, digest: str, plan: Path, expected: str) -> bool:
         """Return whether the plan has its verified hash. It is read once, and again only if the file changes."""
-        found = plan.stat()
-        mark = (found.st_size, found.st_mtime_ns)
+        mark = file_stamp(plan.stat())
         with self._lock:
             if self._sound.get(digest) == mark:
                 return True

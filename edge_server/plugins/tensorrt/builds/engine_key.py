@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_server.backends.cuda.cuda_driver import CudaDevice
+from edge_server.file_stamp import file_stamp
 from edge_server.plugins.tensorrt.engine_order import EngineOrder
 
 _CHUNK = 1 << 20
@@ -78,8 +79,7 @@ class FileHashes:
 
     def of_file(self, path: Path) -> str:
         """Return a file's hash. Raises OSError."""
-        found = os.stat(path)
-        mark = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        mark = file_stamp(os.stat(path))
         with self._lock:
             known = self._known.get(path)
         if known is not None and known[0] == mark:
