@@ -16,7 +16,7 @@ from edge_server.core.model_spec import DynamicBatching, InputSpec, InstanceGrou
 from edge_server.core.tensor import DType
 from edge_server.errors import BadModelConfig, LoadError
 from edge_server.plugins.tensorrt.builds.build_engine import BuildProgress
-from edge_server.plugins.tensorrt.builds.verify_engine import VerificationSample, difference, load_samples, save_samples
+from edge_server.plugins.tensorrt.builds.verify_engine import VerificationSample, load_samples, save_samples
 from edge_server.plugins.tensorrt.cuda_graphs import padded_size
 from edge_server.plugins.tensorrt.engine_options import engine_order, order_from_json, order_to_json
 from edge_server.plugins.tensorrt.engine_order import Range
@@ -151,17 +151,6 @@ def test_impossible_engine_options_are_reported(parameters: dict[str, str], mess
     file = ModelFile(tmp_path / "1" / "model.onnx", tmp_path, 1)
     with pytest.raises(LoadError, match=message):
         engine_order(replace(FIXED, parameters=parameters), file, 0, "tensorrt", "10", {})
-
-
-def test_the_difference_is_relative_to_the_largest_magnitude() -> None:
-    expected = np.array([10.0, -100.0, 0.0], "f4")
-    assert difference(expected + np.array([0, 1, 0], "f4"), expected) == pytest.approx(0.01)
-    assert difference(expected[:2], expected) == float("inf")
-    assert difference(expected.astype("f2"), expected) == float("inf")
-    assert difference(np.array([1, 2, 4]), np.array([1, 2, 3])) == pytest.approx(1 / 3)
-    wild = np.array([np.nan, np.inf], "f4")
-    assert difference(wild, wild) == 0.0
-    assert difference(wild[::-1].copy(), wild) == float("inf")
 
 
 def test_saved_samples_are_read_back_unchanged(tmp_path: Path) -> None:

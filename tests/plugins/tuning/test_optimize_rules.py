@@ -13,6 +13,7 @@ import pytest
 
 from edge_server.cli.console import Progress, format_remaining
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
+from edge_server.core.output_difference import OutputDifference
 from edge_server.core.tensor import DType
 from edge_server.errors import AlreadyExists, BadModelConfig, InvalidRequest, ServingFault
 from edge_server.plugins.tensorrt.engine_order import Range
@@ -24,7 +25,6 @@ from edge_server.plugins.tuning.trial.candidate import RuntimeCandidate, config_
 from edge_server.plugins.tuning.trial.candidate_list import candidates_for
 from edge_server.plugins.tuning.trial.candidate_process import CandidateFailed
 from edge_server.plugins.tuning.trial.comparison import CandidateTrial, ComparisonResult
-from edge_server.plugins.tuning.trial.output_difference import OutputDifference, compare
 from edge_server.plugins.tuning.trial.sample_inputs import batch_of, from_file, random_samples
 from edge_server.plugins.tuning.trial.tensor_files import load_tensors, save_tensors
 from edge_server.repository.pbtxt import parse_text, read_file
@@ -100,47 +100,6 @@ def test_percentiles_are_values_that_were_measured() -> None:
     values = [float(number) for number in range(1, 101)]
     assert [percentile(values, share) for share in (0.5, 0.99, 1.0)] == [50.0, 99.0, 100.0]
     assert percentile([7.0], 0.99) == 7.0
-
-
-def test_differences_are_the_largest_of_any_output_and_relative_to_its_magnitude() -> None:
-    one = [{"a": np.array([[1.0, -4.0]], "f4"), "n": np.array([[1, 2, 3, 4]])}]
-    two = [{"a": np.array([[1.5, -4.0]], "f4"), "n": np.array([[1, 2, 3, 5]])}]
-    apart = compare(one, two)
-    assert apart.absolute == 1.0
-    assert apart.relative == 0.25  # a quarter of the whole numbers; of `a` it is an eighth
-    assert apart.top1 == 1.0
-    assert compare(one, one) == OutputDifference(0.0, 0.0, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("expected", "found"),
-    [
-        (np.zeros((1, 3), "f4"), np.zeros((1, 4), "f4")),
-        (np.zeros((1, 3), "f4"), np.full((1, 3), np.nan, "f4")),
-        (np.full((1, 3), np.inf, "f4"), np.zeros((1, 3), "f4")),
-    ],
-)
-def test_another_shape_and_non_finite_values_are_infinitely_apart(expected: np.ndarray, found: np.ndarray) -> None:
-    assert compare([{"a": expected}], [{"a": found}]).relative == float("inf")
-
-
-def test_equal_non_finite_and_empty_outputs_are_equal() -> None:
-    both = [{"a": np.array([[np.nan, np.inf, 1.0]], "f4"), "b": np.zeros((1, 0), "f4")}]
-    assert compare(both, both).relative == 0.0
-
-
-def test_best_classes_are_compared_per_sample_and_for_vectors_only() -> None:
-    one = [{"s": np.array([[0.1, 0.9]], "f4")}, {"s": np.array([[0.8, 0.2]], "f4")}]
-    two = [{"s": np.array([[0.2, 0.8]], "f4")}, {"s": np.array([[0.4, 0.6]], "f4")}]
-    assert compare(one, two).top1 == 0.5
-    boxes = [{"boxes": np.ones((1, 50, 4), "f4")}]
-    assert compare(boxes, boxes).top1 is None
-
-
-def test_bit_patterns_of_bfloat16_are_compared_as_numbers() -> None:
-    one, two = (np.array([[value]], np.float32).view(np.uint32) >> 16 for value in (2.0, 2.5))
-    apart = compare([{"a": one.astype(np.uint16)}], [{"a": two.astype(np.uint16)}], frozenset({"a"}))
-    assert (apart.absolute, apart.relative) == (0.5, 0.25)
 
 
 def test_tensors_are_passed_to_another_process_unchanged(tmp_path: Path) -> None:

@@ -1,8 +1,6 @@
 """Check of a new TensorRT engine: compares its outputs with those of the runtime that it will replace.
 
-Two outputs agree if no element of a floating-point output differs by more than the tolerance times its largest
-magnitude, and no more than that fraction of the elements of any other output differs at all. Verification runs in a
-child process, because an engine may crash.
+The difference is that of `core.output_difference`. Verification runs in a child process, because an engine may crash.
 """
 
 from __future__ import annotations
@@ -15,6 +13,7 @@ import numpy as np
 
 from edge_server.backends.base import Array, SessionInfo
 from edge_server.backends.cuda import cuda_driver
+from edge_server.core.output_difference import compare_arrays
 from edge_server.core.tensor import DType
 from edge_server.plugins.tensorrt.engine_order import EngineOrder
 from edge_server.plugins.tensorrt.library_adapter import TensorRTLibrary
@@ -59,27 +58,6 @@ def load_samples(path: Path) -> list[VerificationSample]:
     return [found[number] for number in sorted(found)]
 
 
-def difference(found: Array, expected: Array) -> float:
-    """Return the difference of two outputs as defined above; infinity if they cannot be compared.
-
-    An element that is NaN, or the same infinity, in both is equal.
-    """
-    if found.shape != expected.shape or found.dtype != expected.dtype:
-        return float("inf")
-    if not expected.size:
-        return 0.0
-    if expected.dtype.kind != "f":
-        return float(np.count_nonzero(found != expected)) / expected.size
-    one, other = found.astype(np.float64), expected.astype(np.float64)
-    is_same = (one == other) | (np.isnan(one) & np.isnan(other))
-    apart = np.abs(np.where(is_same, 0.0, one) - np.where(is_same, 0.0, other))
-    if not np.isfinite(apart).all():
-        return float("inf")
-    finite = np.abs(other[np.isfinite(other)])
-    scale = float(finite.max(initial=0.0)) or 1.0
-    return float(apart.max()) / scale
-
-
 def verify_engine(
     order: EngineOrder, plan: Path, samples: list[VerificationSample], library: TensorRTLibrary, *, has_rows: bool
 ) -> float:
@@ -117,7 +95,7 @@ def _check(order: EngineOrder, session: TensorRTSession, sample: VerificationSam
             raise Mismatch(f"output '{not_finite}' holds NaN or infinity")
     worst = 0.0
     for name, expected in sample.outputs.items():
-        apart = difference(found[name], expected)
+        apart = compare_arrays(expected, found[name]).relative
         if apart > order.tolerance:
             shapes = (
                 f", its shape {list(found[name].shape)} for {list(expected.shape)}" if apart == float("inf") else ""

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from edge_server.core.output_difference import OutputDifference, compare_outputs
 from edge_server.errors import InvalidRequest, LoadError, Unsupported
 from edge_server.plugins.tuning.trial.candidate import RuntimeCandidate
 from edge_server.plugins.tuning.trial.candidate_process import CandidateFailed, CandidateProcess, ChildLimits
-from edge_server.plugins.tuning.trial.output_difference import OutputDifference, compare
 from edge_server.plugins.tuning.trial.tensor_files import load_tensors
 
 ROUNDS = 10
@@ -207,7 +207,7 @@ class Comparison:
         expected = load_tensors(path)
         bf16 = frozenset(reference.facts["bf16_outputs"])
         for trial, other in answered:
-            trial.difference = compare(expected, load_tensors(other), bf16)
+            trial.difference = compare_outputs(expected, load_tensors(other), bf16)
             other.unlink()
         return reference
 
