@@ -62,8 +62,10 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 PLUGINS_BELOW = {
     ("cameras", "vision"): "frames are images: decoding, perception, tracking, drawing",
-    ("tuning", "tensorrt"): "optimize builds engines, measures them and puts the best into the cache",
-    ("add", "tuning"): "a new model runs in the processes in which optimize compares runtimes",
+    ("tuning", "tensorrt"): "optimize has the settings of engines: where they are kept, and how long a build may take",
+    ("trials", "tensorrt"): "a trial builds engines, measures them and puts the best into the cache",
+    ("tuning", "trials"): "optimize and the measurement of an idle server compare runtimes in trials",
+    ("add", "trials"): "a new model is tried with each runtime before it is written",
     ("add", "vision"): "the command says what a new model sees in a picture",
     ("speech", "language"): "OpenAI's API has one form of errors and of event streams",
     ("language", "vision"): "pictures of vision-language models: their bounds, and decoding",

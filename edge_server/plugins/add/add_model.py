@@ -34,8 +34,8 @@ from edge_server.plugins.add.text_models import (
 )
 from edge_server.plugins.add.text_trial import ReadLine, TextTrial, draw_page, drawn_lines, whole_picture
 from edge_server.plugins.add.written_config import unbatched_lines, write_config
-from edge_server.plugins.tuning.trial.stored_times import store_times
-from edge_server.plugins.tuning.trial.tensor_files import Tensors
+from edge_server.plugins.trials.stored_times import store_times
+from edge_server.plugins.trials.tensor_files import Tensors
 from edge_server.plugins.vision.demo_picture import PICTURE
 from edge_server.plugins.vision.layouts import joins_rows_of_batch
 from edge_server.plugins.vision.text_reading import is_recogniser

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from edge_server.core.model_spec import ModelSpec, Recognised
 from edge_server.errors import EdgeServerError, Unsupported
-from edge_server.plugins.tuning.trial.tensor_files import Tensors
+from edge_server.plugins.trials.tensor_files import Tensors
 from edge_server.plugins.vision.detector_sample_check import check_layout, make_noise
 from edge_server.plugins.vision.image_plan import ImagePlan, make_image_plan
 from edge_server.plugins.vision.layouts import LayoutMatch, candidates

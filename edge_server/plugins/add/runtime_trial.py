@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edge_server.errors import BackendMissing, LoadError, OutOfMemory, Unsupported
-from edge_server.plugins.tuning.trial.candidate_process import ChildLimits
-from edge_server.plugins.tuning.trial.comparison import CandidateTrial
-from edge_server.plugins.tuning.trial.stored_times import natural_trials
-from edge_server.plugins.tuning.trial.tensor_files import Tensors, load_tensors, save_tensors
-from edge_server.plugins.tuning.trial.trial_plan import TrialEnvironment, TrialRequest, make_plan
+from edge_server.plugins.trials.candidate_process import ChildLimits
+from edge_server.plugins.trials.comparison import CandidateTrial
+from edge_server.plugins.trials.stored_times import natural_trials
+from edge_server.plugins.trials.tensor_files import Tensors, load_tensors, save_tensors
+from edge_server.plugins.trials.trial_plan import TrialEnvironment, TrialRequest, make_plan
 
 RUNS = 30
 MAX_SECONDS = 2.0

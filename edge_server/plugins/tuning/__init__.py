@@ -1,5 +1,5 @@
 """Measurement and tuning of models: load tests of a running server (folder `load`), and comparison of runtimes and
-precisions without one (folder `trial`).
+precisions without one (in `plugins/trials`).
 
 `perf`, `analyze` and `optimize` are the commands. They talk to a server over HTTP and gRPC.
 """

@@ -102,7 +102,7 @@ class BackgroundMeasurement(RunningPlugin):
     def _measure_when_idle(self, core: ServingCore, file: ModelFile) -> None:
         """Measure a file and store the times. Raises EdgeServerError and OSError."""
         # Here, because the start of the server must not wait for it.
-        from edge_server.plugins.tuning.trial.stored_times import needs_measurement, store_times
+        from edge_server.plugins.trials.stored_times import needs_measurement, store_times
 
         if not needs_measurement():
             return
@@ -124,9 +124,9 @@ class BackgroundMeasurement(RunningPlugin):
     def _measure(self, core: ServingCore, file: ModelFile) -> dict[str, float | None]:
         """Measure now. Raises _Interrupted, EdgeServerError and OSError."""
         from edge_server.backends import ONNX_ORDER
-        from edge_server.plugins.tuning.trial.candidate_process import ChildLimits
-        from edge_server.plugins.tuning.trial.stored_times import measure_in_background
-        from edge_server.plugins.tuning.trial.trial_plan import TrialEnvironment, TrialRequest
+        from edge_server.plugins.trials.candidate_process import ChildLimits
+        from edge_server.plugins.trials.stored_times import measure_in_background
+        from edge_server.plugins.trials.trial_plan import TrialEnvironment, TrialRequest
 
         began_ms = time.time() * 1000
 

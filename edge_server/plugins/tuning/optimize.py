@@ -24,15 +24,16 @@ from edge_server.core.exit_code import ExitCode
 from edge_server.errors import InvalidRequest
 from edge_server.plugin import own_plugins
 from edge_server.plugins.tensorrt.settings import EngineConfig
-from edge_server.plugins.tuning.trial import report, text_trial
-from edge_server.plugins.tuning.trial.best_candidate import Objective, SelectionRule, choose
-from edge_server.plugins.tuning.trial.candidate_process import ChildLimits
-from edge_server.plugins.tuning.trial.comparison import CandidateTrial, Comparison, ComparisonResult, RunLimits
-from edge_server.plugins.tuning.trial.device_listing import list_devices
-from edge_server.plugins.tuning.trial.stored_times import natural_trials, store_times
-from edge_server.plugins.tuning.trial.text_trial import compare_texts
-from edge_server.plugins.tuning.trial.trial_plan import TrialEnvironment, TrialPlan, TrialRequest, make_plan
-from edge_server.plugins.tuning.trial.write_configuration import variant_path, write_variant
+from edge_server.plugins.trials import text_trial
+from edge_server.plugins.trials.best_candidate import Objective, SelectionRule, choose
+from edge_server.plugins.trials.candidate_process import ChildLimits
+from edge_server.plugins.trials.comparison import CandidateTrial, Comparison, ComparisonResult, RunLimits
+from edge_server.plugins.trials.device_listing import list_devices
+from edge_server.plugins.trials.stored_times import natural_trials, store_times
+from edge_server.plugins.trials.text_trial import compare_texts
+from edge_server.plugins.trials.trial_plan import TrialEnvironment, TrialPlan, TrialRequest, make_plan
+from edge_server.plugins.tuning import optimize_report as report
+from edge_server.plugins.tuning.write_configuration import variant_path, write_variant
 
 _INTERRUPTED = 130
 """Exit code of shells for a program that SIGINT ended."""

@@ -18,15 +18,16 @@ from edge_server.core.tensor import DType
 from edge_server.errors import AlreadyExists, BadModelConfig, InvalidRequest, ServingFault
 from edge_server.plugins.tensorrt.engine_order import Range
 from edge_server.plugins.tensorrt.optimization_profiles import KEYS
-from edge_server.plugins.tuning.trial import report, write_configuration
-from edge_server.plugins.tuning.trial.accelerator_candidates import openvino_candidates
-from edge_server.plugins.tuning.trial.best_candidate import Objective, SelectionRule, choose, percentile, rejection
-from edge_server.plugins.tuning.trial.candidate import RuntimeCandidate, config_of
-from edge_server.plugins.tuning.trial.candidate_list import candidates_for
-from edge_server.plugins.tuning.trial.candidate_process import CandidateFailed
-from edge_server.plugins.tuning.trial.comparison import CandidateTrial, ComparisonResult
-from edge_server.plugins.tuning.trial.sample_inputs import batch_of, from_file, random_samples
-from edge_server.plugins.tuning.trial.tensor_files import load_tensors, save_tensors
+from edge_server.plugins.trials.accelerator_candidates import openvino_candidates
+from edge_server.plugins.trials.best_candidate import Objective, SelectionRule, choose, percentile, rejection
+from edge_server.plugins.trials.candidate import RuntimeCandidate, config_of
+from edge_server.plugins.trials.candidate_list import candidates_for
+from edge_server.plugins.trials.candidate_process import CandidateFailed
+from edge_server.plugins.trials.comparison import CandidateTrial, ComparisonResult
+from edge_server.plugins.trials.sample_inputs import batch_of, from_file, random_samples
+from edge_server.plugins.trials.tensor_files import load_tensors, save_tensors
+from edge_server.plugins.tuning import optimize_report as report
+from edge_server.plugins.tuning import write_configuration
 from edge_server.repository.pbtxt import parse_text, read_file
 
 NO_GPU = "there is no GPU"

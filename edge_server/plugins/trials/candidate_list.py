@@ -10,13 +10,13 @@ from pathlib import Path
 
 from edge_server.backends import ONNX_ORDER, backend_names, engine_backends, list_backends, onnx_file_info
 from edge_server.errors import BadModelConfig, InvalidRequest
-from edge_server.plugins.tuning.trial.accelerator_candidates import (
+from edge_server.plugins.trials.accelerator_candidates import (
     DeviceLister,
     onnxruntime_candidates,
     openvino_candidates,
 )
-from edge_server.plugins.tuning.trial.candidate import GPU, RuntimeCandidate
-from edge_server.plugins.tuning.trial.candidate_process import CandidateFailed
+from edge_server.plugins.trials.candidate import GPU, RuntimeCandidate
+from edge_server.plugins.trials.candidate_process import CandidateFailed
 from edge_server.repository.backend_choice import candidates as runtimes_to_try
 from edge_server.repository.pbtxt import ConfigMessage
 

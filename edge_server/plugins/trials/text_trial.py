@@ -20,9 +20,9 @@ from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import NO_PARAMETERS, Parameter, Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BackendError, EdgeServerError
-from edge_server.plugins.tuning.trial.best_candidate import NOISE
-from edge_server.plugins.tuning.trial.candidate_process import ChildLimits
-from edge_server.plugins.tuning.trial.comparison import CandidateTrial, Report
+from edge_server.plugins.trials.best_candidate import NOISE
+from edge_server.plugins.trials.candidate_process import ChildLimits
+from edge_server.plugins.trials.comparison import CandidateTrial, Report
 
 TEXT_TOKENS = 64
 ROUNDS = 3

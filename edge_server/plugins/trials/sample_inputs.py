@@ -20,7 +20,7 @@ from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.tensorrt.engine_order import Profile
-from edge_server.plugins.tuning.trial.tensor_files import Tensors
+from edge_server.plugins.trials.tensor_files import Tensors
 from edge_server.serving.execution.warmup import build
 
 _VARIED_SOURCES = ("file", "random")

@@ -10,11 +10,11 @@ import sys
 from edge_server.backends.onnxruntime import providers
 from edge_server.backends.openvino import devices
 from edge_server.errors import EdgeServerError
-from edge_server.plugins.tuning.trial.accelerator_candidates import ReportedDevices
-from edge_server.plugins.tuning.trial.candidate_process import CandidateProcess, ChildLimits
-from edge_server.plugins.tuning.trial.child_process_protocol import exit_at_once, start_child, write_message
+from edge_server.plugins.trials.accelerator_candidates import ReportedDevices
+from edge_server.plugins.trials.candidate_process import CandidateProcess, ChildLimits
+from edge_server.plugins.trials.child_process_protocol import exit_at_once, start_child, write_message
 
-MODULE = "edge_server.plugins.tuning.trial.device_listing"
+MODULE = "edge_server.plugins.trials.device_listing"
 
 _REPORTS = {"onnxruntime": providers.reported, "openvino": devices.reported}
 

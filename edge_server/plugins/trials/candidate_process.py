@@ -11,7 +11,7 @@ from typing import Any
 
 from edge_server.json_child_process import JsonProcess, ReceiveTimeout
 
-MODULE = "edge_server.plugins.tuning.trial.candidate_process_main"
+MODULE = "edge_server.plugins.trials.candidate_process_main"
 
 _POLL_S = 0.05
 _END_TIMEOUT_S = 5.0

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from edge_server.plugins.tuning.trial.comparison import CandidateTrial, ComparisonResult
+from edge_server.plugins.trials.comparison import CandidateTrial, ComparisonResult
 
 NOISE = 0.03
 """Relative difference within which two candidates count as equal. The first of equal candidates wins, because it is

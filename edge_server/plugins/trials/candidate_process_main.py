@@ -29,11 +29,11 @@ from edge_server.errors import EdgeServerError, LoadError, OutOfMemory, Unsuppor
 from edge_server.memory.available_memory import MemoryFloor
 from edge_server.plugins.tensorrt.engine_order import Profile
 from edge_server.plugins.tensorrt.optimization_profiles import KEYS, configured_profiles
-from edge_server.plugins.tuning.trial.candidate_engines import BuiltNotRun, CandidateEngines
-from edge_server.plugins.tuning.trial.child_process_protocol import exit_at_once, start_child, write_message
-from edge_server.plugins.tuning.trial.sample_inputs import as_request, batch_of, from_file, from_warmup, random_samples
-from edge_server.plugins.tuning.trial.tensor_files import Tensors, load_tensors, save_tensors
-from edge_server.plugins.tuning.trial.text_trial import generate_texts, peak_bytes
+from edge_server.plugins.trials.candidate_engines import BuiltNotRun, CandidateEngines
+from edge_server.plugins.trials.child_process_protocol import exit_at_once, start_child, write_message
+from edge_server.plugins.trials.sample_inputs import as_request, batch_of, from_file, from_warmup, random_samples
+from edge_server.plugins.trials.tensor_files import Tensors, load_tensors, save_tensors
+from edge_server.plugins.trials.text_trial import generate_texts, peak_bytes
 from edge_server.repository.resolve_version import ResolveOptions, resolve
 from edge_server.repository.scan import Scanner, with_config
 

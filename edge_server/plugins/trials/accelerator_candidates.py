@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from edge_server.plugins.tuning.trial.candidate import CPU, GPU, TARGET_DEVICE, RuntimeCandidate
+from edge_server.plugins.trials.candidate import CPU, GPU, TARGET_DEVICE, RuntimeCandidate
 from edge_server.repository.pbtxt import ConfigMessage
 
 ReportedDevices: TypeAlias = Mapping[str, Sequence[str]]

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from edge_server.backends import ONNX_ORDER
 from edge_server.backends.cuda import cuda_driver
-from edge_server.plugins.tuning.trial.candidate_process import CandidateFailed, CandidateProcess, ChildLimits
-from edge_server.plugins.tuning.trial.comparison import CandidateTrial
-from edge_server.plugins.tuning.trial.trial_plan import TrialEnvironment, TrialRequest, make_plan
+from edge_server.plugins.trials.candidate_process import CandidateFailed, CandidateProcess, ChildLimits
+from edge_server.plugins.trials.comparison import CandidateTrial
+from edge_server.plugins.trials.trial_plan import TrialEnvironment, TrialRequest, make_plan
 from edge_server.repository.backend_choice import GGUF_ORDER
 from edge_server.repository.runtime_times import RuntimeTimes, runtime_version
 

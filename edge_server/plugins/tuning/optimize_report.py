@@ -7,8 +7,8 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from edge_server.plugins.tuning.trial.best_candidate import SelectionRule, percentile, rejection, rows_per_s
-from edge_server.plugins.tuning.trial.comparison import CandidateTrial, ComparisonResult
+from edge_server.plugins.trials.best_candidate import SelectionRule, percentile, rejection, rows_per_s
+from edge_server.plugins.trials.comparison import CandidateTrial, ComparisonResult
 
 _FIRST_COLUMNS = ("RUNTIME", "ASKED", "IN FORCE", "LOAD MS", "P50 MS", "P99 MS", "1 ROW/S")
 _LAST_COLUMNS = ("MEMORY MB", "MAX ABS", "MAX REL", "TOP-1", "")

@@ -10,10 +10,10 @@ from pathlib import Path
 from edge_server.backends.cuda import cuda_driver
 from edge_server.config.server_config import settings_of_backend
 from edge_server.errors import BadModelConfig, InvalidRequest, LoadError, UnknownModel
-from edge_server.plugins.tuning.trial.accelerator_candidates import DeviceLister
-from edge_server.plugins.tuning.trial.candidate import TARGET_DEVICE, RuntimeCandidate, config_of
-from edge_server.plugins.tuning.trial.candidate_list import candidates_for
-from edge_server.plugins.tuning.trial.comparison import CandidateTrial
+from edge_server.plugins.trials.accelerator_candidates import DeviceLister
+from edge_server.plugins.trials.candidate import TARGET_DEVICE, RuntimeCandidate, config_of
+from edge_server.plugins.trials.candidate_list import candidates_for
+from edge_server.plugins.trials.comparison import CandidateTrial
 from edge_server.repository.backend_choice import sequences_at_once
 from edge_server.repository.pbtxt import ConfigMessage, new_config, read_file, write_json
 from edge_server.repository.scan import ModelDirectory, Scanner

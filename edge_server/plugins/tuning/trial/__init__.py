@@ -1,2 +1,0 @@
-"""Comparison of the runtimes, devices and precisions that can run a model on this machine. Each candidate runs in a
-process."""
