@@ -62,7 +62,7 @@ class Target:
     """The attacked server, as its attacker sees it: addresses "host:port", the port of the flags, and the end of the
     attack."""
 
-    def __init__(self, http: str, grpc_address: str, port: int, seconds: float) -> None:
+    def __init__(self, http: str, grpc_address: str, seconds: float, port: int = 0) -> None:
         self.http = http
         self.grpc = grpc_address
         self.port = port
@@ -596,7 +596,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.attack:
         name, http, grpc_address, port, seconds = options.attack
-        print(json.dumps(ATTACKS[name](Target(http, grpc_address, int(port), float(seconds)))))
+        print(json.dumps(ATTACKS[name](Target(http, grpc_address, float(seconds), int(port)))))
         return
     heads = (
         "attack",
