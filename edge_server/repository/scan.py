@@ -11,6 +11,7 @@ import itertools
 import logging
 import os
 import re
+import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
@@ -37,6 +38,8 @@ from edge_server.repository.pbtxt import ConfigMessage, new_config, parse_json, 
 log = logging.getLogger(__name__)
 
 _MAX_CONTENTS = 65_536
+"""Fingerprints of which the change time is remembered, the latest ones: each rewritten file makes a new one."""
+
 MAX_VERSION = 2**63 - 1
 
 _MODEL_ENDINGS = (".onnx", ".plan", ".engine", ".pt", ".pt2", ".tflite", ".xml")
@@ -221,6 +224,8 @@ class Scanner:
         inode: whether their content differs from that of an earlier change time. None: such a change is not seen."""
         self._contents: dict[tuple[Path, int, str], tuple[int, str]] = {}
         """Model, version and fingerprint of its files -> their change time, and the mark of the content."""
+        self._content_lock = threading.Lock()
+        """Held while the content is asked for: the answer is right only once."""
 
     def scan(self) -> RepositorySnapshot:
         """Return all models. Raises ServingFault if a root cannot be read: a partial snapshot would unload models."""
@@ -359,19 +364,23 @@ class Scanner:
         file and set the time that it had."""
         if self.has_changed_content is None:
             return model
+        versions: list[VersionOnDisk] = []
         for version in model.versions:
-            number = version.number
-            key = model.path, number, model.file_fingerprint_of(number)
-            changed_ns = model.changed_ns_of(number)
-            before_ns, mark = self._contents.get(key, (changed_ns, ""))
-            model = _with_mark(model, version, mark)
-            if changed_ns != before_ns and self.has_changed_content(model, number, before_ns):
-                mark = f"~{changed_ns}"
-                model = _with_mark(model, version, mark)
-            self._contents[key] = changed_ns, mark
+            key = model.path, version.number, f"{model.fingerprint}.{version.fingerprint}"
+            changed_ns = max(model.files.file_changed_ns, version.files.file_changed_ns)
+            before_ns, mark = self._contents.setdefault(key, (changed_ns, ""))
+            if changed_ns != before_ns:
+                with self._content_lock:
+                    # Another thread may have asked in the meantime.
+                    before_ns, mark = self._contents.get(key, (before_ns, mark))
+                    known = replace(model, versions=(replace(version, content_mark=mark),))
+                    if changed_ns != before_ns and self.has_changed_content(known, version.number, before_ns):
+                        mark = f"~{changed_ns}"
+                    self._contents[key] = changed_ns, mark
+            versions.append(replace(version, content_mark=mark) if mark else version)
         while len(self._contents) > _MAX_CONTENTS:
             self._contents.pop(next(iter(self._contents)), None)
-        return model
+        return replace(model, versions=tuple(versions))
 
     def _read_policy(self, model: ModelDirectory) -> tuple[_StatedPolicy | BadModelConfig, ModelDirectory]:
         """Return the policy and members from the model's configuration, and the model with the configuration's path.
@@ -423,13 +432,6 @@ def _read_dir(model: ModelDirectory, boundary: LinkBoundary, warnings: list[str]
     versions = tuple(found for number, entry in entries.versions for found in _version(number, entry, boundary))
     files = scan_files(model.path, entries.others, boundary)
     return replace(model, versions=versions, fingerprint=files.fingerprint, files=files)
-
-
-def _with_mark(model: ModelDirectory, version: VersionOnDisk, mark: str) -> ModelDirectory:
-    if mark == version.content_mark:
-        return model
-    versions = (replace(one, content_mark=mark) if one.number == version.number else one for one in model.versions)
-    return replace(model, versions=tuple(versions))
 
 
 def _version(number: int, entry: os.DirEntry[str], boundary: LinkBoundary) -> list[VersionOnDisk]:

@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -244,3 +245,11 @@ class TestContentMarks:
         digests.compute("m", 1)
         wait_until(lambda: digests.is_idle)
         assert fingerprint() != before
+
+    def test_threads_that_scan_at_the_same_time_agree_that_the_content_is_the_same(
+        self, model: Path, fingerprint: Callable[[], str], loaded: str
+    ) -> None:
+        with ThreadPoolExecutor(4) as pool:
+            for mode in (0o600, 0o644) * 20:
+                (model / "1/model.onnx").chmod(mode)
+                assert {one.result() for one in [pool.submit(fingerprint) for _ in range(4)]} == {loaded}

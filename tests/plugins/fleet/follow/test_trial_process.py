@@ -1,0 +1,41 @@
+"""Comparison of a release's outputs with those that are expected."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_server.plugins.fleet.follow.trial_process import describe_difference
+
+TEXTS = np.array([b"cup", b"espresso"], object)
+
+
+@pytest.mark.parametrize(
+    ("expected", "found", "reason"),
+    [
+        (np.array([1.0, -4.0]), np.float32([1.0, -4.01]), ""),
+        (np.array([1.0, -4.0]), np.float32([1.0, -4.4]), "by 0.1 of its largest value, more than 0.01"),
+        (np.array([100, 200]), np.uint8([100, 201]), ""),
+        (np.array([100, 200]), np.uint8([100, 210]), "by 0.05 of its largest value, more than 0.01"),
+        (np.array([1, 0]), np.array([True, False]), ""),
+        (np.array([True, False]), np.array([True, True]), "by 1 of its largest value"),
+        (np.array([np.nan, np.inf]), np.float32([np.nan, np.inf]), ""),
+        (np.array([np.inf]), np.float32([1.0]), "is not finite where"),
+        (np.array([np.inf]), np.float32([-np.inf]), "is not finite where"),
+        (np.zeros(2), np.zeros(3, np.float32), r"has the shape \[3\], expected \[2\]"),
+        (np.array([b"cup", b"espresso"]), TEXTS, ""),
+        (np.array([b"cup"] * 200), np.array([b"cup"] * 199 + [b"mug"], object), "differs from the expected ones$"),
+        (np.array([1.0, 2.0]), TEXTS, "differs from the expected ones$"),
+        (TEXTS, np.float32([1.0, 2.0]), "differs from the expected ones$"),
+    ],
+)  # fmt: skip
+def test_outputs_may_differ_by_the_tolerance_and_texts_not_at_all(expected: Any, found: Any, reason: str) -> None:
+    described = describe_difference({"Y": expected}, {"Y": found}, 0.01, "the expected ones")
+    assert re.search(reason, described) if reason else described == ""
+
+
+def test_an_output_that_is_missing_is_named() -> None:
+    assert describe_difference({"Y": np.zeros(1)}, {"Z": np.zeros(1)}, 1.0, "x") == "it has no output 'Y'"
