@@ -7,7 +7,7 @@ import ssl
 import urllib.error
 import urllib.request
 from datetime import datetime, timedelta, timezone
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, cast
 from urllib.parse import urlsplit
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape, quoteattr
@@ -196,11 +196,10 @@ class OnvifCamera:
                 return response.status, _read(response)
         except urllib.error.HTTPError as error:
             with error:
-                return error.code, _read(error.fp)
+                return error.code, _read(cast(BoundedResponse, error.fp))
 
 
-def _read(response: IO[bytes]) -> bytes:
-    assert isinstance(response, BoundedResponse)
+def _read(response: BoundedResponse) -> bytes:
     response.set_deadline(TIMEOUT_S)
     return response.read(MAX_RESPONSE_BYTES + 1)
 

@@ -83,15 +83,17 @@ class Call:
 
     def next_answer(self):
         """Return the next message; None at the end. Raises Ended when it is a bad one."""
-        while not self._answers:
-            if self._ending is not None:
-                if self._ending.code:
-                    raise Ended(self._ending)
+        while True:
+            ending = self._ending  # read first: a worker's thread may answer and end the call between the two
+            if self._answers:
+                return self._answers.popleft()
+            if ending is not None:
+                if ending.code:
+                    raise Ended(ending)
                 return None
             if self._has_left:
                 return None
             self._events.get()()
-        return self._answers.popleft()
 
     def read(self):
         return decode_server_message(self.next_answer())
