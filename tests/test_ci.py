@@ -65,6 +65,15 @@ def test_what_fails_once_is_named_at_once_and_does_not_fail_the_run(tmp_path: Pa
     assert re.findall(r"^flaky: (.*)$", done.stdout, re.MULTILINE) == ["test_it.py::test_fails_once[0]"]
 
 
+def test_the_report_repeats_the_errors_of_the_first_run(tmp_path: Path) -> None:
+    parts = f"check rest tests\n{REPORT}"
+    done = run_tests(tmp_path, FAILS_ONCE.format(count=1, failure="assert number == 3"), parts)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = done.stdout[done.stdout.index("\ndone\n") :]
+    assert re.search(r"^E +assert 0 == 3$", report, re.MULTILINE)
+    assert re.search(r"^_+ test_fails_once\[0\] _+$", report, re.MULTILINE)
+
+
 def test_a_process_that_crashes_in_the_middle_of_a_test_is_reported_and_does_not_keep_the_run_from_its_end(
     tmp_path: Path,
 ) -> None:

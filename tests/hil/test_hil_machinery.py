@@ -75,7 +75,7 @@ def test_a_forced_run_writes_a_report_marked_as_forced(tmp_path: Path) -> None:
     report = tmp_path / "report"
     done = run(
         "hil_tests/test_soak.py", "hil_tests/test_frame_streams.py", "hil_tests/test_shared_memory.py", "-k", "not 4",
-        f"--report={report}", EDGE_HIL_FORCE="cpu", EDGE_HIL_SOAK_SECONDS="4",
+        f"--report={report}", EDGE_HIL_FORCE="cpu", EDGE_HIL_SOAK_SECONDS="8",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     found = json.loads((report / "report.json").read_text())
