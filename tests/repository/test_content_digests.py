@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -151,8 +152,18 @@ def test_a_model_that_is_gone_has_none(root: Path, model: Path) -> None:
     assert digests.get("m", 9, "") == ""
 
 
+def await_tick() -> None:
+    """Wait until a change of a file gets a change time that no earlier one has: the kernel's clock for files advances
+    every few ms."""
+    with tempfile.TemporaryFile() as probe:
+        before_ns = os.fstat(probe.fileno()).st_ctime_ns
+        while os.fstat(probe.fileno()).st_ctime_ns == before_ns:
+            os.fchmod(probe.fileno(), 0o600)
+
+
 def rewrite(file: Path, content: bytes) -> None:
     """Write a file in place, and set the time that it had."""
+    await_tick()
     before = file.stat()
     file.write_bytes(content)
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
@@ -261,6 +272,7 @@ class TestContentMarks:
         scanner = Scanner([root])
         scanner.has_changed_content = has_changed_content
         scanner.scan()
+        await_tick()
         (model / "1/model.onnx").chmod(0o600)
         with ThreadPoolExecutor(2) as pool:
             for scan in [pool.submit(scanner.scan) for _ in range(2)]:
