@@ -79,8 +79,9 @@ class JsonProcess:
         with contextlib.suppress(OSError):
             self._process.stdin.close()
 
-    def receive(self, timeout_s: float) -> dict[str, Any] | None:
-        """Return the next message, None after the process closed its output. Raises ReceiveTimeout."""
+    def receive(self, timeout_s: float | None) -> dict[str, Any] | None:
+        """Return the next message, None after the process closed its output. Raises ReceiveTimeout, but not with
+        `timeout_s` None."""
         try:
             return self._messages.get(timeout=timeout_s)
         except queue.Empty:

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 # the processors, and threads that wait in a loop for each other take them from everybody else.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# No folder, so that servers which tests start keep nothing between them in the cache folder of the machine or the user.
+os.environ["CACHE_DIRECTORY"] = "/dev/null/edge_server"
+
 # A shell that runs the tests in its background has them ignore Ctrl-C, which every program that they start inherits.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

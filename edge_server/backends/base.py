@@ -308,6 +308,10 @@ class Backend(abc.ABC):
     runs_on_gpu: bool = False
     """Whether KIND_AUTO instances run on the machine's GPUs, if there are any. Otherwise they run on the CPU."""
 
+    may_end_process: bool = False
+    """Whether a damaged file can end the process that opens it. Then a file that this machine has never opened is
+    opened in a child process first."""
+
     @abc.abstractmethod
     def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature | None:
         """Return the inputs and outputs of the file; None if only the configuration can declare them.

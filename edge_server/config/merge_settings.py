@@ -109,6 +109,8 @@ def _fill_defaults(config: ServerConfig, environ: Mapping[str, str]) -> ServerCo
         repository = replace(repository, paths=tuple(dict.fromkeys((*repository.paths, str(DEMO_MODELS)))))
     if not repository.cache_dir and any("://" in path for path in repository.paths):
         repository = replace(repository, cache_dir=_default_cache_dir(environ))
+    measurements_dir = repository.state_dir or repository.cache_dir or _default_cache_dir(environ)
+    repository = replace(repository, measurements_dir=measurements_dir)
     return replace(
         config,
         repository=repository,

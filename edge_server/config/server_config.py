@@ -200,7 +200,10 @@ _HEADER_PATTERN = Kind("regex", _parse_header_pattern, show=_show_header_pattern
 
 @record(frozen=True, slots=True)
 class RepositoryConfig:
-    """Model repositories, and when their models are loaded."""
+    """Model repositories, and when their models are loaded.
+
+    `measurements_dir`: folder of what was measured of model files on this machine, "" for none.
+    """
 
     paths: tuple[str, ...] = setting(
         (),
@@ -308,7 +311,8 @@ class RepositoryConfig:
         "--state-dir",
         OPTIONAL_PATH,
         "Folder for state that survives a restart: which models are pinned to which version, and how fast each runtime "
-        "runs an ONNX model, by which its next load chooses one. Empty: pins are kept in memory.",
+        "runs an ONNX model, by which its next load chooses one. Empty: pins are kept in memory, and times in the "
+        "folder of --repository-cache-dir.",
     )
     requires_checksums: bool = setting(
         False,
@@ -337,6 +341,7 @@ class RepositoryConfig:
         number(0, 86_400),
         "Seconds that the start waits for the first copy of a remote repository.",
     )
+    measurements_dir: str = ""
 
 
 @record(frozen=True, slots=True)

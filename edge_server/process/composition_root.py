@@ -27,6 +27,8 @@ from edge_server.process.running_plugins import RunningPlugins
 from edge_server.record import record
 from edge_server.repository.content_digests import ContentDigests
 from edge_server.repository.desired_state import RepositorySource
+from edge_server.repository.first_opening import FirstOpenings
+from edge_server.repository.opening_journal import OpeningJournal
 from edge_server.repository.resolve_version import ResolveOptions
 from edge_server.repository.runtime_times import RuntimeTimes
 from edge_server.repository.scan import Scanner
@@ -69,11 +71,13 @@ class ServerParts:
     access: AccessCheck
     ports: dict[str, int]
     """Open ports by name: http, grpc, metrics."""
+    journal: OpeningJournal
     cache: ResponseCache | None = None
 
     def close(self, timeout_s: float) -> bool:
         """Refuse new requests, drain for at most `timeout_s`, and close every model. Return False if requests had to
         fail."""
+        self.journal.close()
         self.plugins.begin_stop()
         self.service.stop_accepting()
         is_clean = self.manager.close(timeout_s)
@@ -103,7 +107,9 @@ def build(
     devices = cuda_devices.find()
     gpus = Gpus(devices, dict(config.memory.gpu_load_limits))
     state_dir = Path(repository.state_dir) if repository.state_dir else None
-    runtime_times = None if state_dir is None else RuntimeTimes(state_dir)
+    measurements_dir = Path(repository.measurements_dir) if repository.measurements_dir else None
+    runtime_times = RuntimeTimes(measurements_dir) if measurements_dir else None
+    journal = OpeningJournal(measurements_dir)
     options = _resolve_options(config, devices.count if devices else 0, gpus, running, runtime_times)
     pins = VersionPins(state_dir)
     source = RepositorySource(scanner, options, pins=pins)
@@ -112,7 +118,7 @@ def build(
     cache = _cache(config)
     admission = running.admission()
     # Models call the service, and the service needs the manager: the manager gets a function that returns the service.
-    manager = _manager(config, timer, events, running, admission, cache, gpus, lambda: service, on_no_fallback)
+    manager = _manager(config, timer, events, running, admission, cache, gpus, lambda: service, on_no_fallback, journal)
     shared_memory = _shared_memory(config.memory.allows_client_shm, devices)
     digests = ContentDigests(scanner.find, state_dir)
     scanner.has_changed_content = digests.has_changed
@@ -143,7 +149,7 @@ def build(
             control_need=running.control_need,
         )
     )
-    return ServerParts(service, manager, source, timer, events, loads, digests, running, access, ports, cache)
+    return ServerParts(service, manager, source, timer, events, loads, digests, running, access, ports, journal, cache)
 
 
 def _compute_digest(digests: ContentDigests, event: Event) -> None:
@@ -179,6 +185,7 @@ def _resolve_options(
         backend_settings=config.backends,
         onnx_order=(*plugins.onnx_backends(), *ONNX_ORDER),
         runtime_times=runtime_times,
+        first_openings=None if runtime_times is None else FirstOpenings(runtime_times, config.backends),
         lost_gpus=gpus.lost_gpus,
     )
 
@@ -193,6 +200,7 @@ def _manager(
     gpus: Gpus,
     server: Callable[[], ServerCalls],
     on_no_fallback: Callable[[str], None],
+    journal: OpeningJournal,
 ) -> Manager:
     memory = MemoryFloor(config.memory.floor_mb << 20, config.memory.pressure_limit_percent)
     return Manager(
@@ -208,6 +216,7 @@ def _manager(
         gpus=gpus,
         server=server,
         on_no_fallback=on_no_fallback,
+        opening=journal.opening,
     )
 
 

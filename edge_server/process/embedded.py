@@ -19,7 +19,7 @@ import queue
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
@@ -108,7 +108,10 @@ class Server:
         for name, port in (("http", http_port), ("grpc", grpc_port), ("metrics", metrics_port)):
             given |= {f"allow_{name}": False} if port is None else {f"{name}_port": port}
         self._plugins = find_plugins().plugins
-        self._config = parse_serve(_flags(given | settings), {}, self._plugins).config
+        config = parse_serve(_flags(given | settings), {}, self._plugins).config
+        # A library writes only where its user says.
+        repository = replace(config.repository, measurements_dir=config.repository.state_dir)
+        self._config = replace(config, repository=repository)
         self._lock = threading.Lock()
         self._core: ServerParts | None = None
         self._process: ServerProcess | None = None

@@ -21,6 +21,7 @@ from edge_server.repository.backend_choice import (
     needs_llama_cpp,
     sequences_at_once,
 )
+from edge_server.repository.first_opening import FirstOpenings
 from edge_server.repository.load_error_explanation import explain_by_content
 from edge_server.repository.pbtxt import ConfigMessage
 from edge_server.repository.runtime_times import RuntimeTimes
@@ -66,12 +67,14 @@ def inspect_model(
     passed_over: Mapping[str, str] = _NOTHING,
     onnx_order: tuple[str, ...] = ONNX_ORDER,
     runtime_times: RuntimeTimes | None = None,
+    first_openings: FirstOpenings | None = None,
 ) -> InspectedFile:
     """Choose the runtime, find the file and read its inputs and outputs.
 
     The first candidate that loads and reads the file is chosen. Those in `passed_over` (name -> reason) failed to open
     it before and are skipped. `runtime_times` may change the order for an ONNX or GGUF file whose configuration names
-    no runtime. Raises BackendMissing, BadModelConfig, or LoadError with every candidate's reason.
+    no runtime. `first_openings` opens a file that could end this process in a child first. Raises BackendMissing,
+    BadModelConfig, or LoadError with every candidate's reason.
     """
     failures: list[tuple[str, LoadError]] = []
     version_dir = model_dir / str(version)
@@ -96,7 +99,7 @@ def inspect_model(
         try:
             if candidate.backend in passed_over:
                 raise LoadError(passed_over[candidate.backend])
-            inspected = _inspect_with(candidate, config, model, model_dir, version)
+            inspected = _inspect_with(candidate, config, model, model_dir, version, first_openings)
         except LoadError as error:
             failures.append((candidate.backend, error))
             continue
@@ -117,7 +120,12 @@ def inspect_model(
 
 
 def _inspect_with(
-    candidate: BackendCandidate, config: ConfigMessage, model: str, model_dir: Path, version: int
+    candidate: BackendCandidate,
+    config: ConfigMessage,
+    model: str,
+    model_dir: Path,
+    version: int,
+    first_openings: FirstOpenings | None,
 ) -> InspectedFile:
     backend = load_backend(candidate.backend)
     gpu_file = backend.file_for(dict(config.cc_model_filenames)) if config.cc_model_filenames else ""
@@ -125,6 +133,8 @@ def _inspect_with(
         check_relative(gpu_file, f"model '{model}': cc_model_filenames")
     file = _find_file(gpu_file or candidate.file_name or backend.default_filename, model, model_dir, version)
     parameters = {key: value.string_value for key, value in config.parameters.items()}
+    if backend.may_end_process and first_openings is not None:
+        first_openings.check(config, model_dir, version, file.path, backend.name)
     try:
         signature = backend.inspect(file, parameters)
         memory = backend.memory_parts(file, model, parameters)

@@ -20,6 +20,7 @@ from edge_server.repository.backend_choice import BACKEND_OF_PLATFORM
 from edge_server.repository.config_defaults import Devices, normalise
 from edge_server.repository.config_to_spec import to_spec
 from edge_server.repository.file_fingerprint import children, describe_files, digest
+from edge_server.repository.first_opening import FirstOpenings
 from edge_server.repository.labels import read_labels
 from edge_server.repository.load_error_explanation import explain_by_content
 from edge_server.repository.metadata_files import read_metadata_files
@@ -48,6 +49,7 @@ class ResolveOptions:
     `trust`: rules for the checksums and signatures of a version's files.
     `backend_settings`: those of `--backend-config`, by backend; "" for all.
     `onnx_order`: the runtimes tried for an ONNX file. `runtime_times` may change this order; None: it does not.
+    `first_openings`: see there; None: files are opened here at once.
     """
 
     auto_complete: bool = True
@@ -59,6 +61,7 @@ class ResolveOptions:
     backend_settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     onnx_order: tuple[str, ...] = ONNX_ORDER
     runtime_times: RuntimeTimes | None = None
+    first_openings: FirstOpenings | None = None
     lost_gpus: Callable[[], Iterable[int]] = tuple
     """Called at each load; returns the GPUs that this process can no longer use."""
 
@@ -89,8 +92,9 @@ def resolve(
         spec = _make_spec(config, model, options, ())
         return Resolved(spec, file, confirm=verified.confirm, output_checks=_output_checks(spec, options))
     inspected = inspect_model(
-        config, model.name, model.path, version, passed_over, options.onnx_order, options.runtime_times
-    )
+        config, model.name, model.path, version, passed_over, options.onnx_order, options.runtime_times,
+        options.first_openings,
+    )  # fmt: skip
     _remove_engine_settings(config, inspected, passed_over)
     notes, has_default_batch_size = _complete_config(config, model.name, inspected, options)
     routine_notes = (*inspected.unlogged_notes, *inspected.notes, *notes)

@@ -70,6 +70,7 @@ def test_every_field_of_every_settings_class_has_exactly_one_row():
     fields += [f"{name}.{field.name}" for name, table in DECLARED.plugin_tables.items()
                for field in dataclasses.fields(table)]  # fmt: skip
     fields.remove("log.journal_stream")  # the system sets it, not the operator
+    fields.remove("repository.measurements_dir")  # follows from two others
     assert sorted(setting.name for setting in SETTINGS) == sorted([*fields, "backends."])
 
 
@@ -393,6 +394,12 @@ def test_the_printed_configuration_reads_back_as_the_same_configuration(toml):
     )
     again = parse_serve([toml(describe(given))], {}, PLUGINS)
     assert again.config == given.config
+
+
+def test_measurements_are_kept_in_the_state_folder_or_in_the_cache_folder():
+    flags = ["--state-dir=/s", "--repository-cache-dir=/c"]
+    found = [config(*flags[start:], CACHE_DIRECTORY="/given").repository.measurements_dir for start in range(3)]
+    assert found == ["/s", "/c", "/given"]
 
 
 def test_the_journal_stream_is_read_from_the_variable_of_systemd():

@@ -57,7 +57,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 class TrialInThisProcess:
     """A candidate's process without the process."""
 
-    def __init__(self, limits: Any) -> None:
+    def __init__(self, limits: Any, check: None) -> None:
         self._opened: Any = None
 
     def open(self, job: Any, report: Any) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def test_demo_serves_the_bundled_models_and_prints_a_request_that_finds_a_face(
     assert (status, [face["label"] for face in json.loads(answer)["detections"]]) == (200, ["face"])
     assert list(tmp_path.iterdir()) == []
     # The usual choice is for `status`: the log has lines that ask for attention.
-    assert "openvino: fixed order" in notes
+    assert "onnxruntime: fixed order" in notes
     assert "fixed order" not in log
 
 

@@ -47,7 +47,7 @@ def test_a_model_without_configuration_is_completed_from_its_file(
     path = add_model("m", None, {"1/model.onnx": b"x"})
     found = resolved()
     spec = found.spec
-    assert (spec.backend, spec.platform) == ("openvino", "")
+    assert (spec.backend, spec.platform) == ("onnxruntime", "onnxruntime_onnx")
     assert found.file.path == path / "1" / "model.onnx"
     assert spec.default_model_filename == "model.onnx"
     assert spec.inputs == (InputSpec("images", DType.FP32, (3, 224, 224)),)
@@ -316,12 +316,12 @@ def test_the_first_runtime_that_reads_an_onnx_file_wins_and_the_others_are_noted
 
     import edge_server.backends as backends
 
-    monkeypatch.setitem(backends._made, "openvino", Refusing("openvino", "model.xml", None))
-    described("onnxruntime", "model.onnx", signature(IMAGE, SCORES))
+    monkeypatch.setitem(backends._made, "onnxruntime", Refusing("onnxruntime", "model.onnx", None))
+    described("openvino", "model.xml", signature(IMAGE, SCORES))
     add_model("m", None, {"1/model.onnx": b"\x08"})
     spec = resolved().spec
-    assert (spec.backend, spec.platform) == ("onnxruntime", "onnxruntime_onnx")
-    skipped = "backend 'openvino' was skipped for 'onnxruntime': operator NonZero is not known"
+    assert (spec.backend, spec.platform) == ("openvino", "")
+    skipped = "backend 'onnxruntime' was skipped for 'openvino': operator NonZero is not known"
     assert skipped in spec.notes
     assert set(spec.routine_notes) == {*spec.notes, *spec.unlogged_notes} - {skipped}
 
@@ -345,7 +345,7 @@ def test_an_onnx_file_without_any_runtime_is_a_missing_backend(
 
     monkeypatch.setattr("edge_server.repository.auto_complete.load_backend", missing)
     add_model("m", None, {"1/model.onnx": b"x"})
-    with pytest.raises(BackendMissing, match=r"\[openvino\].*\[onnxruntime\]"):
+    with pytest.raises(BackendMissing, match=r"\[onnxruntime\].*\[openvino\]"):
         resolved()
 
 

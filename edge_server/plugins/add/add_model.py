@@ -41,7 +41,7 @@ from edge_server.plugins.vision.layouts import joins_rows_of_batch
 from edge_server.plugins.vision.text_reading import is_recogniser
 from edge_server.protocol.frame_messages import Detection
 from edge_server.repository.resolve_version import ResolveOptions, resolve
-from edge_server.repository.runtime_times import MIN_RATIO
+from edge_server.repository.runtime_times import MIN_RATIO, RuntimeTimes
 from edge_server.repository.scan import Scanner
 
 _MIN_TIME_MS = 1.0
@@ -71,12 +71,19 @@ class TriedModel(NamedTuple):
 
     @property
     def faster_backend(self) -> str:
-        """The backend that was faster than the default one, by the rule of `runtime_times`, or ""."""
-        shortest_ms = {item.backend: min(item.times_ms) for item in self.trials if item.times_ms}
+        """The backend that answers as the default one does and was faster, by the rule of `runtime_times`, or ""."""
+        usable = [item for item in self.trials if item.times_ms and not item.disagreement]
+        shortest_ms = {item.backend: min(item.times_ms) for item in usable}
         default_ms = shortest_ms.get(self.spec.backend, 0.0)
         fastest = min(shortest_ms, key=lambda backend: shortest_ms[backend], default="")
         is_faster = default_ms > _MIN_TIME_MS and default_ms >= MIN_RATIO * shortest_ms[fastest]
         return fastest if is_faster else ""
+
+    @property
+    def open_inputs(self) -> list[str]:
+        """Names of inputs of free dimensions for which the trial made up a size, so that its times tell nothing."""
+        has_samples = any(item.outputs for item in self.trials)
+        return [] if has_samples else [item.name for item in self.spec.inputs if -1 in item.dims]
 
     @property
     def is_tabular(self) -> bool:
@@ -110,8 +117,8 @@ class Addition:
     """Addition of new models to one repository.
 
     `picture` None: a portrait, or drawn lines for models of text. `settings` are the server's for each backend.
-    `choose` returns the layout to configure, None for none. The times of the runtimes are stored in `state_dir`, "" for
-    nowhere, where a server finds them.
+    `choose` returns the layout to configure, None for none. The times of the runtimes are stored in `times`,
+    where a server finds them.
     """
 
     def __init__(
@@ -120,13 +127,13 @@ class Addition:
         picture: Path | None,
         settings: Mapping[str, Mapping[str, str]],
         choose: Callable[[TriedModel], Reading | None],
-        state_dir: str = "",
+        times: RuntimeTimes,
     ) -> None:
         self._repository = repository
         self._picture = picture
         self._settings = settings
         self._choose = choose
-        self._state_dir = state_dir
+        self._times = times
 
     def add(self, models: NewModels, name: str) -> list[AddedModel]:
         """Add the models, of which several must be a text detector and its recogniser. *Blocking* for seconds.
@@ -256,10 +263,11 @@ class Addition:
             is_unbatched=tried.is_unbatched, batch_size=tried.tabular_batch_size,
         )  # fmt: skip
         _resolve(folder)
-        if tried.trials and not any(-1 in item.dims for item in tried.spec.inputs):
+        if tried.trials and not tried.open_inputs:
             # Before a watching server loads it. A move keeps the file, so that it is not read again.
             times = {item.backend: min(item.times_ms, default=None) for item in tried.trials}
-            store_times(self._state_dir, folder / "1" / tried.files.copies[0][1], times)
+            disagreement = next((item.disagreement for item in tried.trials if item.disagreement), "")
+            store_times(self._times, folder / "1" / tried.files.copies[0][1], times, disagreement)
 
 
 def _sort_text_models(models: NewModels, staging: Path) -> tuple[NewModelFiles, NewModelFiles, Sequence[str]]:

@@ -20,6 +20,7 @@ from edge_server.plugins.add.new_model import check_is_free, check_name, find_so
 from edge_server.plugins.add.picture_trial import Reading, decide
 from edge_server.plugins.add.printed_report import print_next_steps, print_report, print_undecided
 from edge_server.repository.backend_choice import describe_code
+from edge_server.repository.runtime_times import RuntimeTimes
 
 _DEFAULT_REPOSITORY = Path("model_repository")
 _MAX_CHOICES = 9
@@ -48,7 +49,8 @@ def run(arguments: Sequence[str]) -> int:
             busy.close()
             return _choose(tried, repository, has_picture=options.picture is not None)
 
-        addition = Addition(repository, options.picture, config.backends, choose, config.repository.state_dir)
+        times = RuntimeTimes(Path(config.repository.measurements_dir))
+        addition = Addition(repository, options.picture, config.backends, choose, times)
         added = addition.add(models, options.name)
     print_next_steps(added)
     return ExitCode.OK

@@ -27,9 +27,9 @@ _TIMEOUT_S = 600.0
 class ModelUploads:
     """Adds uploaded model files to a repository, one after the other."""
 
-    def __init__(self, repository: Path, state_dir: str, access: AccessCheck) -> None:
+    def __init__(self, repository: Path, measurements_dir: str, access: AccessCheck) -> None:
         self._repository = repository
-        self._state_dir = state_dir
+        self._measurements_dir = measurements_dir
         self._access = access
         self._lock = threading.Lock()
         self._is_stopping = False
@@ -93,7 +93,7 @@ class ModelUploads:
     def _run(self, file: Path, picture: Path | None) -> str:
         """Run the command and return the report that it prints. Raises InvalidRequest with its error."""
         command = [sys.executable, "-m", "edge_server", "add", str(file), f"--model-repository={self._repository}"]
-        command += [f"--state-dir={self._state_dir}"] if self._state_dir else []
+        command += [f"--state-dir={self._measurements_dir}"] if self._measurements_dir else []
         command += [f"--picture={picture}"] if picture is not None else []
         with self._lock:
             if self._is_stopping:

@@ -34,7 +34,7 @@ class AddPlugin(Plugin):
         local = next((path for path in config.repository.paths if "://" not in path), None)
         if local is None:
             return None
-        return AddedModels(Path(local).absolute(), config.repository.state_dir)
+        return AddedModels(Path(local).absolute(), config.repository.measurements_dir)
 
 
 class AddedModels(RunningPlugin):
@@ -43,9 +43,9 @@ class AddedModels(RunningPlugin):
     panel = Path(__file__).with_name("panel.js")
     _access: AccessCheck
 
-    def __init__(self, repository: Path, state_dir: str) -> None:
+    def __init__(self, repository: Path, measurements_dir: str) -> None:
         self._repository = repository
-        self._state_dir = state_dir
+        self._measurements_dir = measurements_dir
 
     def build(self, core: ServingCore) -> None:
         self._access = core.access
@@ -64,7 +64,7 @@ class AddedModels(RunningPlugin):
     def _uploads(self) -> ModelUploads:
         from edge_server.plugins.add.model_upload import ModelUploads
 
-        return ModelUploads(self._repository, self._state_dir, self._access)
+        return ModelUploads(self._repository, self._measurements_dir, self._access)
 
     def stop(self, timeout_s: float) -> None:
         if "_uploads" in self.__dict__:

@@ -175,6 +175,9 @@ def _print_trials(tried: TriedModel) -> None:
         print()
         print(render(("RUNTIME", "DEVICE", "PRECISION", "LOAD MS", "RUN MS"), rows, sys.stdout))
         print()
+    if rows and tried.open_inputs:
+        names = ", ".join(f"'{name}'" for name in tried.open_inputs)
+        say(f"The times are not kept for the choice of the runtime: {names} may have any size, and 1 was tried.")
     for item in tried.trials:
         if item.reason:
             reason = item.reason.removeprefix(f"'{tried.files.path}': ").removeprefix(f"{item.backend} ")

@@ -9,12 +9,13 @@ import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from edge_server.backends import ONNX_ORDER
 from edge_server.errors import BackendMissing, LoadError, OutOfMemory, Unsupported
 from edge_server.plugins.trials.candidate_process import ChildLimits
-from edge_server.plugins.trials.comparison import CandidateTrial
-from edge_server.plugins.trials.stored_times import natural_trials
+from edge_server.plugins.trials.comparison import CandidateTrial, natural_trials
+from edge_server.plugins.trials.stored_times import find_disagreement
 from edge_server.plugins.trials.tensor_files import Tensors, load_tensors, save_tensors
 from edge_server.plugins.trials.trial_plan import TrialEnvironment, TrialRequest, make_plan
 
@@ -29,6 +30,7 @@ class RuntimeTrial(NamedTuple):
     """Result of one runtime. `times_ms` are empty if it failed, for the `reason`, or was only opened.
 
     `outputs` are those for the samples, empty for samples that were made up. The first one that works has them all.
+    `disagreement`: what it answers otherwise than ONNX Runtime, or "".
     """
 
     backend: str
@@ -39,6 +41,7 @@ class RuntimeTrial(NamedTuple):
     times_ms: Sequence[float]
     outputs: Sequence[Tensors]
     reason: str
+    disagreement: str = ""
 
     @property
     def title(self) -> str:
@@ -76,10 +79,15 @@ def try_runtimes(
             save_tensors(path, samples[:1] if any(item.outputs for item in found) else samples)
         try:
             tried = _run(trial, path, scratch / f"outputs-{number}.npz", has_samples=bool(samples))
+            if set(chosen) >= set(ONNX_ORDER):
+                trial.answer_edge_samples(scratch / "edges.npz", scratch / "edge_answers.npz")
         finally:
             trial.kill()
         if trial.kind not in (BackendMissing.__name__, Unsupported.__name__):
             found.append(tried)
+    file = plan.model_dir / str(plan.version) / plan.file_name
+    if disagreement := find_disagreement(file, chosen):
+        found = [item._replace(disagreement=disagreement if item.backend == "openvino" else "") for item in found]
     if found and not any(item.load_ms for item in found):
         reasons = "".join(f"\n  {item.backend}: {item.reason}" for item in found)
         raise LoadError(f"no runtime opens it:{reasons}")
@@ -109,10 +117,8 @@ def _run(trial: CandidateTrial, samples: Path, outputs: Path, *, has_samples: bo
         trial.execute("make_samples", to=str(samples), input="", count=1)
     trial.execute("load_samples", **{"from": str(samples)})
     trial.execute("run_samples", to=str(outputs))
-    measured: Mapping[str, Any] = trial.execute("measure", rows=1, runs=RUNS, first=0, seconds=MAX_SECONDS) or {}
-    trial.end()
-    times_ms = [float(item) for item in measured.get("times_ms", ())]
-    return _result(trial, times_ms, load_tensors(outputs) if has_samples and outputs.exists() else ())
+    trial.measure(rows=1, runs=RUNS, first=0, seconds=MAX_SECONDS)
+    return _result(trial, trial.times_ms.get(1, ()), load_tensors(outputs) if has_samples and outputs.exists() else ())
 
 
 def _result(trial: CandidateTrial, times_ms: Sequence[float], outputs: Sequence[Tensors]) -> RuntimeTrial:

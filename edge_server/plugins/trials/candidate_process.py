@@ -3,6 +3,7 @@ limits its time and memory."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ MODULE = "edge_server.plugins.trials.candidate_process_main"
 
 _POLL_S = 0.05
 _END_TIMEOUT_S = 5.0
+_LOWEST_PRIORITY = 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +45,11 @@ class CandidateFailed(Exception):
 class CandidateProcess:
     """One candidate's process. Use in one thread. `end` or `kill` must be called, and may be called again.
 
-    `check` is called 20 times a second during `open` and `execute`, which raise what it raises.
+    `check` is called 20 times a second during `open` and `execute`, which raise what it raises. With it, the process
+    has the lowest priority.
     """
 
-    def __init__(self, limits: ChildLimits, module: str = MODULE, check: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, limits: ChildLimits, module: str = MODULE, check: Callable[[], None] | None = None) -> None:
         """Start the process. Raises CandidateFailed."""
         self._limits = limits
         self._check = check
@@ -54,10 +57,10 @@ class CandidateProcess:
             self._process = JsonProcess(module)
         except OSError as error:
             raise CandidateFailed(f"its process does not start: {error.strerror}") from error
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+        if check is not None:
+            # It waits for its job, so that all threads of the runtime start with this priority.
+            with contextlib.suppress(ProcessLookupError):
+                os.setpriority(os.PRIO_PROCESS, self._process.pid, _LOWEST_PRIORITY)
 
     def open(self, job: Mapping[str, object], report: Callable[[str, float], None]) -> dict[str, Any]:
         """Send the job and return the facts of the opened model. Calls `report` with the progress of an engine build.
@@ -107,7 +110,8 @@ class CandidateProcess:
 
     def _enforce_limits(self, end_s: float, limit_s: float) -> None:
         """Kill the process and raise CandidateFailed if it exceeds its time or memory."""
-        self._check()
+        if self._check is not None:
+            self._check()
         reason = self._process.memory_problem(self._limits.memory_bytes, self._limits.floor_bytes, "--memory-mb")
         if not reason and time.monotonic() > end_s:
             reason = f"it took longer than {limit_s:g} s (--timeout)"

@@ -26,14 +26,23 @@ from edge_server.core.model_spec import InstanceKind, ModelSpec
 from edge_server.core.tensor import DType
 from edge_server.core.version_lifecycle import Resolved
 from edge_server.errors import EdgeServerError, LoadError, OutOfMemory, Unsupported
+from edge_server.json_child_side import exit_at_once, start_child, write_message
 from edge_server.memory.available_memory import MemoryFloor
 from edge_server.plugins.tensorrt.engine_order import Profile
 from edge_server.plugins.tensorrt.optimization_profiles import KEYS, configured_profiles
 from edge_server.plugins.trials.candidate_engines import BuiltNotRun, CandidateEngines
-from edge_server.plugins.trials.child_process_protocol import exit_at_once, start_child, write_message
-from edge_server.plugins.trials.sample_inputs import as_request, batch_of, from_file, from_warmup, random_samples
+from edge_server.plugins.trials.sample_inputs import (
+    as_request,
+    batch_of,
+    edge_samples,
+    from_file,
+    from_warmup,
+    random_samples,
+    usual_sizes,
+)
 from edge_server.plugins.trials.tensor_files import Tensors, load_tensors, save_tensors
 from edge_server.plugins.trials.text_trial import generate_texts, peak_bytes
+from edge_server.plugins.vision.recognition import recognise
 from edge_server.repository.resolve_version import ResolveOptions, resolve
 from edge_server.repository.scan import Scanner, with_config
 
@@ -88,19 +97,17 @@ class OpenedModel:
 
     def make_samples(self, command: Mapping[str, Any]) -> dict[str, object]:
         """Write the samples for all candidates to a file, and return their number and source."""
-        profile = self._profile()
+        sizes = usual_sizes(self.spec, self._profile())
         if command["input"]:
             samples, source = from_file(self.spec, Path(command["input"])), f"of {command['input']}"
         else:
             samples = from_warmup(self.spec, self._resolved.file.model_dir)
             source = "of model_warmup"
             if not samples:
-                samples, source = random_samples(self.spec, int(command["count"]), profile), "made up"
+                samples, source = random_samples(self.spec, int(command["count"]), sizes), "made up"
         save_tensors(Path(command["to"]), samples)
-        open_dims = [
-            item.name for item in self.spec.inputs if -1 in item.dims and (profile is None or item.name not in profile)
-        ]
-        return {"count": len(samples), "source": source, "open": open_dims if source == "made up" else []}
+        unknown = [item.name for item in self.spec.inputs if -1 in item.dims and item.name not in sizes]
+        return {"count": len(samples), "source": source, "open": unknown if source == "made up" else []}
 
     def _profile(self) -> Profile | None:
         if not self._profiles:
@@ -118,15 +125,35 @@ class OpenedModel:
 
     def run_samples(self, command: Mapping[str, Any]) -> dict[str, object]:
         """Run the model on every sample and write the outputs to a file."""
-        rows = 1 if self.spec.max_batch_size > 0 else 0
-        results: list[Tensors] = []
-        for sample in self._samples:
-            request = as_request(self.spec, sample)
-            outputs = self._session.run(self._plan.gather([request]), self._plan.output_names([request]))
-            (tensors,) = self._plan.scatter(outputs, [request], [rows or 1])
-            results.append({tensor.name: tensor.array for tensor in tensors})
+        results = [self._run(sample) for sample in self._samples]
         save_tensors(Path(command["to"]), results)
         return {"count": len(results)}
+
+    def run_edge_samples(self, command: Mapping[str, Any]) -> dict[str, object]:
+        """Run the model on the samples of a file, which holds those of `edge_samples` if it has to be made, and write
+        the outputs to another one.
+
+        Return the numbers of the samples that it answered, and the errors of the others by number.
+        """
+        path = Path(command["samples"])
+        if not path.exists():
+            save_tensors(path, edge_samples(self.spec, usual_sizes(self.spec, self._profile())))
+        answered: dict[int, Tensors] = {}
+        errors: dict[int, str] = {}
+        for number, sample in enumerate(load_tensors(path)):
+            try:
+                answered[number] = self._run(sample)
+            except EdgeServerError as error:
+                errors[number] = error.message
+        save_tensors(Path(command["to"]), list(answered.values()))
+        return {"answered": list(answered), "errors": errors}
+
+    def _run(self, sample: Tensors) -> Tensors:
+        request = as_request(self.spec, sample)
+        rows = len(next(iter(sample.values()))) if self.spec.max_batch_size > 0 else 1
+        outputs = self._session.run(self._plan.gather([request]), self._plan.output_names([request]))
+        (tensors,) = self._plan.scatter(outputs, [request], [rows])
+        return {tensor.name: tensor.array for tensor in tensors}
 
     def measure(self, command: Mapping[str, Any]) -> dict[str, object]:
         """Run the model `runs` times, or until `seconds` have passed, and return the times.
@@ -204,7 +231,9 @@ def _resolve(job: Mapping[str, Any]) -> Resolved:
     if model is None:
         raise LoadError(f"model '{job['model']}' is not in '{job['root']}' any more")
     config_json = str(job["config_json"])
-    options = ResolveOptions(gpu_count=int(job["gpu_count"]), backend_settings=job["settings"])
+    options = ResolveOptions(
+        gpu_count=int(job["gpu_count"]), backend_settings=job["settings"], recognisers=(recognise,)
+    )  # fmt: skip
     return resolve(with_config(model, config_json), int(job["version"]), options, config_json)
 
 
@@ -240,6 +269,7 @@ def main() -> int:
         "make_samples": model.make_samples,
         "load_samples": model.load_samples,
         "run_samples": model.run_samples,
+        "run_edge_samples": model.run_edge_samples,
         "measure": model.measure,
         "keep_engine": model.keep_engine,
     }

@@ -15,6 +15,7 @@ from edge_server.core.output_difference import OutputDifference, compare_outputs
 from edge_server.errors import InvalidRequest, LoadError, Unsupported
 from edge_server.plugins.trials.candidate import RuntimeCandidate
 from edge_server.plugins.trials.candidate_process import CandidateFailed, CandidateProcess, ChildLimits
+from edge_server.plugins.trials.edge_answers import EdgeAnswers
 from edge_server.plugins.trials.tensor_files import load_tensors
 
 ROUNDS = 10
@@ -52,6 +53,7 @@ class CandidateTrial:
     memory_bytes: int = 0
     reason: str = ""
     kind: str = ""
+    edge_answers: EdgeAnswers | None = None
     _child: CandidateProcess | None = None
 
     @property
@@ -62,10 +64,15 @@ class CandidateTrial:
     def is_measured(self) -> bool:
         return not self.reason and bool(self.times_ms)
 
-    def start(self, limits: ChildLimits, report: Callable[[str, float], None]) -> None:
-        """Start the process and open the model. A failure is recorded in `reason`."""
+    def start(
+        self,
+        limits: ChildLimits,
+        report: Callable[[str, float], None] = lambda text, percent: None,
+        check: Callable[[], None] | None = None,
+    ) -> None:
+        """Start the process and open the model. A failure is recorded in `reason`. `check`: see CandidateProcess."""
         try:
-            child = self._child = CandidateProcess(limits)
+            child = self._child = CandidateProcess(limits, check=check)
         except CandidateFailed as error:
             self.reason = error.reason
             return
@@ -75,6 +82,28 @@ class CandidateTrial:
         """Execute a command and return its result; None if the candidate fails or has failed before."""
         child = self._child
         return None if child is None else self._record_failure(lambda: child.execute(command, **fields))
+
+    def measure(self, *, rows: int, runs: int, first: int, seconds: float) -> None:
+        """Add the times of up to `runs` runs of `rows` samples, from the sample `first` on, to `times_ms`."""
+        measured = self.execute("measure", rows=rows, runs=runs, first=first, seconds=seconds)
+        if measured is not None:
+            self.times_ms.setdefault(rows, []).extend(map(float, measured["times_ms"]))
+
+    def answer_edge_samples(self, samples: Path, to: Path) -> None:
+        """Set `edge_answers` to the model's answers to `edge_samples`, which are made if there is no file of them. A
+        process that ends at one is no failure of the candidate, but it answers nothing more."""
+        if self._child is None:
+            return
+        try:
+            done = self._child.execute("run_edge_samples", samples=str(samples), to=str(to))
+        except CandidateFailed as error:
+            self._child = None
+            self.edge_answers = EdgeAnswers({}, {}, error.reason)
+            return
+        outputs = dict(zip(done["answered"], load_tensors(to), strict=True))
+        errors = {int(number): text for number, text in done["errors"].items()}
+        self.edge_answers = EdgeAnswers(outputs, errors)
+        to.unlink()
 
     def read_memory(self) -> None:
         if self._child is not None:
@@ -109,6 +138,15 @@ class ComparisonResult:
     batch: int
 
 
+def natural_trials(trials: Sequence[CandidateTrial]) -> dict[str, CandidateTrial]:
+    """Return backend -> the trial that runs the file as the server does without a configuration."""
+    found: dict[str, CandidateTrial] = {}
+    for trial in trials:
+        if trial.candidate.is_natural:
+            found.setdefault(trial.candidate.runtime, trial)
+    return found
+
+
 class Comparison:
     """Runs the trials. At the end of `run` all processes have ended, also after an error."""
 
@@ -140,6 +178,8 @@ class Comparison:
                 self._measure(batch)
             for trial in self._trials:
                 trial.read_memory()
+            for trial in natural_trials(self._trials).values():
+                trial.answer_edge_samples(self._folder / "edges.npz", self._folder / "edge_answers.npz")
             outcome = ComparisonResult(self._trials, reference, samples, batch)
             chosen = choose(outcome)
             if chosen is not None and chosen.candidate.is_engine:
@@ -220,9 +260,7 @@ class Comparison:
             self._report_step(f"batch of {rows}: round {round_number + 1} of {ROUNDS}")
             for trial in order:
                 seconds = self._run_limits.seconds / ROUNDS
-                measured = trial.execute("measure", rows=rows, runs=runs, first=round_number * runs, seconds=seconds)
-                if measured is not None:
-                    trial.times_ms.setdefault(rows, []).extend(map(float, measured["times_ms"]))
+                trial.measure(rows=rows, runs=runs, first=round_number * runs, seconds=seconds)
 
     def _report_step(self, text: str) -> None:
         self._done += 1

@@ -1,5 +1,5 @@
-"""Input tensors on which `edge-server optimize` runs a model: from a file, from the warm-up samples of the
-configuration, or random.
+"""Input tensors on which a model is tried: from a file, from the warm-up samples of the configuration, random, or with
+values that runtimes are known to compute differently.
 
 A sample has the arrays of one request. If the model batches, a sample has one row.
 """
@@ -7,10 +7,12 @@ A sample has the arrays of one request. If the model batches, a sample has one r
 from __future__ import annotations
 
 import dataclasses
+import math
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +23,7 @@ from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.tensorrt.engine_order import Profile
 from edge_server.plugins.trials.tensor_files import Tensors
+from edge_server.plugins.vision.image_plan import make_image_plans
 from edge_server.serving.execution.warmup import build
 
 _VARIED_SOURCES = ("file", "random")
@@ -37,23 +40,103 @@ def from_warmup(spec: ModelSpec, model_dir: Path) -> list[Tensors]:
     return [{name: tensor.array for name, tensor in request.inputs.items()} for request in requests]
 
 
-def random_samples(spec: ModelSpec, count: int, profile: Profile | None) -> list[Tensors]:
+def usual_sizes(spec: ModelSpec, profile: Profile | None) -> dict[str, tuple[int, ...]]:
+    """Return the shape of one row of each input whose variable dimensions have a known size: the optimal one of
+    `profile`, or that of the picture which the configuration or the exporter declares. Inputs of fixed dimensions are
+    not in it."""
+    found = {}
+    for plan in make_image_plans(spec):
+        dims = plan.shape[1:] if spec.max_batch_size > 0 else plan.shape
+        found[plan.input_name] = dims
+    for item in spec.inputs:
+        if profile is not None and item.name in profile and item.reshape is None:
+            best = profile[item.name].best
+            found[item.name] = best[1:] if spec.max_batch_size > 0 else best
+    return {item.name: found[item.name] for item in spec.inputs if item.name in found and -1 in item.dims}
+
+
+def random_samples(spec: ModelSpec, count: int, sizes: Mapping[str, tuple[int, ...]]) -> list[Tensors]:
     """Return random samples, the same ones in each call.
 
-    A variable dimension gets the optimal size of `profile`, or 1 without a profile. Integers are 0 or 1: they are often
+    A variable dimension gets its size of `sizes`, see `usual_sizes`, else 1. Integers are 0 or 1: they are often
     indices, and 0 and 1 exist in every vocabulary.
     """
     generator = np.random.default_rng(2026)
     wanted = [item for item in spec.inputs if not item.is_optional]
-    return [{item.name: _random(item, _shape(spec, item, profile), generator) for item in wanted} for _ in range(count)]
+    return [{item.name: _random(item, _shape(spec, item, sizes), generator) for item in wanted} for _ in range(count)]
 
 
-def _shape(spec: ModelSpec, item: InputSpec, profile: Profile | None) -> tuple[int, ...]:
-    best = profile[item.name].best if profile is not None and item.name in profile and item.reshape is None else None
-    batch = spec.max_batch_size > 0
-    sizes = item.dims if best is None else best[1:] if batch else best
-    dims = tuple(max(size, 1) if size != 0 else 0 for size in sizes)
-    return (1, *dims) if batch else dims
+def edge_samples(spec: ModelSpec, sizes: Mapping[str, tuple[int, ...]]) -> list[Tensors]:
+    """Return samples for the comparison of two runtimes, the same ones in each call.
+
+    Floats are of both signs, large, or equal to others; integers are small, or need more than 24 and 32 bits. If the
+    model batches, one sample has two rows. The variable dimensions of inputs have their size of `sizes`, else all of
+    them one size, in each of _FREE_SIZES. A model may refuse some of them, such as integers that are no index of its
+    table.
+    """
+    generator = np.random.default_rng(2026)
+    wanted = [item for item in spec.inputs if not item.is_optional]
+    has_free_size = any(-1 in item.dims and item.name not in sizes for item in wanted)
+    found: list[Tensors] = []
+    for size in _FREE_SIZES if has_free_size else (1,):
+        for lead in ((1,), (2,))[: spec.max_batch_size] or ((),):
+            shapes = {
+                item.name: (*lead, *(size if dim < 0 else dim for dim in sizes.get(item.name, item.dims)))
+                for item in wanted
+            }
+            if max(map(math.prod, shapes.values()), default=0) > _MAX_EDGE_ELEMENTS:
+                continue
+            found += [
+                {item.name: _edge_values(item.dtype, shapes[item.name], *kind, generator) for item in wanted}
+                for kind in _EDGE_KINDS
+            ]
+    return found
+
+
+_FREE_SIZES = (1, 2, 7, 64, 96)
+"""Small ones for texts and rows, others for pictures, whose sides many networks halve five times."""
+
+_MAX_EDGE_ELEMENTS = 1 << 22
+
+_EDGE_KINDS = (
+    ("unit", "small"),
+    ("normal", "small"),
+    ("large", "small"),
+    ("ties", "small"),
+    ("unit", "signed"),
+    ("unit", "wide"),
+)
+"""Floats and integers of a sample."""
+
+
+def _edge_values(
+    dtype: DType, shape: tuple[int, ...], floats: str, integers: str, generator: np.random.Generator
+) -> Array:
+    if dtype is DType.BYTES:
+        return np.full(shape, b"", dtype=object)
+    if dtype is DType.BF16 or dtype.numpy.kind == "f":
+        values = {
+            "unit": lambda: generator.random(shape),
+            "normal": lambda: generator.normal(0.0, 3.0, shape),
+            "large": lambda: generator.uniform(-30000.0, 30000.0, shape),
+            "ties": lambda: generator.integers(-2, 3, shape) / 2,
+        }[floats]()
+        if dtype is DType.BF16:
+            return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+        return values.astype(dtype.numpy)
+    if dtype is DType.BOOL or integers == "small":
+        return generator.integers(0, 2, shape).astype(dtype.numpy)
+    limits: Any = np.iinfo(dtype.numpy)
+    if integers == "signed":
+        return generator.integers(max(limits.min, -9), 10, shape).astype(dtype.numpy)
+    # Odd ones, which a float rounds: beyond 24 bits, and beyond 32 where the type has them.
+    wide = [value for value in ((1 << 24) + 1, (1 << 31) - 1, (1 << 40) + 1, limits.max) if value <= limits.max]
+    return generator.choice(np.array(wide, dtype.numpy), shape)
+
+
+def _shape(spec: ModelSpec, item: InputSpec, sizes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+    dims = tuple(1 if size < 0 else size for size in sizes.get(item.name, item.dims))
+    return (1, *dims) if spec.max_batch_size > 0 else dims
 
 
 def _random(item: InputSpec, shape: tuple[int, ...], generator: np.random.Generator) -> Array:

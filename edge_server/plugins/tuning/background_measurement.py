@@ -1,6 +1,6 @@
 """Measurement of the runtimes for each ONNX model whose configuration names none, while the server is idle.
 
-It needs a state folder. A file is measured once; its next load uses the result.
+A file is measured once; its next load uses the result.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edge_server.config import ServerConfig
 from edge_server.core.model_spec import ModelFile
@@ -17,6 +18,9 @@ from edge_server.errors import EdgeServerError
 from edge_server.memory.available_memory import read_memory, weight_bytes
 from edge_server.plugin import RunningPlugin, ServingCore
 from edge_server.telemetry.event_bus import MODEL_READY, Event
+
+if TYPE_CHECKING:
+    from edge_server.plugins.trials.comparison import CandidateTrial
 
 log = logging.getLogger(__name__)
 
@@ -101,8 +105,14 @@ class BackgroundMeasurement(RunningPlugin):
 
     def _measure_when_idle(self, core: ServingCore, file: ModelFile) -> None:
         """Measure a file and store the times. Raises EdgeServerError and OSError."""
+        assert core.runtime_times is not None
         # Here, because the start of the server must not wait for it.
-        from edge_server.plugins.trials.stored_times import needs_measurement, store_times
+        from edge_server.plugins.trials.stored_times import (
+            find_disagreement,
+            needs_measurement,
+            shortest_times,
+            store_times,
+        )
 
         if not needs_measurement():
             return
@@ -112,16 +122,18 @@ class BackgroundMeasurement(RunningPlugin):
             if self._stopping.is_set():
                 return
             try:
-                times = self._measure(core, file)
+                trials = self._measure(core, file)
             except _Interrupted:
                 continue
-            if store_times(self._config.repository.state_dir, file.path, times):
+            times, disagreement = shortest_times(trials), find_disagreement(file.path, trials)
+            if store_times(core.runtime_times, file.path, times, disagreement):
                 shown = ", ".join(f"{name} {'fails' if ms is None else f'{ms:.3g} ms'}" for name, ms in times.items())
-                log.info("'%s': measured %s for one inference; its next load uses the result", file.path, shown)
+                shown += f"; openvino answers otherwise: {disagreement}" if disagreement else ""
+                log.info("'%s': measured for one inference %s; its next load uses the result", file.path, shown)
             return
         log.info("'%s': the runtimes were not measured, requests came during each attempt", file.path)
 
-    def _measure(self, core: ServingCore, file: ModelFile) -> dict[str, float | None]:
+    def _measure(self, core: ServingCore, file: ModelFile) -> dict[str, CandidateTrial]:
         """Measure now. Raises _Interrupted, EdgeServerError and OSError."""
         from edge_server.backends import ONNX_ORDER
         from edge_server.plugins.trials.candidate_process import ChildLimits

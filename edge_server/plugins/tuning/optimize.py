@@ -11,7 +11,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -27,13 +27,20 @@ from edge_server.plugins.tensorrt.settings import EngineConfig
 from edge_server.plugins.trials import text_trial
 from edge_server.plugins.trials.best_candidate import Objective, SelectionRule, choose
 from edge_server.plugins.trials.candidate_process import ChildLimits
-from edge_server.plugins.trials.comparison import CandidateTrial, Comparison, ComparisonResult, RunLimits
+from edge_server.plugins.trials.comparison import (
+    CandidateTrial,
+    Comparison,
+    ComparisonResult,
+    RunLimits,
+    natural_trials,
+)
 from edge_server.plugins.trials.device_listing import list_devices
-from edge_server.plugins.trials.stored_times import natural_trials, store_times
+from edge_server.plugins.trials.stored_times import find_disagreement, shortest_times, store_texts, store_times
 from edge_server.plugins.trials.text_trial import compare_texts
 from edge_server.plugins.trials.trial_plan import TrialEnvironment, TrialPlan, TrialRequest, make_plan
 from edge_server.plugins.tuning import optimize_report as report
 from edge_server.plugins.tuning.write_configuration import variant_path, write_variant
+from edge_server.repository.runtime_times import RuntimeTimes
 
 _INTERRUPTED = 130
 """Exit code of shells for a program that SIGINT ended."""
@@ -120,8 +127,10 @@ def _optimize_language_model(
         print(f"{count} texts at once (max_num_seqs) of {text_trial.TEXT_TOKENS} tokens after prompts of about 100")
         for line in report.failure_lines(plan.trials):
             print(f"failed: {clean(line)}")
-    times = {trial.candidate.runtime: min(trial.times_ms[1]) if trial.is_measured else None for trial in plan.trials}
-    _store(options, config, plan, times)
+    file = plan.model_dir / str(plan.version) / plan.file_name
+    times = shortest_times({trial.candidate.runtime: trial for trial in plan.trials})
+    store = RuntimeTimes(Path(config.repository.measurements_dir))
+    _tell(options, config, store_texts(store, file, times, count))
     if chosen is None:
         print("edge-server optimize: no engine opens it", file=sys.stderr)
         return ExitCode.FAILED
@@ -151,18 +160,19 @@ def _store_times(options: argparse.Namespace, config: ServerConfig, plan: TrialP
     trials = natural_trials(plan.trials)
     if outcome.samples["open"] or not trials:
         return
-    times = {name: min(trial.times_ms[1]) if trial.is_measured else None for name, trial in trials.items()}
-    _store(options, config, plan, times)
-
-
-def _store(
-    options: argparse.Namespace, config: ServerConfig, plan: TrialPlan, times: Mapping[str, float | None]
-) -> None:
     file = plan.model_dir / str(plan.version) / plan.file_name
-    if store_times(config.repository.state_dir, file, times, plan.texts_at_once) and not options.json:
+    store = RuntimeTimes(Path(config.repository.measurements_dir))
+    disagreement = find_disagreement(file, trials)
+    if disagreement and not options.json:
+        print(f"openvino answers otherwise than onnxruntime, so that a server chooses it only by name: {disagreement}")
+    _tell(options, config, store_times(store, file, shortest_times(trials), disagreement))
+
+
+def _tell(options: argparse.Namespace, config: ServerConfig, is_stored: bool) -> None:
+    if is_stored and not options.json:
         print(
-            f"stored the times in {config.repository.state_dir}: a server with this state folder chooses the runtime "
-            "by them if the configuration names none"
+            f"stored the times in {config.repository.measurements_dir}: a server that keeps its times there chooses "
+            "the runtime by them if the configuration names none"
         )
 
 

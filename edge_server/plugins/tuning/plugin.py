@@ -35,7 +35,7 @@ class TuningPlugin(Plugin):
     )
 
     def prepare(self, config: ServerConfig) -> RunningPlugin | None:
-        if not config.repository.state_dir:
+        if not config.repository.measurements_dir:
             return None
         from edge_server.plugins.tuning.background_measurement import BackgroundMeasurement
 

@@ -7,6 +7,7 @@ manager.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -25,7 +26,7 @@ from edge_server.serving.lifecycle.hang_watchdog import HangWatchdog
 from edge_server.serving.lifecycle.lifecycle_settings import LifecycleSettings
 from edge_server.serving.lifecycle.loader import Loader
 from edge_server.serving.lifecycle.model_table import ModelTable
-from edge_server.serving.lifecycle.reconciler import MemoryCheck, Reconciler
+from edge_server.serving.lifecycle.reconciler import MemoryCheck, Opening, Reconciler
 from edge_server.serving.lifecycle.router import Router
 from edge_server.serving.timer import Timer
 from edge_server.telemetry.event_bus import MODEL_HUNG, PublishEvent
@@ -63,13 +64,14 @@ class Manager:
         gpus: Gpus | None = None,
         server: Callable[[], ServerCalls | None] = lambda: None,
         on_no_fallback: Callable[[str], None] = lambda reason: None,
+        opening: Opening = lambda name, version, fingerprint: contextlib.nullcontext(),
     ) -> None:
         """`backend_settings` are those of the backends, by name. `publish` is called with each model event.
 
         `lifecycle` None: the defaults of LifecycleSettings. `check_memory` None: there is always enough memory.
         `admission_control` is asked before a request runs. `limiter` None: instances run whenever they are free.
         `cache` None: no response cache. `gpus` None: no GPU. `server` returns the server functions for models.
-        `on_no_fallback`: see `ModelTable`.
+        `on_no_fallback`: see `ModelTable`. `opening`: see `Opening`.
         """
         self._timer = timer
         self._lifecycle = lifecycle = lifecycle or LifecycleSettings()
@@ -91,8 +93,9 @@ class Manager:
             on_gpu_fault=table.handle_gpu_fault,
         )
         self._reconciler = Reconciler(
-            table, self._loader, timer, lifecycle, self._events, load_threads=load_threads, check_memory=check_memory
-        )
+            table, self._loader, timer, lifecycle, self._events, load_threads=load_threads, check_memory=check_memory,
+            opening=opening,
+        )  # fmt: skip
         self.set_desired, self.set_desired_state = table.set_desired, table.set_desired_state
         self.renew, self.wait_settled = table.renew, table.wait_settled
         self.mark_gpu_lost, self.set_keep_alive = table.mark_gpu_lost, table.set_keep_alive

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from edge_server.core.model_spec import ModelFile
 from edge_server.core.version_lifecycle import ReloadPolicy, Resolved
@@ -41,6 +42,10 @@ _IDLE_CHECK_INTERVAL_S = 0.05
 MemoryCheck = Callable[[ModelFile, int], str | None]
 """Returns why there is no memory for so many instances of a model's file; None if there is."""
 
+Opening = Callable[[str, int, str], AbstractContextManager[None]]
+"""Entered for the time in which a runtime opens a version, given by name, number and fingerprint. Raises LoadError for
+one that must not be opened."""
+
 
 class Reconciler:
     """`load_threads` loads and a few closings run at a time; one that takes long or hangs does not count. A draining
@@ -56,12 +61,14 @@ class Reconciler:
         *,
         load_threads: int,
         check_memory: MemoryCheck | None,
+        opening: Opening,
     ) -> None:
         self._table = table
         self._loader = loader
         self._timer = timer
         self._lifecycle = lifecycle
         self._events = events
+        self._opening = opening
         self.check_memory: MemoryCheck = check_memory or (lambda file, instance_count: None)
         self._slots = LoadSlots(load_threads, timer, lifecycle.hang_timeout_s or _LOAD_SLOT_TIMEOUT_S)
         self._loads = LoaderThreads(self._slots, lambda work: self._start_thread("edge-load", work))
@@ -110,10 +117,13 @@ class Reconciler:
             if desired is None:
                 return None
             self._events.publish()
-            resolved = self._loader.resolve(desired, {})
+            key = load.name, load.action.version, desired.fingerprint
+            with self._opening(*key):
+                resolved = self._loader.resolve(desired, {})
             if resolved.spec.ensemble is None and not self._free_memory(load, slot, resolved):
                 return None
-            version = self._loader.open(desired, resolved, load.generation)
+            with self._opening(*key):
+                version = self._loader.open(desired, resolved, load.generation)
         except EdgeServerError as error:
             return error.detached()
         except BaseException as error:

@@ -1,5 +1,5 @@
-"""Child's side of the messages between `edge-server optimize` and its child processes: reads the job from standard
-input, and writes results as JSON lines."""
+"""Child's side of the messages with a `JsonProcess`: reads the job from standard input, and writes results as JSON
+lines."""
 
 from __future__ import annotations
 

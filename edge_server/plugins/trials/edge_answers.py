@@ -1,0 +1,46 @@
+"""What a runtime answers to the samples that runtimes are known to compute differently, and whether another one answers
+alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from edge_server.core.output_difference import compare_arrays
+from edge_server.plugins.trials.tensor_files import Tensors
+
+TOLERANCE = 1e-3
+"""Of floats: the largest difference relative to the largest value of the output. Rounding in another order stays below
+1e-4 in the networks of the tests. Of integers, booleans and texts: the fraction that differs."""
+
+TOLERATED = 1e-6
+"""Absolute difference of floats that always counts as equal. Sigmoids of the runtimes differ by 1e-7, also where all
+values of an output are as small as that, such as the scores of a picture without an object."""
+
+
+class EdgeAnswers(NamedTuple):
+    """Outputs and errors by the number of the sample. `end`: why its process ended before the last one, or ""."""
+
+    outputs: Mapping[int, Tensors]
+    errors: Mapping[int, str]
+    end: str = ""
+
+    def difference_to(self, reference: EdgeAnswers) -> str:
+        """Return how these answers differ from those of the reference, "" if they do not. Samples that the reference
+        refuses are left out."""
+        if self.end:
+            return f"with unusual values {self.end}"
+        if not reference.outputs:
+            return "no answers could be compared"
+        for number, expected in reference.outputs.items():
+            if number not in self.outputs:
+                return f"it fails with values that the other runtime takes: {self.errors[number]}"
+            for name, array in expected.items():
+                found = self.outputs[number].get(name)
+                if found is None:
+                    return f"it has no output '{name}'"
+                difference = compare_arrays(array, found)
+                is_float = array.dtype.kind == "f"
+                if difference.relative > TOLERANCE and not (is_float and difference.absolute <= TOLERATED):
+                    return f"output '{name}' differs by {difference.relative:.3g} of its largest value"
+        return ""

@@ -1,0 +1,63 @@
+"""A load that ends the server: the next start serves the other models, and says which one it was."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.full
+
+BUNDLED = Path(__file__).parents[2] / "model_repository"
+
+SLOW = """
+import time
+class TritonPythonModel:
+    def initialize(self, args):
+        time.sleep(float(open("SECONDS").read()))
+    def execute(self, requests):
+        return []
+"""
+
+
+def test_a_model_whose_load_ended_the_server_is_not_loaded_again_until_its_files_change(
+    serve: Callable[..., Any], eventually: Callable[..., bool], tmp_path: Path
+) -> None:
+    models = tmp_path / "models"
+    shutil.copytree(BUNDLED / "face_detection_yunet/1", models / "good/1")
+    (models / "bad/1").mkdir(parents=True)
+    (models / "bad/1/model.py").write_text(SLOW.replace("SECONDS", str(tmp_path / "seconds")))
+    (tmp_path / "seconds").write_text("1000")
+    (models / "bad/config.pbtxt").write_text('backend: "python"')
+    flags = ("--model-control-mode=explicit", f"--state-dir={tmp_path}")
+    with serve(models, *flags) as server:
+
+        def load() -> None:
+            with suppress(OSError):
+                server.request("POST", "/v2/repository/models/bad/load")
+
+        asking = threading.Thread(target=load)
+        asking.start()
+        journal = tmp_path / "openings.json"
+        assert eventually(lambda: journal.exists() and '"bad"' in journal.read_text())
+        # As a runtime that crashes does.
+        os.kill(server.process.pid, signal.SIGSEGV)
+        server.process.wait(60)
+        asking.join(60)
+    (tmp_path / "seconds").write_text("0")
+    watching = ("--model-control-mode=poll", "--repository-poll-secs=1", f"--state-dir={tmp_path}")
+    with serve(models, *watching) as server:
+        assert "the server ended when it opened model 'bad' version 1" in server.log()
+        assert "'bad' version 1: the server ended without a word when it was opened before" in server.log()
+        assert server.get("/v2/models/good/ready")[0] == 200, server.log()
+        assert server.get("/v2/models/bad/ready")[0] != 200
+        os.utime(models / "bad/config.pbtxt", (time.time(), time.time()))
+        assert eventually(lambda: server.get("/v2/models/bad/ready")[0] == 200), server.log()
