@@ -43,7 +43,7 @@ from edge_server.backends.openvino.model_reader import (
     positions,
 )
 from edge_server.backends.openvino.options import CompileOptions, compile_options
-from edge_server.backends.openvino.session import CompiledModel, OpenVinoLibrary, OpenVinoSession
+from edge_server.backends.openvino.session import CompiledModel, OpenVinoSession
 from edge_server.backends.runtime_errors import file_title, import_runtime, load_error
 from edge_server.backends.shared_models import SharedModels, fingerprint
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
@@ -72,8 +72,7 @@ class OpenVinoBackend(Backend):
         frontend = import_runtime("openvino.frontend", "FrontEndManager")
         self._core = self._ov.Core()
         self._reader = GraphReader(self._ov.__version__, self._core, frontend)
-        self._library = OpenVinoLibrary(self._ov, exception_classes(frontend))
-        self._failures = self._library.failures
+        self._failures = exception_classes(frontend)
         self._properties: dict[str, set[str]] = {}
         self._shared: SharedModels[CompiledModel] = SharedModels()
 
@@ -100,7 +99,7 @@ class OpenVinoBackend(Backend):
             )
             rows = plan.batch_rows if plan.is_padded else 0
             give_back = partial(self._shared.give_back, key)
-            return OpenVinoSession(self._library, job.spec.name, info, compiled, request, rows, give_back)
+            return OpenVinoSession(job.spec.name, info, compiled, request, rows, give_back, self._failures)
         self._shared.give_back(key)
         raise failure
 

@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from edge_server.backends.array_access import writable
 from edge_server.backends.base import Array, Session, SessionInfo
 from edge_server.backends.openvino.model_reader import dims
 from edge_server.backends.runtime_errors import message_line, run_error
@@ -32,37 +31,23 @@ class CompiledModel:
     options: Mapping[str, str]
 
 
-@record(frozen=True, slots=True)
-class OpenVinoLibrary:
-    """OpenVINO's Python module, and its exception classes."""
-
-    ov: Any
-    failures: tuple[type[Exception], ...]
-
-    def make_tensor(self, array: Array, is_bf16: bool) -> Any:
-        """Return an OpenVINO tensor over the array's own memory."""
-        if is_bf16:
-            return self.ov.Tensor(array, self.ov.Shape(array.shape), self.ov.Type.bf16)
-        return self.ov.Tensor(array, shared_memory=True)
-
-
 class OpenVinoSession(Session):
     """One infer request of a shared compiled model."""
 
     def __init__(
         self,
-        library: OpenVinoLibrary,
         model: str,
         info: SessionInfo,
         compiled: CompiledModel,
         request: Any,
         padded_rows: int,
         give_back: Callable[[], None],
+        failures: tuple[type[Exception], ...],
     ) -> None:
-        """`padded_rows`: rows to pad batches to, 0 for none. `give_back` releases the share in the compiled model."""
+        """`padded_rows`: rows to pad batches to, 0 for none. `give_back` releases the share in the compiled model.
+        `failures` are OpenVINO's exception classes."""
         self.info = info
-        self._library = library
-        self._failures = library.failures
+        self._failures = failures
         self._model = model
         self._request = request
         self._inputs = compiled.inputs
@@ -117,17 +102,20 @@ class OpenVinoSession(Session):
 
     def _infer(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
         rows = 0
-        held = []
-        for name, given in inputs.items():
-            array = given
+        for name, array in inputs.items():
+            shape = array.shape
             if self._padded_rows and len(array) < self._padded_rows:
                 rows = len(array)
-                array = np.zeros((self._padded_rows, *given.shape[1:]), dtype=given.dtype)
-                array[:rows] = given
-            ready = writable(array)
-            tensor = self._library.make_tensor(ready, name in self._bf16)
-            held.append((array, ready, tensor))
-            self._request.set_input_tensor(self._inputs[name], tensor)
+                shape = (self._padded_rows, *shape[1:])
+            # Copied into the request's own memory. The CPU's graph (2026.4) gives an output the memory of an input that
+            # reaches it unchanged, and a later run would write there, into an array that its owner has freed or shares.
+            tensor = self._request.get_input_tensor(self._inputs[name])
+            tensor.shape = shape
+            memory = tensor.data.view(np.uint16) if name in self._bf16 else tensor.data
+            if rows:
+                memory[rows:] = 0
+                memory = memory[:rows]
+            np.copyto(memory, array, casting="no")
         # Results share the request's memory, which the next run overwrites. So they are copied.
         results = list(self._request.infer(share_outputs=True).values())
         found = {

@@ -315,6 +315,43 @@ def test_overwriting_the_weights_file_does_not_change_the_loaded_model(backend: 
     assert (done.returncode, done.stdout.strip()) == (0, "128.0"), done.stderr
 
 
+ALIASED = """
+import sys, pathlib
+import numpy as np
+from edge_server.backends import load_backend
+from edge_server.backends.base import ModelFile, OpenJob
+from edge_server.core.model_spec import ModelSpec
+model_dir = pathlib.Path(sys.argv[1])
+spec = ModelSpec("made", "openvino", "", 0, (), (), ())
+session = load_backend("openvino").open(OpenJob(spec, ModelFile(model_dir / "1" / "model.onnx", model_dir, 1), "made_0"))
+given, wrong, changed = [], 0, 0
+for turn in range(3000):
+    x = np.full(((1, 3, 2, 1, 4)[turn % 5], 64), turn % 50 + 1, "f4")
+    found = session.run({"X": x}, ["Y", "Z"])
+    wrong += not ((found["Y"] == turn % 50 + 1).all() and (found["Z"] == 1).all())
+    given = [*given[-8:], (x, turn % 50 + 1)]
+    changed += any((array != value).any() for array, value in given)
+print(wrong, changed)
+"""
+
+
+@pytest.mark.parametrize("through", [(T.FLOAT,), (T.FLOAT16, T.FLOAT), ()])
+def test_an_input_that_is_also_an_output_is_not_written_by_later_runs(
+    through: tuple[int, ...], write_onnx: Write
+) -> None:
+    """OpenVINO's CPU graph gives such an output the memory of the input, and later runs write there."""
+    names = ["X", *(f"cast_{index}" for index in range(len(through)))]
+    nodes = [node("Cast", [names[index]], [names[index + 1]], to=kind) for index, kind in enumerate(through)]
+    nodes += [node("Identity", [names[-1]], ["Y"]), node("Sign", ["X"], ["Z"])]
+    tensors = [("X", T.FLOAT, ["N", 64])], [(name, T.FLOAT, ["N", 64]) for name in "YZ"]
+    file = write_onnx(nodes, *tensors, [])
+    # In a process of its own: where it fails, it damages the heap.
+    done = subprocess.run(
+        [sys.executable, "-c", ALIASED, str(file.model_dir)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "0 0"), done.stderr
+
+
 def test_a_request_whose_shape_fails_does_not_fail_the_next_one(
     backend: Backend, write_onnx: Write, job: Callable[..., Any]
 ) -> None:
