@@ -42,6 +42,16 @@ Shapes are without the batch; A boxes, C classes. NMS drops overlapping boxes: `
 `detection_class_agnostic`. Every head has the keys of the first table of detections. Oriented boxes have their angle in
 radians, clockwise in the picture; `detection_iou_threshold` is a ProbIoU, as in Ultralytics' predictor.
 """
+_WARMUP = """\
+A version without `model_warmup` runs one made-up inference before it serves, if the sizes of its inputs are known:
+zeros, and if they fail random floats and ones. If these fail too, a warning in the log and in `edge-server status` says
+so, and the version serves, unless it replaces one that answered: then the load fails. A declared `model_warmup` must
+always work.
+
+| Key | Value | Default | Meaning |
+|---|---|---|---|
+| `warmup_probe` | true or false | true | run the made-up inference, and the checks of detectors with pictures |
+| `warmup_allow_nan` | true or false | false | outputs may hold NaN or infinity though the inputs are finite |"""
 
 
 def generate() -> str:
@@ -59,6 +69,7 @@ def generate() -> str:
         "### Anomaly maps\n", *_keys(output_parameters.ANOMALY_PARAMETERS), "",
         "## Heads\n", _HEADS, *_heads(),
         "", "## Robot policies\n", "See [robots](../robots.md).\n", *_keys(policy.PARAMETERS),
+        "", "## Checks at the load of any model\n", _WARMUP,
     ]) + "\n"  # fmt: skip
 
 

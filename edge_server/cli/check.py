@@ -25,11 +25,12 @@ HELP = """usage: edge-server check DIR [DIR ...] [OPTIONS of serve]
 
 Loads and warms up every model of the repositories as `serve` would, runs one
 inference of each, and prints a table. The input is the first warm-up sample, or
-zeros with every free dimension set to 1, or to 64 if 1 fails. MEMORY is the
-growth of the process while the model loads, "-" if it is too small to be the
-model. A detector also gets a picture of noise, in which it should see nothing.
+zeros with every free dimension set to 1; if they fail, ones and random floats,
+or zeros with 64. MEMORY is the growth of the process while the model loads, "-"
+if it is too small to be the model. A detector also gets a picture of noise, in
+which it should see nothing.
 The file of --sources-file is read as `serve` would; no camera is opened.
-A model that `serve` would accept, but whose input shapes are unknown, is listed
+A model that `serve` would accept, but that made-up inputs do not suit, is listed
 as "not tried". Exits with 0 if `serve` would serve every model and accept the
 file of the cameras, and no model returns what its configuration rules out, with
 1 and the reasons if not, with 2 if a repository cannot be read, and with 78 if
@@ -84,7 +85,8 @@ def _report(core: ServerParts) -> int:
             infer_ms = f"{version.probe(partial(_collect_warnings, core, version, warnings)) * 1000:.1f}"
         except NotWarmedUp as error:
             infer_ms = "not tried"
-            notes.append(reason_line(version.name, str(version.version), str(error)))
+            if str(error) not in version.report().warnings:
+                notes.append(reason_line(version.name, str(version.version), str(error)))
         except EdgeServerError as error:
             infer_ms = "failed"
             reasons.append(reason_line(version.name, str(version.version), str(error)))

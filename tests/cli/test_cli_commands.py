@@ -73,12 +73,14 @@ def test_check_prints_the_reason_of_each_failure_and_exits_nonzero(edge: Edge, r
     (add(repository, "damaged", 'backend: "onnxruntime"') / "1" / "model.onnx").write_bytes(b"not a model")
     add(repository, "misspelt", IDENTITY + "max_batch_siez: 3")
     fixed = IDENTITY.replace("identity", "stub").replace("-1", "4")
-    add(repository, "wrong_on_zeros", fixed + parameter("stub_fail", "true"))
+    add(repository, "fails_on_made_up", fixed + parameter("stub_fail", "true"))
     done = edge("check", str(repository))
     assert done.returncode == 1
     assert "good" in done.stdout
-    for name in ("no_backend", "damaged", "misspelt", "wrong_on_zeros"):
+    for name in ("no_backend", "damaged", "misspelt"):
         assert any(line.startswith(f"FAILED {name}") for line in done.stderr.splitlines()), (name, done.stderr)
+    told = [line for line in done.stderr.splitlines() if " fails_on_made_up version 1: " in line]
+    assert [line[:46] for line in told] == ["WARNING fails_on_made_up version 1: it loads a"], "once"
     assert "nonsense" in done.stderr
     assert "max_batch_siez" in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
@@ -90,7 +92,7 @@ def test_check_passes_a_servable_model_that_random_inputs_do_not_suit(edge: Edge
     assert done.returncode == 0, done.stderr
     assert cells(done.stdout.splitlines()[2])[-2] == "not tried"
     (note,) = done.stderr.splitlines()
-    assert note.startswith("NOTE any_size version 1: it loads and would be served, but was not tried")
+    assert note.startswith("NOTE any_size version 1: it loads and is served, but was not tried")
     assert "(INPUT0 [1, 1]; then 64 for each dimension of any size)" in note
     assert "model_warmup" in note
 
@@ -116,7 +118,7 @@ def test_check_fails_a_python_model_whose_return_value_is_wrong_for_all_inputs(e
     assert "'silent', request 'warmup probe': the model let go of the request without a final response" in errors
     assert "'double', request 'warmup probe': output 'OUTPUT0' has elements of type FP64, but the config" in errors
     assert "'nothing', request 'warmup probe': execute returned None" in errors
-    assert "NOTE picky version 1: it loads and would be served, but was not tried" in errors
+    assert "NOTE picky version 1: it loads and is served, but was not tried" in errors
 
 
 def parameter(key: str, value: str) -> str:

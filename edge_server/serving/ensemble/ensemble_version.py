@@ -67,6 +67,7 @@ class EnsembleVersion:
         self.fingerprint = fingerprint
         self.state = VersionState.NEW
         self.reason = ""
+        self.answers_made_up_inputs = False
         self.since_s = time.time()
         self._model_dir = resolved.file.model_dir
         self._confirm = resolved.confirm

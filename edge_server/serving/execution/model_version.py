@@ -32,7 +32,9 @@ from edge_server.errors import (
     Draining,
     EdgeServerError,
     NotReady,
+    NotWarmedUp,
     SessionLost,
+    WarmupFailed,
 )
 from edge_server.memory.malloc_settings import read_resident_bytes
 from edge_server.serving.execution.admission_control import ADMIT_ALL, AdmissionControl
@@ -87,7 +89,9 @@ class ModelVersion:
         pool: RunPool,
         gpus: Gpus,
         on_gpu_fault: OnGpuFault,
+        must_answer: bool,
     ) -> None:
+        """`must_answer`: the load fails if made-up inputs do; else that is a warning, because others may suit."""
         self.spec = resolved.spec
         self.name = resolved.spec.name
         self.version = resolved.file.version
@@ -129,6 +133,8 @@ class ModelVersion:
         self._memory_refusals = 0
         self._runs_at_refusal = -1
         self._holds = VersionHolds()
+        self._must_answer = must_answer
+        self.answers_made_up_inputs = False
 
     def open(self) -> None:
         """Open and warm up every instance, then accept requests. Raises the backend's errors; nothing stays open
@@ -488,7 +494,16 @@ class ModelVersion:
 
     def _check_opened(self, session: Session | RequestSession) -> None:
         """Run the checks of a warmed-up session. Raises LoadError; doubts become warnings of the version."""
-        check_opened(session, self.spec, self._plan, self._file.model_dir)
+        try:
+            self.answers_made_up_inputs = check_opened(session, self.spec, self._plan, self._file.model_dir)
+        except NotWarmedUp as doubt:
+            if self._must_answer:
+                raise WarmupFailed(
+                    f"{doubt.__cause__}; the inputs were made up, and the version that serves answers such inputs: "
+                    "declare a model_warmup in config.pbtxt, or set the parameter warmup_probe to false to go without "
+                    "this check"
+                ) from doubt
+            self.spec = dataclasses.replace(self.spec, warnings=(*self.spec.warnings, str(doubt)))
         for check in self._output_checks:
             warnings = check(sample_run(session, self.spec, self._plan, self._file.model_dir))
             self.spec = dataclasses.replace(self.spec, warnings=(*self.spec.warnings, *warnings))

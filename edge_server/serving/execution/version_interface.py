@@ -22,6 +22,8 @@ class ServedVersion(Protocol):
     fingerprint: str
     state: VersionState
     reason: str
+    answers_made_up_inputs: bool
+    """Whether it answered the inference that its load made up. False if there was none."""
 
     def open(self) -> None:
         """Open it and make it READY. Raises LoadError and others; nothing stays open then."""

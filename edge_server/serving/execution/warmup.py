@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -15,11 +15,20 @@ import numpy as np
 
 from edge_server.backends.base import Array, RequestSession, Session
 from edge_server.core.batch import BatchPlan
+from edge_server.core.gpu_fault import classify_gpu_fault
 from edge_server.core.model_spec import ModelSpec, WarmupInput, WarmupSample
 from edge_server.core.request_response import NO_PARAMETERS, Parameter, Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.core.version_lifecycle import SampleRun
-from edge_server.errors import BadModelConfig, EdgeServerError, NotWarmedUp, WarmupFailed, WrongOutput
+from edge_server.errors import (
+    BadModelConfig,
+    EdgeServerError,
+    LoadError,
+    NotWarmedUp,
+    SessionLost,
+    WarmupFailed,
+    WrongOutput,
+)
 from edge_server.serving.sequence.control_tensors import initial_inputs
 
 log = logging.getLogger(__name__)
@@ -59,16 +68,19 @@ def warm(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir: Path)
             _try(session, spec, plan, sample, model_dir)
 
 
-def check_opened(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir: Path) -> None:
-    """Run one made-up inference on a model without samples, so that a file that opens but does not work never replaces
-    one that does. Raises WarmupFailed.
+def check_opened(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir: Path) -> bool:
+    """Run one made-up inference on a model without samples. Return whether it answered; False if none was run.
 
-    Skipped if no sensible inputs can be made: a dimension of any size, strings, shape tensors, optional inputs, a
-    session that gets whole requests. If the answer to zeros is not finite, ones and random numbers are tried too: a
+    None is run if no sensible inputs can be made: a dimension of any size, strings, shape tensors, optional inputs, a
+    session that gets whole requests. If zeros fail, ones and random numbers are tried too: a size cannot be 0, and a
     vector of length 0, or a mask that hides everything, has no finite answer in many correct models.
+
+    Raises NotWarmedUp if the model may work with other inputs, and WarmupFailed if it does not.
     """
-    if _is_checked_at_load(session, spec):
-        _run_made_up(session, spec, plan, model_dir)
+    is_checked = _is_checked_at_load(session, spec)
+    if is_checked:
+        _run_made_up(session, spec, plan, model_dir, (probe_sample(spec), probe_sample(spec, is_zero=False)))
+    return is_checked
 
 
 def sample_run(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir: Path) -> SampleRun | None:
@@ -95,11 +107,26 @@ def _first_sample(spec: ModelSpec) -> WarmupSample | None:
     return next((sample for sample in spec.warmup if sample.batch_size > 0), None)
 
 
-def _run_made_up(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir: Path) -> None:
-    try:
-        _try(session, spec, plan, probe_sample(spec), model_dir)
-    except NotFinite:
-        _try(session, spec, plan, probe_sample(spec, is_zero=False), model_dir)
+def _run_made_up(
+    session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir: Path, samples: Sequence[WarmupSample]
+) -> float:
+    """Run made-up samples until one works; return when that inference began. Raises NotWarmedUp, or WarmupFailed for an
+    error that other inputs do not change."""
+    failures: list[WarmupFailed] = []
+    for sample in samples:
+        started = time.monotonic()
+        try:
+            _try(session, spec, plan, sample, model_dir)
+        except WarmupFailed as failure:
+            cause = failure.__cause__
+            if isinstance(cause, WrongOutput):
+                raise WarmupFailed(cause.message) from failure
+            if isinstance(cause, SessionLost | LoadError) or classify_gpu_fault(failure) is not None:
+                raise
+            failures.append(failure)
+        else:
+            return started
+    raise not_tried_error(spec, failures[0].__cause__ or failures[0]) from failures[0]
 
 
 def _can_be_made_up(spec: ModelSpec) -> bool:
@@ -111,45 +138,24 @@ def _can_be_made_up(spec: ModelSpec) -> bool:
     )
 
 
-class NotFinite(WarmupFailed):
-    """The model answered finite inputs with NaN or infinity."""
-
-
 def probe(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir: Path) -> float:
-    """Run one inference and return its seconds: the first declared sample, or zeros.
+    """Run one inference and return its seconds: the first declared sample, or made-up inputs.
 
-    A declared sample, or one that loading also makes (see `check_opened`), must work; else WarmupFailed. For other
-    models every dimension of any size is set to 1, and after a failure to `_WIDE`: a picture of one pixel is too small
-    for many networks. If that fails too, NotWarmedUp is raised and the model is served, because its valid inputs are
-    unknown. An output that the configuration rules out raises WarmupFailed: other inputs do not change it.
+    A declared sample must work; else WarmupFailed. Made-up inputs are those of `check_opened`, or for models that it
+    does not run zeros: every dimension of any size is set to 1, and after a failure to `_WIDE`, because a picture of
+    one pixel is too small for many networks. If they fail, NotWarmedUp is raised and the model is served, because its
+    valid inputs are unknown. An output that the configuration rules out raises WarmupFailed: other inputs do not change
+    it.
     """
     declared = _first_sample(spec)
     started = time.monotonic()
     if declared is not None:
         _try(session, spec, plan, dataclasses.replace(declared, count=1), model_dir)
-    elif _is_checked_at_load(session, spec):
-        _run_made_up(session, spec, plan, model_dir)
     else:
-        started = _run_guesses(session, spec, plan, model_dir)
+        other = {"is_zero": False} if _is_checked_at_load(session, spec) else {"free_dim": _WIDE}
+        samples = dict.fromkeys((probe_sample(spec), probe_sample(spec, **other)))
+        started = _run_made_up(session, spec, plan, model_dir, tuple(samples))
     return time.monotonic() - started
-
-
-def _run_guesses(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir: Path) -> float:
-    """Run zeros of guessed sizes until one works; return when that inference began. Raises NotWarmedUp and
-    WarmupFailed."""
-    guesses = [probe_sample(spec), probe_sample(spec, free_dim=_WIDE)]
-    failures: list[WarmupFailed] = []
-    for sample in guesses if guesses[1] != guesses[0] else guesses[:1]:
-        started = time.monotonic()
-        try:
-            _try(session, spec, plan, sample, model_dir)
-        except WarmupFailed as failure:
-            if isinstance(failure.__cause__, WrongOutput):
-                raise WarmupFailed(failure.__cause__.message) from failure
-            failures.append(failure)
-        else:
-            return started
-    raise not_tried_error(spec, failures[0].__cause__ or failures[0])
 
 
 def not_tried_error(spec: ModelSpec, error: BaseException) -> NotWarmedUp:
@@ -159,8 +165,9 @@ def not_tried_error(spec: ModelSpec, error: BaseException) -> NotWarmedUp:
     has_free = any(-1 in item.dims for item in spec.inputs)
     sizes = f"; then {_WIDE} for each dimension of any size" if has_free else ""
     return NotWarmedUp(
-        f"it loads and would be served, but was not tried: it does not run with made-up inputs ({shapes}{sizes}). To "
-        f"have it tried, declare a model_warmup in its config.pbtxt. The error was: {str(error)[:_SHOWN_ERROR]}"
+        f"it loads and is served, but was not tried: it does not run with made-up inputs ({shapes}{sizes}). To have "
+        "it tried, declare a model_warmup in its config.pbtxt; the parameter warmup_probe false leaves this out. The error was: "
+        f"{str(error)[:_SHOWN_ERROR]}"
     )
 
 
@@ -281,7 +288,7 @@ def _run(session: AnySession, spec: ModelSpec, plan: BatchPlan, sample: WarmupSa
 def _check_finite(sample: WarmupSample, answer: tuple[Tensor, ...]) -> None:
     for tensor in answer:
         if not _is_finite(tensor):
-            raise NotFinite(
+            raise WarmupFailed(
                 f"failed to run warmup sample '{sample.name}': output '{tensor.name}' holds NaN or infinity though all "
                 "inputs are finite; the parameter warmup_allow_nan permits that"
             )
@@ -356,10 +363,4 @@ def _is_set(spec: ModelSpec, key: str, default: bool) -> bool:
 
 
 def _failed(sample: str, reason: str) -> WarmupFailed:
-    way_out = ""
-    if sample == PROBE:
-        way_out = (
-            "; the input was made up, as the configuration has no model_warmup: declare one, or set the parameter "
-            "warmup_probe to false to go without this check"
-        )
-    return WarmupFailed(f"failed to run warmup sample '{sample}': {reason}{way_out}")
+    return WarmupFailed(f"failed to run warmup sample '{sample}': {reason}")

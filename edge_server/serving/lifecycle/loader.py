@@ -83,14 +83,15 @@ class Loader:
         waiting_limits(spec)
         return resolved
 
-    def open(self, desired: DesiredVersion, resolved: Resolved, generation: int) -> ServedVersion:
+    def open(self, desired: DesiredVersion, resolved: Resolved, generation: int, *, must_answer: bool) -> ServedVersion:
         """Return the opened version, READY. A load that fails for good is retried `load_retry_count` times at once.
+        `must_answer`: see ModelVersion.
 
         Raises the last error: LoadError, BackendError ...
         """
         for tries_left in range(self._lifecycle.load_retry_count, -1, -1):
             try:
-                return self._open_by_any(desired, resolved, generation)
+                return self._open_by_any(desired, resolved, generation, must_answer)
             except TRANSIENT_ERRORS:
                 raise
             except EdgeServerError as error:
@@ -100,7 +101,9 @@ class Loader:
                 log.warning("model '%s' failed to load, %d tries are left: %s", name, tries_left, error.message)
         raise AssertionError("unreachable: the last try returns or raises")
 
-    def _open_by_any(self, desired: DesiredVersion, resolved: Resolved, generation: int) -> ServedVersion:
+    def _open_by_any(
+        self, desired: DesiredVersion, resolved: Resolved, generation: int, must_answer: bool
+    ) -> ServedVersion:
         """Return the version, opened by the first candidate runtime that can open it."""
         from edge_server.serving.ensemble.ensemble_version import EnsembleVersion
         from edge_server.serving.execution.model_version import ModelVersion
@@ -126,6 +129,7 @@ class Loader:
                 pool=self.pool,
                 gpus=self._gpus,
                 on_gpu_fault=self._on_gpu_fault,
+                must_answer=must_answer,
             )
             try:
                 version.open()

@@ -323,7 +323,8 @@ from edge_server.backends.base import ModelFile, OpenJob
 from edge_server.core.model_spec import ModelSpec
 model_dir = pathlib.Path(sys.argv[1])
 spec = ModelSpec("made", "openvino", "", 0, (), (), ())
-session = load_backend("openvino").open(OpenJob(spec, ModelFile(model_dir / "1" / "model.onnx", model_dir, 1), "made_0"))
+file = ModelFile(model_dir / "1" / "model.onnx", model_dir, 1)
+session = load_backend("openvino").open(OpenJob(spec, file, "made_0"))
 given, wrong, changed = [], 0, 0
 for turn in range(3000):
     x = np.full(((1, 3, 2, 1, 4)[turn % 5], 64), turn % 50 + 1, "f4")
