@@ -67,7 +67,8 @@ class ModelSignature(NamedTuple):
     Shapes are complete, with a leading batch dimension if there is one. -1 is a dimension of any size. `is_batchable`:
     every input and output has a leading dimension of any size, so that `max_batch_size` may be greater than 0.
     `most_rows`: the largest batch that the file allows, None if it has no limit. `metadata`: texts that the exporter
-    wrote into the file, by key, of at most MAX_METADATA_TEXT characters. They may be hostile.
+    wrote into the file, by key, of at most MAX_METADATA_TEXT characters. They may be hostile. `warnings` are sentences
+    about results of this runtime that may be wrong. If the runtime was chosen and not stated, another one is taken.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -75,6 +76,7 @@ class ModelSignature(NamedTuple):
     is_batchable: bool
     most_rows: int | None = None
     metadata: Mapping[str, str] = MappingProxyType({})
+    warnings: tuple[str, ...] = ()
 
 
 @record(frozen=True, slots=True)

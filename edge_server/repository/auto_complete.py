@@ -72,9 +72,10 @@ def inspect_model(
     """Choose the runtime, find the file and read its inputs and outputs.
 
     The first candidate that loads and reads the file is chosen. Those in `passed_over` (name -> reason) failed to open
-    it before and are skipped. `runtime_times` may change the order for an ONNX or GGUF file whose configuration names
-    no runtime. `first_openings` opens a file that could end this process in a child first. Raises BackendMissing,
-    BadModelConfig, or LoadError with every candidate's reason.
+    it before and are skipped, and so is for an ONNX file one that warns of wrong results, unless it is stated.
+    `runtime_times` may change the order for an ONNX or GGUF file whose configuration names no runtime.
+    `first_openings` opens a file that could end this process in a child first. Raises BackendMissing, BadModelConfig,
+    or LoadError with every candidate's reason.
     """
     failures: list[tuple[str, LoadError]] = []
     version_dir = model_dir / str(version)
@@ -100,6 +101,10 @@ def inspect_model(
             if candidate.backend in passed_over:
                 raise LoadError(passed_over[candidate.backend])
             inspected = _inspect_with(candidate, config, model, model_dir, version, first_openings)
+            is_chosen = len(choices) > 1 and inspected.file.path.suffix == ".onnx"
+            if is_chosen and inspected.signature is not None and inspected.signature.warnings:
+                accept = f'backend: "{candidate.backend}" in config.pbtxt accepts that'
+                raise LoadError("; ".join((*inspected.signature.warnings, accept)))
         except LoadError as error:
             failures.append((candidate.backend, error))
             continue

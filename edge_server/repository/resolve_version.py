@@ -108,6 +108,8 @@ def resolve(
         routine_notes=routine_notes,
         has_default_batch_size=has_default_batch_size,
     )
+    if inspected.signature is not None:
+        spec = replace(spec, warnings=(*spec.warnings, *inspected.signature.warnings))
     output_checks = _output_checks(spec, options)
     verified.confirm()
     file = inspected.file

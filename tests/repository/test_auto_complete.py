@@ -349,6 +349,40 @@ def test_an_onnx_file_without_any_runtime_is_a_missing_backend(
         resolved()
 
 
+WARNED = "openvino computes in at most 32 bits: input 'x' (INT64)"
+
+
+def test_a_runtime_that_warns_of_wrong_results_is_taken_only_if_it_is_stated(
+    add_model: Any, described: Any, signature: Any, resolved: Any
+) -> None:
+    described("openvino", "model.xml", signature(IMAGE, SCORES)._replace(warnings=(WARNED,)))
+    described("onnxruntime", "model.onnx", signature(IMAGE, SCORES))
+    add_model("m", None, {"1/model.onnx": b"x"})
+    add_model("stated", 'backend: "openvino"', {"1/model.onnx": b"x"})
+    spec = resolved().spec
+    assert (spec.backend, spec.warnings) == ("onnxruntime", ())
+    spec = resolved("stated").spec
+    assert (spec.backend, spec.warnings) == ("openvino", (WARNED,))
+
+
+def test_an_onnx_file_whose_only_runtime_warns_is_refused_with_what_to_install(
+    add_model: Any, described: Any, signature: Any, resolved: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = described("openvino", "model.xml", signature(IMAGE, SCORES)._replace(warnings=(WARNED,)))
+
+    def load(name: str) -> Any:
+        if name == "openvino":
+            return known
+        raise BackendMissing(install_hint(name))
+
+    monkeypatch.setattr("edge_server.repository.auto_complete.load_backend", load)
+    add_model("m", None, {"1/model.onnx": b"x"})
+    with pytest.raises(LoadError) as caught:
+        resolved()
+    for part in ("model 'm'", WARNED, 'backend: "openvino" in config.pbtxt accepts that', "[onnxruntime]"):
+        assert part in caught.value.message
+
+
 def test_parameters_reach_the_inspection(add_model: Any, onnx_backends: Any, resolved: Any) -> None:
     config = 'backend: "onnxruntime" parameters { key: "k" value { string_value: "v" } }'
     add_model("m", config, {"1/model.onnx": b"x"})

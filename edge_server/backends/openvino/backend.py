@@ -41,6 +41,7 @@ from edge_server.backends.openvino.model_reader import (
     file_to_read,
     metadata_texts,
     positions,
+    wide_tensors,
 )
 from edge_server.backends.openvino.options import CompileOptions, compile_options
 from edge_server.backends.openvino.session import CompiledModel, OpenVinoSession
@@ -81,7 +82,13 @@ class OpenVinoBackend(Backend):
         inputs = tuple(InputSpec(*declared_tensor(file, "input", port)) for port in model.inputs)
         outputs = tuple(OutputSpec(*declared_tensor(file, "output", port)) for port in model.outputs)
         metadata = bounded_metadata(metadata_texts(model))
-        return ModelSignature(inputs, outputs, is_batchable(inputs, outputs), metadata=metadata)
+        warnings: tuple[str, ...] = ()
+        if tensors := wide_tensors(model):
+            warnings = (
+                f"openvino computes in at most 32 bits, so numbers of {', '.join(tensors)} that need more give wrong "
+                "answers; onnxruntime computes an ONNX file in all bits",
+            )
+        return ModelSignature(inputs, outputs, is_batchable(inputs, outputs), metadata=metadata, warnings=warnings)
 
     def open(self, job: OpenJob) -> OpenVinoSession:
         path = file_to_read(job.file)

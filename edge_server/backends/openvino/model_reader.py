@@ -32,6 +32,18 @@ _TYPES = {
 }
 """OpenVINO's element types, without strings: the Python binding frees the memory of string tensors twice."""
 
+_WIDE = frozenset((DType.FP64, DType.INT64, DType.UINT32, DType.UINT64))
+"""Types that OpenVINO's CPU plugin computes as f32 and i32 (ConvertPrecision in its pipeline, 2026.4)."""
+
+_INDEX_PORTS = {"Gather": 1, "GatherND": 1, "GatherElements": 1, "ShapeOf": 0}
+"""Inputs of operators in which values beyond 32 bits are no valid indices, or do not matter."""
+
+_INDEX_MAKERS = frozenset(("TopK", "NonZero", "ShapeOf", "NonMaxSuppression", "Gather"))
+"""Operators whose integers are indices, or labels that the file holds."""
+
+_FORWARDING = frozenset(("Convert", "Reshape", "Squeeze", "Unsqueeze", "Transpose"))
+"""Operators that hand the values of their first input on."""
+
 _FRONTENDS = {".onnx": "onnx", ".tflite": "tflite", ".xml": "ir"}
 """OpenVINO's reader by file suffix. No other: OpenVINO would try all on the file's content, and so open an ONNX file
 under any name."""
@@ -129,6 +141,29 @@ def declared_tensor(file: ModelFile, role: str, port: Any) -> tuple[str, DType, 
     if port.get_partial_shape().rank.is_dynamic:
         raise LoadError(f"{file_title(file)}: {role} '{name}' has no fixed number of dimensions")
     return name, _TYPES[kind], dims(port)
+
+
+def wide_tensors(model: Any) -> list[str]:
+    """Return the inputs and outputs that OpenVINO computes in fewer bits than they have, as "input 'x' (INT64)".
+
+    Without those that only hold indices, as the tokens of a text or the best class.
+    """
+    found = [
+        f"input '{_names(port)[0]}' ({_TYPES[_type_name(port)].value})"
+        for port in model.inputs
+        if _TYPES.get(_type_name(port)) in _WIDE
+        and not all(
+            _INDEX_PORTS.get(user.get_node().get_type_name()) == user.get_index() for user in port.get_target_inputs()
+        )
+    ]
+    for port in model.outputs:
+        if _TYPES.get(_type_name(port)) in _WIDE:
+            maker = port.get_node()
+            while maker.get_type_name() in (*_FORWARDING, "Result"):
+                maker = maker.input_value(0).get_node()
+            if maker.get_type_name() not in _INDEX_MAKERS:
+                found.append(f"output '{_names(port)[0]}' ({_TYPES[_type_name(port)].value})")
+    return found
 
 
 def metadata_texts(model: Any) -> Iterator[tuple[str, str]]:

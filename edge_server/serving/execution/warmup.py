@@ -166,8 +166,8 @@ def not_tried_error(spec: ModelSpec, error: BaseException) -> NotWarmedUp:
     sizes = f"; then {_WIDE} for each dimension of any size" if has_free else ""
     return NotWarmedUp(
         f"it loads and is served, but was not tried: it does not run with made-up inputs ({shapes}{sizes}). To have "
-        "it tried, declare a model_warmup in its config.pbtxt; the parameter warmup_probe false leaves this out. The error was: "
-        f"{str(error)[:_SHOWN_ERROR]}"
+        "it tried, declare a model_warmup in its config.pbtxt; the parameter warmup_probe false leaves this out. The "
+        f"error was: {str(error)[:_SHOWN_ERROR]}"
     )
 
 

@@ -353,6 +353,29 @@ def test_an_input_that_is_also_an_output_is_not_written_by_later_runs(
     assert (done.returncode, done.stdout.strip()) == (0, "0 0"), done.stderr
 
 
+WIDE = [
+    ("time stamps", T.INT64, [node("Sub", ["X", "X"], ["Y"])], ["input 'X' (INT64)", "output 'Y' (INT64)"]),
+    ("unsigned", T.UINT32, [node("Add", ["X", "X"], ["Y"])], ["input 'X' (UINT32)", "output 'Y' (UINT32)"]),
+    ("doubles", T.DOUBLE, [node("Add", ["X", "X"], ["Y"])], ["input 'X' (FP64)", "output 'Y' (FP64)"]),
+    ("a mask", T.INT64, [node("Cast", ["X"], ["Y"], to=T.FLOAT)], ["input 'X' (INT64)"]),
+    ("tokens", T.INT64, [node("Gather", ["table", "X"], ["Y"])], []),
+    ("classes", T.FLOAT, [node("ArgMax", ["X"], ["Y"], axis=1)], []),
+    ("i32", T.INT32, [node("Add", ["X", "X"], ["Y"])], []),
+]
+
+
+@pytest.mark.parametrize(("what", "kind", "nodes", "named"), WIDE, ids=[row[0] for row in WIDE])
+def test_tensors_that_openvino_computes_in_fewer_bits_are_a_warning(
+    backend: Backend, write_onnx: Write, what: str, kind: int, nodes: list[Any], named: list[str]
+) -> None:
+    given = {"a mask": T.FLOAT, "tokens": T.FLOAT, "classes": T.INT64}.get(what, kind)
+    table = [numpy_helper.from_array(np.zeros(4, "f4"), "table")]
+    file = write_onnx(nodes, [("X", kind, ["N", 4])], [("Y", given, ["N", None])], table)
+    signature = backend.inspect(file, {})
+    assert signature is not None
+    assert [", ".join(named) in text for text in signature.warnings] == [True] * bool(named)
+
+
 def test_a_request_whose_shape_fails_does_not_fail_the_next_one(
     backend: Backend, write_onnx: Write, job: Callable[..., Any]
 ) -> None:
