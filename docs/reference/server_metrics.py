@@ -37,7 +37,7 @@ class _Group(NamedTuple):
 
 _GROUPS = (
     _Group(
-        "Requests and models", "(nv_inference|nv_model|edge_model|edge_sequences)_",
+        "Requests and models", "(nv_inference|nv_model|edge_model|edge_sequences|edge_batch)_",
         "Labels: `model`; `version`, except for the counts of loads; the model's `metric_tags`. The mean time "
         "of a request is the rate of `nv_inference_request_duration_us` divided by that of "
         "`nv_inference_request_success`. The mean batch is the rate of `nv_inference_count` divided by that of "

@@ -87,6 +87,8 @@ class SessionInfo:
     ("f32", "bf16", "f16", "int8"; "int" for a model without floating point; "mixed"; "as the model says" if the device
     chooses and does not report it); `options`, the runtime's options as text.
 
+    For checks of requests: `needs_utf8`, whether string inputs must be UTF-8.
+
     For threads:
 
     - `is_bound`: the session is opened, warmed up and closed on its instance's own thread, for example because it holds
@@ -104,6 +106,7 @@ class SessionInfo:
     keeps_thread: bool = False
     is_bound: bool = True
     only_computes: bool = False
+    needs_utf8: bool = False
 
 
 class Session(abc.ABC):
@@ -116,6 +119,10 @@ class Session(abc.ABC):
 
     takes_device_memory: bool = False
     """Whether the session overrides `run_on_device`. It then gets tensors in GPU memory without a copy."""
+
+    is_repeatable: bool = False
+    """Whether a run has no side effects and keeps no state, so that the server may run the requests of a failed batch
+    again, one by one."""
 
     @abc.abstractmethod
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:

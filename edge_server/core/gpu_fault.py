@@ -78,7 +78,10 @@ _MEMORY_PHRASES = (
     "cudnn_status_alloc_failed",
     "cublas_status_alloc_failed",
     "outofmemory",
+    "bad_alloc",
+    "memoryerror",
 )
+"""The last two are of C++ and Python, for memory of the host, which a GPU may share."""
 
 _DEVICE = re.compile(r"\bgpu=(\d{1,3})\b")
 

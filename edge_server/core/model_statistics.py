@@ -110,6 +110,7 @@ class VersionStatistics:
     Sums of queue and compute times are per request, so a batch of four adds its compute time four times.
     `last_inference_ms` is milliseconds since the epoch, 0 before the first request.
     `failures` counts failed requests by Triton's reason (REJECTED, CANCELED, BACKEND, OTHER).
+    `batch_rerun_count` is failed batches whose requests were run again singly.
     `responses` are by position in a decoupled model's streams, up to LAST_POSITION.
     `is_cached`: responses may come from the response cache. These count only in `success`, `queue` and `cache_hit`.
     """
@@ -120,6 +121,7 @@ class VersionStatistics:
     inference_count: int = 0
     execution_count: int = 0
     pending_count: int = 0
+    batch_rerun_count: int = 0
     load_duration_s: float = 0.0
     success: Duration = field(default_factory=Duration)
     fail: Duration = field(default_factory=Duration)

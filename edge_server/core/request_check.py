@@ -28,6 +28,7 @@ class RequestCheck:
         self._inputs = {item.name: item for item in spec.inputs}
         self._output_names = tuple(item.name for item in spec.outputs)
         self._outputs = frozenset(self._output_names)
+        self._strings = frozenset(item.name for item in spec.inputs if item.dtype is DType.BYTES)
         self._required = frozenset(item.name for item in spec.inputs if not item.is_optional)
         self._shape_tensors = batched_shape_inputs(spec)
         self._expected_dims = {
@@ -81,6 +82,24 @@ class RequestCheck:
                     request, f"unexpected inference output '{name}' for model '{self._spec.name}', which has {known}"
                 )
         return item_count or 1
+
+    def check_utf8(self, request: Request) -> None:
+        """Raise InvalidRequest for a string that is not UTF-8, which would fail the whole batch in a runtime that takes
+        no other."""
+        for name in self._strings & request.inputs.keys():
+            for value in request.inputs[name].array.flat:
+                try:
+                    if isinstance(value, bytes):
+                        value.decode()
+                except UnicodeDecodeError as error:
+                    reason = str(error)
+                else:
+                    continue
+                raise self._error(
+                    request,
+                    f"input '{name}' for model '{self._spec.name}' has a string that is not UTF-8, which the model "
+                    f"needs: {reason}",
+                )
 
     def merge_key(self, request: Request) -> Hashable:
         """Return the key that two requests in one batch have in common: input names, item shapes (except of ragged

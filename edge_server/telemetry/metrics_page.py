@@ -154,6 +154,11 @@ _COUNTERS: tuple[tuple[str, str, Callable[[VersionStatistics], int]], ...] = (
     ("nv_inference_count", "Inferences: the sum of batch sizes", lambda v: v.inference_count),
     ("nv_inference_exec_count", "Model executions: batches run", lambda v: v.execution_count),
     (
+        "edge_batch_reruns_total",
+        "Failed batches whose requests were run again singly, because one of them may be at fault",
+        lambda v: v.batch_rerun_count,
+    ),
+    (
         "nv_inference_request_duration_us",
         "Time from arrival to response, summed over successful requests, in microseconds",
         lambda v: v.success.ns // 1000,

@@ -91,6 +91,7 @@ def test_onnxruntime_carries_strings_as_utf8_bytes(write_onnx: Callable[..., Any
     assert found.shape == (1, 4)
     assert found.dtype == object
     assert found.tolist() == given.tolist()
+    assert session.info.needs_utf8
     with pytest.raises(BackendError, match=r"model 'made'.*input 'I'.*not UTF-8"):
         session.run({"I": strings([b"\xff", b"", b"", b""])}, ["O"])
     session.close()

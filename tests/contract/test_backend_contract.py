@@ -195,6 +195,12 @@ def test_a_failed_run_names_the_model_and_leaves_the_session_usable(
     session.close()
 
 
+def test_a_runtime_without_side_effects_says_so(open_add_sub: Open, backend: Backend) -> None:
+    session = open_add_sub()
+    assert session.is_repeatable == (backend.name in ("onnxruntime", "openvino", "tensorrt_rtx"))
+    session.close()
+
+
 def test_instances_run_in_parallel_without_mixing_outputs(open_add_sub: Open) -> None:
     sessions = [open_add_sub(number, instances=3) for number in range(3)]
 

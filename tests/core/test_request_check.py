@@ -121,6 +121,15 @@ def test_a_model_that_does_not_batch_expects_its_dims_alone_and_no_note() -> Non
     assert caught.value.message.endswith("Expected [16], got [1,16].")
 
 
+def test_a_string_that_is_not_utf8_is_named_with_its_input() -> None:
+    check = RequestCheck(spec_of(IMAGE, HINT))
+    for value in (b"", "\u00e9".encode()):
+        check.check_utf8(request(IMAGE_1, Tensor("HINT", DType.BYTES, np.array([[value]], object))))
+    check.check_utf8(request(IMAGE_1))
+    with pytest.raises(InvalidRequest, match=r"id: r7.*input 'HINT' for model 'm' has a string.*not UTF-8.*0xff"):
+        check.check_utf8(request(IMAGE_1, Tensor("HINT", DType.BYTES, np.array([[b"fine"], [b"\xff"]], object))))
+
+
 @pytest.mark.parametrize("rows", [1, 2, 8])
 def test_the_rows_of_a_request_are_its_batch_size(rows: int) -> None:
     given = request(tensor("IMAGE", DType.FP32, rows, 16), tensor("SIZE", DType.INT32, rows, 5, 2))

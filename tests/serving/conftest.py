@@ -65,6 +65,8 @@ class Script:
         }
         self.on_close: Callable[[str], None] = lambda name: None
         self.on_execute: Callable[[Sequence[Execution]], None] | None = None
+        self.info = SessionInfo("scripted", "CPU", "f32")
+        self.is_repeatable = False
         self.opened: list[tuple[str, threading.Thread]] = []
         self.ran: list[tuple[str, threading.Thread, int]] = []
         self.closed: list[tuple[str, threading.Thread]] = []
@@ -78,9 +80,8 @@ class Script:
 
 
 class _Scripted:
-    info = SessionInfo("scripted", "CPU", "f32")
-
     def __init__(self, script: Script, name: str) -> None:
+        self.info = script.info
         self._script = script
         self._name = name
 
@@ -93,6 +94,10 @@ class _Scripted:
 
 
 class ScriptedSession(_Scripted, Session):
+    @property
+    def is_repeatable(self) -> bool:  # type: ignore[override]  # a constant in the base class
+        return self._script.is_repeatable
+
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
         rows = len(next(iter(inputs.values())))
         self._script.ran.append((self._name, threading.current_thread(), rows))

@@ -89,7 +89,7 @@ def test_counters_are_typed_as_counters_without_a_suffix():
     page = page_of([BUSY]).decode()
     for name in ("nv_inference_request_success", "nv_inference_count", "nv_inference_request_failure"):
         assert f"# TYPE {name} counter\n" in page
-    assert "_total" not in page.partition("process_")[0]
+    assert not [line for line in page.splitlines() if line.startswith("nv_") and "_total" in line.partition("{")[0]]
     assert "# TYPE nv_inference_pending_request_count gauge\n" in page
 
 

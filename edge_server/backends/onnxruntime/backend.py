@@ -146,6 +146,7 @@ class OnnxRuntimeBackend(Backend):
                 in_force,
                 is_bound=not is_on_cpu,
                 only_computes=True,
+                needs_utf8=True,
             )
             library = OnnxRuntimeLibrary(self._ort, self._failures)
             give_back = held.pop_all().close

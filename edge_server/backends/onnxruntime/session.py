@@ -182,6 +182,8 @@ class OnnxRuntimeLibrary:
 class OnnxSession(Session):
     """One instance, on an InferenceSession that instances on the CPU share."""
 
+    is_repeatable = True
+
     def __init__(
         self,
         library: OnnxRuntimeLibrary,

@@ -50,6 +50,7 @@ class OpenVinoSession(Session):
         self._failures = failures
         self._model = model
         self._request = request
+        self.is_repeatable = not request.query_state()
         self._inputs = compiled.inputs
         self._outputs = compiled.outputs
         self._compiled = compiled.model

@@ -49,6 +49,8 @@ class EngineUse:
 class TensorRTSession(Session):
     """See base.Session. All work happens within the device's primary context, on one stream."""
 
+    is_repeatable = True
+
     def __init__(
         self,
         library: TensorRTLibrary,

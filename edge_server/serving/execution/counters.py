@@ -25,6 +25,11 @@ _SLOWER_PART, _FASTER_PART = 0.1, 0.5
 because requests with a deadline are refused by these averages."""
 
 
+_MAX_RERUNS = 3
+_RERUN_PERIOD_NS = 60_000_000_000
+"""At most so many failed batches in this time run again, so that clients with bad values cannot multiply the work."""
+
+
 class VersionCounters:
     """Thread-safe; every method holds the lock for a few additions only.
 
@@ -46,6 +51,8 @@ class VersionCounters:
         self._more_ns = [0, 0, 0]
         """What a request's time counts for inputs, computing and outputs beyond that of its batch: the statistics of
         requests count a batch once for each of its requests."""
+        self._reruns_ns: list[int] = []
+        """When the latest failed batches were run again, one request at a time."""
         self.is_cached = False
         """Whether answers may come from the response cache."""
         self._observer: Callable[[int | None], None] | None = None
@@ -158,6 +165,17 @@ class VersionCounters:
         is_fault = reason in ("BACKEND", "REJECTED") and not isinstance(error, Throttled)
         if (observer := self._observer) is not None and is_fault:
             observer(None)
+
+    def record_rerun(self, now_ns: int) -> bool:
+        """Count a failed batch whose requests run again singly. Return False, and count nothing, if there were too many
+        of them in the last minute."""
+        with self._lock:
+            self._reruns_ns = [at_ns for at_ns in self._reruns_ns if now_ns - at_ns < _RERUN_PERIOD_NS]
+            if len(self._reruns_ns) == _MAX_RERUNS:
+                return False
+            self._reruns_ns.append(now_ns)
+            self._values.batch_rerun_count += 1
+            return True
 
     def record_response(self, index: int, infer_ns: int, *, is_empty: bool = False, has_failed: bool = False) -> None:
         """Count the response at position `index` of a decoupled stream, `infer_ns` after the one before it.

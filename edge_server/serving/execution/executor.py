@@ -12,6 +12,7 @@ from typing import Protocol
 from edge_server.backends.base import NOT_ITERATIVE, Array, Execution, RequestSession, Session
 from edge_server.core.batch import BatchPlan
 from edge_server.core.device_tensor import with_device_tensors
+from edge_server.core.gpu_fault import classify_gpu_fault
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import NO_PARAMETERS, Parameter, Request, Response
 from edge_server.core.tensor import Tensor
@@ -79,7 +80,8 @@ class BatchExecutor:
             outputs = plan.scatter_one(results, request, item_count, ticket.outputs)
             end_ns = time.monotonic_ns()
         except BaseException as error:  # noqa: BLE001 - where a batch fails, by sys.exit() or asyncio's too
-            return self._fail_batch(batch, error, start_ns)
+            self._fail_batch(batch, self._as_small_error(error), start_ns)
+            return ()
         if inline is not None and (began_ns or end_ns - start_ns > inline.slow_ns):
             inline.end(end_ns - start_ns, began_ns)
         if (trace := request.trace) is not None:
@@ -103,14 +105,48 @@ class BatchExecutor:
         return batch
 
     def _run_batch(self, session: Session, batch: list[Ticket]) -> Sequence[Ticket]:
+        start_ns = time.monotonic_ns()
+        error = self._answer_batch(session, batch, start_ns)
+        if error is None:
+            return batch
+        if not self._may_run_singly(session, batch, error):
+            self._fail_batch(batch, error, start_ns)
+            return ()
+        log.warning("model '%s': the requests of a failed batch run singly: %s", self._spec.name, error.message)
+        finished: list[Ticket] = []
+        for index, ticket in enumerate(batch):
+            start_ns = time.monotonic_ns()
+            error = None if ticket.is_closed else self._answer_batch(session, [ticket], start_ns)
+            if error is None:
+                finished.append(ticket)
+            elif _may_be_of_one_request(error):
+                self._fail_batch([ticket], error, start_ns)
+            else:
+                self._fail_batch(batch[index:], error, start_ns)
+                break
+        return finished
+
+    def _may_run_singly(self, session: Session, batch: Sequence[Ticket], error: EdgeServerError) -> bool:
+        """Return whether the requests of a failed batch may run again, one by one: only one of them may be at fault.
+        Counts the batch then."""
+        return (
+            len(batch) > 1
+            and session.is_repeatable
+            and self._spec.sequence is None
+            and not self._spec.is_decoupled
+            and _may_be_of_one_request(error)
+            and self._counters.record_rerun(time.monotonic_ns())
+        )
+
+    def _answer_batch(self, session: Session, batch: list[Ticket], start_ns: int) -> EdgeServerError | None:
+        """Run a batch and answer its tickets. Return the error of a run that failed; nothing is answered then."""
         inline = self.inline
         began_ns = 0 if inline is None else inline.begin()
-        start_ns = time.monotonic_ns()
         try:
             answers, input_end_ns, infer_end_ns = self._compute(session, batch)
             end_ns = time.monotonic_ns()
         except BaseException as error:  # noqa: BLE001 - where a batch fails, by sys.exit() or asyncio's too
-            return self._fail_batch(batch, error, start_ns)
+            return self._as_small_error(error)
         if inline is not None:
             inline.end(end_ns - start_ns, began_ns)
         arrivals_ns: list[int] = []
@@ -140,7 +176,7 @@ class BatchExecutor:
                 batch_size=batch_size,
             )
             self._scheduler.send_final(ticket, response)
-        return batch
+        return None
 
     def _compute(self, session: Session, batch: list[Ticket]) -> tuple[list[tuple[Tensor, ...]], int, int]:
         """Return each request's outputs, and the times at which the inputs and the results were ready."""
@@ -163,16 +199,15 @@ class BatchExecutor:
         infer_end_ns = time.monotonic_ns()
         return plan.scatter(outputs, requests, item_counts), input_end_ns, infer_end_ns
 
-    def _fail_batch(self, batch: list[Ticket], error: BaseException, start_ns: int) -> Sequence[Ticket]:
-        small = self._as_small_error(error)
-        self._fail(batch, small, start_ns)
+    def _fail_batch(self, batch: list[Ticket], error: EdgeServerError, start_ns: int) -> None:
+        """Answer a batch with its error, and release its tickets."""
+        self._fail(batch, error, start_ns)
         try:
             # First, because released tickets let other batches run, which must not start on a lost GPU.
             if self.on_failure is not None:
-                self.on_failure(small)
+                self.on_failure(error)
         finally:
             self._scheduler.release(batch)
-        return ()
 
     def _fail(self, batch: Sequence[Ticket], error: EdgeServerError, start_ns: int) -> None:
         now_ns = time.monotonic_ns()
@@ -213,6 +248,12 @@ class BatchExecutor:
     def _session_inputs(self, batch: list[Ticket], executions: list[LiveExecution]) -> Sequence[Execution]:
         """Return the inputs for the session; a subclass may add to them."""
         return executions
+
+
+def _may_be_of_one_request(error: EdgeServerError) -> bool:
+    """Return whether a batch may have failed because of the values in one of its requests: not for lack of memory, by a
+    lost device, or in a way that other inputs do not change."""
+    return type(error) is BackendError and classify_gpu_fault(error) is None
 
 
 def _split_run_time(batch: Sequence[Ticket], run_ns: int) -> None:

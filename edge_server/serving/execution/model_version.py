@@ -24,6 +24,7 @@ from edge_server.core.model_statistics import VersionStatistics, VersionWork
 from edge_server.core.request_check import RequestCheck
 from edge_server.core.request_response import Request, ResponseSink
 from edge_server.core.status_reports import InstanceReport, VersionReport
+from edge_server.core.tensor import DType
 from edge_server.core.version_lifecycle import Resolved, SampleRun, VersionSnapshot, VersionState, next_state
 from edge_server.errors import (
     BadModelConfig,
@@ -108,6 +109,8 @@ class ModelVersion:
         self._inline = InlineRule(SessionInfo("", "", ""), self.spec.is_decoupled)
         self._plan = BatchPlan(self.spec)
         self._check = RequestCheck(self.spec)
+        self._needs_utf8 = False
+        """Whether a string input that is not UTF-8 would fail its batch."""
         self._counters = VersionCounters(self.name, self.version)
         self._admission_control = admission_control
         self._has_limiter = limiter is not None
@@ -179,6 +182,8 @@ class ModelVersion:
             self._move(VersionState.FAILED)
             raise
         if self._info is not None:
+            has_strings = any(item.dtype is DType.BYTES for item in self.spec.inputs)
+            self._needs_utf8 = has_strings and self._info.needs_utf8
             self.spec = with_facts_in_force(self.spec, self._info)
             self._inline = InlineRule(self._info, self.spec.is_decoupled)
             self._execute.inline = self._inline if self._inline.depends_on_runs else None
@@ -215,6 +220,8 @@ class ModelVersion:
         header = None if memo is None else memo.checked_header
         if header is None or header.check is not self._check or not header.is_certain:
             header = self._check.check_header(request)
+        if self._needs_utf8:
+            self._check.check_utf8(request)
         if self._cached_scheduler is not None:
             sink = self._cached_scheduler.sink(request, sink)
         ticket = Ticket(

@@ -397,6 +397,23 @@ def test_a_request_whose_shape_fails_does_not_fail_the_next_one(
     session.close()
 
 
+def test_the_runs_of_a_model_with_a_state_may_not_be_repeated(
+    backend: Backend, tmp_path: Path, job: Callable[..., Any]
+) -> None:
+    ops = ov.opset13
+    given = ops.parameter([1, 64], np.float32)
+    given.output(0).set_names({"X"})
+    total = ops.add(given, ops.read_value(ops.constant(np.zeros((1, 64), np.float32)), "v", np.float32, [1, 64]))
+    total.output(0).set_names({"Y"})
+    path = tmp_path / "made/1/model.xml"
+    path.parent.mkdir(parents=True)
+    ov.save_model(ov.Model([ops.result(total, "Y")], [ops.assign(total, "v")], [given], "made"), str(path))
+    session = backend.open(job(ModelFile(path, tmp_path / "made", 1), inputs=X, outputs=Y))
+    assert [result(session).max() for _ in range(2)] == [1, 2]
+    assert not session.is_repeatable
+    session.close()
+
+
 def test_a_request_whose_shape_fails_does_not_change_the_next_response(
     backend: Backend, write_onnx: Write, job: Callable[..., Any]
 ) -> None:
