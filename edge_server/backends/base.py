@@ -69,6 +69,9 @@ class ModelSignature(NamedTuple):
     `most_rows`: the largest batch that the file allows, None if it has no limit. `metadata`: texts that the exporter
     wrote into the file, by key, of at most MAX_METADATA_TEXT characters. They may be hostile. `warnings` are sentences
     about results of this runtime that may be wrong. If the runtime was chosen and not stated, another one is taken.
+    `unranked`: names of inputs and outputs whose number of dimensions the file does not declare; their shape is (-1,)
+    here. `unusable`: further outputs, which requests cannot carry, each with the reason. A configuration may leave them
+    out.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -77,6 +80,8 @@ class ModelSignature(NamedTuple):
     most_rows: int | None = None
     metadata: Mapping[str, str] = MappingProxyType({})
     warnings: tuple[str, ...] = ()
+    unranked: frozenset[str] = frozenset()
+    unusable: Mapping[str, str] = MappingProxyType({})
 
 
 @record(frozen=True, slots=True)

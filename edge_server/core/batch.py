@@ -30,10 +30,12 @@ _SHOWN_VALUES = 16
 
 
 class BatchPlan:
-    """Gathers inputs into batches and scatters outputs to requests. Made once per version; does not change after."""
+    """Gathers inputs into batches and scatters outputs to requests. Made once per version; only `shape_notes` grows."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
+        self.shape_notes: dict[str, str] = {}
+        """By output whose shape differed from what the model file declares: a sentence about the first time."""
         self._output_specs = {item.name: item for item in spec.outputs}
         self._output_names = tuple(item.name for item in spec.outputs)
         self._has_batch_dim = spec.max_batch_size > 0
@@ -299,10 +301,19 @@ class BatchPlan:
         if shape != expected and (
             len(shape) != len(expected) or any(want not in (-1, got) for want, got in zip(expected, shape, strict=True))
         ):
-            raise BackendError(
-                f"model '{self.spec.name}' answered output '{name}' with shape {list(shape)}, "
-                f"but its configuration promises {list(expected)}"
-            )
+            lacks_items = self._has_batch_dim and total is not None and shape[:1] != (total,)
+            if not spec.may_differ or lacks_items:
+                raise BackendError(
+                    f"model '{self.spec.name}' answered output '{name}' with shape {list(shape)}, "
+                    f"but its configuration promises {list(expected)}"
+                )
+            if name not in self.shape_notes:
+                self.shape_notes[name] = (
+                    f"output '{name}' was answered with shape {list(shape)}, where the metadata says {list(expected)}, "
+                    "which comes from the model file: clients get the shape that is computed, and dims in config.pbtxt "
+                    "correct the metadata"
+                )
+            return array
         return array if spec.reshape is None else self._reshape(array, spec.reshape, spec.dims)
 
     def _declared(self, name: str, array: Array) -> OutputSpec:

@@ -38,7 +38,8 @@ class InputSpec(NamedTuple):
 class OutputSpec(NamedTuple):
     """One output. `dims` and `reshape` as for inputs (`reshape` is the shape that the runtime returns).
 
-    `labels[i]` names class i; empty if the configuration names no label file.
+    `labels[i]` names class i; empty if the configuration names no label file. `may_differ`: the dims are what the model
+    file declares, which its runtime does not enforce; an answer of another shape is no error.
     """
 
     name: str
@@ -47,6 +48,7 @@ class OutputSpec(NamedTuple):
     reshape: tuple[int, ...] | None = None
     is_shape_tensor: bool = False
     labels: tuple[str, ...] = ()
+    may_differ: bool = False
 
 
 class InstanceKind(enum.Enum):
@@ -264,12 +266,13 @@ class ModelSpec:
 class ModelFile(NamedTuple):
     """Files of one version on disk. `path` is the model file, or the model's directory if the format is a directory.
     `model_dir` is the model's folder in the repository. `memory_bytes` is what one instance takes, computed by the
-    backend; 0 if it does not compute it."""
+    backend; 0 if it does not compute it. `operator_libraries` are those of `model_operations`, all in `model_dir`."""
 
     path: Path
     model_dir: Path
     version: int
     memory_bytes: int = 0
+    operator_libraries: tuple[Path, ...] = ()
 
     @property
     def version_dir(self) -> Path:

@@ -76,9 +76,10 @@ class DType(enum.Enum):
 
     @classmethod
     def from_numpy(cls, dtype: npt.DTypeLike) -> DType:
-        """Return the KServe type of a numpy dtype. Strings and objects are BYTES. Raises KeyError if there is none."""
+        """Return the KServe type of a numpy dtype. Strings (StringDType too) and objects are BYTES. Raises KeyError if
+        there is none."""
         found = np.dtype(dtype)
-        if found.kind in "OSU":
+        if found.kind in "OSTU":
             return cls.BYTES
         return _by_numpy()[found.newbyteorder("<")]
 

@@ -3,7 +3,7 @@ ones."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -25,7 +25,7 @@ from edge_server.repository.first_opening import FirstOpenings
 from edge_server.repository.load_error_explanation import explain_by_content
 from edge_server.repository.pbtxt import ConfigMessage
 from edge_server.repository.runtime_times import RuntimeTimes
-from edge_server.repository.safe_paths import check_relative
+from edge_server.repository.safe_paths import check_relative, find_inside
 from edge_server.repository.validate_batching import (
     batch_input_targets,
     check_sequences_against_file,
@@ -137,11 +137,18 @@ def _inspect_with(
     if gpu_file:
         check_relative(gpu_file, f"model '{model}': cc_model_filenames")
     file = _find_file(gpu_file or candidate.file_name or backend.default_filename, model, model_dir, version)
+    if backend.name == "onnxruntime":
+        # They run in this process, and are checked with the model's other files.
+        prefix = f"model '{model}': model_operations.op_library_filename"
+        libraries = [find_inside(model_dir, name, prefix) for name in config.model_operations.op_library_filename]
+        file = file._replace(operator_libraries=tuple(libraries))
     parameters = {key: value.string_value for key, value in config.parameters.items()}
     if backend.may_end_process and first_openings is not None:
         first_openings.check(config, model_dir, version, file.path, backend.name)
     try:
         signature = backend.inspect(file, parameters)
+        if signature is not None:
+            _check_usable(config, model, signature)
         memory = backend.memory_parts(file, model, parameters)
     except BackendMissing:
         raise
@@ -154,6 +161,17 @@ def _inspect_with(
         raise explain_by_content(reason, file) or reason from error
     notes = (_memory_note(memory),) if memory else ()
     return InspectedFile(backend, file._replace(memory_bytes=sum(memory.values())), signature, notes)
+
+
+def _check_usable(config: ConfigMessage, model: str, signature: ModelSignature) -> None:
+    """Raise BadModelConfig for an output that requests cannot carry, if the configuration selects no others."""
+    stated = {item.name for item in config.output}
+    for name, reason in signature.unusable.items():
+        if not stated or name in stated:
+            raise BadModelConfig(
+                f"model '{model}': output '{name}' of the model file is a {reason}; to serve the model without it, "
+                "list the other outputs in its config.pbtxt"
+            )
 
 
 def _memory_note(parts: Mapping[str, int]) -> str:
@@ -201,11 +219,17 @@ def complete(config: ConfigMessage, model: str, signature: ModelSignature, defau
     _check_can_batch(config, model, signature)
     server_made = batch_input_targets(config) | hidden_inputs(config)
     request_inputs = [spec for spec in signature.inputs if spec.name not in server_made]
-    _fill_tensors(config.input, request_inputs, config.max_batch_size, is_selection=False)
+    notes += [
+        f"the model file does not declare the number of dimensions of input '{spec.name}': one is taken; state dims in "
+        "config.pbtxt for another"
+        for spec in request_inputs
+        if spec.name in signature.unranked and not any(item.dims for item in config.input if item.name == spec.name)
+    ]
+    _fill_tensors(config.input, request_inputs, config.max_batch_size, signature.unranked, is_selection=False)
     is_selection = bool(config.output)
     hidden = set() if is_selection else state_outputs(config)
     visible = [spec for spec in signature.outputs if spec.name not in hidden]
-    _fill_tensors(config.output, visible, config.max_batch_size, is_selection=is_selection)
+    _fill_tensors(config.output, visible, config.max_batch_size, signature.unranked, is_selection=is_selection)
     is_complete = as_stated == [item.SerializeToString() for items in (config.input, config.output) for item in items]
     if config.max_batch_size > 1 and not is_complete and config.WhichOneof("scheduling_choice") is None:
         config.dynamic_batching.SetInParent()
@@ -246,7 +270,12 @@ def _check_holds_batch_size(config: ConfigMessage, model: str, spec: _TensorSpec
 
 
 def _fill_tensors(
-    items: ConfigMessage, specs: Sequence[_TensorSpec], max_batch_size: int, *, is_selection: bool
+    items: ConfigMessage,
+    specs: Sequence[_TensorSpec],
+    max_batch_size: int,
+    unranked: Collection[str],
+    *,
+    is_selection: bool,
 ) -> None:
     stated = {item.name: item for item in items}
     for spec in specs:
@@ -261,7 +290,9 @@ def _fill_tensors(
             item.is_shape_tensor = True
         if item.data_type == 0:
             item.data_type = spec.dtype.number
-        if not item.dims:
+        if not item.dims and spec.name in unranked:
+            item.dims.append(-1)
+        elif not item.dims:
             _fill_dims(item, spec, max_batch_size)
 
 
@@ -278,6 +309,22 @@ def _fill_dims(item: ConfigMessage, spec: _TensorSpec, max_batch_size: int) -> N
     item.dims.extend(dims or [1])
     if not dims:
         item.reshape.SetInParent()
+
+
+def unsure_outputs(config: ConfigMessage, signature: ModelSignature) -> frozenset[str]:
+    """Return the outputs of a complete configuration whose shape is only what the file declares, if its runtime does
+    not enforce that. A shape that the configuration states differently is a promise."""
+    of_file = {spec.name: spec for spec in signature.outputs if spec.may_differ}
+    unsure = set()
+    for item in config.output:
+        spec = of_file.get(item.name)
+        if spec is None or item.is_shape_tensor:
+            continue
+        stated = list(item.reshape.shape if item.HasField("reshape") else item.dims)
+        has_batch = config.max_batch_size > 0 and item.name not in signature.unranked
+        if stated == [size if size > 0 else -1 for size in spec.dims[1 if has_batch else 0 :]]:
+            unsure.add(item.name)
+    return frozenset(unsure)
 
 
 def check_against_file(config: ConfigMessage, model: str, signature: ModelSignature) -> None:
@@ -301,8 +348,8 @@ def check_against_file(config: ConfigMessage, model: str, signature: ModelSignat
             if kind == "input" and item.name in flat:
                 _check_flat(item, spec, prefix)
             else:
-                is_split = kind == "output" and item.name in split
-                _check_tensor(item, spec, prefix, config.max_batch_size, has_own_dims=is_split)
+                has_own_dims = item.name in signature.unranked or (kind == "output" and item.name in split)
+                _check_tensor(item, spec, prefix, config.max_batch_size, has_own_dims=has_own_dims)
     _check_batch_inputs(config, model, signature)
     check_sequences_against_file(config, model, signature)
     _check_none_missing(config, model, signature)

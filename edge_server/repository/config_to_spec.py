@@ -52,7 +52,10 @@ _IGNORED: tuple[tuple[str, Callable[[Any], bool]], ...] = (
         "cc_model_filenames",
         lambda config: bool(config.cc_model_filenames) and config.backend not in ("tensorrt", "tensorrt_rtx"),
     ),
-    ("model_operations", lambda config: bool(config.model_operations.op_library_filename)),
+    (
+        "model_operations",
+        lambda config: bool(config.model_operations.op_library_filename) and config.backend != "onnxruntime",
+    ),
     ("model_repository_agents", lambda config: bool(config.model_repository_agents.agents)),
     ("model_metrics", lambda config: bool(config.model_metrics.metric_control)),
     ("optimization.priority", lambda config: config.optimization.priority != 0),

@@ -188,6 +188,8 @@ def check_no_code(model: ModelDirectory, config_json: str, files: Collection[str
                 raise _forbidden(
                     model.name, f"a configuration for the backend '{candidate.backend}', whose files may hold code,"
                 )
+    if config.model_operations.op_library_filename:
+        raise _forbidden(model.name, "model_operations.op_library_filename, which names a library,")
     for key, value in _parameters(config):
         if _NAMES_A_PATH.search(key) or _IS_A_PATH.match(value):
             raise _forbidden(model.name, f"the parameter '{key[:80]}', which names a path")

@@ -15,7 +15,13 @@ from edge_server.core.model_spec import ModelFile, ModelSpec
 from edge_server.core.version_lifecycle import OutputCheck, Recogniser, Resolved
 from edge_server.errors import BadModelConfig, ChangedWhileLoading, EdgeServerError, LoadError
 from edge_server.record import record
-from edge_server.repository.auto_complete import InspectedFile, check_against_file, complete, inspect_model
+from edge_server.repository.auto_complete import (
+    InspectedFile,
+    check_against_file,
+    complete,
+    inspect_model,
+    unsure_outputs,
+)
 from edge_server.repository.backend_choice import BACKEND_OF_PLATFORM
 from edge_server.repository.config_defaults import Devices, normalise
 from edge_server.repository.config_to_spec import to_spec
@@ -102,8 +108,11 @@ def resolve(
     metadata = _NOTHING
     if inspected.signature is not None and options.recognisers:
         metadata = {**read_metadata_files(inspected.file), **inspected.signature.metadata}
+    spec = _make_spec(config, model, options, notes, metadata)
+    unsure = frozenset[str]() if inspected.signature is None else unsure_outputs(config, inspected.signature)
     spec = replace(
-        _make_spec(config, model, options, notes, metadata),
+        spec,
+        outputs=tuple(item._replace(may_differ=item.name in unsure) for item in spec.outputs),
         unlogged_notes=inspected.unlogged_notes,
         routine_notes=routine_notes,
         has_default_batch_size=has_default_batch_size,

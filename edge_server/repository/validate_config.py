@@ -41,10 +41,10 @@ def check_stated(config: ConfigMessage, model: str) -> None:
     _check_unique("input", [item.name for item in config.input], model)
     _check_unique("output", [item.name for item in config.output], model)
     for item in config.input:
-        _check_tensor(item, f"input '{item.name}'", config.max_batch_size, model)
+        _check_tensor(item, f"input '{item.name}'", model)
         _check_format(item, model)
     for item in config.output:
-        _check_tensor(item, f"output '{item.name}'", config.max_batch_size, model)
+        _check_tensor(item, f"output '{item.name}'", model)
     policy = config.version_policy
     if policy.HasField("specific"):
         if not policy.specific.versions:
@@ -90,7 +90,7 @@ def _check_unique(kind: str, names: Sequence[str], model: str) -> None:
         seen.add(name)
 
 
-def _check_tensor(item: ConfigMessage, where: str, max_batch_size: int, model: str) -> None:
+def _check_tensor(item: ConfigMessage, where: str, model: str) -> None:
     _check_dims(item.dims, f"{where} dims", model)
     if not item.HasField("reshape"):
         return
@@ -98,8 +98,6 @@ def _check_tensor(item: ConfigMessage, where: str, max_batch_size: int, model: s
     _check_dims(shape, f"{where} reshape", model)
     if not item.dims:
         raise bad_field(model, f"{where} dims", "the shape that clients see beside the reshape", "none")
-    if not shape and max_batch_size == 0:
-        raise bad_field(model, f"{where} reshape", "a shape, for a model without batch dimension", "an empty one")
     if not _have_same_size(item.dims, shape):
         raise bad_field(model, f"{where} reshape", f"as many elements as dims {list(item.dims)}", list(shape))
 

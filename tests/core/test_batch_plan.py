@@ -49,6 +49,31 @@ def test_gathered_rows_are_scattered_to_their_requests(counts: list[int]) -> Non
         np.testing.assert_array_equal(answer[0].array, asked.inputs["IN"].array)
 
 
+UNSURE = OutputSpec("OUT", DType.FP32, (4,), may_differ=True)
+
+
+def test_an_output_whose_shape_is_only_declared_is_answered_as_it_is_with_one_note() -> None:
+    plan = plan_of(UNSURE)
+    wide = rows(3, width=8)
+    answers = plan.scatter({"OUT": wide}, [request(rows(1)), request(rows(2))], [1, 2])
+    assert [answer[0].shape for answer in answers] == [(1, 8), (2, 8)]
+    assert plan.scatter_one({"OUT": wide[:, :, None]}, request(rows(3)), 3)[0].shape == (3, 8, 1)
+    (note,) = plan.shape_notes.values()
+    assert note.startswith("output 'OUT' was answered with shape [3, 8], where the metadata says [3, 4]")
+
+
+def test_an_output_of_the_declared_shape_leaves_no_note() -> None:
+    plan = plan_of(UNSURE)
+    assert plan.scatter_one({"OUT": rows(2, width=4)}, request(rows(2)), 2)[0].shape == (2, 4)
+    assert plan.shape_notes == {}
+
+
+def test_an_output_whose_shape_is_only_declared_still_needs_the_items_of_the_batch() -> None:
+    for wrong in (rows(2, width=4), np.float32(0).reshape(())):
+        with pytest.raises(BackendError, match="answered output 'OUT' with shape"):
+            plan_of(UNSURE).scatter({"OUT": wrong}, [request(rows(1)), request(rows(2))], [1, 2])
+
+
 def test_the_answers_of_a_batch_are_views_of_its_output() -> None:
     output = rows(3)
     answers = plan_of(OUT).scatter({"OUT": output}, [request(rows(1)), request(rows(2))], [1, 2])

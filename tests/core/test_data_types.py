@@ -35,6 +35,11 @@ def test_strings_and_objects_are_bytes(dtype: str) -> None:
     assert DType.from_numpy(dtype) is DType.BYTES
 
 
+@pytest.mark.skipif(not hasattr(np.dtypes, "StringDType"), reason="numpy 2 has strings of any length")
+def test_numpys_strings_of_any_length_are_bytes() -> None:
+    assert DType.from_numpy(np.dtypes.StringDType()) is DType.BYTES
+
+
 @pytest.mark.parametrize("dtype", ["c8", "M8[s]", "V3"])
 def test_a_numpy_type_that_no_tensor_has_is_a_key_error(dtype: str) -> None:
     with pytest.raises(KeyError):

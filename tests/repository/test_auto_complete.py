@@ -471,3 +471,138 @@ def test_a_backend_with_a_default_batch_size_of_its_own_keeps_it_and_refuses_ano
     add_model("stated", 'backend: "onnxruntime" max_batch_size: 5', {"1/model.onnx": b"x"})
     stated = resolved("stated", backend_settings={"onnxruntime": {"default-max-batch-size": "9"}})
     assert stated.spec.max_batch_size == 5
+
+
+@pytest.fixture
+def add_graph(root: Path) -> Callable[..., None]:
+    """Return a function that adds the model "m" of ONNX Runtime with one graph."""
+
+    def add(nodes: Any, inputs: Any, outputs: Any, config: str = "") -> None:
+        model = helper.make_model(
+            helper.make_graph(nodes, "g", inputs, outputs),
+            opset_imports=[helper.make_opsetid("", 17)],
+            ir_version=8,
+        )
+        folder = root / "m/1"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "model.onnx").write_bytes(model.SerializeToString())
+        (root / "m/config.pbtxt").write_text(f'backend: "onnxruntime" {config}')
+
+    return add
+
+
+def tensor_info(name: str, shape: Any, kind: int = TensorProto.FLOAT) -> Any:
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+X4 = tensor_info("x", ["b", 4])
+RESHAPE = [helper.make_node("Reshape", ["x", "s"], ["y"])], [X4, tensor_info("s", [None], TensorProto.INT64)]
+
+
+def test_an_output_without_a_declared_rank_is_no_scalar(add_graph: Any, resolved: Any) -> None:
+    add_graph(*RESHAPE, [tensor_info("y", None)])
+    (output,) = resolved().spec.outputs
+    assert (output.dims, output.reshape, output.may_differ) == ((-1,), None, True)
+    add_graph([helper.make_node("ReduceSum", ["x"], ["y"], keepdims=0)], [X4], [tensor_info("y", [])])
+    (output,) = resolved().spec.outputs
+    assert (output.dims, output.reshape) == ((1,), ())
+
+
+@pytest.mark.parametrize("dims", ["-1, -1", "2, 2, -1", "7"])
+def test_a_configuration_may_state_any_dims_where_the_file_declares_no_rank(
+    dims: str, add_graph: Any, resolved: Any
+) -> None:
+    add_graph(*RESHAPE, [tensor_info("y", None)], f'output {{ name: "y" data_type: TYPE_FP32 dims: [ {dims} ] }}')
+    (output,) = resolved().spec.outputs
+    assert (list(output.dims), output.may_differ) == ([int(dim) for dim in dims.split(",")], False)
+
+
+def test_an_input_without_a_declared_rank_is_taken_as_one_dimension_with_a_note(add_graph: Any, resolved: Any) -> None:
+    nodes, outputs = [helper.make_node("Neg", ["x"], ["y"])], [tensor_info("y", None)]
+    add_graph(nodes, [tensor_info("x", None)], outputs)
+    spec = resolved().spec
+    assert spec.inputs[0].dims == (-1,)
+    assert any("does not declare the number of dimensions of input 'x'" in note for note in spec.notes)
+    add_graph(nodes, [tensor_info("x", None)], outputs, 'input { name: "x" data_type: TYPE_FP32 dims: [ 2, -1 ] }')
+    spec = resolved().spec
+    assert spec.inputs[0].dims == (2, -1)
+    assert not any("does not declare" in note for note in spec.notes)
+
+
+@pytest.mark.parametrize(("dims", "may_differ"), [("4", True), ("-1", False), ("", True)])
+def test_dims_that_a_configuration_states_differently_than_the_file_are_a_promise(
+    dims: str, may_differ: bool, add_graph: Any, resolved: Any
+) -> None:
+    stated = f'output {{ name: "y" data_type: TYPE_FP32 dims: [ {dims} ] }}' if dims else ""
+    add_graph(
+        [helper.make_node("Neg", ["x"], ["y"])], [X4], [tensor_info("y", ["b", 4])], f"max_batch_size: 8 {stated}"
+    )
+    assert resolved().spec.outputs[0].may_differ == may_differ
+
+
+SEQUENCE = helper.make_value_info(
+    "parts", helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, None))
+)
+OPTIONAL = helper.make_value_info(
+    "maybe", helper.make_optional_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, ["b", 4]))
+)
+WITH_SEQUENCE = (
+    [
+        helper.make_node("Neg", ["x"], ["y"]),
+        helper.make_node("SequenceConstruct", ["x"], ["parts"]),
+        helper.make_node("Optional", ["x"], ["maybe"]),
+    ],
+    [X4],
+    [tensor_info("y", ["b", 4]), SEQUENCE, OPTIONAL],
+)
+
+
+def test_an_output_that_requests_cannot_carry_may_be_left_out(add_graph: Any, resolved: Any) -> None:
+    add_graph(*WITH_SEQUENCE, 'max_batch_size: 4 output { name: "y" }')
+    assert [item.name for item in resolved().spec.outputs] == ["y"]
+
+
+@pytest.mark.parametrize("config", ["", 'output { name: "y" } output { name: "parts" }'])
+def test_an_output_that_requests_cannot_carry_is_named_with_what_to_do(
+    config: str, add_graph: Any, resolved: Any
+) -> None:
+    add_graph(*WITH_SEQUENCE, config)
+    reason = r"model 'm': output 'parts' of the model file is a seq\(.*list the other outputs in its config.pbtxt"
+    with pytest.raises(BadModelConfig, match=reason):
+        resolved()
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize("shape", [[], ["a", "b"]])
+def test_the_returned_configuration_of_a_scalar_is_accepted(
+    backend: str, shape: Any, add_graph: Any, resolved: Any, root: Path
+) -> None:
+    nodes = [helper.make_node("ReduceSum", ["x"], ["y"], keepdims=0)]
+    add_graph(nodes, [tensor_info("x", shape)], [tensor_info("y", [])])
+    (root / "m/config.pbtxt").write_text(f'backend: "{backend}"')
+    returned = resolved().spec
+    model = Scanner([root]).find("m")
+    assert model is not None
+    again = resolve(model, 1, ResolveOptions(), returned.config_json).spec
+    assert (again.inputs, again.outputs) == (returned.inputs, returned.outputs)
+    assert again.outputs[0].reshape == ()
+
+
+def test_a_library_of_operators_is_inside_the_models_folder(
+    add_model: Any, onnx_backends: Any, root: Path, resolved: Any
+) -> None:
+    add_model(
+        "m",
+        'backend: "onnxruntime" model_operations { op_library_filename: "libops.so" }',
+        {"1/model.onnx": b"x", "libops.so": b"x"},
+    )
+    found = resolved()
+    assert found.file.operator_libraries == ((root / "m/libops.so").resolve(),)
+    assert not any("model_operations" in note for note in found.spec.notes)
+    (root / "libops.so").write_bytes(b"x")
+    for outside in ("../libops.so", str(root / "m/libops.so"), "1/none.so"):
+        (root / "m/config.pbtxt").write_text(
+            f'backend: "onnxruntime" model_operations {{ op_library_filename: "{outside}" }}'
+        )
+        with pytest.raises(BadModelConfig, match=r"model 'm': model_operations\.op_library_filename: "):
+            resolved()

@@ -59,6 +59,7 @@ def parameter(key: str, value: str = "x") -> str:
         (config(backend="python", default_model_filename="data.txt"), []),
         (config(backend="c_abi"), []),
         (config(default_model_filename="again.py"), []),
+        (config(backend="onnxruntime", model_operations={"op_library_filename": ["libops.so"]}), []),
         (parameter("CACHE_DIR"), []),
         (parameter("CPU_EXTENSION_PATH"), []),
         (parameter("trt_extra_plugin_lib_paths"), []),

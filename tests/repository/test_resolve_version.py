@@ -223,7 +223,7 @@ CASES = [
     ('input { name: "x" data_type: TYPE_FP32 dims: 3 }', ["output", "at least one"]),
     ("", ["input", "at least one"]),
     ('input { name: "x" data_type: TYPE_FP32 dims: [ 3, 2 ] format: FORMAT_NHWC }', ["FORMAT_NHWC", "[3, 2]"]),
-    ('input { name: "x" data_type: TYPE_FP32 dims: 1 reshape { } }', ["reshape", "empty"]),
+    ('input { name: "x" data_type: TYPE_FP32 dims: 2 reshape { } }', ["reshape", "[2]", "given []"]),
     ('input { name: "x" data_type: TYPE_FP32 dims: 6 reshape { shape: [ 2, 2 ] } }', ["reshape", "[6]", "[2, 2]"]),
     ('input { name: "x" data_type: TYPE_FP32 dims: -1 reshape { shape: [ 1, 2 ] } }', ["reshape", "[-1]"]),
     ("max_batch_size: 4 dynamic_batching { preferred_batch_size: 8 }" + IO, ["preferred_batch_size", "4", "given 8"]),

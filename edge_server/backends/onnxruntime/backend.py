@@ -39,15 +39,17 @@ from edge_server.backends.onnxruntime.options import (
     session_options,
     with_precision,
 )
-from edge_server.backends.onnxruntime.session import BoundRun, OnnxRuntimeLibrary, OnnxSession, declared_tensor
+from edge_server.backends.onnxruntime.session import TYPES, BoundRun, OnnxRuntimeLibrary, OnnxSession, declared_tensor
 from edge_server.backends.onnxruntime.sized_runs import CONVOLUTIONS, SizedRuns, batch_sizes
 from edge_server.backends.runtime_errors import existing_file, file_title, import_runtime, load_error
 from edge_server.backends.shared_models import SharedModels, fingerprint
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.errors import LoadError, OutOfMemory
+from edge_server.file_stamp import file_stamp
 
 log = logging.getLogger(__name__)
 
+_UNUSABLE = "{}, which requests cannot carry"
 _SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 
 
@@ -92,12 +94,34 @@ class OnnxRuntimeBackend(Backend):
         options.intra_op_num_threads = 1
         options.add_session_config_entry("session.disable_prepacking", "1")
         session = self._load(file, options, [providers.CPU])
-        inputs = tuple(InputSpec(*declared_tensor(file, "input", node)) for node in session.get_inputs())
-        outputs = tuple(OutputSpec(*declared_tensor(file, "output", node)) for node in session.get_outputs())
+        for node in session.get_inputs():
+            if node.type not in TYPES:
+                raise LoadError(f"{file_title(file)}: input '{node.name}' is a {_UNUSABLE.format(node.type)}")
+        inputs = tuple(InputSpec(*declared_tensor(node)) for node in session.get_inputs())
+        usable = [node for node in session.get_outputs() if node.type in TYPES]
+        unusable = {node.name: _UNUSABLE.format(node.type) for node in session.get_outputs() if node.type not in TYPES}
+        # onnxruntime computes the shapes anew and at most warns if the declared ones are wrong.
+        outputs = tuple(OutputSpec(*declared_tensor(node), may_differ=True) for node in usable)
+        batchable = is_batchable(inputs, outputs)
+        scalars = [item.name for item in inputs if not item.dims] + [item.name for item in outputs if not item.dims]
+        unranked = self._unranked(file, scalars)
+        inputs = tuple(item._replace(dims=(-1,)) if item.name in unranked else item for item in inputs)
+        outputs = tuple(item._replace(dims=(-1,)) if item.name in unranked else item for item in outputs)
         metadata: Mapping[str, str] = {}
         with contextlib.suppress(UnicodeDecodeError):  # they may be any bytes
             metadata = bounded_metadata(session.get_modelmeta().custom_metadata_map)
-        return ModelSignature(inputs, outputs, is_batchable(inputs, outputs), metadata=metadata)
+        return ModelSignature(inputs, outputs, batchable, metadata=metadata, unranked=unranked, unusable=unusable)
+
+    def _unranked(self, file: ModelFile, scalars: Sequence[str]) -> frozenset[str]:
+        """Return those of the scalars that are none: the file does not declare their number of dimensions, which
+        onnxruntime reports the same way."""
+        if not scalars:
+            return frozenset()
+        try:
+            inputs, outputs = onnx_file_info.declared(existing_file(file, self.default_filename))
+        except ValueError:  # a file in onnxruntime's own format
+            return frozenset()
+        return frozenset(item.name for item in (*inputs, *outputs) if item.dims is None and item.name in scalars)
 
     def open(self, job: OpenJob) -> OnnxSession:
         merged = {**job.settings, **job.spec.parameters}
@@ -123,7 +147,8 @@ class OnnxRuntimeBackend(Backend):
         try:
             sessions = []
             for size in sizes or (0,):
-                key: Hashable = (fingerprint(existing_file(job.file, self.default_filename)), options, size)
+                libraries = tuple((str(path), file_stamp(path.stat())) for path in job.file.operator_libraries)
+                key: Hashable = (fingerprint(existing_file(job.file, self.default_filename)), libraries, options, size)
                 sessions.append(self._shared.take(key, lambda: self._open_shared(job.file, options)))
                 held.callback(self._shared.give_back, key)
             self._require_bf16(job, sessions[0])
@@ -250,6 +275,8 @@ class OnnxRuntimeBackend(Backend):
                 # the process. It copies the contents that it gets here.
                 lengths = [len(content) for content in weights.values()]
                 options.add_external_initializers_from_files_in_memory(list(weights), list(weights.values()), lengths)
+            for library in file.operator_libraries:
+                options.register_custom_ops_library(str(library))
             return self._ort.InferenceSession(str(path), options, providers=wanted)
         except self._failures as error:
             failure = load_error(file, "onnxruntime", error)

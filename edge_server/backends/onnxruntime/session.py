@@ -16,11 +16,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from edge_server.backends.array_access import readable
-from edge_server.backends.base import Array, ModelFile, Session, SessionInfo
-from edge_server.backends.runtime_errors import file_title, message_line, run_error
+from edge_server.backends.base import Array, Session, SessionInfo
+from edge_server.backends.runtime_errors import message_line, run_error
 from edge_server.core.device_tensor import DeviceArray, DevicePiece, to_host_array
 from edge_server.core.tensor import DType
-from edge_server.errors import BackendError, LoadError
+from edge_server.errors import BackendError
 
 _ONNX_BF16 = 16
 """TensorProto.BFLOAT16."""
@@ -44,10 +44,8 @@ TYPES = {
 """onnxruntime's type name of an input or output -> element type."""
 
 
-def declared_tensor(file: ModelFile, role: str, node: Any) -> tuple[str, DType, tuple[int, ...]]:
-    """Return name, type and dims (-1: any size) of an input or output as declared in the file. Raises LoadError."""
-    if node.type not in TYPES:
-        raise LoadError(f"{file_title(file)}: {role} '{node.name}' is a {node.type}, which requests cannot carry")
+def declared_tensor(node: Any) -> tuple[str, DType, tuple[int, ...]]:
+    """Return name, type and dims (-1: any size) of an input or output as declared in the file. Its type is in TYPES."""
     dims = tuple(size if isinstance(size, int) and size >= 0 else -1 for size in node.shape or ())
     return node.name, TYPES[node.type], dims
 

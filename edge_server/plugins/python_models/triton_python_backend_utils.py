@@ -115,7 +115,7 @@ def serialize_byte_tensor(input_tensor: Array) -> bytes:
 
     Raises TritonModelException for an array of numbers.
     """
-    if input_tensor.dtype.kind not in "OSU":
+    if input_tensor.dtype.kind not in "OSTU":
         raise TritonModelException(f"strings can be serialized, not elements of type {input_tensor.dtype}")
     parts: list[bytes] = []
     for item in input_tensor.reshape(-1).tolist():

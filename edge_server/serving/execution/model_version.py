@@ -444,7 +444,7 @@ class ModelVersion:
             load_rss_bytes=self._load_rss_bytes,
             notes=(*self.spec.unlogged_notes, *self.spec.notes),
             routine_notes=self.spec.routine_notes,
-            warnings=self.spec.warnings,
+            warnings=(*self.spec.warnings, *self._plan.shape_notes.values()),
             gpu_bytes=dict(self._gpu_bytes),
             recognised={} if self.spec.recognised is None else self.spec.recognised.parameters,
             live_sequences=live_sequences,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import platform
+import shutil
+import subprocess
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -220,18 +224,24 @@ def test_a_changed_file_is_read_while_the_old_one_still_serves(
     new.close()
 
 
-def test_outputs_that_requests_cannot_carry_are_a_load_error(backend: Backend, write_onnx: Write) -> None:
+def test_outputs_that_requests_cannot_carry_are_named_and_inputs_are_a_load_error(
+    backend: Backend, write_onnx: Write
+) -> None:
+    def made(nodes: Any, inputs: Any, outputs: Any) -> Any:
+        graph = onnx.helper.make_graph(nodes, "graph", inputs, outputs)
+        return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+
+    tensor = onnx.helper.make_tensor_value_info
     sequence = onnx.helper.make_tensor_sequence_value_info("S", T.FLOAT, None)
-    graph = onnx.helper.make_graph(
-        [node("SequenceConstruct", ["X"], ["S"])],
-        "graph",
-        [onnx.helper.make_tensor_value_info("X", T.FLOAT, [1])],
-        [sequence],
-    )
     file = write_onnx([node("Neg", ["X"], ["Y"])], [("X", T.FLOAT, [1])], [("Y", T.FLOAT, [1])])
-    proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
-    onnx.save(proto, file.path)
-    with pytest.raises(LoadError, match=r"output 'S' is a seq\(tensor\(float\)\)"):
+    onnx.save(made([node("SequenceConstruct", ["X"], ["S"])], [tensor("X", T.FLOAT, [1])], [sequence]), file.path)
+    signature = backend.inspect(file, {})
+    assert signature is not None
+    assert dict(signature.unusable) == {"S": "seq(tensor(float)), which requests cannot carry"}
+    onnx.save(made([node("SequenceLength", ["S"], ["N"])], [sequence], [tensor("N", T.INT64, [])]), file.path)
+    with pytest.raises(
+        LoadError, match=r"file 'model.onnx': input 'S' is a seq\(tensor\(float\)\), which requests cannot"
+    ):
         backend.inspect(file, {})
 
 
@@ -242,3 +252,38 @@ def test_reading_a_file_with_an_unknown_operator_prints_nothing(
     with pytest.raises(LoadError, match=r"model 'made' version 1, file 'model\.onnx'.*Nonsense"):
         backend.inspect(file, {})
     assert capfd.readouterr() == ("", "")
+
+
+OPERATORS = """
+#include <stdio.h>
+#include <stdlib.h>
+void *RegisterCustomOps(void *options, const void *api) {
+  setenv("EDGE_TEST_OPERATORS", "registered", 1);
+  return 0; /* no OrtStatus: success */
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="cc is not installed: apt-get install gcc")
+def test_a_library_of_operators_is_loaded_with_the_file(
+    backend: Backend, linear: Write, job: Callable[..., Any], tmp_path: Path
+) -> None:
+    file = linear()
+    library = file.model_dir / "libops.so"
+    (tmp_path / "ops.c").write_text(OPERATORS)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "ops.c"], check=True)
+    state = ctypes.CDLL(None)
+    state.getenv.restype = ctypes.c_char_p
+    state.unsetenv(b"EDGE_TEST_OPERATORS")
+    session = backend.open(job(file))
+    assert state.getenv(b"EDGE_TEST_OPERATORS") is None
+    session.close()
+    session = backend.open(job(file._replace(operator_libraries=(library,))))
+    assert state.getenv(b"EDGE_TEST_OPERATORS") == b"registered"
+    assert result(session) == 2
+    session.close()
+    state.unsetenv(b"EDGE_TEST_OPERATORS")
+    library.write_bytes(b"no library")
+    broken = file._replace(operator_libraries=(library,))
+    with pytest.raises(LoadError, match=r"model 'made' version 1, file 'model\.onnx': onnxruntime cannot load it"):
+        backend.inspect(broken, {})

@@ -219,7 +219,17 @@ def test_undeclared_and_unrequested_outputs_are_omitted(python_core: Any, caplog
     assert sum("'EXTRA', which its configuration does not declare" in line for line in caplog.messages) == 1
 
 
-def test_strings_come_as_bytes_and_leave_as_utf8(python_core: Any) -> None:
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        "str",
+        pytest.param(
+            "np.dtypes.StringDType()",
+            marks=pytest.mark.skipif(not hasattr(np.dtypes, "StringDType"), reason="numpy 2 has strings of any length"),
+        ),
+    ],
+)
+def test_strings_come_as_bytes_and_leave_as_utf8(dtype: str, python_core: Any) -> None:
     python_core.add(
         "m",
         """
@@ -228,9 +238,10 @@ def test_strings_come_as_bytes_and_leave_as_utf8(python_core: Any) -> None:
                 words = requests[0].inputs()[0].as_numpy()
                 assert words.dtype == object and all(type(word) is bytes for word in words.flat)
                 assert list(pb_utils.deserialize_bytes_tensor(pb_utils.serialize_byte_tensor(words))) == list(words)
-                text = np.array([word.decode() + "ß" for word in words])
+                text = np.array([word.decode() + "ß" for word in words], TYPE)
+                assert pb_utils.serialize_byte_tensor(text)[4:7] == "aß".encode()
                 return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", text)])]
-        """,
+        """.replace("TYPE)", f"{dtype})"),
         """
         input { name: "IN" data_type: TYPE_STRING dims: [-1] }
         output { name: "OUT" data_type: TYPE_STRING dims: [-1] }
