@@ -125,12 +125,12 @@ class RegionSlice:
 
 @record(slots=True)
 class Frame:
-    """One camera image in `data` or in `region`: raw (`encoding` is set) or encoded (`format` is set).
+    """One camera image in `data` or in `region`: raw (`encoding` is set) or encoded (a file, `encoding` is not set).
 
     Raw: sensor_msgs/Image. `height` rows of `step` bytes; each row begins with `width` pixels of `encoding` ("rgb8",
     "bayer_rggb8", "16UC1", ...). `step` 0 means rows without padding. Encoded: `format` is that of CompressedImage
-    ("jpeg", "png", "bgr8; jpeg compressed bgr8"). `age_us` is the frame's age when it was sent, as the sender knows
-    it. `data` may be a view of a received message.
+    ("jpeg", "png", "bgr8; jpeg compressed bgr8") or empty, the file says its codec. `age_us` is the frame's age when
+    it was sent, as the sender knows it. `data` may be a view of a received message.
     """
 
     header: FrameHeader

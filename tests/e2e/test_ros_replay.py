@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import re
 import shlex
@@ -15,6 +16,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
+
+from edge_server.plugins.ros.messages.ros2_types import MessageTypes
+from edge_server.plugins.ros.recordings.recording import ImageRecording
 
 pictures = pytest.importorskip("skimage.data", reason="needs scikit-image, of the extra test-all")
 
@@ -124,6 +129,55 @@ def test_compressed_pictures_are_classified(server: Any, recording: Path, tmp_pa
         assert message.results[0].class_id == "espresso"
         scores = [one.score for one in message.results]
         assert scores == sorted(scores, reverse=True)
+
+
+def test_a_mosaic_in_a_png_and_a_jpeg_without_a_format_are_classified_as_the_raw_pictures(
+    server: Any, tmp_path: Path, coffee: Path
+) -> None:
+    from rosbags.rosbag2 import StoragePlugin, Writer
+    from rosbags.typesys import Stores, get_typestore
+
+    with Image.open(coffee) as picture:
+        rgb = np.asarray(picture.convert("RGB"))[: picture.height // 2 * 2, : picture.width // 2 * 2]
+    mosaic = rgb[:, :, 1].copy()
+    mosaic[0::2, 0::2], mosaic[1::2, 1::2] = rgb[0::2, 0::2, 0], rgb[1::2, 1::2, 2]
+    png = io.BytesIO()
+    Image.fromarray(mosaic).save(png, "PNG")
+    store = get_typestore(Stores.ROS2_HUMBLE)
+    types: Any = store.types
+    stamp = types["builtin_interfaces/msg/Time"](sec=1, nanosec=9)
+    header = types["std_msgs/msg/Header"](stamp=stamp, frame_id="head")
+    height, width = mosaic.shape
+    images = {
+        "/raw": types["sensor_msgs/msg/Image"](
+            header=header, height=height, width=width, encoding="bayer_rggb8", is_bigendian=0, step=width,
+            data=mosaic.ravel(),
+        ),
+        "/png": types["sensor_msgs/msg/CompressedImage"](
+            header=header, format="bayer_rggb8; png compressed ", data=np.frombuffer(png.getvalue(), np.uint8)
+        ),
+        "/unnamed": types["sensor_msgs/msg/CompressedImage"](
+            header=header, format="", data=np.frombuffer(coffee.read_bytes(), np.uint8)
+        ),
+        "/depth": types["sensor_msgs/msg/CompressedImage"](
+            header=header, format="16UC1; png compressed ", data=np.frombuffer(png.getvalue(), np.uint8)
+        ),
+    }  # fmt: skip
+    with Writer(tmp_path / "drive", version=9, storage_plugin=StoragePlugin.MCAP) as writer:
+        for topic, image in images.items():
+            kind = image.__msgtype__
+            connection = writer.add_connection(topic, kind, typestore=store)
+            writer.write(connection, START_NS, store.serialize_cdr(image, kind))
+    with ImageRecording(tmp_path / "drive", MessageTypes()) as recording:
+        assert recording.choose_topics()[1] == {"/depth": "depth, 16UC1; png compressed "}
+    flags = ("--topic=/raw", "--topic=/png", "--topic=/unnamed", "--top-k=3")
+    replay(server, tmp_path / "drive", tmp_path / "named.mcap", CLASSIFIER, *flags)
+    found = {
+        topic.split("/")[2]: [(one.class_id, one.score) for one in message.results]
+        for topic, _, message in by_rosbags(tmp_path / "named.mcap")
+    }
+    assert found["png"] == found["raw"]
+    assert {name: results[0][0] for name, results in found.items()} == dict.fromkeys(("raw", "png", "unnamed"), "espresso")
 
 
 def test_images_with_drawn_faces_are_written(server: Any, recording: Path, tmp_path: Path) -> None:

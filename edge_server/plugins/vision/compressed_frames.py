@@ -1,8 +1,9 @@
 """Decoder of compressed camera frames (sensor_msgs/CompressedImage), by their `format`.
 
 `format` is a codec ("jpeg", "png"), or image_transport's text: "bgr8; jpeg compressed bgr8", "16UC1; png compressed".
-The encoding before the semicolon only decides whether the frame is depth. Colours and codec are read from the file, for
-the codecs of `image_header`: drivers write "jpg" and "JPEG", and "jpeg" for a PNG.
+The encoding before the semicolon decides whether the frame is depth or a Bayer mosaic: compressed_image_transport writes
+the mosaic into a gray file. Colours and codec are read from the file, for the codecs of `image_header`: drivers write
+"jpg", "image/jpeg", "mjpeg" or nothing, and "jpeg" for a PNG.
 
 Unlike an uploaded photograph, a frame is not rotated by its EXIF orientation: in ROS, camera_info, boxes and all other
 nodes refer to the pixels as stored.
@@ -10,17 +11,16 @@ nodes refer to the pixels as stored.
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 
 from edge_server.errors import InvalidRequest, Unsupported
 from edge_server.plugins.vision.decode import decode_file, opencv
 from edge_server.plugins.vision.image_header import ImageFormat, ImageHeader, read_header
 from edge_server.plugins.vision.picture import Picture
-from edge_server.plugins.vision.raw_encodings import is_depth
+from edge_server.plugins.vision.raw_encodings import is_bayer, is_depth, pixels
 from edge_server.plugins.vision.resize import Color, FitRule, place
-
-CODECS = ("jpeg", "jpg", "png", "webp", "bmp")
-"""Codec names that a frame's format may have."""
 
 _REDUCTIONS = (8, 4, 2)
 
@@ -30,18 +30,28 @@ def read_compressed(
 ) -> Picture:
     """Return the picture of one file: gray or depth if `color` is that, else BGR.
 
-    With `shrinks_to`, a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, which costs less, but not smaller than the
-    rule makes it. Raises InvalidRequest for an unknown format, a damaged file, or depth instead of colour and colour
-    instead of depth; Unsupported for compressedDepth.
+    A Bayer mosaic becomes BGR for any `color`. With `shrinks_to`, a JPEG of another kind may be decoded at 1/2, 1/4 or
+    1/8 of its size, which costs less, but not smaller than the rule makes it. Raises InvalidRequest for a file that is
+    none of `image_header` or is damaged, or depth instead of colour and colour instead of depth; Unsupported for
+    compressedDepth.
     """
-    encoding = _check_format(frame_format, error_prefix)
+    encoding = frame_format.partition(";")[0].strip()
+    if frame_format.rpartition(";")[2].lower().split()[:1] == ["compresseddepth"]:
+        raise Unsupported(
+            f"{error_prefix}: compressedDepth is not offered, given '{frame_format[:60]}'; send the raw 16UC1 or 32FC1 "
+            "frame, or '16UC1; png compressed'"
+        )
+    if frame_format:
+        error_prefix = f"{error_prefix}, format '{frame_format[:60]}'"
     header = read_header(data, error_prefix)
+    if is_bayer(encoding):
+        return _read_bayer(data, header, encoding, error_prefix)
     if color is Color.DEPTH:
-        return _read_depth(data, header, frame_format, error_prefix)
+        return _read_depth(data, header, error_prefix)
     if is_depth(encoding):
         raise InvalidRequest(
-            f"{error_prefix}: expected a picture in colour or gray, given depth in '{frame_format[:60]}'; a model that "
-            "takes depth declares image_color depth"
+            f"{error_prefix}: expected a picture in colour or gray, given depth; a model that takes depth declares "
+            "image_color depth"
         )
     decoded_color = Color.GRAY if color is Color.GRAY else Color.BGR
     reduction = _reduction(header, shrinks_to)
@@ -49,32 +59,23 @@ def read_compressed(
     return Picture(decoded, decoded_color, (header.width, header.height) if reduction > 1 else None)
 
 
-def _check_format(frame_format: str, error_prefix: str) -> str:
-    """Return the encoding before the format's semicolon, or "". Raises InvalidRequest or Unsupported for an unknown
-    codec."""
-    encoding, separator, rest = frame_format.partition(";")
-    if not separator:
-        encoding, rest = "", frame_format
-    codec = next(iter(rest.lower().split()), "")
-    if codec == "compresseddepth":
-        raise Unsupported(
-            f"{error_prefix}: compressedDepth is not offered, given '{frame_format[:60]}'; send the raw 16UC1 or 32FC1 "
-            "frame, or '16UC1; png compressed'"
-        )
-    if codec not in CODECS:
-        raise InvalidRequest(
-            f"{error_prefix}: expected a format out of {', '.join(CODECS)}, given '{frame_format[:60]}'"
-        )
-    return encoding.strip()
+def _read_bayer(data: memoryview, header: ImageHeader, encoding: str, error_prefix: str) -> Picture:
+    """Return the colours of a mosaic; a file with colours is taken as it is, because its writer interpolated them."""
+    cv2 = opencv()
+    flags = cv2.IMREAD_ANYDEPTH | cv2.IMREAD_ANYCOLOR | cv2.IMREAD_IGNORE_ORIENTATION
+    values = decode_file(data, header, flags, error_prefix)
+    if values.ndim == 3:
+        return Picture(values, Color.BGR)
+    # A JPEG has 8 bits of a mosaic of 16.
+    encoding = f"{encoding.rstrip('0123456789')}{8 * values.itemsize}"
+    return pixels(*values.shape, encoding, 0, sys.byteorder == "big", values.data, error_prefix=error_prefix)
 
 
-def _read_depth(data: memoryview, header: ImageHeader, frame_format: str, error_prefix: str) -> Picture:
+def _read_depth(data: memoryview, header: ImageHeader, error_prefix: str) -> Picture:
     cv2 = opencv()
     values = decode_file(data, header, cv2.IMREAD_UNCHANGED, error_prefix)
     if values.ndim != 2:
-        raise InvalidRequest(
-            f"{error_prefix}: expected one channel of depth, given a colour picture in '{frame_format[:60]}'"
-        )
+        raise InvalidRequest(f"{error_prefix}: expected one channel of depth, given a colour picture")
     return Picture(values, Color.DEPTH)
 
 

@@ -121,7 +121,7 @@ class ImagePlan:
         view = memoryview(data).cast("B")
         if self.color is Color.DEPTH:
             picture = read_compressed(
-                view, "png", color=self.color, shrinks_to=None, error_prefix=self._error_prefix(model)
+                view, "", color=self.color, shrinks_to=None, error_prefix=self._error_prefix(model)
             )
             return self.fit(picture.pixels, picture.color, model=model)
         is_gray = self.color is Color.GRAY
@@ -145,12 +145,14 @@ class ImagePlan:
         depth) that the model does not take, and Unsupported for an unsupported codec or if OpenCV is not installed.
         """
         error_prefix = self._error_prefix(model)
-        if bool(frame.format) == bool(frame.encoding):
+        # Drivers send files without a format. They have no size beside the one in the file.
+        is_file = not (frame.encoding or frame.height or frame.width)
+        if bool(frame.format) == bool(frame.encoding) and not is_file:
             given = f"both ('{frame.encoding[:40]}', '{frame.format[:40]}')" if frame.format else "none"
             raise InvalidRequest(
                 f"{error_prefix}: expected either an encoding (raw) or a format (a file), given {given}"
             )
-        if frame.format:
+        if frame.format or is_file:
             picture = self._read_file(frame, data, is_drawn, error_prefix)
         else:
             picture = pixels(

@@ -200,6 +200,11 @@ def is_depth(encoding: str) -> bool:
     return isinstance(by_rows, _Packed) and by_rows.color is Color.DEPTH
 
 
+def is_bayer(encoding: str) -> bool:
+    """Return whether a frame of that encoding holds a Bayer mosaic: one colour of three for each pixel."""
+    return encoding.startswith("bayer_")
+
+
 def pixels(
     height: int,
     width: int,
@@ -266,7 +271,7 @@ def _check_size(height: int, width: int, encoding: str, error_prefix: str) -> No
         raise InvalidRequest(
             f"{error_prefix}: expected an even height, as rows of {encoding} share colour, given {height}"
         )
-    if min(height, width) < 3 and encoding.startswith("bayer_"):
+    if min(height, width) < 3 and is_bayer(encoding):
         raise InvalidRequest(
             f"{error_prefix}: expected at least 3x3 pixels of {encoding}, to interpolate between, "
             f"given {width}x{height}"

@@ -15,6 +15,7 @@ from edge_server.errors import BadModelConfig, ErrorCode, InvalidRequest, Unsupp
 from edge_server.plugins.vision.image_plan import IMAGE_TYPES, ImagePlan, make_image_plan
 from edge_server.plugins.vision.picture import Picture
 from edge_server.plugins.vision.pixel_values import DepthValues
+from edge_server.plugins.vision.raw_encodings import ENCODINGS
 from edge_server.plugins.vision.resize import Color
 from edge_server.protocol.frame_messages import Frame, FrameHeader, RegionSlice
 
@@ -261,8 +262,14 @@ def test_depth_for_three_channels_is_refused(make_spec) -> None:
 # Files.
 
 
-@pytest.mark.parametrize("form", ["jpeg", "JPG", "bgr8; jpeg compressed bgr8", "rgb8; jpeg compressed bgr8", "jpeg "])
-def test_every_spelling_of_a_jpeg_is_read(make_plan, encode, noise, form) -> None:
+@pytest.mark.parametrize(
+    "form",
+    [
+        "jpeg", "JPG", "bgr8; jpeg compressed bgr8", "rgb8; jpeg compressed bgr8", "jpeg ", "image/jpeg", "mjpeg", "png",
+        "bgr8;", " ", "",
+    ],
+)  # fmt: skip
+def test_a_jpeg_is_read_by_its_bytes_whatever_the_format_calls_it(make_plan, encode, noise, form) -> None:
     picture = read(make_plan({"image_fit": "stretch"}), file_frame(form, encode(noise(20, 30), "JPEG")))
     assert (picture.width, picture.height, picture.color) == (30, 20, Color.BGR)
 
@@ -275,17 +282,52 @@ def test_every_spelling_of_a_jpeg_is_read(make_plan, encode, noise, form) -> Non
             Unsupported,
             "compressedDepth is not offered, given '16UC1; compressedDepth png'",
         ),
-        ("h264", InvalidRequest, "expected a format out of jpeg, jpg, png, webp, bmp, given 'h264'"),
-        ("bgr8;", InvalidRequest, "given 'bgr8;'"),
-        (" ", InvalidRequest, "expected a format"),
-        ("x" * 100_000, InvalidRequest, "given 'x{60}'$"),
-        ("16UC1; png compressed", InvalidRequest, "expected a picture in colour or gray, given depth in '16UC1; png"),
+        ("x" * 100_000 + ";compressedDepth", Unsupported, "given 'x{60}';"),
+        ("16UC1; png compressed", InvalidRequest, "format '16UC1; png compressed': expected a picture in colour or gray"),
+        ("16UC1", InvalidRequest, "expected a picture in colour or gray, given depth"),
+        ("bayer_xyzw8; png compressed", InvalidRequest, "did you mean 'bayer_"),
     ],
 )
 def test_other_formats_are_refused_with_a_message(make_plan, encode, noise, form, error, message) -> None:
     with pytest.raises(error, match=message) as caught:
-        read(make_plan({"image_fit": "stretch"}), file_frame(form, encode(noise(8, 8), "PNG")))
+        read(make_plan({"image_fit": "stretch"}), file_frame(form, encode(noise(8, 8)[:, :, 0], "PNG")))
     assert caught.value.code in (ErrorCode.INVALID_ARG, ErrorCode.UNSUPPORTED)
+
+
+def test_a_frame_of_video_is_refused_with_its_format_and_its_bytes(make_plan) -> None:
+    plan = make_plan({"image_fit": "stretch"})
+    expected = "format 'h264': expected a JPEG, PNG, BMP or WebP image, given 6 bytes beginning with 0x000000016742"
+    with pytest.raises(InvalidRequest, match=expected):
+        read(plan, file_frame("h264", b"\x00\x00\x00\x01\x67\x42"))
+    with pytest.raises(InvalidRequest, match="format 'x{60}': expected a JPEG, PNG, BMP or WebP image, given no bytes"):
+        read(plan, file_frame("x" * 100_000, b""))
+
+
+@pytest.mark.parametrize("encoding", [name for name in ENCODINGS if name.startswith("bayer_")])
+@pytest.mark.parametrize("color", ["rgb", "gray"])
+def test_a_mosaic_in_a_png_gives_the_pixels_of_the_raw_frame(make_plan, expose, encode, noise, encoding, color) -> None:
+    plan = make_plan({"image_fit": "stretch", "image_color": color}, dims=(1 if color == "gray" else 3, 20, 30))
+    raw = expose(noise(20, 30), encoding)
+    mosaic = np.frombuffer(raw.data, np.uint16 if encoding.endswith("16") else np.uint8).reshape(20, 30)
+    file = file_frame(f"{encoding}; png compressed ", encode(mosaic, "PNG"))
+    np.testing.assert_array_equal(written(plan, file), written(plan, raw))
+    np.testing.assert_array_equal(read(plan, file, is_drawn=True).bgr(), read(plan, raw, is_drawn=True).bgr())
+
+
+def test_a_mosaic_in_a_jpeg_is_decoded_in_full_size_and_a_jpeg_in_colour_as_it_is(make_plan, expose, encode) -> None:
+    plan = make_plan({"image_fit": "stretch", "image_decode": "fast"}, dims=(3, 20, 30))
+    color = np.full((160, 240, 3), (200, 60, 20), np.uint8)
+    mosaic = np.frombuffer(expose(color, "bayer_grbg8").data, np.uint8).reshape(160, 240)
+    for pixels in (mosaic, color):
+        frame = file_frame("bayer_grbg16; jpeg compressed ", encode(pixels, "JPEG", quality=100, subsampling=0))
+        found = written(plan, frame).mean(axis=(1, 2))
+        np.testing.assert_allclose(found, (200, 60, 20), atol=3)
+
+
+def test_a_mosaic_is_no_depth(make_plan, encode, noise) -> None:
+    plan = make_plan({"image_color": "depth"}, dims=(1, 20, 30))
+    with pytest.raises(InvalidRequest, match="expected depth .* given colour"):
+        read(plan, file_frame("bayer_rggb8; png compressed ", encode(noise(20, 30)[:, :, 0], "PNG")))
 
 
 def test_a_frame_is_either_raw_or_a_file(make_plan) -> None:

@@ -124,7 +124,10 @@ class ImageRecording:
         if first is None:
             return "no message"
         frame = first.frame
-        if frame is not None and (frame.encoding in _DEPTH_ENCODINGS or "compressedDepth" in frame.format):
+        if frame is None:
+            return ""
+        encoding = frame.encoding or frame.format.partition(";")[0].strip()
+        if encoding in _DEPTH_ENCODINGS or "compressedDepth" in frame.format:
             return f"depth, {frame.encoding or frame.format}"
         return ""
 
