@@ -177,7 +177,9 @@ def test_a_mosaic_in_a_png_and_a_jpeg_without_a_format_are_classified_as_the_raw
         for topic, _, message in by_rosbags(tmp_path / "named.mcap")
     }
     assert found["png"] == found["raw"]
-    assert {name: results[0][0] for name, results in found.items()} == dict.fromkeys(("raw", "png", "unnamed"), "espresso")
+    assert {name: results[0][0] for name, results in found.items()} == dict.fromkeys(
+        ("raw", "png", "unnamed"), "espresso"
+    )
 
 
 def test_images_with_drawn_faces_are_written(server: Any, recording: Path, tmp_path: Path) -> None:

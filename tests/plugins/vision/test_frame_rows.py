@@ -283,7 +283,11 @@ def test_a_jpeg_is_read_by_its_bytes_whatever_the_format_calls_it(make_plan, enc
             "compressedDepth is not offered, given '16UC1; compressedDepth png'",
         ),
         ("x" * 100_000 + ";compressedDepth", Unsupported, "given 'x{60}';"),
-        ("16UC1; png compressed", InvalidRequest, "format '16UC1; png compressed': expected a picture in colour or gray"),
+        (
+            "16UC1; png compressed",
+            InvalidRequest,
+            "format '16UC1; png compressed': expected a picture in colour or gray",
+        ),
         ("16UC1", InvalidRequest, "expected a picture in colour or gray, given depth"),
         ("bayer_xyzw8; png compressed", InvalidRequest, "did you mean 'bayer_"),
     ],
