@@ -157,6 +157,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         "sometimes", stub(delay_ms=1, more="parameters { key: 'stub_fail_after' value { string_value: '40' } }")
     )
     repository.add("open_shape", servers.identity_config("FP32", "-1, 3"))
+    stated = {"network_image_height": "2", "network_image_width": "5", "image_color": "rgb"}
+    sizes = "".join(f"parameters {{ key: '{key}' value {{ string_value: '{text}' }} }}" for key, text in stated.items())
+    repository.add("picture", servers.identity_config("FP32", "3, -1, -1", more=sizes))
     for datatype in ("BYTES", "BF16", "BOOL", "INT64"):
         repository.add(f"same_{datatype}", servers.identity_config(datatype, "5"))
     repository.add("repeat", servers.REPEAT)

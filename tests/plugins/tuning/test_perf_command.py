@@ -301,6 +301,13 @@ def test_an_unreachable_server_is_reported(measure: Any, wire: tuple[str, ...]) 
     assert "Traceback" not in done.errors
 
 
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_picture_has_the_size_that_the_configuration_declares(measure: Any, protocol: str) -> None:
+    done = measure("picture", "-i", protocol)
+    assert done.code == 0, done.errors
+    assert not done.report["points"][0]["failures"]
+
+
 def test_decoupled_models_are_measured_over_streams(measure: Any) -> None:
     done = measure("repeat", "-i", "stream", "--shape=IN:3", "--shape=DELAY:3", "--input-data=zero")
     assert done.code == 0, done.errors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,7 +32,8 @@ class TensorFacts:
 class ModelFacts:
     """Metadata of a model. If `max_batch_size` is 0, the model has no batch dimension.
 
-    If `version` is "", the server chooses the version.
+    If `version` is "", the server chooses the version. `picture`: height and width that the configuration declares for
+    a picture, () if it declares none.
     """
 
     name: str
@@ -41,6 +43,13 @@ class ModelFacts:
     max_batch_size: int
     is_decoupled: bool = False
     is_ensemble: bool = False
+    picture: tuple[int, ...] = ()
+
+
+def picture_size(parameters: Mapping[str, str]) -> tuple[int, ...]:
+    """Return `ModelFacts.picture` for the texts of a configuration's parameters."""
+    sizes = [parameters.get(f"network_image_{side}", "") for side in ("height", "width")]
+    return tuple(map(int, sizes)) if all(size.isdecimal() for size in sizes) else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from edge_server.plugins.tuning.clients.client_interface import (
     TensorFacts,
     Unreachable,
     dtype_named,
+    picture_size,
 )
 from edge_server.plugins.tuning.clients.connection import ConnectionLoop, LoadWorker, ServerAddress, find_address
 from edge_server.plugins.tuning.clients.grpc_connection import (
@@ -73,6 +74,7 @@ class GrpcControl:
             config.max_batch_size,
             config.model_transaction_policy.decoupled,
             len(config.ensemble_scheduling.step) > 0,
+            picture_size({key: value.string_value for key, value in config.parameters.items()}),
         )
 
     def model_names(self) -> list[str]:

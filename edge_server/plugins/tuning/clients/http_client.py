@@ -23,6 +23,7 @@ from edge_server.plugins.tuning.clients.client_interface import (
     TensorFacts,
     Unreachable,
     dtype_named,
+    picture_size,
 )
 from edge_server.protocol.raw_tensors import raw_from_tensor
 
@@ -57,7 +58,11 @@ class HttpControl:
         )
         is_decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled"))
         is_ensemble = bool(config.get("ensemble_scheduling", {}).get("step"))
-        return ModelFacts(name, version, inputs, outputs, config.get("max_batch_size", 0), is_decoupled, is_ensemble)
+        parameters = config.get("parameters", {})
+        picture = picture_size({key: value.get("string_value", "") for key, value in parameters.items()})
+        return ModelFacts(
+            name, version, inputs, outputs, config.get("max_batch_size", 0), is_decoupled, is_ensemble, picture
+        )
 
     def model_names(self) -> list[str]:
         return [item["name"] for item in self.request_json("/v2/repository/index", {})]

@@ -82,6 +82,9 @@ def _shape(model: ModelFacts, tensor: TensorFacts, choice: InputChoice) -> tuple
     """Return the shape to send, including the batch dimension."""
     declared = tensor.shape[1:] if model.max_batch_size else tensor.shape
     given = choice.shapes.get(tensor.name)
+    if given is None and declared.count(-1) == len(model.picture) == 2:
+        sizes = iter(model.picture)  # height before width, whether colours come before or after them
+        given = tuple(next(sizes) if dim < 0 else dim for dim in declared)
     if given is None:
         if -1 in declared:
             raise InvalidRequest(
