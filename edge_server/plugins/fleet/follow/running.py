@@ -129,12 +129,13 @@ class FollowPlugin(RunningPlugin):
         assert self._core is not None
         assert self._follower is not None
         service = self._core.service
+        runtimes = {(item.name, str(item.version)): item.runtime for item in service.instance_reports()}
         report = {
             "version": __version__,
             "ready": service.is_ready(),
             "models": [
                 {"name": item.name, "version": item.version, "state": item.state, "reason": item.reason,
-                 "digest": item.digest}
+                 "digest": item.digest, "runtime": runtimes.get((item.name, item.version), "")}
                 for item in service.repository_index()
             ],
             "follow": self._follower.report.as_json(),

@@ -1,7 +1,7 @@
 """Record of what a box says of itself, read over HTTP or from MQTT, and the check of a report's form.
 
 A report is a JSON object with the keys of `edge-server status --json` that matter for a fleet: `version`, `ready`,
-`models` (name, version, state, reason, digest), `governor` and `follow` (the releases for this box). Over MQTT it has
+`models` (MODEL_KEYS), `governor` and `follow` (the releases for this box). Over MQTT it has
 `reported_s`, the time of the report, too.
 """
 
@@ -15,6 +15,7 @@ from edge_server.cli.console import clean
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.fleet.reports.report_topics import MAX_REPORT_BYTES
 
+MODEL_KEYS = ("name", "version", "state", "reason", "digest", "runtime")
 RELEASE_STATES = ("installed", "waiting", "failed", "foreign")
 
 _MAX_ITEMS = 2000
@@ -69,7 +70,7 @@ def parse_report(payload: bytes) -> dict[str, Any]:
         "version": _text(given.get("version"), "version"),
         "ready": _boolean(given.get("ready"), "ready", may_be_none=True),
         "models": [
-            {key: _text(row.get(key, ""), f"models.{key}") for key in ("name", "version", "state", "reason", "digest")}
+            {key: _text(row.get(key, ""), f"models.{key}") for key in MODEL_KEYS}
             for row in (_object(item, "models") for item in _list(given.get("models"), "models"))
         ],
         "follow": check_follow(given.get("follow")),

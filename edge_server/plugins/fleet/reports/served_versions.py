@@ -60,6 +60,26 @@ def find_served_unknown(values: Mapping[str, Mapping[str, str]]) -> dict[str, li
     }
 
 
+def find_other_runtimes(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return for each server the versions that another runtime runs than on most servers, as after a measurement."""
+    used = {
+        url: {
+            f"{model['name']}: version {model['version']}": runtime
+            for model in report["models"]
+            if model["state"] == "READY" and (runtime := str(model.get("runtime", "")))
+        }
+        for url, report in reports.items()
+    }
+    found: dict[str, list[str]] = {url: [] for url in reports}
+    for title in sorted({title for runtimes in used.values() for title in runtimes}):
+        counts = Counter(runtimes[title] for runtimes in used.values() if title in runtimes)
+        usual = max(counts, key=lambda runtime: (counts[runtime], runtime))
+        for url, runtimes in used.items():
+            if runtimes.get(title, usual) != usual:
+                found[url].append(f"{title} by {runtimes[title]}, on most others by {usual}")
+    return found
+
+
 def _has_all_digests(value: str) -> bool:
     """Return whether each version in a value of `served_versions` has a digest."""
     return len(_DIGEST.findall(value)) == value.count(", ") + 1

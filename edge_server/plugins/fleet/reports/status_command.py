@@ -19,7 +19,11 @@ from edge_server.cli.console import render, wrap
 from edge_server.core.exit_code import ExitCode
 from edge_server.plugins.fleet.reports.box_options import add_box_options, open_boxes
 from edge_server.plugins.fleet.reports.box_report import BoxReport, find_release_failures
-from edge_server.plugins.fleet.reports.served_versions import find_differences, find_unknown
+from edge_server.plugins.fleet.reports.served_versions import (
+    find_differences,
+    find_other_runtimes,
+    find_unknown,
+)
 
 COLUMN_TITLES = ("HOST", "STATE", "SERVER", "MODELS", "TEMPERATURE", "WORK ALLOWED", "STREAMS", "DROPPED", "FAILED")
 OPTIONAL_COLUMNS = ("STREAMS", "SERVER", "TEMPERATURE")
@@ -59,17 +63,18 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _look(boxes: Sequence[BoxReport], options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the report of each box, the versions in which it differs from most others, those that cannot be compared,
-    and its problems."""
+    """Return the report of each box, the versions in which it differs from most others, those that another runtime
+    runs than there, those that cannot be compared, and its problems."""
     reports = {box.name: box.report for box in boxes if box.report is not None and not box.error}
     # A box without a server says nothing of what it serves.
     serving = {name: report for name, report in reports.items() if report["ready"] is not None}
-    differences, unknown = find_differences(serving), find_unknown(serving)
+    differences, unknown, runtimes = find_differences(serving), find_unknown(serving), find_other_runtimes(serving)
     return [
         {
             "url": box.name,
             "error": box.error,
             "differs": differences.get(box.name, []),
+            "runtimes": runtimes.get(box.name, []),
             "unknown": [
                 *unknown.get(box.name, ()),
                 *(expected_versions.find_unknown(reports[box.name], options.expect) if box.name in reports else ()),
@@ -101,6 +106,7 @@ def _lines(hosts: Sequence[Mapping[str, Any]]) -> list[str]:
         if host["error"]:
             lines.append(wrap(f"{name}: {host['error']}", sys.stdout))
         lines += [wrap(f"{name} differs: {text}", sys.stdout) for text in host["differs"]]
+        lines += [wrap(f"{name} runs {text}", sys.stdout) for text in host["runtimes"]]
         lines += [wrap(f"{name} is not known to be equal: {text}", sys.stdout) for text in host["unknown"]]
         lines += [wrap(f"{name}: {text}", sys.stdout) for text in host["problems"]]
     return lines

@@ -25,7 +25,8 @@ def report_of(**more: Any) -> dict[str, Any]:
     failed = FollowedModel("m/2.json", "failed", "too slow", "m/1.json", "0" * 64, "1 of 2", 1.0)
     follow = Report(box, "https://site", {"m": failed}, "", 1.0).as_json()
     governor = {"enabled": True, "state": "CALM", "share": 1.0, "temperature_c": None}
-    model = {"name": "m", "version": "1", "state": "READY", "reason": "", "digest": "sha256:00"}
+    model = {"name": "m", "version": "1", "state": "READY", "reason": "", "digest": "sha256:00",
+             "runtime": "openvino 2026.4.1"}  # fmt: skip
     return {"version": "1.0", "ready": True, "models": [model], "follow": follow, "governor": governor, **more}
 
 

@@ -18,7 +18,7 @@ from edge_server.plugins.fleet.command import run
 from edge_server.plugins.fleet.reports import status_command
 from edge_server.plugins.fleet.reports.box_report import BoxReport
 from edge_server.plugins.fleet.reports.http_boxes import read_hosts
-from edge_server.plugins.fleet.reports.served_versions import find_differences, find_unknown
+from edge_server.plugins.fleet.reports.served_versions import find_differences, find_other_runtimes, find_unknown
 
 
 def report(version: str = "1.0", **served: str) -> dict[str, Any]:
@@ -88,6 +88,17 @@ def test_a_server_that_does_not_know_its_files_hides_no_difference_between_the_o
     assert find_unknown(reports) == {
         "a": [], "b": [], "c": ["m: version 1, without the SHA-256 of its files"], "d": [],
     }  # fmt: skip
+
+
+def test_a_server_that_runs_a_model_by_another_runtime_is_named_and_differs_in_nothing() -> None:
+    reports = {
+        url: {"version": "1.0", "models": [{"name": "m", "version": "1", "state": "READY", "runtime": runtime}]}
+        for url, runtime in (("a", "onnxruntime 1.32.0"), ("b", "openvino 2026.4.1"), ("c", "onnxruntime 1.32.0"))
+    }
+    reports["d"] = {"version": "1.0", "models": [{"name": "m", "version": "1", "state": "READY"}]}
+    expected = ["m: version 1 by openvino 2026.4.1, on most others by onnxruntime 1.32.0"]
+    assert find_other_runtimes(reports) == {"a": [], "b": expected, "c": [], "d": []}
+    assert not any(find_differences(reports).values())
 
 
 def test_the_files_of_a_model_that_one_server_alone_has_need_no_comparison() -> None:
