@@ -1,9 +1,9 @@
 """Decoder of compressed camera frames (sensor_msgs/CompressedImage), by their `format`.
 
 `format` is a codec ("jpeg", "png"), or image_transport's text: "bgr8; jpeg compressed bgr8", "16UC1; png compressed".
-The encoding before the semicolon decides whether the frame is depth or a Bayer mosaic: compressed_image_transport writes
-the mosaic into a gray file. Colours and codec are read from the file, for the codecs of `image_header`: drivers write
-"jpg", "image/jpeg", "mjpeg" or nothing, and "jpeg" for a PNG.
+The encoding before the semicolon decides whether the frame is depth or a Bayer mosaic: compressed_image_transport
+writes the mosaic into a gray file. Colours and codec are read from the file, for the codecs of `image_header`: drivers
+write "jpg", "image/jpeg", "mjpeg" or nothing, and "jpeg" for a PNG.
 
 Unlike an uploaded photograph, a frame is not rotated by its EXIF orientation: in ROS, camera_info, boxes and all other
 nodes refer to the pixels as stored.
@@ -68,7 +68,8 @@ def _read_bayer(data: memoryview, header: ImageHeader, encoding: str, error_pref
         return Picture(values, Color.BGR)
     # A JPEG has 8 bits of a mosaic of 16.
     encoding = f"{encoding.rstrip('0123456789')}{8 * values.itemsize}"
-    return pixels(*values.shape, encoding, 0, sys.byteorder == "big", values.data, error_prefix=error_prefix)
+    height, width = values.shape
+    return pixels(height, width, encoding, 0, sys.byteorder == "big", values.data, error_prefix=error_prefix)
 
 
 def _read_depth(data: memoryview, header: ImageHeader, error_prefix: str) -> Picture:

@@ -15,7 +15,8 @@ invented between a near and a far one. Integer inputs take the nearest number wi
 
 image_decode fast applies to JPEG frames that are at least twice as large as their resized picture and into which no
 results are drawn. The decoder then omits detail that resizing would average away. This saves about a quarter of the
-decoding time; single pixels differ by up to a tenth of the range, the mean by a five-hundredth.
+decoding time; single pixels differ by up to a tenth of the range, the mean by a five-hundredth. It has no effect with
+image_interpolation nearest and those with antialias, which need the pixels themselves.
 
 `keep_aspect_ratio`, `enable_padding` and `crop_mode` of Isaac ROS are accepted instead of image_fit: keep_aspect_ratio
 false is stretch, true with padding is letterbox, true without padding is crop.
@@ -58,6 +59,13 @@ class Decode(enum.Enum):
     FAST = "fast"
 
 
+class CropOffset(enum.Enum):
+    """Rounding of half a pixel where the centre is cut out."""
+
+    EVEN = "even"
+    DOWN = "down"
+
+
 class DepthUnit(enum.Enum):
     """Metres or millimetres."""
 
@@ -81,6 +89,12 @@ PARAMETERS = (
     DeclaredParameter("image_fit", join_values(FitMode), "stretch", "how a picture of another shape becomes the input"),
     DeclaredParameter(
         "image_resize", "pixels", "just cover the input", "with crop: length of the shorter side before the cut"
+    ),
+    DeclaredParameter(
+        "image_crop_offset",
+        join_values(CropOffset),
+        "even",
+        "with crop: how half a pixel is rounded, even as in torchvision, down as in transformers",
     ),
     DeclaredParameter(
         "image_pad_value", "0 to 255, one or one per channel", "0", "with letterbox: border colour, before image_scale"
@@ -114,6 +128,7 @@ class Declaration:
     color: Color | None
     mode: FitMode
     resize: int | None
+    crop_offset: CropOffset
     pad_value: tuple[float, ...]
     interpolation: Interpolation
     scale: float
@@ -137,6 +152,8 @@ def read_declaration(model: str, parameters: Mapping[str, str]) -> Declaration:
     resize = reader.integer("image_resize", MAX_SIDE)
     if resize is not None and mode is not FitMode.CROP:
         reader.refuse("image_resize", "only together with image_fit crop")
+    if "image_crop_offset" in parameters and mode is not FitMode.CROP:
+        reader.refuse("image_crop_offset", "only together with image_fit crop")
     if "image_pad_value" in parameters and mode is not FitMode.LETTERBOX:
         reader.refuse("image_pad_value", "only together with image_fit letterbox")
     for key in ("image_mean", "image_stddev"):
@@ -150,6 +167,7 @@ def read_declaration(model: str, parameters: Mapping[str, str]) -> Declaration:
         color=reader.choice("image_color", Color),
         mode=mode,
         resize=resize,
+        crop_offset=reader.choice("image_crop_offset", CropOffset) or CropOffset.EVEN,
         pad_value=reader.pad_value(),
         interpolation=reader.choice("image_interpolation", Interpolation) or Interpolation.AUTO,
         scale=reader.scale(),

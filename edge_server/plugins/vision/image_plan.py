@@ -16,7 +16,14 @@ from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BadModelConfig, InvalidRequest
 from edge_server.plugins.vision.compressed_frames import read_compressed
 from edge_server.plugins.vision.decode import decode_image
-from edge_server.plugins.vision.image_parameters import MAX_SIDE, Declaration, Decode, is_declared, read_declaration
+from edge_server.plugins.vision.image_parameters import (
+    MAX_SIDE,
+    CropOffset,
+    Declaration,
+    Decode,
+    is_declared,
+    read_declaration,
+)
 from edge_server.plugins.vision.outputs.output_tensors import shape_matches
 from edge_server.plugins.vision.picture import Picture
 from edge_server.plugins.vision.pixel_values import ByteValues, DepthValues, cast_exactly, zero_not_finite
@@ -333,6 +340,8 @@ class _Planner:
             DimensionOrder.HWC: (height, width, channels),
             DimensionOrder.HW: (height, width),
         }[layout]
+        rule = self._rule(width, height, color)
+        needs_pixels = rule.interpolation.is_antialiased or rule.interpolation is Interpolation.NEAREST
         has_leading_one = self.spec.max_batch_size > 0 or len(self.target.dims) > len(dims)
         return ImagePlan(
             input_name=self.target.name,
@@ -340,10 +349,10 @@ class _Planner:
             shape=(1, *picture) if has_leading_one else picture,
             layout=layout,
             color=color,
-            rule=self._rule(width, height, color),
+            rule=rule,
             values=self._depth_values() if color is Color.DEPTH else self._byte_values(channels),
             pad=tuple(int(v) for v in self._per_channel("image_pad_value", self.declaration.pad_value, channels)),
-            is_decode_exact=self.declaration.decode is Decode.EXACT,
+            is_decode_exact=self.declaration.decode is Decode.EXACT or needs_pixels,
             top_k=self.declaration.top_k,
             constants=tuple(self._constant(*item, height, width) for item in self.declaration.constants.items()),
         )
@@ -425,7 +434,8 @@ class _Planner:
         if color is Color.DEPTH and interpolation is Interpolation.AUTO:
             # The mean of a near and a far surface is the depth of neither.
             interpolation = Interpolation.NEAREST
-        return FitRule(self.declaration.mode, width, height, resize, interpolation)
+        cuts_down = self.declaration.crop_offset is CropOffset.DOWN
+        return FitRule(self.declaration.mode, width, height, resize, interpolation, cuts_down)
 
     def _per_channel(self, key: str, values: tuple[float, ...], channels: int) -> tuple[float, ...]:
         if len(values) == 1:

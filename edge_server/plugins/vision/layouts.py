@@ -33,7 +33,7 @@ from edge_server.plugins.vision.image_plan import make_image_plan
 from edge_server.plugins.vision.outputs.box_candidates import NetworkSize, count_cells
 from edge_server.plugins.vision.perception import make_perception_decoder
 
-_FIT_KEYS = ("image_fit", "image_resize", "keep_aspect_ratio", "enable_padding", "crop_mode")
+_FIT_KEYS = ("image_fit", "image_resize", "image_crop_offset", "keep_aspect_ratio", "enable_padding", "crop_mode")
 _SCALE_KEYS = ("image_scale", "image_mean", "image_stddev")
 _STRIDES = (4, 8, 16, 32, 64)
 _ASSUMED_SIDE = 640
@@ -94,7 +94,11 @@ class Layout(NamedTuple):
 
 _IMAGENET_VALUES = {"image_mean": "0.485,0.456,0.406", "image_stddev": "0.229,0.224,0.225"}
 _IMAGENET = {"image_color": "rgb", "image_scale": "1/255", "image_fit": "stretch", **_IMAGENET_VALUES}
-_TORCHVISION = {**_IMAGENET, "image_fit": "crop", "image_resize": "{R}"}
+_TORCHVISION = {
+    **_IMAGENET, "image_fit": "crop", "image_resize": "{R}", "image_interpolation": "linear_antialias",
+}  # fmt: skip
+# Its predict() calls torchvision's resize with antialias=False.
+_RF_DETR = {**_IMAGENET, "image_interpolation": "linear"}
 _BYTES_BGR = {"image_color": "bgr", "image_scale": "1", "image_fit": "letterbox"}
 _MEDIAPIPE = {
     "image_color": "rgb", "image_scale": "1", "image_fit": "letterbox", "image_mean": "127.5", "image_stddev": "127.5",
@@ -194,7 +198,7 @@ LAYOUTS: Sequence[Layout] = (
     Layout("detection-output", "detect", ("1, A, 7",), {"detection_head": "detection_output"}, _STRETCH),
     # RF-DETR's exporter alone names logits "labels".
     Layout(
-        "rf-detr", "detect", ("Q, 4", "Q, C"), {"detection_head": "detr"}, _IMAGENET, ("dets", "labels"),
+        "rf-detr", "detect", ("Q, 4", "Q, C"), {"detection_head": "detr"}, _RF_DETR, ("dets", "labels"),
         is_unmistakable=True,
     ),
     Layout(
@@ -605,7 +609,11 @@ class _Model:
         # torchvision resizes to 256 for 224, and to 342 for 299.
         resize = round(min(self._size.width, self._size.height) * 8 / 7)
         image = {key: value.format_map({"R": resize}) for key, value in layout.image.items()}
-        image |= {} if self._exported is None else self._exported.parameters
+        exported = {} if self._exported is None else self._exported.parameters
+        if "image_scale" in exported:
+            # The exporter says the whole of it: without a mean there is none.
+            image = {key: value for key, value in image.items() if key not in _SCALE_KEYS}
+        image |= exported
         if any(key in stated for key in _FIT_KEYS):
             image = {key: value for key, value in image.items() if key not in (*_FIT_KEYS, "image_pad_value")}
         if any(key in stated for key in _SCALE_KEYS):

@@ -5,14 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.plugins.vision.exporters.exported_metadata import UnfitMetadataError
 from edge_server.plugins.vision.exporters.simple_yaml import parse_yaml
+from edge_server.plugins.vision.image_plan import make_image_plan
 from edge_server.plugins.vision.perception import make_perception_decoder
 from edge_server.plugins.vision.plugin import METADATA_KEYS
 from edge_server.plugins.vision.recognition import recognise
@@ -200,6 +204,107 @@ RECOGNISED: dict[str, tuple[ModelSpec, dict[str, str], dict[str, str], tuple[str
 }  # fmt: skip
 
 
+VIT = {"architectures": ["ViTForImageClassification"], "model_type": "vit"}
+SQUARE, CUT = {"height": 224, "width": 224}, {"do_center_crop": True, "crop_size": {"height": 224, "width": 224}}
+PROCESSORS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "ViT of 2021": ({"feature_extractor_type": "ViTFeatureExtractor", "size": 224, "resample": 2},
+        {"image_fit": "stretch", "image_interpolation": "linear_antialias"}),
+    "Swin": ({"image_processor_type": "ViTImageProcessor", "size": SQUARE, "resample": 3},
+        {"image_fit": "stretch", "image_interpolation": "cubic_antialias"}),
+    "ResNet": ({"feature_extractor_type": "ConvNextFeatureExtractor", "size": 224, "crop_pct": 0.875, "resample": 3},
+        {"image_fit": "crop", "image_resize": "256", "image_crop_offset": "down"}),
+    "ConvNeXt without crop_pct": ({"image_processor_type": "ConvNextImageProcessor", "size": {"shortest_edge": 224}},
+        {"image_fit": "crop", "image_resize": "256"}),
+    "ConvNeXt of 384": (
+        {"image_processor_type": "ConvNextImageProcessor", "size": {"shortest_edge": 384}, "crop_pct": 0.875},
+        {"image_fit": "stretch"}),
+    "PoolFormer": (
+        {"image_processor_type": "PoolFormerImageProcessor", "size": {"shortest_edge": 224}, "crop_pct": 0.9, **CUT},
+        {"image_fit": "crop", "image_resize": "248", "image_crop_offset": "down"}),
+    "LeViT": ({"image_processor_type": "LevitImageProcessor", "size": {"shortest_edge": 224}, **CUT},
+        {"image_fit": "crop", "image_resize": "256"}),
+    "MobileViT": ({"image_processor_type": "MobileViTImageProcessor", "size": {"shortest_edge": 288},
+         "do_flip_channel_order": True, **CUT, "do_normalize": None}, {"image_color": "bgr", "image_resize": "288"}),
+    "without normalising": ({"size": SQUARE, "do_normalize": False}, {"image_scale": "1/255"}),
+    "EfficientNet": ({"image_processor_type": "EfficientNetImageProcessor", "size": SQUARE, "resample": 0,
+         "do_normalize": True, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.25, 0.5], "include_top": True},
+        {"image_interpolation": "nearest", "image_stddev": "0.25,0.0625,0.25"}),
+}  # fmt: skip
+"""Files of exports of Hugging Face and what they mean by the code of its processors (transformers/models)."""
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_a_processor_of_hugging_face_is_read_as_its_class_computes(name: str) -> None:
+    processor, expected = PROCESSORS[name]
+    side = 384 if "384" in name else 224
+    found = recognise(network({"logits": (3,)}, (3, side, side)), of_hugging_face(VIT, processor))
+    assert found is not None
+    assert found.parameters.items() >= expected.items(), found
+    assert ("image_mean" in found.parameters) == bool(processor.get("do_normalize"))
+
+
+def test_an_export_of_paddle_without_a_step_that_normalises_has_no_mean() -> None:
+    text = PADDLE.replace("norm_type: mean_std", "norm_type: none")
+    found = recognise(network({"boxes": (4200, 4), "scores": (3, 4200)}), {"infer_cfg.yml": text})
+    assert found is not None
+    assert found.parameters["detection_head"] == "ppyoloe"
+    assert not {"image_mean", "image_stddev"} & found.parameters.keys()
+
+
+@pytest.mark.parametrize(
+    ("processor", "expected"),
+    [
+        ({"resample": 1}, "expected resample out of 0, 2, 3, given '1'"),
+        ({"resample": True}, "expected resample out of 0, 2, 3"),
+        ({"size": {"height": 256, "width": 256}, **CUT}, "expected a crop of a picture that keeps its shape"),
+        ({"image_processor_type": "PerceiverImageProcessor", **CUT}, "cuts a picture before it is resized"),
+        ({"rescale_offset": True}, "expected rescale_offset false"),
+        ({"size": {"shortest_edge": 224}, "crop_pct": 0}, "expected crop_pct from 0.1 to 1"),
+    ],
+)
+def test_a_processor_whose_steps_are_not_offered_is_not_recognised(processor: dict[str, Any], expected: str) -> None:
+    found = recognise(network({"logits": (3,)}, (3, 224, 224)), of_hugging_face(VIT, processor))
+    assert found is not None
+    assert not found.parameters
+    assert expected in found.note
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        ("[224, 224]", {"image_fit": "crop", "image_resize": "224", "image_interpolation": "linear_antialias"}),
+        ("[320, 640]", {"image_fit": "stretch", "image_interpolation": "linear_antialias"}),
+        ("", {"image_fit": "crop", "image_interpolation": "linear_antialias"}),
+    ],
+)
+def test_a_classifier_of_ultralytics_is_resized_as_its_transforms_do(size: str, expected: dict[str, str]) -> None:
+    side = (320, 640) if "640" in size else (224, 224)
+    metadata = {"task": "classify", "names": "{0: 'a', 1: 'b'}", "stride": "1", "imgsz": size}
+    found = recognise(network({"out": (2,)}, (3, *side)), metadata)
+    assert found is not None
+    image = {key: value for key, value in found.parameters.items() if key in ("image_fit", "image_resize",
+                                                                             "image_interpolation")}  # fmt: skip
+    assert image == expected
+
+
+@pytest.mark.parametrize(("width", "height"), [(400, 400), (640, 480)])
+def test_fine_stripes_reach_a_classifier_of_ultralytics_as_pillow_averages_them(
+    encode: Callable[..., bytes], width: int, height: int
+) -> None:
+    stripes = np.zeros((height, width, 3), np.uint8)
+    stripes[:, 1::2] = 255
+    spec = network({"out": (2,)}, (3, 224, 224))
+    metadata = {"task": "classify", "names": "{0: 'a', 1: 'b'}", "stride": "1", "imgsz": "[224, 224]"}
+    plan = make_image_plan(dataclasses.replace(spec, recognised=recognise(spec, metadata)))
+    assert plan is not None
+    made = plan.tensor(encode(stripes, "PNG"), model="net").array.reshape(3, 224, 224)
+    longer = width * 224 // height
+    small = Image.fromarray(stripes).resize((longer, 224), Image.Resampling.BILINEAR)
+    left = round((longer - 224) / 2)
+    expected = np.asarray(small.crop((left, 0, left + 224, 224))).transpose(2, 0, 1) / 255
+    assert np.abs(made - expected).max() < 1.01 / 255
+
+
 @pytest.mark.parametrize("name", RECOGNISED)
 def test_a_model_is_recognised_by_the_metadata_beside_it(name: str) -> None:
     spec, metadata, expected, labels = RECOGNISED[name]
@@ -322,6 +427,7 @@ def test_a_text_detector_of_paddleocr_states_its_input_and_decoding() -> None:
         "detection_head": "dbnet", "detection_score_threshold": "0.6", "detection_unclip_ratio": "1.5",
         "image_color": "bgr", "image_fit": "letterbox", "image_scale": "1/255", "image_mean": "0.485,0.456,0.406",
         "image_stddev": "0.229,0.224,0.225", "network_image_width": "928", "network_image_height": "928",
+            "image_interpolation": "linear",
     }  # fmt: skip
 
 

@@ -265,7 +265,8 @@ def test_depth_for_three_channels_is_refused(make_spec) -> None:
 @pytest.mark.parametrize(
     "form",
     [
-        "jpeg", "JPG", "bgr8; jpeg compressed bgr8", "rgb8; jpeg compressed bgr8", "jpeg ", "image/jpeg", "mjpeg", "png",
+        "jpeg", "JPG", "bgr8; jpeg compressed bgr8",
+        "rgb8; jpeg compressed bgr8", "jpeg ", "image/jpeg", "mjpeg", "png",
         "bgr8;", " ", "",
     ],
 )  # fmt: skip
@@ -303,7 +304,7 @@ def test_a_frame_of_video_is_refused_with_its_format_and_its_bytes(make_plan) ->
     expected = "format 'h264': expected a JPEG, PNG, BMP or WebP image, given 6 bytes beginning with 0x000000016742"
     with pytest.raises(InvalidRequest, match=expected):
         read(plan, file_frame("h264", b"\x00\x00\x00\x01\x67\x42"))
-    with pytest.raises(InvalidRequest, match="format 'x{60}': expected a JPEG, PNG, BMP or WebP image, given no bytes"):
+    with pytest.raises(InvalidRequest, match=r"format 'x{60}': expected a JPEG, .* given no bytes"):
         read(plan, file_frame("x" * 100_000, b""))
 
 
@@ -330,7 +331,7 @@ def test_a_mosaic_in_a_jpeg_is_decoded_in_full_size_and_a_jpeg_in_colour_as_it_i
 
 def test_a_mosaic_is_no_depth(make_plan, encode, noise) -> None:
     plan = make_plan({"image_color": "depth"}, dims=(1, 20, 30))
-    with pytest.raises(InvalidRequest, match="expected depth .* given colour"):
+    with pytest.raises(InvalidRequest, match=r"expected depth .* given colour"):
         read(plan, file_frame("bayer_rggb8; png compressed ", encode(noise(20, 30)[:, :, 0], "PNG")))
 
 
@@ -383,6 +384,17 @@ def test_fast_decoding_keeps_positions_and_nearly_the_values(make_plan, encode, 
     assert (fits[0].width, fits[0].height) == (size[1], size[0])
     assert np.abs(rows[0] - rows[1]).mean() <= 1.5
     assert np.abs(rows[0] - rows[1]).max() <= 24
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "linear_antialias", "cubic_antialias"])
+def test_fast_decoding_reduces_no_jpeg_whose_pixels_are_needed(make_plan, encode, noise, interpolation) -> None:
+    parameters = {"image_fit": "crop", "image_interpolation": interpolation}
+    frame = file_frame("jpeg", encode(noise(900, 1200), "JPEG"))
+    exact, fast = (
+        written(make_plan(parameters | {"image_decode": decode}, dims=(3, 100, 100)), frame)
+        for decode in ("exact", "fast")
+    )
+    np.testing.assert_array_equal(exact, fast)
 
 
 def test_fast_decoding_reduces_only_jpegs_larger_than_needed(make_plan, encode, noise) -> None:

@@ -137,6 +137,49 @@ def test_linear_agrees_with_another_resizer(noise, size) -> None:
     assert np.abs(fitted(image, rule) - expected).max() <= 2
 
 
+PILLOW = {
+    Interpolation.LINEAR_ANTIALIAS: Image.Resampling.BILINEAR,
+    Interpolation.CUBIC_ANTIALIAS: Image.Resampling.BICUBIC,
+}
+
+
+@pytest.mark.parametrize("interpolation", PILLOW)
+@pytest.mark.parametrize("mode", FitMode)
+@pytest.mark.parametrize("size", [(480, 640), (480, 361), (120, 90), (1, 70), (300, 224), (1500, 1100)])
+def test_antialiased_pixels_are_those_of_pillow(noise, mode, interpolation, size) -> None:
+    image = noise(*size)
+    image[: size[0] // 2, ::2] = 255 * (np.arange(size[0] // 2) % 3 == 0)[:, None, None]
+    rule = FitRule(mode, 224, 160, interpolation=interpolation)
+    placement = place(rule, size[1], size[0])
+    # In two steps: from version 13 on, Pillow begins with the columns of some pictures, which torchvision never does.
+    narrow = Image.fromarray(image).resize((placement.width, size[0]), PILLOW[interpolation])
+    expected = np.asarray(narrow.resize((placement.width, placement.height), PILLOW[interpolation]))
+    left, top = max(0, -placement.left), max(0, -placement.top)
+    expected = expected[top : top + 160, left : left + 224].astype(int)
+    assert np.abs(fitted(image, rule) - expected).max() <= 1
+    assert np.abs(fitted(image[:, :, 1], rule) - expected[:, :, 1]).max() <= 1
+
+
+@pytest.mark.parametrize("interpolation", PILLOW)
+def test_antialiased_depth_keeps_its_type_and_its_range(interpolation) -> None:
+    for dtype in (np.uint16, np.int16, np.float32, np.float64):
+        step = np.zeros((40, 60), dtype)
+        step[:, 30:] = 32767
+        found = fitted(step, FitRule(FitMode.STRETCH, 21, 11, interpolation=interpolation))
+        assert found.dtype == dtype
+        assert (found[:, 0], found[:, -1]) == (pytest.approx(0, abs=1), pytest.approx(32767, abs=1))
+
+
+@given(sides, sides, st.integers(1, 700), st.integers(0, 100))
+def test_a_cut_of_transformers_rounds_half_a_pixel_down(width, height, side, more) -> None:
+    even, down = (
+        place(FitRule(FitMode.CROP, side, side, side + more, cuts_down=cuts), width, height) for cuts in (False, True)
+    )
+    assert (even.width, even.height) == (down.width, down.height)
+    # transformers' image_transforms.center_crop
+    assert (-down.left, -down.top) == ((down.width - side) // 2, (down.height - side) // 2)
+
+
 def test_enlarging_by_area_is_linear(noise) -> None:
     pictures = [
         fitted(noise(20, 30), FitRule(FitMode.STRETCH, 60, 50, interpolation=way))

@@ -205,6 +205,7 @@ def test_outputs_without_numbers_are_refused(make_model) -> None:
 DEFAULTS = {parameter.key: parameter.default for parameter in (*image_parameters.PARAMETERS, *PARAMETERS)}
 BESIDE = {
     "image_resize": {"image_fit": "crop"},
+    "image_crop_offset": {"image_fit": "crop"},
     "image_pad_value": {"image_fit": "letterbox"},
     "image_mean": {"image_scale": "1"},
     "image_stddev": {"image_scale": "1"},

@@ -24,6 +24,18 @@ SIGMOID_MODELS = (
     "rf_detr", "deta",
 )  # fmt: skip
 _MAX_SIDE = 16384
+_INTERPOLATIONS = {0: "nearest", 2: "linear_antialias", 3: "cubic_antialias"}
+"""Pillow's numbers, without box, Hamming and Lanczos, which no class of processor has as its default."""
+_SHAPE_KEEPERS = (
+    "Bit", "CLIP", "ConditionalDetr", "ConvNext", "DeformableDetr", "Deta", "Detr", "Levit", "MobileNet", "MobileViT",
+    "PoolFormer", "TextNet", "Yolos",
+)  # fmt: skip
+"""Beginnings of the names of processors that take a size of one number for the shorter side, not for a square."""
+_LEVIT_SCALE = 256 / 224
+_CROP_PARTS = {"ConvNext": 224 / 256, "PoolFormer": 0.9}
+"""Beginning of a processor's name -> its crop_pct where none is stated."""
+_MIN_CONVNEXT_STRETCH = 384
+"""From this side on, ConvNextImageProcessor cuts nothing off."""
 
 
 def read_metadata(metadata: Mapping[str, str]) -> ExportedMetadata | None:
@@ -67,22 +79,58 @@ def _labels(value: object) -> Iterator[tuple[int, str]]:
 
 def _image(config: Mapping[str, Any]) -> tuple[NetworkSize, dict[str, str]]:
     """Return the size of the picture, and how it becomes the input."""
-    parameters = {"image_color": "rgb", "image_scale": "1"}
+    parameters = {"image_color": "bgr" if config.get("do_flip_channel_order") else "rgb", "image_scale": "1"}
+    resample = config.get("resample", 2)
+    if isinstance(resample, bool) or resample not in (0, 2, 3):
+        known = ", ".join(map(str, _INTERPOLATIONS))
+        raise UnfitMetadataError(f"expected resample out of {known}, given {quote(repr(resample))}")
+    parameters["image_interpolation"] = _INTERPOLATIONS[resample]
+    if config.get("rescale_offset"):
+        raise UnfitMetadataError("expected rescale_offset false, given true")
     if config.get("do_rescale", True):
         factor = number_text(config.get("rescale_factor", 1 / 255), "rescale_factor")
         parameters["image_scale"] = "1/255" if factor == repr(1 / 255) else factor
-    if config.get("do_normalize", True):
+    kind = str(config.get("image_processor_type", config.get("feature_extractor_type", "")))
+    # MobileViT's class alone does not normalise unless that is stated.
+    if config.get("do_normalize", not kind.startswith("MobileViT")):
         parameters["image_mean"] = numbers_text(config.get("image_mean"), "image_mean")
         parameters["image_stddev"] = numbers_text(config.get("image_std"), "image_std")
-    size = config.get("size")
-    shape = dict(size) if isinstance(size, dict) else {"shortest_edge": size}
-    if config.get("do_center_crop"):
-        crop = config.get("crop_size")
-        shape_of_crop = crop if isinstance(crop, dict) else {"height": crop, "width": crop}
-        parameters["image_fit"] = "crop"
-        if "shortest_edge" in shape:
-            parameters["image_resize"] = str(_side(shape["shortest_edge"], "shortest_edge"))
-        shape = shape_of_crop
+        if config.get("include_top"):
+            # EfficientNet divides by the deviation twice.
+            parts = parameters["image_stddev"].split(",")
+            parameters["image_stddev"] = ",".join(repr(float(part) ** 2) for part in parts)
+    if kind.startswith("Perceiver"):
+        raise UnfitMetadataError(f"{quote(kind)} cuts a picture before it is resized, which is not offered")
+    size, crop, is_cut = config.get("size"), config.get("crop_size"), bool(config.get("do_center_crop"))
+    shape = dict(size) if isinstance(size, dict) else _shape(size, kind.startswith(_SHAPE_KEEPERS))
+    shorter = shape.get("shortest_edge")
+    if shorter is not None:
+        shorter = _side(shorter, "shortest_edge")
+        if kind.startswith("Levit"):
+            shorter = int(_LEVIT_SCALE * shorter)
+        elif kind.startswith(tuple(_CROP_PARTS)) or "crop_pct" in config:
+            usual = _CROP_PARTS["PoolFormer" if kind.startswith("PoolFormer") else "ConvNext"]
+            fraction = float(number_text(config.get("crop_pct", usual), "crop_pct"))
+            if not 0.1 <= fraction <= 1:
+                raise UnfitMetadataError(f"expected crop_pct from 0.1 to 1, given {fraction}")
+            if kind.startswith("PoolFormer"):
+                shorter = int(shorter / fraction)
+            elif shorter < _MIN_CONVNEXT_STRETCH:
+                is_cut, crop, shorter = True, shorter, int(shorter / fraction)
+            else:
+                shape, shorter = _shape(shorter, False), None
+    cut = crop if isinstance(crop, dict) else {"height": crop, "width": crop}
+    if (
+        is_cut
+        and shorter is None
+        and (cut.get("height"), cut.get("width")) != (shape.get("height"), shape.get("width"))
+    ):
+        raise UnfitMetadataError(
+            f"expected a crop of a picture that keeps its shape (size with shortest_edge), given {quote(repr(shape))}"
+        )
+    if is_cut and shorter is not None:
+        parameters |= {"image_fit": "crop", "image_resize": str(_side(shorter, "size")), "image_crop_offset": "down"}
+        shape = cut
     elif "height" in shape:
         parameters["image_fit"] = "stretch"
     else:
@@ -90,6 +138,11 @@ def _image(config: Mapping[str, Any]) -> tuple[NetworkSize, dict[str, str]]:
         parameters |= {"image_fit": "letterbox", "image_pad_value": "124,116,104"}
         shape = {"height": shape.get("shortest_edge"), "width": shape.get("shortest_edge")}
     return NetworkSize(_side(shape.get("width"), "width"), _side(shape.get("height"), "height")), parameters
+
+
+def _shape(side: object, keeps_shape: bool) -> dict[str, object]:
+    """Return the size of one number as transformers does (get_size_dict)."""
+    return {"shortest_edge": side} if keeps_shape else {"height": side, "width": side}
 
 
 def _side(value: object, what: str) -> int:

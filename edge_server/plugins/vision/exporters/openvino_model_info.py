@@ -43,7 +43,10 @@ def read_metadata(metadata: Mapping[str, str]) -> ExportedMetadata | None:
     if fit not in _FITS:
         raise UnfitMetadataError(f"expected resize_type out of {', '.join(_FITS)}, given {quote(fit)}")
     is_reversed = info.get("reverse_input_channels", "").lower() in ("true", "yes", "1")
-    parameters = {"image_fit": _FITS[fit], "image_color": "rgb" if is_reversed else "bgr", "image_scale": "1"}
+    parameters = {
+        "image_fit": _FITS[fit], "image_color": "rgb" if is_reversed else "bgr", "image_scale": "1",
+        "image_interpolation": "linear",
+    }  # fmt: skip
     if fit == "fit_to_window_letterbox":
         (pad_value,) = parse_numbers([info.get("pad_value", "0")], "pad_value", 1)
         parameters["image_pad_value"] = f"{pad_value:.0f}"

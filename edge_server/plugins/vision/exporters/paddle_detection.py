@@ -17,7 +17,7 @@ from edge_server.plugins.vision.outputs.box_candidates import NetworkSize
 
 _MAX_SIDE = 16384
 _INTERPOLATIONS = {"0": "nearest", "1": "linear", "2": "cubic", "3": "area"}
-"""OpenCV's numbers."""
+"""OpenCV's numbers. PaddleDetection's Resize has 1 if none is stated."""
 
 
 def read_metadata(metadata: Mapping[str, str]) -> ExportedMetadata | None:
@@ -52,7 +52,7 @@ def _image(steps: Node) -> tuple[NetworkSize, dict[str, str]]:
             if not (1 <= height <= _MAX_SIDE and 1 <= width <= _MAX_SIDE):
                 raise UnfitMetadataError(f"Resize: expected target_size of 1 to {_MAX_SIDE}, given {height}, {width}")
             size = NetworkSize(width, height)
-            parameters["image_interpolation"] = _INTERPOLATIONS.get(str(step.get("interp")), "auto")
+            parameters["image_interpolation"] = _INTERPOLATIONS.get(str(step.get("interp", 1)), "auto")
         elif kind == "NormalizeImage":
             if _is_true(step.get("is_scale", "true")):
                 parameters["image_scale"] = "1/255"

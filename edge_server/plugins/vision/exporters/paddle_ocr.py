@@ -35,6 +35,8 @@ def read_metadata(metadata: Mapping[str, str]) -> ExportedMetadata | None:
     decoding, preparing = (_mapping(metadata[_FILE], name) for name in ("PostProcess", "PreProcess"))
     parameters = {
         "image_fit": "letterbox",
+        # DetResizeForTest calls cv2.resize without a method.
+        "image_interpolation": "linear",
         "detection_score_threshold": repr(_number(decoding, "box_thresh", "0.6")),
         "detection_unclip_ratio": repr(_number(decoding, "unclip_ratio", "1.5")),
     }

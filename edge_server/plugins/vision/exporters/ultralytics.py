@@ -83,12 +83,17 @@ def read_metadata(metadata: Mapping[str, str]) -> ExportedMetadata | None:
         max_stride = int(text) if _NUMBER.fullmatch(text) else 0
         if max_stride not in (16, 32, 64):
             raise UnfitMetadataError(f"expected stride 16, 32 or 64, given {quote(text)}")
+    size = _read_size(metadata)
     if task == "classify":
-        parameters["image_fit"] = "crop"
+        # As Ultralytics' classify_transforms: only a square input keeps the shape of the picture.
+        parameters["image_interpolation"] = "linear_antialias"
+        parameters["image_fit"] = "crop" if size is None or size.width == size.height else "stretch"
+        if size is not None and parameters["image_fit"] == "crop":
+            parameters["image_resize"] = str(size.width)
     else:
         # As LetterBox of Ultralytics, also where it shrinks a picture.
         parameters["image_interpolation"] = "linear"
-    return ExportedMetadata(title, layouts, symbols, labels, _read_size(metadata), max_stride, parameters)
+    return ExportedMetadata(title, layouts, symbols, labels, size, max_stride, parameters)
 
 
 def _texts_of(values: Mapping[str, Any]) -> dict[str, str]:
