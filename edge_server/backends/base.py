@@ -326,6 +326,10 @@ class Backend(abc.ABC):
     """Whether a damaged file can end the process that opens it. Then a file that this machine has never opened is
     opened in a child process first."""
 
+    needs_every_input: bool = False
+    """Whether no run may leave out an input of the file, unless `inspect` says that it is optional: the runtime fails,
+    or computes with what an earlier request left there."""
+
     @abc.abstractmethod
     def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature | None:
         """Return the inputs and outputs of the file; None if only the configuration can declare them.

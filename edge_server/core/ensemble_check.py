@@ -112,6 +112,13 @@ def _check_one_source_each(spec: ModelSpec, steps: Sequence[Step]) -> None:
     for item in spec.outputs:
         if item.name not in made:
             raise _bad(spec, f"output '{item.name}': expected a step that makes this tensor, there is none")
+    used = {feed.tensor for step in steps for feed in step.inputs} | {item.name for item in spec.outputs}
+    for tensor, source in made.items():
+        if tensor not in used:
+            raise _bad(
+                spec,
+                f"tensor '{tensor}' of {source} is unused: expected a step that takes it, or an output of the ensemble",
+            )
 
 
 def _connect_steps(spec: ModelSpec, steps: Sequence[Step], members: Sequence[ModelSpec]) -> StepGraph:

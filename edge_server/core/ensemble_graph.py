@@ -121,16 +121,9 @@ class StepGraph:
         )
 
     def _needed_steps(self, requested: frozenset[str]) -> list[Step]:
-        """Return the steps whose outputs are requested or used by another needed step.
-
-        As in Triton, a step that makes a tensor that nothing uses always runs: it may have side effects.
-        """
-        used = {item.tensor for step in self.steps for item in step.inputs}
-        needed = set(requested)
-        for step in self.steps:
-            needed.update(tensor for _, tensor in step.outputs if tensor not in used and tensor not in self.outputs)
+        """Return the steps whose outputs are requested or used by another needed step."""
         found: set[int] = set()
-        unvisited = list(needed)
+        unvisited = list(requested)
         while unvisited:
             producer = self.producer(unvisited.pop())
             if producer is not None and producer.index not in found:

@@ -327,9 +327,11 @@ def unsure_outputs(config: ConfigMessage, signature: ModelSignature) -> frozense
     return frozenset(unsure)
 
 
-def check_against_file(config: ConfigMessage, model: str, signature: ModelSignature) -> None:
-    """Raise BadModelConfig if a stated tensor differs from the file in name, data type or dims, or if one is
-    missing."""
+def check_against_file(
+    config: ConfigMessage, model: str, signature: ModelSignature, *, needs_every_input: bool = False
+) -> None:
+    """Raise BadModelConfig if a stated tensor differs from the file in name, data type or dims, or if one is missing.
+    With `needs_every_input`, also for an optional input that the file demands."""
     _check_can_batch(config, model, signature)
     flat, split = flat_inputs(config), split_outputs(config)
     for kind, items, specs in (
@@ -345,6 +347,10 @@ def check_against_file(config: ConfigMessage, model: str, signature: ModelSignat
                     f"{kind}s {sorted(of_file)}"
                 )
             prefix = f"model '{model}': {kind} '{item.name}'"
+            if needs_every_input and isinstance(spec, InputSpec) and item.optional and not spec.is_optional:
+                raise BadModelConfig(
+                    f"{prefix} optional: expected false, because the model file demands it, given true"
+                )
             if kind == "input" and item.name in flat:
                 _check_flat(item, spec, prefix)
             else:

@@ -40,19 +40,14 @@ def normalise(config: ConfigMessage, model: str, devices: Devices) -> None:
     config.name = model
     if not config.platform:
         config.platform = PLATFORM_OF_BACKEND.get(config.backend, "")
-    _fill_version_policy(config)
+    if config.version_policy.WhichOneof("policy_choice") is None:
+        config.version_policy.latest.num_versions = 1
     if is_ensemble(config):
         config.platform = PLATFORM
         return
     _fill_batching(config)
     _fill_pinned_memory(config)
     _fill_instance_groups(config, model, devices)
-
-
-def _fill_version_policy(config: ConfigMessage) -> None:
-    policy = config.version_policy
-    if policy.WhichOneof("policy_choice") is None or (policy.HasField("latest") and policy.latest.num_versions == 0):
-        policy.latest.num_versions = 1
 
 
 def _fill_batching(config: ConfigMessage) -> None:

@@ -46,6 +46,8 @@ def check_stated(config: ConfigMessage, model: str) -> None:
     for item in config.output:
         _check_tensor(item, f"output '{item.name}'", model)
     policy = config.version_policy
+    if policy.HasField("latest") and policy.latest.num_versions == 0:
+        raise bad_field(model, "version_policy.latest.num_versions", "1 or more", "0")
     if policy.HasField("specific"):
         if not policy.specific.versions:
             raise bad_field(model, "version_policy.specific.versions", "at least one version", "none")

@@ -48,7 +48,7 @@ MANY = model("many", ["A"], ["B"], is_decoupled=True)
 
 
 def random_ensemble(rng: random.Random) -> tuple[ModelSpec, list[ModelSpec]]:
-    """A graph without circles; its steps are listed in any order."""
+    """A graph without circles and unused tensors; its steps are listed in any order."""
     tensors = [f"in{i}" for i in range(rng.randint(1, 3))]
     inputs = list(tensors)
     steps, members = [], []
@@ -59,8 +59,10 @@ def random_ensemble(rng: random.Random) -> tuple[ModelSpec, list[ModelSpec]]:
         steps.append((f"m{index}", feeds, makes))
         members.append(model(f"m{index}", list(feeds), list(makes)))
     rng.shuffle(steps)
-    outputs = rng.sample(tensors[len(inputs) :], rng.randint(1, min(4, len(tensors) - len(inputs))))
-    return ensemble(inputs, outputs, steps), members
+    taken = {tensor for _, feeds, _ in steps for tensor in feeds.values()}
+    made = tensors[len(inputs) :]
+    outputs = sorted({*rng.sample(made, rng.randint(1, min(4, len(made)))), *(t for t in made if t not in taken)})
+    return ensemble([name for name in inputs if name in taken], outputs, steps), members
 
 
 @pytest.mark.sample(20)
@@ -98,14 +100,9 @@ def test_every_step_runs_once_never_before_its_inputs_and_tensors_go_after_their
 def test_steps_that_lead_to_no_output_that_is_asked_for_are_left_out(seed: int) -> None:
     rng = random.Random(seed)
     spec, members = random_ensemble(rng)
-    # Every tensor that leads nowhere becomes an output, so that no step is there for what it does.
-    taken = {tensor for step in spec.ensemble.steps for tensor in step.input_map.values()}  # type: ignore[union-attr]
-    made = [tensor for step in spec.ensemble.steps for tensor in step.output_map.values()]  # type: ignore[union-attr]
-    steps = [(step.model, step.input_map, step.output_map) for step in spec.ensemble.steps]  # type: ignore[union-attr]
-    outputs = [tensor for tensor in made if tensor not in taken]
     names = [item.name for item in spec.inputs]
-    graph = graph_of(ensemble(names, outputs, steps), *members)
-    wanted = rng.choice(outputs)
+    graph = graph_of(spec, *members)
+    wanted = rng.choice([item.name for item in spec.outputs])
     needed: set[int] = set()
     tensors = [wanted]
     while tensors:
@@ -243,6 +240,8 @@ REFUSED = {
                ["step 1", "step 2", "'t'", "'y'", "wait for each other"]),
     "circle of one": (["x"], ["y"], [("two", {"A": "x", "A2": "y"}, {"B": "y"})], ["step 1", "wait for each other"]),
     "batch": (["x"], ["y"], [("small", {"A": "x"}, {"B": "y"})], ["step 1 (model 'small')", "8", "4"]),
+    "unused input": (["x", "z"], ["y"], CHAIN, ["tensor 'z' of an input of the ensemble is unused"]),
+    "unused output": (["x"], ["y"], [*CHAIN, ("one", {"A": "t"}, {"B": "u"})], ["tensor 'u' of step 3", "is unused"]),
     "no input": (["x"], ["y"], [("one", {}, {"B": "y"})], ["step 1", "input_map"]),
     "no output": (["x"], ["y"], [("one", {"A": "x"}, {})], ["step 1", "output_map"]),
     "no step": (["x"], ["y"], [], ["at least one step"]),

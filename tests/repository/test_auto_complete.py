@@ -540,6 +540,19 @@ def test_dims_that_a_configuration_states_differently_than_the_file_are_a_promis
     assert resolved().spec.outputs[0].may_differ == may_differ
 
 
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
+def test_an_optional_input_that_the_file_demands_is_refused(
+    backend: str, add_graph: Any, resolved: Any, root: Path
+) -> None:
+    add_graph(
+        [helper.make_node("Add", ["x", "z"], ["y"])], [X4, tensor_info("z", ["b", 4])], [tensor_info("y", ["b", 4])]
+    )
+    stated = 'max_batch_size: 4 input { name: "z" data_type: TYPE_FP32 dims: [ 4 ] optional: true }'
+    (root / "m/config.pbtxt").write_text(f'backend: "{backend}" {stated}')
+    with pytest.raises(BadModelConfig, match="input 'z' optional: expected false, because the model file demands it"):
+        resolved()
+
+
 SEQUENCE = helper.make_value_info(
     "parts", helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, None))
 )

@@ -256,6 +256,8 @@ CASES = [
     ("ensemble_scheduling { }" + IO, ["backend", "ensemble", "identity"]),
     ("batch_input { }" + IO, ["batch_input", "max_batch_size 0"]),
     ("version_policy { specific { versions: -1 } }" + IO, ["versions"]),
+    ("version_policy { latest { num_versions: 0 } }" + IO, ["version_policy.latest.num_versions", "1 or more", "0"]),
+    ("version_policy { latest { } }" + IO, ["version_policy.latest.num_versions", "1 or more"]),
     (f"instance_group {{ count: 600 gpus: [ {', '.join(['0'] * 500)} ] }}" + IO, ["instance_group", "1024", "300000"]),
     ("instance_group { count: 1000 } instance_group { count: 25 }" + IO, ["instance_group", "1024", "given 1025"]),
     ('default_model_filename: "../x"' + IO, ["default_model_filename", "'../x'"]),

@@ -62,6 +62,7 @@ class OnnxRuntimeBackend(Backend):
 
     default_filename = "model.onnx"
     default_instance_count = 2
+    needs_every_input = True
 
     def __init__(self, name: str) -> None:
         self.name = name
