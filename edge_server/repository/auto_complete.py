@@ -401,6 +401,10 @@ def _check_tensor(
         hint = "" if has_batch or not _fits([-1, *stated], of_file) else "; does it lack max_batch_size?"
         raise BadModelConfig(f"{prefix} dims: expected a shape that fits the model file's {of_file}{batch}, "
                              f"given {stated}{hint}")  # fmt: skip
+    if isinstance(spec, OutputSpec) and any(a > 0 >= b for a, b in zip(stated, of_file, strict=True)):
+        # As in Triton: clients would rely on a size that the file does not promise.
+        raise BadModelConfig(f"{prefix} dims: expected -1 for each dimension that is of any size in the model file's "
+                             f"{of_file}, given {stated}")  # fmt: skip
 
 
 def _check_values(item: ConfigMessage, spec: _TensorSpec, prefix: str, stated: Sequence[int]) -> None:

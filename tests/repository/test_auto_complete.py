@@ -619,3 +619,12 @@ def test_a_library_of_operators_is_inside_the_models_folder(
         )
         with pytest.raises(BadModelConfig, match=r"model 'm': model_operations\.op_library_filename: "):
             resolved()
+
+
+def test_an_output_of_any_size_in_the_file_cannot_be_stated_with_a_size(add_graph: Any, resolved: Any) -> None:
+    graph = [helper.make_node("Neg", ["x"], ["y"])], [tensor_info("x", ["b", "n"])], [tensor_info("y", ["b", "n"])]
+    add_graph(*graph, 'max_batch_size: 4 output { name: "y" data_type: TYPE_FP32 dims: [ 4 ] }')
+    with pytest.raises(BadModelConfig, match=r"output 'y' dims: expected -1 for each dimension .*\[-1\], given \[4\]"):
+        resolved()
+    add_graph(*graph, 'max_batch_size: 4 input { name: "x" data_type: TYPE_FP32 dims: [ 4 ] }')
+    assert [item.dims for item in (*resolved().spec.inputs, *resolved().spec.outputs)] == [(4,), (-1,)]
