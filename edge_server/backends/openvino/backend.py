@@ -12,6 +12,7 @@ Keys in config.pbtxt's `parameters` (server-wide ones through `--backend-config=
   less processor time. `RESHAPE_IO_LAYERS` YES: set the inputs to the configuration's dims.
 - `ENABLE_MMAP` YES: map weights instead of reading them. This halves the memory peak of a load, but the server crashes
   if the file is overwritten in place.
+- `CPU_RUNTIME_CACHE_CAPACITY`: compiled layers to keep for input sizes, 100 by default.
 - `PERFORMANCE_HINT`, `NUM_STREAMS`, `INFERENCE_NUM_THREADS`, `CACHE_DIR` and any other property in capitals are passed
   to OpenVINO unchanged.
 

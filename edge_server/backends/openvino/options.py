@@ -32,6 +32,15 @@ _OWN_KEYS = frozenset(
 )
 _PROPERTY = re.compile(r"[A-Z][A-Z0-9_]+")
 _HINT = "INFERENCE_PRECISION_HINT"
+_CACHE_CAPACITY = "100"
+"""Layers that OpenVINO keeps compiled for shapes that it has seen, for each stream of a model on the CPU. Its own default
+is 5000; a model's parameter of the property's name has priority.
+
+Measured with 2026.4.1, 5000 and 100: 1,200 sizes of a picture add 248 and 57 MiB to a net of 3 convolutions, 300 sizes
+569 and 20 MiB to one of 50. Processor time of a run: 4.9 and 5.0 ms, 56 and 48 ms with ever new sizes; 14.4 and 15.8 ms
+with 8 batch sizes in turn, 49 and 88 ms with 32; 1.8 and 2.2 ms with 64 lengths of a text in turn, 2.5 and 4.6 ms with
+128. Capacities of 250 and 500 take the time of 100, and 66 and 80 MiB in the first case.
+"""
 _CAPABILITIES = {"bf16": "BF16", "f16": "FP16"}
 
 
@@ -94,6 +103,8 @@ def _properties(spec: ModelSpec, merged: Mapping[str, str], device: str, precisi
         properties["PERFORMANCE_HINT"] = properties["PERFORMANCE_HINT"].upper()
     elif device == "CPU":
         properties["NUM_STREAMS"] = str(instance_count(spec))
+    if device == "CPU":
+        properties.setdefault("CPU_RUNTIME_CACHE_CAPACITY", _CACHE_CAPACITY)
     if device == "CPU" and (cores := limited_cores()) is not None:
         properties.setdefault("INFERENCE_NUM_THREADS", str(cores))
     return properties

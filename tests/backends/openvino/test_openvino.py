@@ -353,6 +353,44 @@ def test_an_input_that_is_also_an_output_is_not_written_by_later_runs(
     assert (done.returncode, done.stdout.strip()) == (0, "0 0"), done.stderr
 
 
+GROWTH = """
+import sys, pathlib
+import numpy as np
+from edge_server.backends import load_backend
+from edge_server.backends.base import ModelFile, OpenJob
+from edge_server.core.model_spec import ModelSpec
+from edge_server.memory.malloc_settings import read_resident_bytes
+model_dir, parameters = pathlib.Path(sys.argv[1]), dict(item.split("=") for item in sys.argv[2:])
+spec = ModelSpec("made", "openvino", "", 0, (), (), (), parameters=parameters)
+file = ModelFile(model_dir / "1" / "model.onnx", model_dir, 1)
+session = load_backend("openvino").open(OpenJob(spec, file, "made_0"))
+sizes = [(1, 3, 8 + turn % 20, 8 + turn // 20) for turn in range(300)]
+session.run({"X": np.ones((1, 3, 40, 40), "f4")}, ["Y"])
+before = read_resident_bytes()
+for size in sizes:
+    session.run({"X": np.ones(size, "f4")}, ["Y"])
+print(read_resident_bytes() - before)
+"""
+
+
+@pytest.mark.full
+def test_memory_for_input_sizes_is_bounded_unless_the_model_says_otherwise(write_onnx: Write) -> None:
+    weights, nodes, width = [], [], 3
+    for index in range(20):
+        layer = np.ones((16 + 2 * index, width, 1, 1), "f4")
+        weights.append(numpy_helper.from_array(layer, f"w{index}"))
+        nodes.append(node("Conv", [f"c{index - 1}" if index else "X", f"w{index}"], [f"c{index}"]))
+        width = len(layer)
+    nodes.append(node("GlobalAveragePool", ["c19"], ["Y"]))
+    tensors = [("X", T.FLOAT, ["N", 3, "H", "W"])], [("Y", T.FLOAT, ["N", width, 1, 1])]
+    file = write_onnx(nodes, *tensors, weights)
+    grown = [
+        int(subprocess.check_output([sys.executable, "-c", GROWTH, str(file.model_dir), *more], text=True, timeout=120))
+        for more in ([], ["CPU_RUNTIME_CACHE_CAPACITY=5000"])
+    ]
+    assert 3 * grown[0] < grown[1], grown
+
+
 WIDE = [
     ("time stamps", T.INT64, [node("Sub", ["X", "X"], ["Y"])], ["input 'X' (INT64)", "output 'Y' (INT64)"]),
     ("unsigned", T.UINT32, [node("Add", ["X", "X"], ["Y"])], ["input 'X' (UINT32)", "output 'Y' (UINT32)"]),
