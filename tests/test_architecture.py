@@ -94,7 +94,7 @@ EVERYBODYS = (
 )
 
 PARTS_OF_BACKENDS = {
-    "serving": {"edge_server.backends.load_backend", "edge_server.backends.base"},
+    "serving": {"edge_server.backends.open_session", "edge_server.backends.base"},
     "repository": {
         "edge_server.backends.load_backend", "edge_server.backends.backend_names", "edge_server.backends.ONNX_ORDER",
         "edge_server.backends.data_backends", "edge_server.backends.engine_backends", "edge_server.backends.base",

@@ -4,7 +4,7 @@ Runtime and OpenVINO.
 The other runtimes are in plugins of this package (`Plugin.backends`): `plugins/runtimes` (PyTorch, TensorFlow and
 others), `plugins/tensorrt`, `plugins/python_models` and `plugins/language`. Other packages add backends as entry
 points; see `backends.base`. Each is imported at its first use, because the imports are heavy. The rest of the server
-uses `load_backend` and `backends.base`. May import core and errors.
+uses `load_backend`, `open_session` and `backends.base`. May import core and errors.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import importlib
 import threading
 from collections.abc import Mapping
 
-from edge_server.backends.base import Backend
+from edge_server.backends.base import Backend, OpenJob, RequestSession, Session
+from edge_server.backends.option_parsers import is_isolated
 from edge_server.backends.runtime_errors import message_line
 from edge_server.errors import BackendMissing
 from edge_server.lazy_import import run_deferred_import
@@ -101,6 +102,25 @@ def load_backend(name: str) -> Backend:
             backend = _load_foreign_backend(name)
         _made[name] = backend
         return backend
+
+
+def open_session(job: OpenJob) -> Session | RequestSession:
+    """Open one instance of a model, in a child process if its parameter `isolation` says so. Raises LoadError."""
+    backend = load_backend(job.spec.backend)
+    if not is_isolated(job.spec.name, job.spec.parameters) or backend.isolates_itself:
+        return backend.open(job)
+    # Imported by the first model that needs it.
+    from edge_server.backends.isolation.isolated_session import IsolatedSession
+
+    return IsolatedSession(job, open_alone)
+
+
+def open_alone(job: OpenJob) -> RequestSession:
+    """Open a model in this process, which is its own. For the child process."""
+    from edge_server.backends.isolation.batch_session import BatchSession
+
+    session = load_backend(job.spec.backend).open(job)
+    return session if isinstance(session, RequestSession) else BatchSession(job.spec, session)
 
 
 def _load_foreign_backend(name: str) -> Backend:

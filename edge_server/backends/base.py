@@ -72,6 +72,7 @@ class ModelSignature(NamedTuple):
     `unranked`: names of inputs and outputs whose number of dimensions the file does not declare; their shape is (-1,)
     here. `unusable`: further outputs, which requests cannot carry, each with the reason. A configuration may leave them
     out.
+    `notes` are for the log and the index.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -82,6 +83,7 @@ class ModelSignature(NamedTuple):
     warnings: tuple[str, ...] = ()
     unranked: frozenset[str] = frozenset()
     unusable: Mapping[str, str] = MappingProxyType({})
+    notes: tuple[str, ...] = ()
 
 
 @record(frozen=True, slots=True)
@@ -318,6 +320,9 @@ class Backend(abc.ABC):
     default_instance_count: int = 1
     default_max_batch_size: int = 4
     """max_batch_size of a batchable model whose configuration has none (Triton: 4 for onnxruntime and OpenVINO)."""
+
+    isolates_itself: bool = False
+    """Whether `open` decides what runs in a child process. For others the server does, by the parameter `isolation`."""
 
     runs_on_gpu: bool = False
     """Whether KIND_AUTO instances run on the machine's GPUs, if there are any. Otherwise they run on the CPU."""

@@ -36,6 +36,9 @@ _MAX_ELEMENTS = 1 << 64
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
+_NODE_INPUT = 1
+_TRAPPING_INTEGERS = (6, 7)
+"""TensorProto.DataType numbers of INT32 and INT64: the processor cannot divide their least value by -1."""
 _MODEL_GRAPH, _GRAPH_NODE, _GRAPH_INITIALIZER, _NODE_OPERATOR = 7, 1, 5, 4
 _MODEL_METADATA, _ENTRY_KEY, _ENTRY_VALUE = 14, 1, 2
 _TENSOR_DIMS, _TENSOR_TYPE, _TENSOR_NAME, _TENSOR_EXTERNAL = 1, 2, 8, 13
@@ -246,6 +249,22 @@ def has_operator(path: Path, names: frozenset[bytes]) -> bool:
             if number == _MODEL_GRAPH
             for inner, begin, stop in _fields(view, start, end)
         )
+
+
+def integer_divisor(path: Path) -> str | None:
+    """Return the name of an INT32 or INT64 input that the graph itself divides by, None if there is none. Raises
+    ValueError if the file is not ONNX."""
+    names = {item.name for item in declared(path)[0] if item.element in _TRAPPING_INTEGERS}
+    if not names:
+        return None
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+        for number, start, end in _fields(view, 0, len(view)):
+            for inner, begin, stop in _fields(view, start, end) if number == _MODEL_GRAPH else ():
+                if inner == _GRAPH_NODE and _operator(view, begin, stop) == b"Div":
+                    given = [view[at:to] for field, at, to in _fields(view, begin, stop) if field == _NODE_INPUT]
+                    if len(given) > 1 and (name := given[1].decode("utf-8", "replace")) in names:
+                        return name
+    return None
 
 
 def _operator(view: mmap.mmap, start: int, end: int) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from edge_server.errors import LoadError
+from edge_server.errors import BadModelConfig, LoadError
 
 
 def whole_number(model: str, options: Mapping[str, str], key: str, default: int, least: int = 0) -> int:
@@ -31,3 +31,11 @@ def yes_or_no(model: str, options: Mapping[str, str], key: str, default: bool) -
     if text in ("0", "false", "no", "off"):
         return False
     raise LoadError(f"model '{model}': parameter {key} must be yes or no, got '{text[:80]}'")
+
+
+def is_isolated(model: str, parameters: Mapping[str, str]) -> bool:
+    """Return whether the parameter `isolation` asks for child processes. Raises BadModelConfig for an unknown value."""
+    word = parameters.get("isolation", "none").strip().lower()
+    if word not in ("none", "process"):
+        raise BadModelConfig(f"model '{model}': parameter isolation must be none or process, got '{word[:80]}'")
+    return word == "process"

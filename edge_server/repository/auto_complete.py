@@ -159,7 +159,7 @@ def _inspect_with(
     except PermissionError as error:
         reason = LoadError(f"model '{model}' version {version}: {error}")
         raise explain_by_content(reason, file) or reason from error
-    notes = (_memory_note(memory),) if memory else ()
+    notes = (*((_memory_note(memory),) if memory else ()), *(signature.notes if signature is not None else ()))
     return InspectedFile(backend, file._replace(memory_bytes=sum(memory.values())), signature, notes)
 
 

@@ -41,6 +41,7 @@ from edge_server.backends.onnxruntime.options import (
 )
 from edge_server.backends.onnxruntime.session import TYPES, BoundRun, OnnxRuntimeLibrary, OnnxSession, declared_tensor
 from edge_server.backends.onnxruntime.sized_runs import CONVOLUTIONS, SizedRuns, batch_sizes
+from edge_server.backends.option_parsers import is_isolated
 from edge_server.backends.runtime_errors import existing_file, file_title, import_runtime, load_error
 from edge_server.backends.shared_models import SharedModels, fingerprint
 from edge_server.core.model_spec import InputSpec, OutputSpec
@@ -55,6 +56,12 @@ _SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 
 def make(name: str) -> OnnxRuntimeBackend:
     return OnnxRuntimeBackend(name)
+
+
+_DIVISOR_NOTE = (
+    "a request can end the server, with the least integer divided by -1 of input '{}': the parameter isolation "
+    '"process" gives the model a process of its own'
+)
 
 
 class OnnxRuntimeBackend(Backend):
@@ -111,7 +118,14 @@ class OnnxRuntimeBackend(Backend):
         metadata: Mapping[str, str] = {}
         with contextlib.suppress(UnicodeDecodeError):  # they may be any bytes
             metadata = bounded_metadata(session.get_modelmeta().custom_metadata_map)
-        return ModelSignature(inputs, outputs, batchable, metadata=metadata, unranked=unranked, unusable=unusable)
+        divisor = None
+        if not is_isolated(file.model_dir.name, parameters):
+            with contextlib.suppress(ValueError):  # a file in the format of ONNX Runtime
+                divisor = onnx_file_info.integer_divisor(existing_file(file, self.default_filename))
+        notes = () if divisor is None else (_DIVISOR_NOTE.format(divisor),)
+        return ModelSignature(
+            inputs, outputs, batchable, metadata=metadata, notes=notes, unranked=unranked, unusable=unusable
+        )
 
     def _unranked(self, file: ModelFile, scalars: Sequence[str]) -> frozenset[str]:
         """Return those of the scalars that are none: the file does not declare their number of dimensions, which

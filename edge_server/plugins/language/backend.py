@@ -101,6 +101,7 @@ def make(name: str) -> Backend:
 class _LlmBackend(Backend):
     """What all have in common: the inputs and outputs. `extra` installs the module `module`; "" if there is none."""
 
+    isolates_itself = True
     module = ""
     extra = ""
 

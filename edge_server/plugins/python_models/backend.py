@@ -22,6 +22,7 @@ from collections.abc import Mapping
 
 from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, RequestSession
 from edge_server.backends.isolation.isolated_session import IsolatedSession
+from edge_server.backends.option_parsers import is_isolated
 from edge_server.backends.runtime_errors import existing_file
 from edge_server.errors import BadModelConfig
 from edge_server.plugins.python_models import triton_python_backend_utils
@@ -34,8 +35,6 @@ log = logging.getLogger(__name__)
 _MODULE_NAMES = ("triton_python_backend_utils", "c_python_backend_utils")
 """Names under which models import pb_utils. The second is the C++ part of Triton's module; some models import it."""
 
-_ISOLATION = "isolation"
-
 
 def make(name: str) -> Backend:
     return PythonBackend(name)
@@ -45,6 +44,7 @@ class PythonBackend(Backend):
     """Opens Python models in this process or in child processes. Needs no other packages."""
 
     default_filename = "model.py"
+    isolates_itself = True
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -87,11 +87,3 @@ def complete_alone(file: ModelFile, config_json: str) -> str | None:
     """Run the model's `auto_complete_config` in this process, which is its own. For the child process."""
     make("python")
     return auto_complete(file, config_json, is_alone=True)
-
-
-def is_isolated(model: str, parameters: Mapping[str, str]) -> bool:
-    """Return whether the model runs in child processes. Raises BadModelConfig for an unknown value."""
-    word = parameters.get(_ISOLATION, "none").strip().lower()
-    if word not in ("none", "process"):
-        raise BadModelConfig(f"model '{model}': parameter {_ISOLATION} must be none or process, got '{word[:80]}'")
-    return word == "process"

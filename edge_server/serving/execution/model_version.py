@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_server.backends import load_backend
+from edge_server.backends import open_session
 from edge_server.backends.base import OpenJob, RequestSession, ServerCalls, Session, SessionInfo
 from edge_server.config.server_config import settings_of_backend
 from edge_server.core.batch import BatchPlan
@@ -517,7 +517,7 @@ class ModelVersion:
 
     def _open_session(self, name: str, device_id: int | None) -> Session | RequestSession:
         job = OpenJob(self.spec, self._file, name, device_id, self._settings, self._server)
-        return load_backend(self.spec.backend).open(job)
+        return open_session(job)
 
     def _instance_names(self) -> list[tuple[str, int | None, InstanceGroup]]:
         names: list[tuple[str, int | None, InstanceGroup]] = []

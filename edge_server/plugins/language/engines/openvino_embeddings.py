@@ -64,6 +64,7 @@ class OpenVinoEmbeddingsBackend(Backend):
     """Opens models in child processes."""
 
     default_filename = "openvino_model.xml"
+    isolates_itself = True
     default_max_batch_size = 8
     signature = ModelSignature(
         inputs=(InputSpec("text_input", DType.BYTES, (-1, 1)),),

@@ -95,6 +95,8 @@ ModelReader: TypeAlias = Callable[[ModelFile, Mapping[str, str]], VoiceModel]
 class VoiceBackend(Backend):
     """Opens voices in child processes."""
 
+    isolates_itself = True
+
     def __init__(self, name: str, default_filename: str, read_model: ModelReader) -> None:
         """`read_model` must be picklable."""
         self.name = name
