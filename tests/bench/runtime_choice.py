@@ -39,7 +39,7 @@ def measure(server: Server, model: str, clients: int) -> Load:
             str(COMMAND), "perf", "-m", model, f"--url=http://{server.http}", f"--address={server.grpc}",
             f"--concurrency={clients}", "--measurement-interval=1500", f"--json={report.name}",
         ]  # fmt: skip
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(command, check=True, capture_output=True)
         (level,) = json.loads(Path(report.name).read_text())["points"]
     return Load(level["throughput"], level["latency_ms"]["p50"], level["latency_ms"]["p99"], 0.0)
 
@@ -51,7 +51,9 @@ def cell(loads: dict[str, list[Load]]) -> str:
 
 def main() -> None:
     given = models([Path(word) for word in sys.argv[1:]])
-    rows = []
+    print(json.dumps(machine()))
+    heads = [f"{state}, {count} client(s)" for state in ("quiet", "busy") for count in CLIENTS]
+    print(markdown(["requests a second, ONNX Runtime / OpenVINO (ratio)", *heads], []), flush=True)
     with tempfile.TemporaryDirectory() as folder:
         for name, data in given.items():
             for runtime in RUNTIMES:
@@ -72,10 +74,7 @@ def main() -> None:
                         for other in others:
                             other.kill()
                             other.wait()
-                rows.append(row)
-    print(json.dumps(machine()))
-    heads = [f"{state}, {count} client(s)" for state in ("quiet", "busy") for count in CLIENTS]
-    print(markdown(["requests a second, ONNX Runtime / OpenVINO (ratio)", *heads], rows))
+                print("|", " | ".join(row), "|", flush=True)
 
 
 if __name__ == "__main__":
