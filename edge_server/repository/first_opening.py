@@ -20,7 +20,7 @@ MODULE = "edge_server.repository.first_opening_main"
 
 
 class FirstOpenings:
-    """Opens files that `known` does not hold in child processes, one after the other. Thread-safe.
+    """Opens files that `known` does not hold in child processes, one at a time. Thread-safe.
 
     `settings` are the server's for each backend.
     """
@@ -36,12 +36,11 @@ class FirstOpenings:
         *Blocking* for as long as that takes, about a second for a small model. Raises LoadError if it ends the process.
         Other errors are left to the caller's own opening.
         """
+        if self._is_known(path, backend):
+            return
         with self._lock:
-            try:
-                if self._known.has_opened(path, backend):
-                    return
-            except OSError:
-                return  # the opening reports it
+            if self._is_known(path, backend):  # the thread that had the lock has opened the same file
+                return
             stated = type(config)()
             stated.CopyFrom(config)
             stated.backend, stated.platform = backend, ""
@@ -60,6 +59,12 @@ class FirstOpenings:
                 self._known.put_opened(path, backend)
             except OSError as error:
                 log.debug("'%s' is not remembered: %s", path, error)
+
+    def _is_known(self, path: Path, backend: str) -> bool:
+        try:
+            return self._known.has_opened(path, backend)
+        except OSError:
+            return True  # the opening reports it
 
 
 def _open_in_child(job: Mapping[str, object]) -> str:
