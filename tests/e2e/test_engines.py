@@ -115,7 +115,7 @@ def test_a_model_serves_at_once_and_switches_to_its_engine_without_losing_reques
     start: Callable[..., Any], asking: Callable[[Any], Asking], eventually: Eventually
 ) -> None:
     with start() as server:
-        assert backend(server) == "openvino"
+        assert backend(server) == "onnxruntime"
         client = asking(server)
         assert eventually(lambda: backend(server) == "tensorrt_rtx", BUILD_S), (engine(server), server.log())
         seen = len(client.answers)
@@ -147,7 +147,7 @@ def test_an_engine_of_another_machine_is_rebuilt_and_the_reason_is_reported(
     with start() as server:
         assert eventually(lambda: backend(server) == "tensorrt_rtx", BUILD_S), server.log()
     with start(FAKE_CUDA_NAME="Another GPU") as server:
-        assert backend(server) == "openvino"
+        assert backend(server) == "onnxruntime"
         assert eventually(lambda: "it was built for another GPU" in server.log())
         assert eventually(lambda: backend(server) == "tensorrt_rtx", BUILD_S), server.log()
 
@@ -159,7 +159,7 @@ def test_a_build_is_cancelled_and_requested_again(start: Callable[..., Any], eve
         assert eventually(lambda: engine(server)["state"] == "cancelled")
         assert engine(server)["reason"] == "an operator took it back"
         assert builder_of(server) == []
-        assert backend(server) == "openvino"
+        assert backend(server) == "onnxruntime"
         assert server.request("DELETE", "/edge/v1/engines/nobody")[0] == 404
         status, body = server.request("POST", f"/edge/v1/engines/{MODEL}")
         assert (status, json.loads(body)) == (200, {"model": MODEL, "ordered": 1})
@@ -191,7 +191,7 @@ def test_an_engine_with_wrong_outputs_or_crashes_never_serves(
     with start(FAKE_ENGINE_FAULT=fault) as server:
         assert eventually(lambda: engine(server)["state"] == "failed", BUILD_S)
         assert message in engine(server)["reason"]
-        assert backend(server) == "openvino"
+        assert backend(server) == "onnxruntime"
         assert server.get("/v2/health/ready")[0] == 200
 
 
@@ -211,6 +211,6 @@ def test_without_a_gpu_nothing_changes(serve: Serve, models: Path) -> None:
     with serve(models) as server:
         status, answer = server.ask("/edge/v1/engines")
         assert (status, answer["enabled"], answer["engines"]) == (200, False, [])
-        assert backend(server) == "openvino"
+        assert backend(server) == "onnxruntime"
         assert "was skipped" not in server.log()
         assert server.request("DELETE", f"/edge/v1/engines/{MODEL}")[0] == 501

@@ -184,7 +184,7 @@ def test_the_container_classifies_a_picture_and_stops_with_code_0(
         os.kill(pid, signal.SIGTERM)
         output, _ = server.communicate(timeout=60)
         assert server.returncode == 0, output
-        assert re.search(r"efficientnet_lite0 version 1: openvino", output)
+        assert re.search(r"efficientnet_lite0 version 1: onnxruntime", output)
     finally:
         if server.poll() is None:
             os.killpg(server.pid, signal.SIGKILL)
