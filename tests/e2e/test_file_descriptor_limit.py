@@ -129,7 +129,9 @@ def test_a_server_without_free_descriptors_serves_and_accepts_again_later(
                 assert grpc.is_server_live()
             # 40 small requests: a loop that spins would take as much as there is, and write a log of it.
             assert cpu_ticks(pid) - before < 100
-            assert server.log().count("Too many open files") == 1
+            lines = [line for line in server.log().splitlines() if "Too many open files" in line]
+            # An idle server may have begun a measurement by then.
+            assert len([line for line in lines if "cannot be measured" not in line]) == 1, lines
             assert "Traceback" not in server.log()
         client = opened.enter_context(triton_http.InferenceServerClient(server.http))
         assert client.is_model_ready("add_sub")
