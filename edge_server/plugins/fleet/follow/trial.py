@@ -4,21 +4,20 @@ release's sample, and compares its outputs and its time with what the release al
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from edge_server.errors import EdgeServerError
+from edge_server.json_child_process import JsonProcess, ReceiveTimeout
 from edge_server.plugins.fleet.release import SAMPLE_NAME, Release
 
 _MAX_REASON_CHARS = 500
 _NICE = 10
 """Serving goes first."""
+_POLL_S = 0.1
 
 
 class Rejected(EdgeServerError):
@@ -31,14 +30,10 @@ class Trial:
     def __init__(self, folder: Path, timeout_s: float) -> None:
         self._folder = folder
         self._timeout_s = timeout_s
-        self._process: subprocess.Popen[bytes] | None = None
         self._is_stopping = False
 
     def stop(self) -> None:
         self._is_stopping = True
-        process = self._process
-        if process is not None:
-            process.kill()
 
     def run(self, release: Release, staged: Path, repository: Path) -> str:
         """Try the release in `staged`. Return the result as a sentence for the log.
@@ -68,39 +63,27 @@ class Trial:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _run_child(self, job: Mapping[str, object]) -> str:
-        command = [sys.executable, "-m", "edge_server.plugins.fleet.follow.trial_process"]
-        with subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        ) as process:
-            self._process = process
-            try:
+        child = JsonProcess("edge_server.plugins.fleet.follow.trial_process")
+        try:
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, child.pid, _NICE)
+            child.send({**job, "parent": os.getpid()})
+            end_s = time.monotonic() + self._timeout_s
+            while True:
                 if self._is_stopping:
                     raise InterruptedError
-                with contextlib.suppress(OSError):
-                    os.setpriority(os.PRIO_PROCESS, process.pid, _NICE)
-                output, errors = process.communicate(json.dumps(job).encode(), self._timeout_s)
-            except subprocess.TimeoutExpired:
-                raise Rejected(f"its trial took longer than {self._timeout_s:g} s") from None
-            finally:
-                process.kill()
-                self._process = None
-        if self._is_stopping:
-            raise InterruptedError
-        lines = output.splitlines()
-        try:
-            verdict = json.loads(lines[-1])
-            reason, note = str(verdict["reason"]), str(verdict["note"])
-        except (IndexError, ValueError, KeyError, TypeError):
-            raise Rejected(f"its trial {_end(process.returncode, errors)}") from None
-        if reason:
-            raise Rejected(reason[:_MAX_REASON_CHARS])
-        return note
-
-
-def _end(code: int, errors: bytes) -> str:
-    lines = errors.decode(errors="replace").strip().splitlines()
-    tail = f": {lines[-1][:_MAX_REASON_CHARS]}" if lines else ""
-    if code >= 0:
-        return f"ended with code {code}{tail}"
-    hint = ", as the kernel does when memory runs out" if code == -signal.SIGKILL else ""
-    return f"was ended by {signal.Signals(-code).name}{hint}{tail}"
+                try:
+                    verdict = child.receive(_POLL_S)
+                    if verdict is None:
+                        child.join()  # it ends by itself, and its code tells how
+                    break
+                except ReceiveTimeout:
+                    if time.monotonic() > end_s:
+                        raise Rejected(f"its trial took longer than {self._timeout_s:g} s") from None
+        finally:
+            child.kill()
+        if verdict is None:
+            raise Rejected(f"its trial {child.exit_description()}"[:_MAX_REASON_CHARS])
+        if verdict["reason"]:
+            raise Rejected(verdict["reason"][:_MAX_REASON_CHARS])
+        return str(verdict["note"])

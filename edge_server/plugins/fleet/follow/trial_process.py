@@ -1,11 +1,7 @@
-"""Process of one trial: reads a job as JSON from standard input, prints the verdict as the last line of JSON.
-
-`reason` "" accepts the release. The job is made in `trial.py`.
-"""
+"""Process of one trial: reads a job of `trial.py`, and writes the verdict. `reason` "" accepts the release."""
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import time
@@ -20,6 +16,7 @@ import edge_server
 from edge_server.core.output_difference import compare_arrays
 from edge_server.core.status_reports import find_failed
 from edge_server.errors import EdgeServerError
+from edge_server.json_child_side import exit_at_once, start_child, write_message
 
 _EXPECTED = "expected."
 _WARM_RUNS = 3
@@ -30,13 +27,14 @@ _MEASURE_S = 30.0
 Arrays = Mapping[str, Any]
 
 
-def main() -> None:
-    job = json.load(sys.stdin)
+def main() -> int:
+    out, job = start_child()
     try:
         reason, note = _try(job)
     except EdgeServerError as error:
         reason, note = error.message, ""
-    print(json.dumps({"reason": reason, "note": note}))
+    write_message(out, {"reason": reason, "note": note})
+    return exit_at_once()
 
 
 def _try(job: Mapping[str, Any]) -> tuple[str, str]:
@@ -135,4 +133,4 @@ def _check_time(
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
