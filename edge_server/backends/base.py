@@ -331,6 +331,10 @@ class Backend(abc.ABC):
     """Whether a damaged file can end the process that opens it. Then a file that this machine has never opened is
     opened in a child process first."""
 
+    compares_output_sizes: bool = False
+    """Whether a size that the configuration states for an output, where the file leaves it open, is refused, as by
+    Triton's backend of this name."""
+
     needs_every_input: bool = False
     """Whether no run may leave out an input of the file, unless `inspect` says that it is optional: the runtime fails,
     or computes with what an earlier request left there."""

@@ -328,10 +328,16 @@ def unsure_outputs(config: ConfigMessage, signature: ModelSignature) -> frozense
 
 
 def check_against_file(
-    config: ConfigMessage, model: str, signature: ModelSignature, *, needs_every_input: bool = False
+    config: ConfigMessage,
+    model: str,
+    signature: ModelSignature,
+    *,
+    needs_every_input: bool = False,
+    compares_output_sizes: bool = False,
 ) -> None:
     """Raise BadModelConfig if a stated tensor differs from the file in name, data type or dims, or if one is missing.
-    With `needs_every_input`, also for an optional input that the file demands."""
+    With `needs_every_input`, also for an optional input that the file demands; with `compares_output_sizes` for a size
+    of an output that the file leaves open."""
     _check_can_batch(config, model, signature)
     flat, split = flat_inputs(config), split_outputs(config)
     for kind, items, specs in (
@@ -356,6 +362,8 @@ def check_against_file(
             else:
                 has_own_dims = item.name in signature.unranked or (kind == "output" and item.name in split)
                 _check_tensor(item, spec, prefix, config.max_batch_size, has_own_dims=has_own_dims)
+                if kind == "output" and compares_output_sizes and not has_own_dims:
+                    _compare_sizes(item, spec, prefix, config.max_batch_size)
     _check_batch_inputs(config, model, signature)
     check_sequences_against_file(config, model, signature)
     _check_none_missing(config, model, signature)
@@ -381,6 +389,17 @@ def _check_batch_inputs(config: ConfigMessage, model: str, signature: ModelSigna
             _check_tensor(item, of_file[name], prefix, 0, has_own_dims=True)
 
 
+def _compare_sizes(item: ConfigMessage, spec: _TensorSpec, prefix: str, max_batch_size: int) -> None:
+    """Refuse a size that the file does not promise, as Triton does: clients would rely on it."""
+    stated = list(item.reshape.shape if item.HasField("reshape") else item.dims)
+    of_file = list(spec.dims[1:] if max_batch_size > 0 else spec.dims)
+    if any(size > 0 >= own for size, own in zip(stated, of_file, strict=False)):
+        raise BadModelConfig(
+            f"{prefix} dims: expected -1 for each dimension that is of any size in the model file's {of_file}, "
+            f"given {stated}"
+        )
+
+
 def _check_tensor(
     item: ConfigMessage, spec: _TensorSpec, prefix: str, max_batch_size: int, *, has_own_dims: bool = False
 ) -> None:
@@ -401,10 +420,6 @@ def _check_tensor(
         hint = "" if has_batch or not _fits([-1, *stated], of_file) else "; does it lack max_batch_size?"
         raise BadModelConfig(f"{prefix} dims: expected a shape that fits the model file's {of_file}{batch}, "
                              f"given {stated}{hint}")  # fmt: skip
-    if isinstance(spec, OutputSpec) and any(a > 0 >= b for a, b in zip(stated, of_file, strict=True)):
-        # As in Triton: clients would rely on a size that the file does not promise.
-        raise BadModelConfig(f"{prefix} dims: expected -1 for each dimension that is of any size in the model file's "
-                             f"{of_file}, given {stated}")  # fmt: skip
 
 
 def _check_values(item: ConfigMessage, spec: _TensorSpec, prefix: str, stated: Sequence[int]) -> None:

@@ -222,7 +222,10 @@ def _complete_config(
             default = signature.most_rows or _default_max_batch_size(backend, model, settings)
             notes += complete(config, model, signature, default)
             has_default_batch_size = states_none and config.max_batch_size > 0 and signature.most_rows is None
-        check_against_file(config, model, signature, needs_every_input=backend.needs_every_input)
+        check_against_file(
+            config, model, signature, needs_every_input=backend.needs_every_input,
+            compares_output_sizes=backend.compares_output_sizes,
+        )  # fmt: skip
     lost = frozenset(options.lost_gpus())
     normalise(config, model, Devices(options.gpu_count, backend.runs_on_gpu, backend.default_instance_count, lost))
     return tuple(notes), has_default_batch_size

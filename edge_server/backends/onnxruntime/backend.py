@@ -69,7 +69,7 @@ class OnnxRuntimeBackend(Backend):
 
     default_filename = "model.onnx"
     default_instance_count = 2
-    needs_every_input = True
+    compares_output_sizes = needs_every_input = True
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -402,8 +402,10 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.mark.full
-def test_the_bundled_classifier_gets_a_table_and_progress_lines() -> None:
-    words = ("--precisions=bf16", "--runs=10", "--seconds=1", "--samples=2", CPU_RUNTIMES)
+def test_the_bundled_classifier_gets_a_table_and_progress_lines(tmp_path: Path) -> None:
+    words = (
+        "--precisions=bf16", "--runs=10", "--seconds=1", "--samples=2", CPU_RUNTIMES, f"--state-dir={tmp_path}"
+    )  # fmt: skip
     done = optimize(BUNDLED / "efficientnet_lite0", *words)
     assert done.returncode == 0, done.stderr
     head, _, *rows = done.stdout.splitlines()
