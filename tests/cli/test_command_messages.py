@@ -53,6 +53,10 @@ def answering(listener: socket.socket) -> Iterator[Callable[[bytes], str]]:
                     with taken:
                         taken.recv(65536)
                         taken.sendall(answer)
+                        # A close with unread bytes, such as the request's body, resets the connection, and the answer.
+                        taken.shutdown(socket.SHUT_WR)
+                        while taken.recv(65536):
+                            pass
             except OSError:
                 return  # closed: the test is over
 
