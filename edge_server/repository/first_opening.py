@@ -52,8 +52,8 @@ class FirstOpenings:
             }  # fmt: skip
             if end := _open_in_child(job):
                 raise LoadError(
-                    f"model '{model_dir.name}' version {version}, file '{path.name}': {backend} does not survive "
-                    f"to open it: a process that did so {end}"
+                    f"model '{model_dir.name}' version {version}, file '{path.name}': {backend} ends the "
+                    f"process that opens it: a child process {end}"
                 )
             try:
                 self._known.put_opened(path, backend)

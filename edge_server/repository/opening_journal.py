@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from edge_server.errors import LoadError
 from edge_server.repository.replace_file import replace_file
@@ -70,9 +70,9 @@ class OpeningJournal:
         version = _Version(name, number, fingerprint)
         if version in self._ended:
             raise LoadError(
-                f"model '{name}' version {number}: the server ended without a word when it was opened before, so it is "
-                "not opened again. A change of its files or its configuration lets it be tried once more: "
-                "touch config.pbtxt or the model file"
+                f"model '{name}' version {number}: the server ended without an error message when it opened it, so it "
+                "is not opened again until its files or its configuration change: touch config.pbtxt or the model file "
+                "to try it again"
             )
         has_turn = bool(self._suspects) and self._turn.acquire(timeout=_TURN_TIMEOUT_S)
         entry = _Opening(version, os.getpid(), self._boot)
@@ -103,8 +103,10 @@ class OpeningJournal:
             if self._path.stat().st_size > MAX_FILE_BYTES:
                 raise ValueError(f"it is larger than {MAX_FILE_BYTES} bytes")
             content = json.loads(self._path.read_text(encoding="utf-8"))
-            found = [_Opening(_Version(*item["version"]), int(item["pid"]), item["boot"]) for item in content["open"]]
-            self._ended = [_Version(*item) for item in content["ended"]]
+            found = [
+                _Opening(_version(item["version"]), int(item["pid"]), str(item["boot"])) for item in content["open"]
+            ]
+            self._ended = [_version(item) for item in content["ended"]]
         except (FileNotFoundError, NotADirectoryError):
             return
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -133,6 +135,12 @@ class OpeningJournal:
         except OSError as error:
             log.debug("a model that ends the server will not be known, '%s' cannot be written: %s", self._path, error)
             self._path = None
+
+
+def _version(item: Any) -> _Version:
+    """Return a version of the file. Raises ValueError or TypeError."""
+    name, number, fingerprint = item
+    return _Version(str(name), int(number), str(fingerprint))
 
 
 def _boot() -> str:

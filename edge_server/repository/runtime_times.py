@@ -56,8 +56,8 @@ class _Entry(NamedTuple):
     """Times of one file. `times`: backend -> its version, and milliseconds, None if it could not run the file.
 
     `stamp` identifies the file without reading it: device, inode, size and change times. `at_once`: sequences of a
-    language model that were continued together, 0 for another model. `disagreement`: what another runtime answers
-    otherwise than the first of the fixed order, "" if they agree.
+    language model that were continued together, 0 for another model. `disagreement`: how the answers of another
+    runtime differ from those of the first of the fixed order, "" if they agree.
     """
 
     digest: str
@@ -137,7 +137,7 @@ class RuntimeTimes:
     def put(self, file: Path, times_ms: Mapping[str, float | None], at_once: int = 0, disagreement: str = "") -> bool:
         """Store the milliseconds of one inference with each backend, None for one that cannot run the file.
 
-        `at_once` as for `choose`. `disagreement`: what one answers otherwise, "" if all answer alike. Returns whether
+        `at_once` as for `choose`. `disagreement`: how their answers differ, "" if they agree. Returns whether
         it could be written; one warning says why not.
         """
         times = {name: (runtime_version(name), ms) for name, ms in times_ms.items()}
@@ -223,7 +223,7 @@ class RuntimeTimes:
                 raise ValueError(f"it is larger than {MAX_FILE_BYTES} bytes")
             content = json.loads(self._path.read_text(encoding="utf-8"))
             self._entries = tuple(_entry(item) for item in content["measurements"][:MAX_ENTRIES])
-            self._opened = tuple(_Opened(**item) for item in content["opened"][:MAX_ENTRIES])
+            self._opened = tuple(_opened(item) for item in content["opened"][:MAX_ENTRIES])
         except (FileNotFoundError, NotADirectoryError):
             self._entries, self._opened = (), ()
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -275,7 +275,7 @@ def _parts(path: Path) -> list[Path]:
 
 
 def _stamps(files: Sequence[Path]) -> tuple[str, int]:
-    """Return what identifies files without reading them, and their size together."""
+    """Return a text that identifies files, made without reading them, and the sum of their sizes."""
     found = [file.stat() for file in files]
     return " ".join(map(_stamp, found)), sum(state.st_size for state in found)
 
@@ -296,6 +296,12 @@ def _entry(item: Any) -> _Entry:
     size, at_once = int(item["size"]), int(item.get("at_once", 0))
     stamp, made_on, disagreement = str(item["stamp"]), str(item["processor"]), str(item["disagreement"])
     return _Entry(item["sha256"], size, stamp, made_on, item["day"], times, at_once, disagreement)
+
+
+def _opened(item: Any) -> _Opened:
+    """Return one opened file of the store. Raises ValueError, KeyError or TypeError."""
+    digest, stamp, backend, version = (str(item[key]) for key in ("digest", "stamp", "backend", "version"))
+    return _Opened(digest, int(item["size"]), stamp, backend, version)
 
 
 def _write(path: Path, entries: Sequence[_Entry], opened: Sequence[_Opened]) -> None:

@@ -56,7 +56,7 @@ def test_a_model_whose_load_ended_the_server_is_not_loaded_again_until_its_files
     watching = ("--model-control-mode=poll", "--repository-poll-secs=1", f"--state-dir={tmp_path}")
     with serve(models, *watching) as server:
         assert "the server ended when it opened model 'bad' version 1" in server.log()
-        assert "'bad' version 1: the server ended without a word when it was opened before" in server.log()
+        assert "'bad' version 1: the server ended without an error message when it opened it" in server.log()
         assert server.get("/v2/models/good/ready")[0] == 200, server.log()
         assert server.get("/v2/models/bad/ready")[0] != 200
         os.utime(models / "bad/config.pbtxt", (time.time(), time.time()))

@@ -56,7 +56,7 @@ def test_a_version_that_ended_the_server_is_refused_until_its_files_change(
     end_as(tmp_path, dead)
     for _ in range(2):  # further starts know it as well
         journal = OpeningJournal(tmp_path)
-        with pytest.raises(LoadError, match="model 'm' version 1: the server ended without a word"):
+        with pytest.raises(LoadError, match="model 'm' version 1: the server ended without an error message"):
             journal.opening("m", 1, "a").__enter__()
     assert "the server ended when it opened model 'm' version 1" in caplog.text
     with journal.opening("m", 1, "b"), journal.opening("m", 2, "a"), journal.opening("other", 1, "a"):
@@ -119,7 +119,15 @@ def test_of_several_versions_each_is_opened_alone_until_all_are_known(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "content", ["{", "[]", '{"open": [3], "ended": []}', '{"open": [], "ended": [[1]]}', "[" * 10**5]
+    "content",
+    [
+        "{",
+        "[]",
+        '{"open": [3], "ended": []}',
+        '{"open": [], "ended": [[1]]}',
+        '{"open": [{"version": [[], [], []], "pid": 1, "boot": ""}], "ended": []}',
+        "[" * 10**5,
+    ],
 )
 def test_a_damaged_journal_counts_as_empty_with_a_warning(
     tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture

@@ -37,7 +37,7 @@ class BatchSession(RequestSession):
             outputs = self._session.run(plan.gather(requests), plan.output_names(requests))
             answers = plan.scatter(outputs, requests, item_counts)
         except Exception as error:  # noqa: BLE001 - it is the requests' error, and must not end the process
-            failure = error.detached() if isinstance(error, EdgeServerError) else self._unknown(error)
+            failure = error.detached() if isinstance(error, EdgeServerError) else self._translated(error)
         else:
             for execution, answer in zip(executions, answers, strict=True):
                 execution.send({tensor.name: tensor.array for tensor in answer}, is_final=True)
@@ -45,7 +45,7 @@ class BatchSession(RequestSession):
         for execution in executions:
             execution.fail(failure)
 
-    def _unknown(self, error: Exception) -> BackendError:
+    def _translated(self, error: Exception) -> BackendError:
         name = self._plan.spec.name
         log.error("model '%s': a batch failed in a way that its backend does not know", name, exc_info=error)
         return BackendError(f"model '{name}' failed: {type(error).__name__}: {message_line(error)}")

@@ -1,5 +1,5 @@
-"""ONNX files that OpenVINO may compute otherwise than the ONNX standard says, where a comparison of a few answers can
-miss it.
+"""ONNX files for which OpenVINO may give other answers than the ONNX standard says, where a comparison of a few answers
+can miss it.
 
 All of them were seen with OpenVINO 2026.4 on a CPU, beside ONNX Runtime and the expected values of the package `onnx`.
 Other differences, such as those of integer arithmetic, show in each comparison. Types that it computes in fewer bits
@@ -13,16 +13,16 @@ from pathlib import Path
 from edge_server.backends import onnx_file_info
 
 _OPERATORS = {
-    b"Attention": "it computes windows and rows that are masked whole otherwise",
+    b"Attention": "it computes windows and completely masked rows differently",
     b"BitShift": "it shifts in another width",
-    b"TopK": "it orders equal values otherwise",
+    b"TopK": "it orders equal values differently",
     b"Tile": "with repeats that an input gives, its answer is memory that nothing was written to",
 }
 """Operator -> what OpenVINO does. https://onnx.ai/onnx/operators/ has the definitions."""
 
 
 def known_difference(path: Path) -> str:
-    """Return why OpenVINO may answer otherwise with an ONNX file, "" if nothing is known. Raises OSError, and
+    """Return why OpenVINO may give other answers for an ONNX file, "" if nothing is known. Raises OSError, and
     ValueError for another file."""
     for operator, reason in _OPERATORS.items():
         if onnx_file_info.has_operator(path, frozenset((operator,))):

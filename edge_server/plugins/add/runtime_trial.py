@@ -30,7 +30,7 @@ class RuntimeTrial(NamedTuple):
     """Result of one runtime. `times_ms` are empty if it failed, for the `reason`, or was only opened.
 
     `outputs` are those for the samples, empty for samples that were made up. The first one that works has them all.
-    `disagreement`: what it answers otherwise than ONNX Runtime, or "".
+    `disagreement`: how its answers differ from those of ONNX Runtime, or "".
     """
 
     backend: str

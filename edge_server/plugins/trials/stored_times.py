@@ -52,8 +52,8 @@ def shortest_times(trials: Mapping[str, CandidateTrial]) -> dict[str, float | No
 
 
 def find_disagreement(file: Path, trials: Mapping[str, CandidateTrial]) -> str:
-    """Return what OpenVINO answers otherwise with an ONNX file than ONNX Runtime, "" if they agree, or if there is no
-    trial of one of them."""
+    """Return how OpenVINO's answers for an ONNX file differ from those of ONNX Runtime, "" if they agree, or if there
+    is no trial of one of them."""
     if not trials.keys() >= set(ONNX_ORDER):
         return ""
     with contextlib.suppress(OSError, ValueError):  # the trials report it

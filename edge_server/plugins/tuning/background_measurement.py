@@ -128,7 +128,7 @@ class BackgroundMeasurement(RunningPlugin):
             times, disagreement = shortest_times(trials), find_disagreement(file.path, trials)
             if store_times(core.runtime_times, file.path, times, disagreement):
                 shown = ", ".join(f"{name} {'fails' if ms is None else f'{ms:.3g} ms'}" for name, ms in times.items())
-                shown += f"; openvino answers otherwise: {disagreement}" if disagreement else ""
+                shown += f"; openvino gives other answers: {disagreement}" if disagreement else ""
                 log.info("'%s': measured for one inference %s; its next load uses the result", file.path, shown)
             return
         log.info("'%s': the runtimes were not measured, requests came during each attempt", file.path)

@@ -164,7 +164,7 @@ def _store_times(options: argparse.Namespace, config: ServerConfig, plan: TrialP
     store = RuntimeTimes(Path(config.repository.measurements_dir))
     disagreement = find_disagreement(file, trials)
     if disagreement and not options.json:
-        print(f"openvino answers otherwise than onnxruntime, so that a server chooses it only by name: {disagreement}")
+        print(f"openvino gives other answers than onnxruntime, so a server uses it only by name: {disagreement}")
     _tell(options, config, store_times(store, file, shortest_times(trials), disagreement))
 
 

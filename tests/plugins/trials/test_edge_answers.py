@@ -161,7 +161,7 @@ def test_a_convolution_whose_shape_is_wrong_for_several_rows_is_found(
 @pytest.mark.parametrize(
     ("operator", "dtype", "reason"),
     [
-        ("TopK", T.FLOAT, "operator TopK: it orders equal values otherwise"),
+        ("TopK", T.FLOAT, "operator TopK: it orders equal values differently"),
         ("Identity", T.FLOAT, "no answers could be compared"),
     ],
 )
