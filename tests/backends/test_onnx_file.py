@@ -44,6 +44,36 @@ def test_the_precision_is_weighted_by_elements(tmp_path: Path) -> None:
     assert onnx_file_info.arithmetic(path) == "f16"
 
 
+def divide(inputs: list[str], element: int = TensorProto.INT64) -> bytes:
+    """Return a model that divides the first of its inputs "x" and "y" by the second."""
+    given = [helper.make_tensor_value_info(name, element, [2]) for name in ("x", "y")]
+    output = helper.make_tensor_value_info("z", element, [2])
+    weight = helper.make_tensor("w", element, [2], [1, 2])
+    node = helper.make_node("Div", inputs, ["z"])
+    content: bytes = helper.make_model(helper.make_graph([node], "g", given, [output], [weight])).SerializeToString()
+    return content
+
+
+@pytest.mark.parametrize(
+    ("content", "divisor"),
+    [
+        (divide(["x", "y"]), "y"),
+        (divide(["y", "x"], TensorProto.INT32), "x"),
+        (divide(["x", "w"]), None),
+        (divide(["x", "y"], TensorProto.FLOAT), None),
+        (divide(["x"]), None),
+    ],
+)
+def test_an_integer_input_that_the_graph_divides_by_is_found(
+    content: bytes, divisor: str | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(content)
+    assert onnx_file_info.integer_divisor(path) == divisor
+    assert onnx_file_info.has_operator(path, frozenset((b"Mul", b"Div")))
+    assert not onnx_file_info.has_operator(path, frozenset((b"Mul",)))
+
+
 def test_a_file_with_a_hundred_thousand_dims_is_read_quickly(tmp_path: Path) -> None:
     """Their product has 6 million bits: multiplied out, it held the interpreter's lock for a minute."""
     path = tmp_path / "model.onnx"

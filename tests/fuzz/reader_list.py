@@ -19,6 +19,7 @@ READERS = {
     "onvif": 1024,
     "model_config": 1024,
     "model_size": 1024,
+    "onnx_file": 1024,
     "export_metadata": 512,
     "wyoming_events": 1024,
     "robot_messages": 1024,
