@@ -76,9 +76,9 @@ def _report(core: ServerParts) -> int:
     ]
     reasons += map(clean, core.plugins.refusals())
     reasons += [f"plugin {name}: {error}" for name, error in core.plugins.failures.items()]
-    rows, notes, warnings = [], [], []
+    rows, notes = [], []
+    warnings: list[str] = []
     for version in core.manager.all_ready():
-        warnings += [reason_line(version.name, str(version.version), text) for text in version.report().warnings]
         if version.spec.recognised is not None:
             notes.append(reason_line(version.name, str(version.version), version.spec.recognised.note))
         try:
@@ -90,6 +90,7 @@ def _report(core: ServerParts) -> int:
         except EdgeServerError as error:
             infer_ms = "failed"
             reasons.append(reason_line(version.name, str(version.version), str(error)))
+        warnings += [reason_line(version.name, str(version.version), text) for text in version.report().warnings]
         rows.append(_row(core, version, infer_ms))
     if rows:
         optional = ("OUTPUTS", "INPUTS", "MEMORY MB", "PRECISION")

@@ -130,7 +130,11 @@ def _is_reader_gone(stream: TextIO | None) -> bool:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments is None:
+        arguments = sys.argv[1:]
+        # As Triton's Python backend has it: a model's argparse would read the server's options.
+        sys.argv = [""]
+    arguments = list(arguments)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(usage(find_all_commands(find_plugins().plugins)))
         return ExitCode.OK if arguments else ExitCode.USAGE

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -17,7 +17,7 @@ from edge_server.core.shape_tensors import (
     prepend_batch_size,
     repeat_values_per_row,
 )
-from edge_server.core.tensor import Tensor
+from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BackendError, WrongOutput
 
 if TYPE_CHECKING:
@@ -29,13 +29,21 @@ _SHOWN_VALUES = 16
 """Most values of a shape tensor that an error message shows."""
 
 
-class BatchPlan:
-    """Gathers inputs into batches and scatters outputs to requests. Made once per version; only `shape_notes` grows."""
+def _fits(shape: tuple[int, ...], dims: Sequence[int]) -> bool:
+    return len(shape) == len(dims) and all(want in (-1, got) for want, got in zip(dims, shape, strict=True))
 
-    def __init__(self, spec: ModelSpec) -> None:
+
+class BatchPlan:
+    """Gathers inputs into batches and scatters outputs to requests. Made once per version; only `output_notes` grows.
+
+    `on_note` gets each new sentence of `output_notes`.
+    """
+
+    def __init__(self, spec: ModelSpec, on_note: Callable[[str], object] = lambda note: None) -> None:
         self.spec = spec
-        self.shape_notes: dict[str, str] = {}
-        """By output whose shape differed from what the model file declares: a sentence about the first time."""
+        self._on_note = on_note
+        self.output_notes: dict[str, str] = {}
+        """By output whose shape or type differed from the declared one: a sentence about the first time."""
         self._output_specs = {item.name: item for item in spec.outputs}
         self._output_names = tuple(item.name for item in spec.outputs)
         self._has_batch_dim = spec.max_batch_size > 0
@@ -252,17 +260,39 @@ class BatchPlan:
         return parts
 
     def answer(self, outputs: Mapping[str, Array], request: Request) -> tuple[Tensor, ...]:
-        """Return the requested outputs of one response, with any number of items, in the order of `outputs`: Triton
-        answers in the order that a Python model gives. Raises BackendError."""
-        whole = {name: self._checked(name, array, None) for name, array in outputs.items()}
-        specs, requested = self._output_specs, request.outputs
-        return tuple(
-            [
-                Tensor(name, specs[name].dtype, array)
-                for name, array in whole.items()
-                if not requested or name in requested
-            ]
+        """Return the requested outputs of one response, with any number of items, in the order of `outputs`.
+
+        As in Triton, order, type and shape are those of the model's answer. What differs from the configuration is
+        noted once. Raises BackendError for an undeclared output, and for one that cannot get its client's shape.
+        """
+        answered = [self._as_answered(name, array) for name, array in outputs.items()]
+        requested = request.outputs
+        return tuple([tensor for tensor in answered if not requested or tensor.name in requested])
+
+    def _as_answered(self, name: str, array: Array) -> Tensor:
+        spec = self._spec_of(name)
+        is_declared_type = array.dtype == spec.dtype.numpy
+        expected = spec.dims if spec.reshape is None else spec.reshape
+        if self._has_batch_dim:
+            expected = (-1, *expected)
+        if is_declared_type and _fits(array.shape, expected):
+            return Tensor(
+                name, spec.dtype, array if spec.reshape is None else self._reshape(array, spec.reshape, spec.dims)
+            )
+        if spec.reshape is not None:
+            return Tensor(name, spec.dtype, self._checked(name, array, None))
+        dtype = spec.dtype if is_declared_type else DType.from_numpy(array.dtype)
+        self._note(
+            name,
+            f"output '{name}' was answered as {dtype.value} {list(array.shape)}, but its configuration promises "
+            f"{spec.dtype.value} {list(expected)}: clients get the model's answer",
         )
+        return Tensor(name, dtype, array)
+
+    def _note(self, name: str, note: str) -> None:
+        if name not in self.output_notes:
+            self.output_notes[name] = note
+            self._on_note(note)
 
     def _pick(self, whole: Mapping[str, Array], request: Request, rows: slice | None) -> tuple[Tensor, ...]:
         names: Sequence[str] = self._output_names
@@ -298,29 +328,31 @@ class BatchPlan:
                 return values
             expected = (-1 if total is None else total, *item_dims)
         shape = array.shape
-        if shape != expected and (
-            len(shape) != len(expected) or any(want not in (-1, got) for want, got in zip(expected, shape, strict=True))
-        ):
+        if shape != expected and not _fits(shape, expected):
             lacks_items = self._has_batch_dim and total is not None and shape[:1] != (total,)
             if not spec.may_differ or lacks_items:
                 raise BackendError(
                     f"model '{self.spec.name}' answered output '{name}' with shape {list(shape)}, "
                     f"but its configuration promises {list(expected)}"
                 )
-            if name not in self.shape_notes:
-                self.shape_notes[name] = (
-                    f"output '{name}' was answered with shape {list(shape)}, where the metadata says {list(expected)}, "
-                    "which comes from the model file: clients get the shape that is computed, and dims in config.pbtxt "
-                    "correct the metadata"
-                )
+            self._note(
+                name,
+                f"output '{name}' was answered with shape {list(shape)}, where the metadata says {list(expected)}, "
+                "which comes from the model file: clients get the shape that is computed, and dims in config.pbtxt "
+                "correct the metadata",
+            )
             return array
         return array if spec.reshape is None else self._reshape(array, spec.reshape, spec.dims)
 
-    def _declared(self, name: str, array: Array) -> OutputSpec:
-        """Return the specification of an output. Raises WrongOutput for an unknown name or another type."""
+    def _spec_of(self, name: str) -> OutputSpec:
         spec = self._output_specs.get(name)
         if spec is None:
             raise WrongOutput(f"model '{self.spec.name}' answered an output '{name}' that it does not declare")
+        return spec
+
+    def _declared(self, name: str, array: Array) -> OutputSpec:
+        """Return the specification of an output. Raises WrongOutput for an unknown name or another type."""
+        spec = self._spec_of(name)
         if array.dtype != spec.dtype.numpy:
             raise WrongOutput(
                 f"model '{self.spec.name}' answered output '{name}' with elements of type {array.dtype}, "

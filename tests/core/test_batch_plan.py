@@ -58,14 +58,14 @@ def test_an_output_whose_shape_is_only_declared_is_answered_as_it_is_with_one_no
     answers = plan.scatter({"OUT": wide}, [request(rows(1)), request(rows(2))], [1, 2])
     assert [answer[0].shape for answer in answers] == [(1, 8), (2, 8)]
     assert plan.scatter_one({"OUT": wide[:, :, None]}, request(rows(3)), 3)[0].shape == (3, 8, 1)
-    (note,) = plan.shape_notes.values()
+    (note,) = plan.output_notes.values()
     assert note.startswith("output 'OUT' was answered with shape [3, 8], where the metadata says [3, 4]")
 
 
 def test_an_output_of_the_declared_shape_leaves_no_note() -> None:
     plan = plan_of(UNSURE)
     assert plan.scatter_one({"OUT": rows(2, width=4)}, request(rows(2)), 2)[0].shape == (2, 4)
-    assert plan.shape_notes == {}
+    assert plan.output_notes == {}
 
 
 def test_an_output_whose_shape_is_only_declared_still_needs_the_items_of_the_batch() -> None:
@@ -167,5 +167,17 @@ def test_a_response_of_a_stream_may_have_any_number_of_rows_and_some_of_the_outp
     assert [item.shape for item in plan.answer({"OUT": rows(5)}, request(rows(1)))] == [(5, 3)]
     with pytest.raises(BackendError, match="does not declare"):
         plan.answer({"NO": rows(1)}, request(rows(1)))
-    with pytest.raises(BackendError, match="promises"):
-        plan.answer({"SUM": rows(1, 2)}, request(rows(1)))
+
+
+def test_a_single_response_keeps_its_type_and_shape_but_for_an_output_with_a_reshape() -> None:
+    notes: list[str] = []
+    plan = BatchPlan(plan_of(OUT, OutputSpec("FLAT", DType.FP32, (2, 2), reshape=(4,))).spec, notes.append)
+    for _ in range(2):
+        (tensor,) = plan.answer({"OUT": rows(1, 2).astype(np.int64)[0]}, request(rows(1)))
+        assert (tensor.dtype, tensor.shape) == (DType.INT64, (2,))
+    assert notes == list(plan.output_notes.values())
+    (note,) = notes
+    assert note.startswith("output 'OUT' was answered as INT64 [2], but its configuration promises FP32 [-1, -1]")
+    assert plan.answer({"FLAT": rows(1, 4)}, request(rows(1)))[0].shape == (1, 2, 2)
+    with pytest.raises(BackendError, match=r"answered output 'FLAT' with shape \[1, 3\], .* promises \[-1, 4\]"):
+        plan.answer({"FLAT": rows(1, 3)}, request(rows(1)))

@@ -71,6 +71,31 @@ class TritonPythonModel:
         ]
 """
 
+ARGUMENTS_CONFIG = """
+backend: "python"
+input { name: "IN" data_type: TYPE_FP32 dims: [ 1 ] }
+output { name: "OUT" data_type: TYPE_STRING dims: [ -1 ] }
+"""
+
+ARGUMENTS = """
+import argparse
+import sys
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--threshold", default="0.5")
+        self.threshold = parser.parse_args().threshold
+
+    def execute(self, requests):
+        given = np.array([self.threshold, *sys.argv], object)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", given)]) for _ in requests]
+"""
+
 STREAM_CONFIG = """
 backend: "python"
 model_transaction_policy { decoupled: true }
@@ -202,6 +227,8 @@ def server(module_repository: Any, serve: Callable[..., Any]) -> Iterator[Any]:
         ("isolated_stream", STREAM, STREAM_CONFIG + isolated),
         ("speaker", SPEAKER, ONE_TO_ONE),
         ("isolated_speaker", SPEAKER, ONE_TO_ONE + isolated),
+        ("arguments", ARGUMENTS, ARGUMENTS_CONFIG),
+        ("isolated_arguments", ARGUMENTS, ARGUMENTS_CONFIG + isolated),
         ("crasher", CRASHER, ONE_TO_ONE + isolated),
         ("straggler", CRASHER, ONE_TO_ONE),
         ("interval", INTERVAL, ONE_TO_ONE),
@@ -297,6 +324,13 @@ def test_generate_stream_carries_any_number_of_events(server: Any, kind: str, co
         assert reply.headers["Content-Type"].startswith("text/event-stream")
         events = [json.loads(line[6:]) for line in reply.read().split(b"\n\n") if line]
     assert [event["WORD"] for event in events] == [f"word {number}" for number in range(count)]
+
+
+def test_a_model_that_reads_the_command_line_finds_it_empty(server: Any, kind: str) -> None:
+    """As under Triton: argparse would take the server's options for the model's."""
+    body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [0]}]}
+    status, answer = server.infer(f"{kind}arguments", body)
+    assert (status, answer["outputs"][0]["data"]) == (200, ["0.5", ""])
 
 
 @pytest.mark.parametrize(("count", "status"), [(0, 500), (1, 200), (2, 500)])

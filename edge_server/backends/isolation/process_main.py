@@ -341,8 +341,9 @@ def main(command_line: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
+    given, sys.argv = sys.argv[1:], [""]  # as in the server's process, see cli/main.py
     try:
-        main(sys.argv[1:])
+        main(given)
     except (ConnectionError, EOFError):
         _end_group()
     except (OSError, ServingFault):

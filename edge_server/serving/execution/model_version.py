@@ -107,7 +107,7 @@ class ModelVersion:
         self._settings = settings_of_backend(settings, self.spec.backend)
         self._server = server
         self._inline = InlineRule(SessionInfo("", "", ""), self.spec.is_decoupled)
-        self._plan = BatchPlan(self.spec)
+        self._plan = BatchPlan(self.spec, self._log_output_note)
         self._check = RequestCheck(self.spec)
         self._needs_utf8 = False
         """Whether a string input that is not UTF-8 would fail its batch."""
@@ -444,7 +444,7 @@ class ModelVersion:
             load_rss_bytes=self._load_rss_bytes,
             notes=(*self.spec.unlogged_notes, *self.spec.notes),
             routine_notes=self.spec.routine_notes,
-            warnings=(*self.spec.warnings, *self._plan.shape_notes.values()),
+            warnings=(*self.spec.warnings, *self._plan.output_notes.values()),
             gpu_bytes=dict(self._gpu_bytes),
             recognised={} if self.spec.recognised is None else self.spec.recognised.parameters,
             live_sequences=live_sequences,
@@ -498,6 +498,11 @@ class ModelVersion:
         )
         instance.attach(self._scheduler.serve, self._pool)
         return instance
+
+    def _log_output_note(self, note: str) -> None:
+        # What a warm-up shows is logged with the report of the load.
+        if self.state is not VersionState.WARMING:
+            log.warning("model '%s': %s", self.name, note)
 
     def _check_opened(self, session: Session | RequestSession) -> None:
         """Run the checks of a warmed-up session. Raises LoadError; doubts become warnings of the version."""

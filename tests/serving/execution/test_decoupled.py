@@ -153,7 +153,7 @@ def test_a_response_that_breaks_the_promise_ends_the_stream_and_does_not_raise_i
     core.load(core.spec(is_decoupled=True))
     _, mailbox = core.submit()
     execution = hands.wait()[0]
-    execution.send({"OUT": np.zeros((1, 1), np.float64)})
+    execution.send({"OTHER": np.zeros((1, 1), np.float32)})
     assert isinstance(mailbox.final().error, BackendError)
     execution.finish()
     assert len(mailbox.responses) == 1
