@@ -38,13 +38,33 @@ class ShapeFault(EngineFault):
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
     """One input or output of an engine. `shape` has -1 for a variable dimension. `is_on_host`: it is a shape tensor,
-    whose values TensorRT needs on the host."""
+    whose values TensorRT needs on the host.
+
+    `format` is the name of a trt.TensorFormat. Other formats than LINEAR may store dimension `vector_dim` in vectors of
+    `vector_size` elements; -1 and 1 if they store single elements.
+    """
 
     name: str
     is_input: bool
     dtype: DType
     shape: tuple[int, ...]
     is_on_host: bool
+    format: str = "LINEAR"
+    vector_dim: int = -1
+    vector_size: int = 1
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether the elements are row-major in memory, without gaps."""
+        return self.format == "LINEAR"
+
+    def format_fault(self, reason: str) -> EngineFault:
+        """Return the error for a format that cannot be converted. `reason` ends the sentence "it has the format X"."""
+        side = "in" if self.is_input else "out"
+        return EngineFault(
+            f"tensor '{self.name}' has the format {self.format}, {reason}; build the plan with a linear {side}put "
+            f"(trtexec --{side}putIOFormats=fp16:chw, or ITensor.allowed_formats = 1 << int(TensorFormat.LINEAR))"
+        )
 
 
 class TensorRTLibrary:
@@ -123,6 +143,7 @@ class TensorRTLibrary:
                     dtype=_TYPES[kind],
                     shape=tuple(int(size) for size in engine.get_tensor_shape(name)),
                     is_on_host=engine.get_tensor_location(name) == self.trt.TensorLocation.HOST,
+                    **_format_of(engine, name),
                 )
             )
         return tuple(found)
@@ -160,6 +181,17 @@ class TensorRTLibrary:
                     profile[name] = Range(*(tuple(int(value) for value in one) for one in values))
             found.append(profile)
         return tuple(found)
+
+    def strides(self, context: Any, item: TensorInfo) -> tuple[int, ...]:
+        """Return the strides of a tensor in the context, in elements, or in vectors if its format has vectors.
+
+        Call it after the shapes of the inputs are set. Raises EngineFault if TensorRT does not know them.
+        """
+        # Unknown ones are Dims of -1 dimensions: they have no len(), and no elements.
+        strides = tuple(int(step) for step in context.get_tensor_strides(item.name))
+        if len(strides) != len(item.shape) or min(strides, default=-1) < 0:
+            raise item.format_fault("and TensorRT does not say where its elements are")
+        return strides
 
     def scratch_bytes(self, engine: Any) -> int:
         """Return the device memory in bytes that an execution context needs during a run."""
@@ -230,6 +262,28 @@ class RtxLibrary(TensorRTLibrary):
 
     def has_timing_cache(self) -> bool:
         return False
+
+
+def _format_of(engine: Any, name: str) -> dict[str, Any]:
+    """Return the last fields of a TensorInfo. Raises EngineFault if they differ between the engine's profiles."""
+
+    def ask(method: Callable[..., Any]) -> set[Any]:
+        try:
+            return {method(name, number) for number in range(max(engine.num_optimization_profiles, 1))}
+        except TypeError:  # TensorRT 8.5 has one format for all profiles
+            return {method(name)}
+
+    formats = sorted(item.name for item in ask(engine.get_tensor_format))
+    if formats == ["LINEAR"]:
+        return {}
+    dims, sizes = ask(engine.get_tensor_vectorized_dim), ask(engine.get_tensor_components_per_element)
+    if len(formats) + len(dims) + len(sizes) > 3:
+        raise EngineFault(
+            f"tensor '{name}' has the formats {' and '.join(formats)} in its profiles, or vectors of different sizes; "
+            "build the plan with one format for all profiles"
+        )
+    dim = dims.pop()
+    return {"format": formats[0], "vector_dim": dim, "vector_size": sizes.pop() if dim >= 0 else 1}
 
 
 _LIBRARIES: dict[str, type[TensorRTLibrary]] = {"tensorrt": TensorRTLibrary, "tensorrt_rtx": RtxLibrary}

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edge_server.backends.base import Array, Session, SessionInfo
@@ -79,6 +79,9 @@ class TensorRTSession(Session):
             release()
             raise
         self._inputs, self._outputs = self._bindings.inputs, self._bindings.outputs
+        if self._bindings.converted:
+            formats = ", ".join(f"{item.name}: {item.format}" for item in self._bindings.converted)
+            self.info = replace(info, options={**info.options, "formats": formats})
         self._buffers = self._bindings.buffers
         self._plain: ExecutionContext | None = None
         self._graphs: CudaGraphs | None = None
@@ -122,13 +125,13 @@ class TensorRTSession(Session):
         for number in self._profiles.allowed:
             profile = self._profiles[number]
             plain.use_profile(number)
-            for name in self._inputs:
-                if name in profile:
-                    self._buffers[name].reserve(profile[name].most)
-                    plain.context.set_input_shape(name, profile[name].most)
-            for name, shape in plain.output_shapes().items():
-                if min(shape, default=0) >= 0:
-                    self._buffers[name].reserve(shape)
+            largest = {name: profile[name].most for name in self._inputs if name in profile}
+            for name, shape in largest.items():
+                plain.context.set_input_shape(name, shape)
+            known = {name: shape for name, shape in plain.output_shapes().items() if min(shape, default=0) >= 0}
+            plain.set_strides(largest.keys() | known.keys())
+            for name, shape in {**largest, **known}.items():
+                self._buffers[name].reserve(shape)
         self._bindings.add_output_allocators(self._library)
         plain.use_profile(self._profiles.first)
         if graphs is not None:
@@ -207,6 +210,7 @@ class TensorRTSession(Session):
         if recording is None:
             shapes = self._run_plain(inputs)
         else:
+            recording.execution.set_strides(self._buffers)
             for name in self._inputs:
                 self._buffers[name].upload(inputs[name], self._stream, recording.rows, is_recorded=True)
             self._context.launch_graph(recording.graph, self._stream)
@@ -246,17 +250,21 @@ class TensorRTSession(Session):
         plain.use_profile(number)
         with self._library.logger.captured() as errors:
             for name in self._inputs:
+                # False means that TensorRT cannot take the shape. `infer_shapes` and the run would report less.
+                is_on_host = self._inputs[name].is_on_host
+                if not is_on_host and not plain.context.set_input_shape(name, shapes[name]):
+                    raise EngineFault(errors.text() or f"input '{name}' cannot have the shape {list(shapes[name])}")
+            plain.set_strides(self._inputs)
+            for name in self._inputs:
                 buffer = self._buffers[name]
                 buffer.reserve(shapes[name])
                 buffer.upload(inputs[name], self._stream)
-                # False means that TensorRT cannot take the shape. `infer_shapes` and the run would report less.
-                if not buffer.info.is_on_host and not plain.context.set_input_shape(name, shapes[name]):
-                    raise EngineFault(errors.text() or f"input '{name}' cannot have the shape {list(shapes[name])}")
                 plain.context.set_tensor_address(name, buffer.address)
             unknown = plain.context.infer_shapes()
             if unknown:
                 raise EngineFault(errors.text() or f"the shape of '{unknown[0]}' cannot be told")
         known = plain.output_shapes()
+        plain.set_strides(self._outputs)
         for name, shape in known.items():
             if name not in dynamic_outputs:
                 self._buffers[name].reserve(shape)

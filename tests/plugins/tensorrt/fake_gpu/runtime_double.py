@@ -2,7 +2,8 @@
 they were built from, in the memory of the fake driver.
 
 `install` puts it in the place of `Runtime` in a real TensorRT package. Which file a plan was built from is found in the
-JSON files below the folders of FAKE_ENGINES: {"plan_sha256": ..., "path": ..., "profiles": [{name: [min, opt, max]}]}.
+JSON files below the folders of FAKE_ENGINES: {"plan_sha256": ..., "path": ..., "profiles": [{name: [min, opt, max]}],
+"formats": {name: TensorFormat}}; a tensor without a format is linear.
 FAKE_ENGINE_FAULT changes what engines do: `wrong` answers are off by one, `crash` ends the process, `refuse` fails a
 run.
 """
@@ -15,6 +16,7 @@ import itertools
 import json
 import os
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +53,17 @@ def install(trt: Any, library: str) -> None:
     trt.Runtime = Runtime
 
 
-def register(folder: Path, plan: bytes, onnx: Path, profiles: list[dict[str, list[list[int]]]]) -> None:
-    """Register the file that a plan was built from."""
+def register(
+    folder: Path,
+    plan: bytes,
+    onnx: Path,
+    profiles: list[dict[str, list[list[int]]]],
+    formats: Mapping[str, str] | None = None,
+) -> None:
+    """Register the file that a plan was built from, and the formats of its inputs and outputs."""
     digest = hashlib.sha256(plan).hexdigest()
-    (folder / f"{digest}.json").write_text(json.dumps({"plan_sha256": digest, "path": str(onnx), "profiles": profiles}))
+    facts = {"plan_sha256": digest, "path": str(onnx), "profiles": profiles, "formats": dict(formats or {})}
+    (folder / f"{digest}.json").write_text(json.dumps(facts))
 
 
 def _find(digest: str) -> dict[str, Any] | None:
@@ -69,6 +78,40 @@ def _find(digest: str) -> dict[str, Any] | None:
     return None
 
 
+class Layout:
+    """Where a format has the elements of a tensor {..., C, H, W} (or {..., C, D, H, W}), as the C arrays in the
+    documentation of nvinfer1::TensorFormat."""
+
+    def __init__(self, form: str, shape: tuple[int, ...], itemsize: int) -> None:
+        channel = len(shape) - (4 if form in ("DHWC8", "DHWC", "CDHW32") else 3)
+        lanes = int(form.lstrip("CDHW") or 1) if form != "DLA_HWC4" and form != "DLA_LINEAR" else 1
+        if form == "DLA_HWC4":
+            assert shape[channel] in (1, 3, 4)
+            lanes = 1 if shape[channel] == 1 else 4
+        self.vectorized_dim = channel if lanes > 1 else -1
+        self.components = lanes
+        vectors = list(shape)
+        vectors[channel] = -(-shape[channel] // lanes)
+        if form == "DLA_LINEAR":
+            vectors[-1] = -(-shape[-1] * itemsize // 64) * 64 // itemsize
+        elif form == "DLA_HWC4":
+            vectors[-1] = -(-shape[-1] * itemsize * lanes // 32) * 32 // itemsize // lanes
+        # The order of the C array's subscripts, without the place in a vector, which comes last.
+        order = list(range(len(shape)))
+        if "HWC" in form:
+            order.append(order.pop(channel))
+        self.strides = [0] * len(shape)
+        step = 1
+        for axis in reversed(order):
+            self.strides[axis] = step
+            step *= vectors[axis]
+        self.count = step * lanes
+        at = np.indices(shape, sparse=True)
+        self.offsets = sum(
+            (at[axis] // (lanes if axis == channel else 1)) * self.strides[axis] * lanes for axis in order
+        ) + (at[channel] % lanes)
+
+
 class EngineDouble:
     """The used part of trt.ICudaEngine."""
 
@@ -81,6 +124,7 @@ class EngineDouble:
         options.intra_op_num_threads = 1
         self.session = onnxruntime.InferenceSession(found["path"], options, providers=["CPUExecutionProvider"])
         self.profiles = found["profiles"]
+        self.formats: dict[str, str] = found.get("formats", {})
         self.inputs = {node.name: node for node in self.session.get_inputs()}
         self.outputs = {node.name: node for node in self.session.get_outputs()}
         self.names = [*self.inputs, *self.outputs]
@@ -105,11 +149,38 @@ class EngineDouble:
     def get_tensor_location(self, name: str) -> Any:
         return self.trt.TensorLocation.DEVICE
 
+    def layout(self, name: str, shape: tuple[int, ...]) -> Layout | None:
+        """Return where the elements of a tensor are; None if it is linear."""
+        form = self.formats.get(name, "LINEAR")
+        return None if form == "LINEAR" else Layout(form, shape, np.dtype(_TYPES[self.node(name).type][1]).itemsize)
+
+    def get_tensor_format(self, name: str, profile_index: int = 0) -> Any:
+        assert 0 <= profile_index < self.num_optimization_profiles
+        return getattr(self.trt.TensorFormat, self.formats.get(name, "LINEAR"))
+
+    def get_tensor_vectorized_dim(self, name: str, profile_index: int = 0) -> int:
+        layout = self.layout(name, tuple(max(size, 1) for size in self.get_tensor_shape(name)))
+        return -1 if layout is None else layout.vectorized_dim
+
+    def get_tensor_components_per_element(self, name: str, profile_index: int = 0) -> int:
+        layout = self.layout(name, tuple(max(size, 1) for size in self.get_tensor_shape(name)))
+        return 1 if layout is None else layout.components
+
     def get_tensor_profile_shape(self, name: str, number: int) -> list[tuple[int, ...]]:
         return [tuple(shape) for shape in self.profiles[number][name]]
 
     def create_execution_context(self, strategy: Any = None) -> ContextDouble:
         return ContextDouble(self, has_memory=strategy is None)
+
+
+class UnknownDims:
+    """trt.Dims of -1 dimensions, as TensorRT returns it for a shape that is not known: Python refuses such a length."""
+
+    def __len__(self) -> int:
+        return -1
+
+    def __getitem__(self, index: int) -> int:
+        raise IndexError
 
 
 _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_int)
@@ -163,6 +234,15 @@ class ContextDouble:
             )
         return tuple(size if isinstance(size, int) else known.get(size, -1) for size in self.engine.node(name).shape)
 
+    def get_tensor_strides(self, name: str) -> Any:
+        shape = self.get_tensor_shape(name)
+        if min(shape, default=0) < 0:
+            return UnknownDims()
+        layout = self.engine.layout(name, shape)
+        if layout is None:
+            return [int(np.prod(shape[axis + 1 :])) for axis in range(len(shape))]
+        return list(layout.strides)
+
     def set_tensor_address(self, name: str, address: int) -> bool:
         self.addresses[name] = address
         return True
@@ -186,7 +266,7 @@ class ContextDouble:
         fault = os.environ.get("FAKE_ENGINE_FAULT")
         if fault == "crash":
             os.kill(os.getpid(), signal.SIGKILL)
-        given = {name: self._memory(name, self.shapes[name]).copy() for name in self.engine.inputs}
+        given = {name: self._read(name, self.shapes[name]) for name in self.engine.inputs}
         try:
             results = self.engine.session.run(list(self.engine.outputs), given)
         except Exception as error:  # noqa: BLE001 - whatever onnxruntime raises, TensorRT would log and refuse
@@ -200,8 +280,27 @@ class ContextDouble:
                     return False
                 self.addresses[name] = address
                 self.allocators[name].notify_shape(name, result.shape)
-            self._memory(name, result.shape)[...] = result + 1 if fault == "wrong" else result
+            self._write(name, result + 1 if fault == "wrong" else result)
         return True
+
+    def _read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        layout = self.engine.layout(name, shape)
+        if layout is None:
+            return self._memory(name, shape).copy()
+        memory = self._memory(name, (layout.count,))
+        padding = np.ones(layout.count, bool)
+        padding[layout.offsets] = False
+        # TensorRT may compute with the places that fill up a vector: what is not zero there spoils the result.
+        return memory[layout.offsets] + memory.dtype.type(memory[padding].any())  # type: ignore[no-any-return]
+
+    def _write(self, name: str, values: np.ndarray) -> None:
+        layout = self.engine.layout(name, values.shape)
+        if layout is None:
+            self._memory(name, values.shape)[...] = values
+            return
+        memory = self._memory(name, (layout.count,))
+        memory[...] = 77
+        memory[layout.offsets] = values
 
     def _memory(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         dtype = np.dtype(_TYPES[self.engine.node(name).type][1])
