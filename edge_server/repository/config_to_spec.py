@@ -67,7 +67,10 @@ _IGNORED: tuple[tuple[str, Callable[[Any], bool]], ...] = (
     ),
     ("instance_group.passive", lambda config: any(g.passive for g in config.instance_group)),
     ("instance_group.host_policy", lambda config: any(g.host_policy for g in config.instance_group)),
-    ("instance_group.secondary_devices", lambda config: any(g.secondary_devices for g in config.instance_group)),
+    (
+        "instance_group.secondary_devices",
+        lambda config: any(g.secondary_devices for g in config.instance_group) and config.backend != "tensorrt",
+    ),
     ("is_non_linear_format_io", lambda config: any(i.is_non_linear_format_io for i in (*config.input, *config.output))),
 )
 """Fields that clients can read back but that have no effect, each with a test whether a configuration sets it."""

@@ -80,7 +80,8 @@ class TensorRTLibrary:
             raise BackendMissing(f"{self.name} {self.version} is too old: 8.5 is the first that is supported")
         self.logger = make_logger(self.trt)
         self._lock = threading.Lock()
-        self._runtime: Any = None
+        self._runtimes: dict[int | None, Any] = {}
+        """A runtime for each DLA core, as TensorRT has it, and one without."""
 
     @property
     def major(self) -> int:
@@ -109,13 +110,21 @@ class TensorRTLibrary:
 
     # -- executing ----------------------------------------------------------------------------------------------------
 
-    def deserialise(self, plan: bytes) -> Any:
-        """Return the engine of a plan. Call it within the device's context. Raises EngineFault."""
+    def deserialise(self, plan: bytes, dla_core: int | None = None) -> Any:
+        """Return the engine of a plan. Call it within the device's context.
+
+        Layers that were built for a DLA run on `dla_core`. Raises EngineFault, also if there is no such core.
+        """
         with self._lock:
-            if self._runtime is None:
-                self._runtime = self.trt.Runtime(self.logger)
+            runtime = self._runtimes.get(dla_core)
+            if runtime is None:
+                runtime = self.trt.Runtime(self.logger)
+                if dla_core is not None:
+                    check_dla_core(dla_core, runtime.num_DLA_cores)
+                    runtime.DLA_core = dla_core
+                self._runtimes[dla_core] = runtime
             with self.logger.captured() as errors:
-                engine = self._runtime.deserialize_cuda_engine(plan)
+                engine = runtime.deserialize_cuda_engine(plan)
             if engine is None:
                 raise EngineFault(errors.text() or "it was made by another version, for another GPU, or is damaged")
         return engine
@@ -262,6 +271,19 @@ class RtxLibrary(TensorRTLibrary):
 
     def has_timing_cache(self) -> bool:
         return False
+
+
+def check_dla_core(core: int, count: int) -> None:
+    """Raise EngineFault if TensorRT, which finds `count` DLA cores here, does not find this one."""
+    if core < count:
+        return
+    why = (
+        f"the cores here are 0 to {count - 1}"
+        if count
+        else "TensorRT finds none here: Orin Nano, Thor and graphics cards have no DLA, only the TensorRT of JetPack "
+        "knows those of other boards, and JetPack 7.2 has no DLA compiler"
+    )
+    raise EngineFault(f"there is no DLA core {core} (parameter trt_dla_core, or secondary_devices): {why}")
 
 
 def _format_of(engine: Any, name: str) -> dict[str, Any]:

@@ -57,6 +57,7 @@ class FakeGpu:
         patch.setenv("FAKE_ENGINES", str(self.engines))
         patch.setenv("FAKE_CUDA_TALLY", str(self.tally))
         patch.setattr(tensorrt_rtx, "Runtime", tensorrt_rtx.Runtime)
+        patch.setattr(tensorrt_rtx, "Builder", tensorrt_rtx.Builder)
         self.double.install(tensorrt_rtx, str(self.library))
 
     def register(

@@ -4,8 +4,8 @@ they were built from, in the memory of the fake driver.
 `install` puts it in the place of `Runtime` in a real TensorRT package. Which file a plan was built from is found in the
 JSON files below the folders of FAKE_ENGINES: {"plan_sha256": ..., "path": ..., "profiles": [{name: [min, opt, max]}],
 "formats": {name: TensorFormat}}; a tensor without a format is linear.
-FAKE_ENGINE_FAULT changes what engines do: `wrong` answers are off by one, `crash` ends the process, `refuse` fails a
-run.
+FAKE_DLA_CORES is the number of DLA cores, 0 without it. FAKE_ENGINE_FAULT changes what engines do: `wrong` answers are
+off by one, `crash` ends the process, `refuse` fails a run.
 """
 
 from __future__ import annotations
@@ -41,16 +41,82 @@ def install(trt: Any, library: str) -> None:
     class Runtime:
         def __init__(self, logger: Any) -> None:
             self._logger = logger
+            self._dla_core = -1
             assert driver.cuInit(0) == 0, "a true one would have ended the process"
+
+        @property
+        def num_DLA_cores(self) -> int:
+            return _dla_cores()
+
+        @property
+        def DLA_core(self) -> int:
+            return self._dla_core
+
+        @DLA_core.setter
+        def DLA_core(self, core: int) -> None:
+            # A true one logs an error, and keeps what it had.
+            self._dla_core = core if 0 <= core < _dla_cores() else self._dla_core
 
         def deserialize_cuda_engine(self, plan: bytes) -> EngineDouble | None:
             found = _find(hashlib.sha256(plan).hexdigest())
             if found is None:
                 self._logger.log(trt.ILogger.ERROR, "Serialization assertion failed: magic tag does not match")
                 return None
-            return EngineDouble(trt, driver, self._logger, found)
+            return EngineDouble(trt, driver, self._logger, found, self._dla_core)
 
-    trt.Runtime = Runtime
+    real_builder = trt.Builder
+
+    class Builder:
+        """The real builder of a machine with FAKE_DLA_CORES; what it builds is for the GPU."""
+
+        def __init__(self, logger: Any) -> None:
+            self._real = real_builder(logger)
+
+        @property
+        def num_DLA_cores(self) -> int:
+            return _dla_cores()
+
+        def create_builder_config(self) -> BuilderConfigDouble:
+            return BuilderConfigDouble(trt, self._real.create_builder_config())
+
+        def build_serialized_network(self, network: Any, config: BuilderConfigDouble) -> Any:
+            return self._real.build_serialized_network(network, config.real)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._real, name)
+
+    trt.Runtime, trt.Builder = Runtime, Builder
+
+
+def _dla_cores() -> int:
+    return int(os.environ.get("FAKE_DLA_CORES", "0"))
+
+
+class BuilderConfigDouble:
+    """A real trt.IBuilderConfig, except for its DLA."""
+
+    OWN = ("trt", "real", "default_device_type", "DLA_core")
+
+    def __init__(self, trt: Any, real: Any) -> None:
+        self.trt, self.real = trt, real
+        self.default_device_type, self.DLA_core = trt.DeviceType.GPU, -1
+
+    def can_run_on_DLA(self, layer: Any) -> bool:
+        """Return whether the layer computes in a type that a DLA has, and is one of those that it has."""
+        kinds, types = self.trt.LayerType, self.trt.DataType
+        return self.default_device_type == self.trt.DeviceType.DLA and (
+            layer.type in (kinds.CONVOLUTION, kinds.ACTIVATION, kinds.ELEMENTWISE, kinds.POOLING, kinds.SCALE)
+            and layer.get_output(0).dtype in (types.HALF, types.INT8)
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.OWN:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.real, name, value)
 
 
 def register(
@@ -117,8 +183,8 @@ class EngineDouble:
 
     device_memory_size_v2 = 4096
 
-    def __init__(self, trt: Any, driver: Any, logger: Any, found: dict[str, Any]) -> None:
-        self.trt, self.driver, self.logger = trt, driver, logger
+    def __init__(self, trt: Any, driver: Any, logger: Any, found: dict[str, Any], dla_core: int) -> None:
+        self.trt, self.driver, self.logger, self.dla_core = trt, driver, logger, dla_core
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
         options.intra_op_num_threads = 1
