@@ -136,8 +136,6 @@ class TensorRTBackend(Backend):
                     "gpu": f"{device.name} ({device.capability_text})",
                     "memory": "mapped" if use.is_mapped else "page-locked",
                 }
-                if use.graph_sizes:
-                    options["cuda_graphs"] = ",".join(map(str, use.graph_sizes))
                 if core is not None:
                     options["dla_core"] = str(core)
                 if digest:

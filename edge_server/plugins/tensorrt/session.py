@@ -4,6 +4,7 @@ stream."""
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,6 +20,8 @@ from edge_server.plugins.tensorrt.engine_order import Shape
 from edge_server.plugins.tensorrt.execution_context import Bindings, ExecutionContext
 from edge_server.plugins.tensorrt.library_adapter import EngineFault, ShapeFault, TensorInfo, TensorRTLibrary
 from edge_server.plugins.tensorrt.optimization_profiles import EngineProfiles
+
+log = logging.getLogger(__name__)
 
 _FAULTS = (EngineFault, CudaFault, RuntimeError, TypeError, ValueError, OverflowError)
 """Exceptions of TensorRT, its bindings and the driver."""
@@ -81,7 +84,7 @@ class TensorRTSession(Session):
         self._inputs, self._outputs = self._bindings.inputs, self._bindings.outputs
         if self._bindings.converted:
             formats = ", ".join(f"{item.name}: {item.format}" for item in self._bindings.converted)
-            self.info = replace(info, options={**info.options, "formats": formats})
+            self._add_option("formats", formats)
         self._buffers = self._bindings.buffers
         self._plain: ExecutionContext | None = None
         self._graphs: CudaGraphs | None = None
@@ -108,10 +111,14 @@ class TensorRTSession(Session):
                 )
         self._stream = self._context.create_stream()
         graphs: CudaGraphs | None = None
+        left_out: dict[int, str] = {}
         if self._use.graph_sizes:
             has_rows = self._use.has_rows
             graphs = CudaGraphs(self._library, self._context, self._bindings, self._profiles, has_rows=has_rows)
             if not graphs.are_possible():
+                left_out = dict.fromkeys(
+                    self._use.graph_sizes, "it has shape tensors, or sizes besides the rows that vary"
+                )
                 graphs = None
         self._graphs = graphs
         plain = self._plain = ExecutionContext(
@@ -136,7 +143,21 @@ class TensorRTSession(Session):
         plain.use_profile(self._profiles.first)
         if graphs is not None:
             for rows in self._use.graph_sizes:
-                graphs.record(self._engine, self._stream, rows)
+                try:
+                    graphs.record(self._engine, self._stream, rows)
+                except (EngineFault, CudaFault) as error:
+                    if isinstance(error, CudaFault) and error.is_context_lost:
+                        raise
+                    left_out[rows] = message_line(error)
+            self._add_option("cuda_graphs", ",".join(map(str, graphs.sizes)))
+        if left_out:
+            log.warning(
+                "model '%s': no CUDA graph for the batch sizes %s, which run without one: %s", self._use.model,
+                ", ".join(map(str, left_out)), "; ".join(dict.fromkeys(left_out.values())),
+            )  # fmt: skip
+
+    def _add_option(self, name: str, value: str) -> None:
+        self.info = replace(self.info, options={**self.info.options, name: value})
 
     @property
     def output_names(self) -> list[str]:

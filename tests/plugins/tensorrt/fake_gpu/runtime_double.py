@@ -5,7 +5,8 @@ they were built from, in the memory of the fake driver.
 JSON files below the folders of FAKE_ENGINES: {"plan_sha256": ..., "path": ..., "profiles": [{name: [min, opt, max]}],
 "formats": {name: TensorFormat}}; a tensor without a format is linear.
 FAKE_DLA_CORES is the number of DLA cores, 0 without it. FAKE_ENGINE_FAULT changes what engines do: `wrong` answers are
-off by one, `crash` ends the process, `refuse` fails a run.
+off by one, `crash` ends the process, `refuse` fails a run, `no graph` breaks a capture, `no graph of 4` one with so
+many rows.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ def install(trt: Any, library: str) -> None:
     """Replace what a TensorRT package executes with. `library` is the fake driver's file."""
     driver = ctypes.CDLL(library)
     driver.fake_cuda_is_capturing.argtypes = [ctypes.c_void_p]
+    driver.fake_cuda_break_capture.argtypes = [ctypes.c_void_p]
     driver.fake_cuda_is_known.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     driver.fake_cuda_is_device.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     driver.fake_cuda_record.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int]
@@ -322,6 +324,11 @@ class ContextDouble:
             self.engine.logger.log(self.engine.trt.ILogger.ERROR, "enqueueV3: told to refuse, or has no memory")
             return False
         if self.engine.driver.fake_cuda_is_capturing(stream):
+            rows = next(iter(self.shapes.values()))[0]
+            if os.environ.get("FAKE_ENGINE_FAULT") in ("no graph", f"no graph of {rows}"):
+                self.engine.driver.fake_cuda_break_capture(stream)
+                self.engine.logger.log(self.engine.trt.ILogger.ERROR, "enqueueV3: operation not permitted in a capture")
+                return False
             number = next(_numbers)
             _recorded[number] = self._run
             assert self.engine.driver.fake_cuda_record(stream, ctypes.cast(_replay, ctypes.c_void_p), number) == 0
