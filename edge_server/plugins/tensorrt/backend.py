@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Hashable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,12 @@ class TensorRTBackend(Backend):
             with context.current():
                 self._library.load_plugins(plugins)
                 engine = self._shared.take(key, partial(self._deserialise, path, core))
+                use = replace(use, shares_profiles=self._library.shares_profiles(engine, is_built_here=bool(digest)))
+                if not use.shares_profiles and self._shared.holder_count(key) > 1:
+                    # Another instance has the engine's profiles: this one needs an engine of its own.
+                    self._shared.give_back(key)
+                    key = (key, job.instance_name)
+                    engine = self._shared.take(key, partial(self._deserialise, path, core))
                 options = {
                     "cuda": cuda_driver.driver().access_library,
                     "gpu": f"{device.name} ({device.capability_text})",

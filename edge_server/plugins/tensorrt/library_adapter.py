@@ -174,6 +174,26 @@ class TensorRTLibrary:
             found.append(profile)
         return tuple(found)
 
+    @property
+    def profile_sharing(self) -> Any:
+        """The preview feature of 8.6 that lets execution contexts share a profile; None in versions that have none."""
+        return getattr(getattr(self.trt, "PreviewFeature", None), "PROFILE_SHARING_0806", None)
+
+    def shares_profiles(self, engine: Any, *, is_built_here: bool) -> bool:
+        """Return whether several execution contexts of an engine may use one profile.
+
+        Always since TensorRT 10. Before, only with `profile_sharing`, of which a user's plan does not tell, or if no
+        shape varies.
+        """
+        if self.major >= 10 or (is_built_here and self.profile_sharing is not None):
+            return True
+        names = [engine.get_tensor_name(number) for number in range(engine.num_io_tensors)]
+        return all(
+            min(tuple(engine.get_tensor_shape(name)), default=0) >= 0
+            and engine.get_tensor_location(name) != self.trt.TensorLocation.HOST
+            for name in names
+        )
+
     def value_profiles(self, engine: Any, inputs: tuple[TensorInfo, ...]) -> tuple[Profile, ...]:
         """Return the values that each profile allows in shape tensors, if the engine reports them."""
         names = [item.name for item in inputs if item.is_on_host]
@@ -271,6 +291,9 @@ class RtxLibrary(TensorRTLibrary):
 
     def has_timing_cache(self) -> bool:
         return False
+
+    def shares_profiles(self, engine: Any, *, is_built_here: bool) -> bool:
+        return True
 
 
 def check_dla_core(core: int, count: int) -> None:

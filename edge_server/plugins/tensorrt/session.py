@@ -36,7 +36,8 @@ class EngineUse:
     `dtypes`: the types of requests and responses by tensor name, where they may differ from the engine's (TensorRT
     before 10 has no 64-bit integers). `shape_tensors`: by tensor name, whether it must be a shape tensor; others may be
     either. `allowed`: numbers of the allowed profiles, () for all. `graph_sizes`: see
-    cuda_graphs.configured_graph_sizes. `is_mapped`: the GPU shares the CPU's memory.
+    cuda_graphs.configured_graph_sizes. `shares_profiles`: see TensorRTLibrary.shares_profiles. `is_mapped`: the GPU
+    shares the CPU's memory.
     """
 
     model: str
@@ -45,6 +46,7 @@ class EngineUse:
     shape_tensors: Mapping[str, bool] = field(default_factory=dict)
     allowed: tuple[int, ...] = ()
     graph_sizes: tuple[int, ...] = ()
+    shares_profiles: bool = True
     is_mapped: bool = False
     device_id: int = 0
 
@@ -115,11 +117,14 @@ class TensorRTSession(Session):
         if self._use.graph_sizes:
             has_rows = self._use.has_rows
             graphs = CudaGraphs(self._library, self._context, self._bindings, self._profiles, has_rows=has_rows)
-            if not graphs.are_possible():
-                left_out = dict.fromkeys(
-                    self._use.graph_sizes, "it has shape tensors, or sizes besides the rows that vary"
+            reason = "" if graphs.are_possible() else "it has shape tensors, or sizes besides the rows that vary"
+            if not self._use.shares_profiles:
+                reason = (
+                    f"{self._library.name} {self._library.version} allows only one execution context for a profile of "
+                    "this plan; version 10 allows more, and 8.6 for an engine that the server builds from an ONNX file"
                 )
-                graphs = None
+            if reason:
+                left_out, graphs = dict.fromkeys(self._use.graph_sizes, reason), None
         self._graphs = graphs
         plain = self._plain = ExecutionContext(
             self._library, self._engine, self._bindings, self._stream, len(self._profiles),

@@ -231,10 +231,9 @@ def _configure(config: Any, order: EngineOrder, environment: BuildEnvironment, l
         config.default_device_type = trt.DeviceType.DLA
         config.DLA_core = int(order.options["trt_dla_core"])
         config.set_flag(flags.GPU_FALLBACK)
-    sharing = getattr(trt.PreviewFeature, "PROFILE_SHARING_0806", None) if hasattr(trt, "PreviewFeature") else None
-    if sharing is not None:
+    if library.profile_sharing is not None:
         # Otherwise each instance that shares the engine needs a profile of its own. Later versions always share.
-        config.set_preview_feature(sharing, True)
+        config.set_preview_feature(library.profile_sharing, True)
 
 
 def _add_profiles(builder: Any, network: Any, config: Any, order: EngineOrder, library: TensorRTLibrary) -> None:

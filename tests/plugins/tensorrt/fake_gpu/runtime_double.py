@@ -4,9 +4,10 @@ they were built from, in the memory of the fake driver.
 `install` puts it in the place of `Runtime` in a real TensorRT package. Which file a plan was built from is found in the
 JSON files below the folders of FAKE_ENGINES: {"plan_sha256": ..., "path": ..., "profiles": [{name: [min, opt, max]}],
 "formats": {name: TensorFormat}}; a tensor without a format is linear.
-FAKE_DLA_CORES is the number of DLA cores, 0 without it. FAKE_ENGINE_FAULT changes what engines do: `wrong` answers are
-off by one, `crash` ends the process, `refuse` fails a run, `no graph` breaks a capture, `no graph of 4` one with so
-many rows.
+FAKE_DLA_CORES is the number of DLA cores, 0 without it. FAKE_ONE_CONTEXT_A_PROFILE is set for TensorRT 8: an execution
+context of an engine with variable shapes keeps others from its profile. FAKE_ENGINE_FAULT changes what engines do:
+`wrong` answers are off by one, `crash` ends the process, `refuse` fails a run, `no graph` breaks a capture, `no graph
+of 4` one with so many rows.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import itertools
 import json
 import os
 import signal
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -191,7 +193,8 @@ class EngineDouble:
         options.log_severity_level = 4
         options.intra_op_num_threads = 1
         self.session = onnxruntime.InferenceSession(found["path"], options, providers=["CPUExecutionProvider"])
-        self.profiles = found["profiles"]
+        self.profiles = found["profiles"] or [{}]
+        self.contexts: weakref.WeakSet[ContextDouble] = weakref.WeakSet()
         self.formats: dict[str, str] = found.get("formats", {})
         self.inputs = {node.name: node for node in self.session.get_inputs()}
         self.outputs = {node.name: node for node in self.session.get_outputs()}
@@ -267,7 +270,8 @@ class ContextDouble:
     def __init__(self, engine: EngineDouble, *, has_memory: bool) -> None:
         self.engine = engine
         self.has_memory = has_memory
-        self.profile = 0
+        self.profile = 0 if self._may_have(0) else -1
+        engine.contexts.add(self)
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.addresses: dict[str, int] = {}
         self.allocators: dict[str, Any] = {}
@@ -276,11 +280,30 @@ class ContextDouble:
         assert self.engine.driver.fake_cuda_is_device(address, size)
         self.has_memory = True
 
+    @property
+    def active_optimization_profile(self) -> int:
+        return self.profile
+
+    def _may_have(self, number: int) -> bool:
+        shapes = (self.engine.get_tensor_shape(name) for name in self.engine.inputs)
+        is_dynamic = any(min(shape, default=0) < 0 for shape in shapes)
+        others = (one.profile for one in self.engine.contexts if one is not self)
+        if not (os.environ.get("FAKE_ONE_CONTEXT_A_PROFILE") and is_dynamic and number in others):
+            return True
+        said = f"Profile {number} has been chosen by another IExecutionContext. Use another profileIndex"
+        self.engine.logger.log(self.engine.trt.ILogger.ERROR, said)
+        return False
+
     def set_optimization_profile_async(self, number: int, stream: int) -> bool:
+        if not self._may_have(number):
+            return False
         self.profile, self.shapes = number, {}
         return 0 <= number < len(self.engine.profiles)
 
     def set_input_shape(self, name: str, shape: Any) -> bool:
+        if self.profile < 0:
+            self.engine.logger.log(self.engine.trt.ILogger.ERROR, "setInputShape: mOptimizationProfile >= 0 failed")
+            return False
         least, _, most = self.engine.profiles[self.profile].get(name, [shape, shape, shape])
         given = tuple(shape)
         if len(given) != len(most) or not all(a <= b <= c for a, b, c in zip(least, given, most, strict=True)):
