@@ -48,6 +48,11 @@ class SharedModels(Generic[Loaded]):
             self.give_back(key)
             raise
 
+    def holder_count(self, key: Hashable) -> int:
+        """Return the number of shares that are taken."""
+        with self._lock:
+            return self._entries[key].holders if key in self._entries else 0
+
     def give_back(self, key: Hashable) -> None:
         """Release one share. After the last release the model is dropped, on this thread."""
         with self._lock:

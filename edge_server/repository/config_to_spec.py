@@ -59,7 +59,10 @@ _IGNORED: tuple[tuple[str, Callable[[Any], bool]], ...] = (
     ("model_repository_agents", lambda config: bool(config.model_repository_agents.agents)),
     ("model_metrics", lambda config: bool(config.model_metrics.metric_control)),
     ("optimization.priority", lambda config: config.optimization.priority != 0),
-    ("optimization.cuda", lambda config: config.optimization.HasField("cuda")),
+    (
+        "optimization.cuda",
+        lambda config: config.optimization.HasField("cuda") and not config.backend.startswith("tensorrt"),
+    ),
     ("optimization.eager_batching", lambda config: config.optimization.eager_batching),
     (
         "optimization.gather_kernel_buffer_threshold",
@@ -67,7 +70,12 @@ _IGNORED: tuple[tuple[str, Callable[[Any], bool]], ...] = (
     ),
     ("instance_group.passive", lambda config: any(g.passive for g in config.instance_group)),
     ("instance_group.host_policy", lambda config: any(g.host_policy for g in config.instance_group)),
-    ("instance_group.secondary_devices", lambda config: any(g.secondary_devices for g in config.instance_group)),
+    (
+        "instance_group.secondary_devices",
+        lambda config: (
+            any(g.secondary_devices for g in config.instance_group) and not config.backend.startswith("tensorrt")
+        ),
+    ),
     ("is_non_linear_format_io", lambda config: any(i.is_non_linear_format_io for i in (*config.input, *config.output))),
 )
 """Fields that clients can read back but that have no effect, each with a test whether a configuration sets it."""

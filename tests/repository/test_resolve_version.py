@@ -21,6 +21,8 @@ from edge_server.core.model_spec import (
 )
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendMissing, BadModelConfig, LoadError
+from edge_server.repository.config_to_spec import to_spec
+from edge_server.repository.pbtxt import parse_text
 from edge_server.repository.resolve_version import ResolveOptions, resolve
 from edge_server.repository.scan import Scanner
 
@@ -207,6 +209,15 @@ def test_a_field_that_is_not_acted_on_is_kept_and_noted(
     spec = resolved()
     assert spec.notes == (f"{field} is kept in the configuration but has no effect",)
     assert field.partition(".")[0] in json.loads(spec.config_json)
+
+
+@pytest.mark.parametrize(("backend", "count"), [("tensorrt", 0), ("tensorrt_rtx", 0), ("onnxruntime", 2)])
+def test_graphs_and_dla_cores_have_an_effect_with_tensorrt_only(backend: str, count: int) -> None:
+    text = (
+        f'name: "m" backend: "{backend}" optimization {{ cuda {{ graphs: true }} }} '
+        "instance_group { secondary_devices { kind: KIND_NVDLA device_id: 1 } }"
+    )
+    assert len(to_spec(parse_text(text.encode(), "m")).notes) == count
 
 
 IO = 'input { name: "x" data_type: TYPE_FP32 dims: 3 } output { name: "y" data_type: TYPE_FP32 dims: 3 } '

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Hashable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,11 @@ from edge_server.backends.cuda import cuda_driver
 from edge_server.backends.model_description import bounded_metadata, is_batchable
 from edge_server.backends.runtime_errors import existing_file, file_title, load_error, message_line
 from edge_server.backends.shared_models import SharedModels, fingerprint
-from edge_server.core.model_spec import InputSpec, OutputSpec
+from edge_server.core.model_spec import InputSpec, InstanceGroup, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import LoadError, OutOfMemory
 from edge_server.plugins.tensorrt.cuda_graphs import configured_graph_sizes
-from edge_server.plugins.tensorrt.engine_options import engine_order, plugin_path
+from edge_server.plugins.tensorrt.engine_options import engine_order, group_dla_cores, model_dla_core, plugin_path
 from edge_server.plugins.tensorrt.engine_source import EngineSource
 from edge_server.plugins.tensorrt.library_adapter import EngineFault, load_library
 from edge_server.plugins.tensorrt.plan_file import read_plan
@@ -113,7 +114,6 @@ class TensorRTBackend(Backend):
 
     def _open_plan(self, job: OpenJob, path: Path, precision: str, digest: str) -> TensorRTSession:
         assert job.device_id is not None
-        key: Hashable = (fingerprint(path), job.device_id)
         text = job.spec.parameters.get("trt_extra_plugin_lib_paths", "")
         plugins = tuple(
             str(plugin_path(job.spec.name, job.file, part.strip())) for part in text.split(";") if part.strip()
@@ -123,19 +123,28 @@ class TensorRTBackend(Backend):
         try:
             # Everything that checks the configuration comes before anything that must be released.
             sizes = configured_graph_sizes(job.spec)
+            group = _group_of(job)
+            core = group_dla_cores(job.spec).get(group.name if group else "", model_dla_core(job.spec, job.settings))
+            key: Hashable = (fingerprint(path), job.device_id, core)
             device = cuda_driver.devices()[job.device_id]
             use = _engine_use(job, sizes, is_mapped=device.is_integrated, is_plan=not digest)
             context = cuda_driver.driver().retain_context(job.device_id)
             with context.current():
                 self._library.load_plugins(plugins)
-                engine = self._shared.take(key, partial(self._deserialise, path))
+                engine = self._shared.take(key, partial(self._deserialise, path, core))
+                use = replace(use, shares_profiles=self._library.shares_profiles(engine, is_built_here=bool(digest)))
+                if not use.shares_profiles and self._shared.holder_count(key) > 1:
+                    # Another instance has the engine's profiles: this one needs an engine of its own.
+                    self._shared.give_back(key)
+                    key = (key, job.instance_name)
+                    engine = self._shared.take(key, partial(self._deserialise, path, core))
                 options = {
                     "cuda": cuda_driver.driver().access_library,
                     "gpu": f"{device.name} ({device.capability_text})",
                     "memory": "mapped" if use.is_mapped else "page-locked",
                 }
-                if use.graph_sizes:
-                    options["cuda_graphs"] = ",".join(map(str, use.graph_sizes))
+                if core is not None:
+                    options["dla_core"] = str(core)
                 if digest:
                     options["engine"] = digest
                 info = SessionInfo(
@@ -156,8 +165,8 @@ class TensorRTBackend(Backend):
                 context.close()
         raise failure
 
-    def _deserialise(self, path: Path) -> Any:
-        return self._library.deserialise(read_plan(path)[0])
+    def _deserialise(self, path: Path, dla_core: int | None) -> Any:
+        return self._library.deserialise(read_plan(path)[0], dla_core)
 
     def _plan_signature(self, file: ModelFile, path: Path) -> ModelSignature:
         """Return the inputs and outputs of a plan. Called within the context."""
@@ -221,19 +230,26 @@ def _engine_use(job: OpenJob, sizes: tuple[int, ...], *, is_mapped: bool, is_pla
     )
 
 
-def _profiles_of_group(job: OpenJob) -> tuple[int, ...]:
-    """Return the profiles of the instance's group, () for all. Raises LoadError."""
+def _group_of(job: OpenJob) -> InstanceGroup | None:
+    """Return the group of the instance."""
     for group in job.spec.instance_groups:
         number = job.instance_name.removeprefix(f"{group.name}_")
-        if group.profiles and number != job.instance_name and _NUMBER_AND_GPU.fullmatch(number):
-            wrong = next((text for text in group.profiles if not text.isdecimal()), None)
-            if wrong is not None:
-                raise LoadError(
-                    f"model '{job.spec.name}': instance_group '{group.name}' profile: expected a number, "
-                    f"given '{wrong}'"
-                )
-            return tuple(int(text) for text in group.profiles)
-    return ()
+        if number != job.instance_name and _NUMBER_AND_GPU.fullmatch(number):
+            return group
+    return None
+
+
+def _profiles_of_group(job: OpenJob) -> tuple[int, ...]:
+    """Return the profiles of the instance's group, () for all. Raises LoadError."""
+    group = _group_of(job)
+    if group is None:
+        return ()
+    wrong = next((text for text in group.profiles if not text.isdecimal()), None)
+    if wrong is not None:
+        raise LoadError(
+            f"model '{job.spec.name}': instance_group '{group.name}' profile: expected a number, given '{wrong}'"
+        )
+    return tuple(int(text) for text in group.profiles)
 
 
 def _onnx_signature(file: ModelFile, path: Path) -> ModelSignature:

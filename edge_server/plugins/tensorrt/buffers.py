@@ -4,6 +4,8 @@ between them.
 On a board whose GPU shares the CPU's memory, the host memory is mapped instead and nothing is copied. Buffers grow and
 are kept, because large allocations fail on such boards once their memory is fragmented.
 
+A tensor whose format is not linear is converted in host memory: clients send and get row-major arrays.
+
 If a client's tensor lies on the GPU, TensorRT reads it there, or it is copied on the device. It is not copied through
 the host.
 """
@@ -28,7 +30,8 @@ _ALIGNMENT = 256
 class TensorBuffer:
     """The memory of one tensor. Used within its context, by one thread at a time.
 
-    `address` is the address that TensorRT uses: on the host for shape tensors, else on the device.
+    `address` is the address that TensorRT uses: on the host for shape tensors, else on the device. `strides` are those
+    of TensorRTLibrary.strides for the shape in use; only a tensor that is not linear needs them.
     """
 
     def __init__(self, info: TensorInfo, context: CudaContext, *, is_mapped: bool) -> None:
@@ -42,6 +45,7 @@ class TensorBuffer:
         self._borrowed = 0
         """Address of a client's memory that is used for this run, 0 for none."""
         self._item_bytes = np.dtype(info.dtype.numpy).itemsize
+        self.strides: Sequence[int] = ()
 
     @property
     def address(self) -> int:
@@ -53,7 +57,7 @@ class TensorBuffer:
 
     def reserve(self, shape: Sequence[int]) -> bool:
         """Make the buffer large enough for that shape. Return whether the address changed. Raises CudaFault."""
-        return self.reserve_bytes(math.prod(shape) * self._item_bytes)
+        return self.reserve_bytes(self._byte_count(shape))
 
     def reserve_bytes(self, byte_count: int) -> bool:
         if self._host is not None and byte_count <= self._capacity:
@@ -66,9 +70,9 @@ class TensorBuffer:
         return True
 
     def can_use(self, array: DeviceArray, device_id: int) -> bool:
-        """Return whether the elements can stay on the GPU: they are on this one, and of the engine's type."""
+        """Return whether the elements can stay on the GPU: they are on this one, of the engine's type and format."""
         is_here = all(isinstance(part, np.ndarray) or part.device_id == device_id for part in array.parts)
-        return is_here and self._has_device and array.dtype == self.info.dtype.numpy
+        return is_here and self._has_device and self.info.is_linear and array.dtype == self.info.dtype.numpy
 
     def upload(
         self, array: Array | DeviceArray, stream: int, rows: int | None = None, *, is_recorded: bool = False
@@ -86,14 +90,17 @@ class TensorBuffer:
                 self._copy_parts(array, stream, rows)
             return
         shape = array.shape if rows is None else (rows, *array.shape[1:])
-        view = self._view(shape)
-        if rows is None:
-            np.copyto(view, array, casting="unsafe")
+        byte_count = self._byte_count(shape)
+        if not self.info.is_linear:
+            self._pack(array, shape, byte_count)
+        elif rows is None:
+            np.copyto(self._view(shape), array, casting="unsafe")
         else:
+            view = self._view(shape)
             np.copyto(view[: len(array)], array, casting="unsafe")
             view[len(array) :] = 0
         if self._has_device and self._host is not None:
-            self._context.copy_to_device(self._device, self._host.address, view.nbytes, stream)
+            self._context.copy_to_device(self._device, self._host.address, byte_count, stream)
 
     def release_borrowed(self) -> None:
         """Forget the address of a client's memory."""
@@ -128,7 +135,7 @@ class TensorBuffer:
         """Start to copy the output to a client's memory on the GPU. Return None if that is impossible."""
         size = math.prod(shape) * self._item_bytes
         is_fit = self._has_device and piece.device_id == device_id and 0 < size <= piece.byte_size
-        if not is_fit or dtype.numpy != self.info.dtype.numpy:
+        if not is_fit or not self.info.is_linear or dtype.numpy != self.info.dtype.numpy:
             return None
         self._context.copy_on_device(piece.address, self._device, size, stream)
         return DeviceArray(dtype.numpy, shape, (piece,))
@@ -136,11 +143,11 @@ class TensorBuffer:
     def download(self, shape: Sequence[int], stream: int) -> None:
         """Start to copy the output to the host."""
         if self._has_device and self._host is not None:
-            self._context.copy_to_host(self._host.address, self._device, math.prod(shape) * self._item_bytes, stream)
+            self._context.copy_to_host(self._host.address, self._device, self._byte_count(shape), stream)
 
     def copy_downloaded(self, shape: Sequence[int], dtype: DType, rows: int | None = None) -> Array:
         """Return a copy of the downloaded output, or of its first `rows`, in that type. Synchronise first."""
-        view = self._view(shape)
+        view = self._view(shape) if self.info.is_linear else self._unpacked(shape)
         chosen = view if rows is None else view[:rows]
         return chosen.astype(dtype.numpy, copy=True)
 
@@ -153,6 +160,47 @@ class TensorBuffer:
             self._context.free_host(host)
         if device:
             self._context.free(device)
+
+    def _byte_count(self, shape: Sequence[int]) -> int:
+        if self.info.is_linear:
+            return math.prod(shape) * self._item_bytes
+        # As in NVIDIA's trtexec (samples/common/sampleUtils.cpp, volume): the longest dimension, with its gaps.
+        size, dim = self.info.vector_size, self.info.vector_dim
+        steps = [step if axis == dim else step * size for axis, step in enumerate(self.strides)]
+        return max(n * step for n, step in zip(self._whole_vectors(shape), steps, strict=True)) * self._item_bytes
+
+    def _whole_vectors(self, shape: Sequence[int]) -> list[int]:
+        """Return the shape with whole vectors in the dimension that is stored in vectors."""
+        size = self.info.vector_size
+        return [-(-n // size) * size if axis == self.info.vector_dim else n for axis, n in enumerate(shape)]
+
+    def _packed_view(self, shape: Sequence[int]) -> Array:
+        """Return the memory as the format has it: the place within a vector is a dimension behind `vector_dim`.
+
+        Raises ValueError if the strides leave the memory.
+        """
+        assert self._host is not None
+        size, dim = self.info.vector_size, self.info.vector_dim
+        sizes, steps = self._whole_vectors(shape), [step * size * self._item_bytes for step in self.strides]
+        if dim >= 0:
+            sizes[dim : dim + 1] = sizes[dim] // size, size
+            steps.insert(dim + 1, self._item_bytes)
+        view: Array = np.ndarray(sizes, self.info.dtype.numpy, self._host.array, strides=steps)
+        return view
+
+    def _pack(self, array: Array, shape: Sequence[int], byte_count: int) -> None:
+        """Write an array of that shape, or of fewer rows, in the engine's format, with zeros in all gaps."""
+        assert self._host is not None
+        whole = np.zeros(self._whole_vectors(shape), self.info.dtype.numpy)
+        whole[tuple(map(slice, array.shape))] = array
+        self._host.array[:byte_count] = 0
+        packed = self._packed_view(shape)
+        packed[...] = whole.reshape(packed.shape)
+
+    def _unpacked(self, shape: Sequence[int]) -> Array:
+        """Return the output in memory as an array of that shape."""
+        whole: Array = self._packed_view(shape).reshape(self._whole_vectors(shape))
+        return whole[tuple(map(slice, shape))]
 
     def _view(self, shape: Sequence[int]) -> Array:
         assert self._host is not None

@@ -4,7 +4,7 @@ A recorded execution is launched as a whole instead of kernel by kernel. The con
 `optimization { cuda { graphs: true } }`, with `graph_spec { batch_size: 4 }` for each size; or with onnxruntime's
 parameter `trt_cuda_graph_enable`. Without sizes these are recorded: 1, the preferred batch sizes, and max_batch_size. A
 batch between two sizes is padded with rows of zeros to the next size, because rows of a batch do not depend on each
-other.
+other. A size that cannot be recorded is left out, with a warning.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge_server.backends.base import Array
-from edge_server.backends.cuda.cuda_ctypes import CudaContext
+from edge_server.backends.cuda.cuda_ctypes import CudaContext, CudaFault
 from edge_server.backends.option_parsers import yes_or_no
 from edge_server.core.device_tensor import DeviceArray
 from edge_server.core.model_spec import ModelSpec
@@ -110,38 +110,58 @@ class CudaGraphs:
     def record(self, engine: Any, stream: int, rows: int) -> None:
         """Record the execution of one batch size, after one run without recording. All tensors must have memory.
 
-        Records nothing if no profile takes the size, or if an output's size depends on the data. Raises EngineFault.
+        Raises EngineFault and CudaFault if it cannot be recorded. The stream can still be used, unless the CUDA context
+        is lost.
         """
         shapes = {name: self._shape_for(name, rows) for name in self._bindings.inputs}
         number = self._profiles.for_shapes(shapes)
         if number is None or self._bindings.dynamic_outputs:
-            return
+            raise EngineFault("no profile takes it" if number is None else "the size of an output depends on the data")
         execution = ExecutionContext(
             self._library, engine, self._bindings, stream, len(self._profiles), has_own_memory=False
         )
-        scratch_bytes = self._library.scratch_bytes(engine)
-        self._library.set_context_memory(execution.context, self._scratch, scratch_bytes)
-        execution.use_profile(number)
-        for name, shape in shapes.items():
-            execution.context.set_input_shape(name, shape)
-        execution.set_addresses()
-        execution.execute()
-        self._context.synchronise(stream)
-        self._context.begin_capture(stream)
         try:
-            with self._library.logger.captured() as errors:
-                is_done = execution.context.execute_async_v3(stream)
-        finally:
-            graph = self._context.end_capture(stream)
-        if not is_done or not graph:
-            raise EngineFault(
-                f"batch size {rows} cannot be recorded as a CUDA graph: {errors.text() or 'no reason given'}"
-            )
+            scratch_bytes = self._library.scratch_bytes(engine)
+            self._library.set_context_memory(execution.context, self._scratch, scratch_bytes)
+            execution.use_profile(number)
+            for name, shape in shapes.items():
+                execution.context.set_input_shape(name, shape)
+            execution.set_addresses()
+            execution.execute()
+            self._context.synchronise(stream)
+            graph = self._capture(execution, stream)
+        except BaseException:
+            execution.destroy()
+            raise
         self._by_size[rows] = CudaGraph(execution, graph, rows or None)
+
+    def _capture(self, execution: ExecutionContext, stream: int) -> int:
+        """Return the graph of one run. Raises EngineFault with the reasons of TensorRT and CUDA."""
+        self._context.begin_capture(stream)
+        graph, broken = 0, ""
+        with self._library.logger.captured() as errors:
+            try:
+                is_done = execution.context.execute_async_v3(stream)
+            finally:
+                # Always ended, or the stream stays in capture mode. A capture that TensorRT broke ends with an error.
+                try:
+                    graph = self._context.end_capture(stream)
+                except CudaFault as error:
+                    broken = str(error)
+        if is_done and graph:
+            return graph
+        if graph:
+            self._context.destroy_graph(graph)
+        raise EngineFault("; ".join(filter(None, (errors.text(), broken))) or "no reason given")
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The recorded batch sizes."""
+        return tuple(self._by_size)
 
     def find(self, inputs: Mapping[str, Array | DeviceArray], rows: int) -> CudaGraph | None:
         """Return the recording for inputs with this number of rows, None if there is none."""
-        size = padded_size(tuple(self._by_size), rows)
+        size = padded_size(self.sizes, rows)
         if size is None:
             return None
         skip, names = self._row_dims, self._bindings.inputs

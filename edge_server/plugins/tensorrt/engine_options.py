@@ -9,13 +9,15 @@ onnxruntime's TensorRT provider where it has them:
   TensorRT 11 and TensorRT for RTX build the types of the file: an fp16 engine needs an fp16 file there.
 - `trt_profile_min_shapes`, `..._opt_...`, `..._max_...`: see `optimization_profiles`;
 - `trt_max_workspace_size`: bytes; `trt_builder_optimization_level`: 0 to 5;
-- `trt_dla_enable`, `trt_dla_core`: use a Jetson's deep learning accelerator where possible, else the GPU;
+- `trt_dla_enable`, `trt_dla_core`: use a Jetson's deep learning accelerator (DLA) for the layers that it can run, else
+  the GPU. Needs precision fp16, int8 or best. Triton's `secondary_devices` of an instance group names a core too;
 - `trt_extra_plugin_lib_paths`: shared libraries with plugins, separated by semicolons, below the model's folder;
 - `engine_tolerance`: see `verify_engine`.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -55,6 +57,11 @@ def engine_order(
     if text is not None:
         raise LoadError(f"model '{spec.name}': tensor '{text}' holds strings, which {library} does not compute with")
     precision = PRECISIONS[word]
+    if precision == "fp32" and model_dla_core(spec, settings) is not None:
+        raise BadModelConfig(
+            f"model '{spec.name}': trt_dla_enable: a DLA computes in fp16 and int8 only, but the precision is fp32, so "
+            "that all layers would run on the GPU; set the parameter precision to fp16, or to int8 for a quantised file"
+        )
     return EngineOrder(
         model=spec.name,
         version=file.version,
@@ -64,20 +71,37 @@ def engine_order(
         device_id=device_id,
         precision=precision,
         profiles=configured_profiles(spec),
-        options=_build_options(spec, file, merged),
+        options=_build_options(spec, file, merged, model_dla_core(spec, settings)),
         tolerance=_tolerance(spec, merged, precision),
         spec=spec,
     )
 
 
-def _build_options(spec: ModelSpec, file: ModelFile, merged: Mapping[str, str]) -> dict[str, str]:
+def model_dla_core(spec: ModelSpec, settings: Mapping[str, str]) -> int | None:
+    """Return the DLA core that an engine is built for, None for no DLA. Raises BadModelConfig."""
+    merged = {**settings, **spec.parameters}
+    if yes_or_no(spec.name, merged, "trt_dla_enable", "trt_dla_core" in merged):
+        return whole_number(spec.name, merged, "trt_dla_core", 0, 0)
+    return next(iter(group_dla_cores(spec).values()), None)
+
+
+def group_dla_cores(spec: ModelSpec) -> dict[str, int]:
+    """Return the DLA cores that instance groups name, by the group's name: secondary_devices, of one kind only."""
+    groups = json.loads(spec.config_json).get("instance_group", [])
+    return {
+        group.get("name", ""): int(device.get("device_id", 0))
+        for group in groups
+        for device in group.get("secondary_devices", [])[:1]
+    }
+
+
+def _build_options(spec: ModelSpec, file: ModelFile, merged: Mapping[str, str], dla_core: int | None) -> dict[str, str]:
     options: dict[str, str] = {}
-    for key, least in (("trt_max_workspace_size", 1), ("trt_builder_optimization_level", 0), ("trt_dla_core", 0)):
+    for key, least in (("trt_max_workspace_size", 1), ("trt_builder_optimization_level", 0)):
         if key in merged:
             options[key] = str(whole_number(spec.name, merged, key, 0, least))
-    if yes_or_no(spec.name, merged, "trt_dla_enable", False):
-        options["trt_dla_enable"] = "1"
-        options.setdefault("trt_dla_core", "0")
+    if dla_core is not None:
+        options.update(trt_dla_enable="1", trt_dla_core=str(dla_core))
     plugins = [part.strip() for part in merged.get("trt_extra_plugin_lib_paths", "").split(";") if part.strip()]
     if plugins:
         options["trt_extra_plugin_lib_paths"] = ";".join(str(plugin_path(spec.name, file, name)) for name in plugins)

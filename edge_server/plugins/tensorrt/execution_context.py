@@ -3,7 +3,7 @@ execution context, and starts runs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 from edge_server.backends.cuda.cuda_ctypes import CudaContext
@@ -20,6 +20,8 @@ class Bindings:
         self.outputs = {item.name: item for item in tensors if not item.is_input}
         self.buffers = {item.name: TensorBuffer(item, context, is_mapped=is_mapped) for item in tensors}
         self.dynamic_outputs: dict[str, tuple[DynamicOutput, Any]] = {}
+        self.converted = tuple(item for item in tensors if not item.is_linear)
+        """The tensors whose format is not row-major."""
 
     @property
     def has_shape_tensors(self) -> bool:
@@ -27,9 +29,11 @@ class Bindings:
         return any(item.is_on_host for item in (*self.inputs.values(), *self.outputs.values()))
 
     def add_output_allocators(self, library: TensorRTLibrary) -> None:
-        """Give an allocator to each output without memory: its size is known only after a run."""
+        """Give an allocator to each output without memory: its size is known only after a run. Raises EngineFault."""
         for name, item in self.outputs.items():
             if self.buffers[name].address == 0 and not item.is_on_host:
+                if not item.is_linear:
+                    raise item.format_fault("and its size depends on the data or on a shape tensor")
                 output = DynamicOutput(self.buffers[name])
                 allocator = library.make_output_allocator(output.allocate, output.set_shape)
                 self.dynamic_outputs[name] = output, allocator
@@ -75,6 +79,15 @@ class ExecutionContext:
         if self._profile_count > 1 and not self.context.set_optimization_profile_async(number, self._stream):
             raise EngineFault(f"profile {number} cannot be used")
         self.profile = number
+
+    def set_strides(self, names: Container[str]) -> None:
+        """Tell the buffers of these tensors the strides of formats that are not linear, for the shapes in use.
+
+        Raises EngineFault.
+        """
+        for item in self._bindings.converted:
+            if item.name in names:
+                self._bindings.buffers[item.name].strides = self._library.strides(self.context, item)
 
     def set_addresses(self) -> None:
         """Set the address of every tensor, or its allocator."""

@@ -38,13 +38,33 @@ class ShapeFault(EngineFault):
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
     """One input or output of an engine. `shape` has -1 for a variable dimension. `is_on_host`: it is a shape tensor,
-    whose values TensorRT needs on the host."""
+    whose values TensorRT needs on the host.
+
+    `format` is the name of a trt.TensorFormat. Other formats than LINEAR may store dimension `vector_dim` in vectors of
+    `vector_size` elements; -1 and 1 if they store single elements.
+    """
 
     name: str
     is_input: bool
     dtype: DType
     shape: tuple[int, ...]
     is_on_host: bool
+    format: str = "LINEAR"
+    vector_dim: int = -1
+    vector_size: int = 1
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether the elements are row-major in memory, without gaps."""
+        return self.format == "LINEAR"
+
+    def format_fault(self, reason: str) -> EngineFault:
+        """Return the error for a format that cannot be converted. `reason` ends the sentence "it has the format X"."""
+        side = "in" if self.is_input else "out"
+        return EngineFault(
+            f"tensor '{self.name}' has the format {self.format}, {reason}; build the plan with a linear {side}put "
+            f"(trtexec --{side}putIOFormats=fp16:chw, or ITensor.allowed_formats = 1 << int(TensorFormat.LINEAR))"
+        )
 
 
 class TensorRTLibrary:
@@ -60,7 +80,8 @@ class TensorRTLibrary:
             raise BackendMissing(f"{self.name} {self.version} is too old: 8.5 is the first that is supported")
         self.logger = make_logger(self.trt)
         self._lock = threading.Lock()
-        self._runtime: Any = None
+        self._runtimes: dict[int | None, Any] = {}
+        """A runtime for each DLA core, as TensorRT has it, and one without."""
 
     @property
     def major(self) -> int:
@@ -89,13 +110,21 @@ class TensorRTLibrary:
 
     # -- executing ----------------------------------------------------------------------------------------------------
 
-    def deserialise(self, plan: bytes) -> Any:
-        """Return the engine of a plan. Call it within the device's context. Raises EngineFault."""
+    def deserialise(self, plan: bytes, dla_core: int | None = None) -> Any:
+        """Return the engine of a plan. Call it within the device's context.
+
+        Layers that were built for a DLA run on `dla_core`. Raises EngineFault, also if there is no such core.
+        """
         with self._lock:
-            if self._runtime is None:
-                self._runtime = self.trt.Runtime(self.logger)
+            runtime = self._runtimes.get(dla_core)
+            if runtime is None:
+                runtime = self.trt.Runtime(self.logger)
+                if dla_core is not None:
+                    check_dla_core(dla_core, runtime.num_DLA_cores)
+                    runtime.DLA_core = dla_core
+                self._runtimes[dla_core] = runtime
             with self.logger.captured() as errors:
-                engine = self._runtime.deserialize_cuda_engine(plan)
+                engine = runtime.deserialize_cuda_engine(plan)
             if engine is None:
                 raise EngineFault(errors.text() or "it was made by another version, for another GPU, or is damaged")
         return engine
@@ -123,6 +152,7 @@ class TensorRTLibrary:
                     dtype=_TYPES[kind],
                     shape=tuple(int(size) for size in engine.get_tensor_shape(name)),
                     is_on_host=engine.get_tensor_location(name) == self.trt.TensorLocation.HOST,
+                    **_format_of(engine, name),
                 )
             )
         return tuple(found)
@@ -144,6 +174,26 @@ class TensorRTLibrary:
             found.append(profile)
         return tuple(found)
 
+    @property
+    def profile_sharing(self) -> Any:
+        """The preview feature of 8.6 that lets execution contexts share a profile; None in versions that have none."""
+        return getattr(getattr(self.trt, "PreviewFeature", None), "PROFILE_SHARING_0806", None)
+
+    def shares_profiles(self, engine: Any, *, is_built_here: bool) -> bool:
+        """Return whether several execution contexts of an engine may use one profile.
+
+        Always since TensorRT 10. Before, only with `profile_sharing`, of which a user's plan does not tell, or if no
+        shape varies.
+        """
+        if self.major >= 10 or (is_built_here and self.profile_sharing is not None):
+            return True
+        names = [engine.get_tensor_name(number) for number in range(engine.num_io_tensors)]
+        return all(
+            min(tuple(engine.get_tensor_shape(name)), default=0) >= 0
+            and engine.get_tensor_location(name) != self.trt.TensorLocation.HOST
+            for name in names
+        )
+
     def value_profiles(self, engine: Any, inputs: tuple[TensorInfo, ...]) -> tuple[Profile, ...]:
         """Return the values that each profile allows in shape tensors, if the engine reports them."""
         names = [item.name for item in inputs if item.is_on_host]
@@ -160,6 +210,17 @@ class TensorRTLibrary:
                     profile[name] = Range(*(tuple(int(value) for value in one) for one in values))
             found.append(profile)
         return tuple(found)
+
+    def strides(self, context: Any, item: TensorInfo) -> tuple[int, ...]:
+        """Return the strides of a tensor in the context, in elements, or in vectors if its format has vectors.
+
+        Call it after the shapes of the inputs are set. Raises EngineFault if TensorRT does not know them.
+        """
+        # Unknown ones are Dims of -1 dimensions: they have no len(), and no elements.
+        strides = tuple(int(step) for step in context.get_tensor_strides(item.name))
+        if len(strides) != len(item.shape) or min(strides, default=-1) < 0:
+            raise item.format_fault("and TensorRT does not say where its elements are")
+        return strides
 
     def scratch_bytes(self, engine: Any) -> int:
         """Return the device memory in bytes that an execution context needs during a run."""
@@ -230,6 +291,44 @@ class RtxLibrary(TensorRTLibrary):
 
     def has_timing_cache(self) -> bool:
         return False
+
+    def shares_profiles(self, engine: Any, *, is_built_here: bool) -> bool:
+        return True
+
+
+def check_dla_core(core: int, count: int) -> None:
+    """Raise EngineFault if TensorRT, which finds `count` DLA cores here, does not find this one."""
+    if core < count:
+        return
+    why = (
+        f"the cores here are 0 to {count - 1}"
+        if count
+        else "TensorRT finds none here: Orin Nano, Thor and graphics cards have no DLA, only the TensorRT of JetPack "
+        "knows those of other boards, and JetPack 7.2 has no DLA compiler"
+    )
+    raise EngineFault(f"there is no DLA core {core} (parameter trt_dla_core, or secondary_devices): {why}")
+
+
+def _format_of(engine: Any, name: str) -> dict[str, Any]:
+    """Return the last fields of a TensorInfo. Raises EngineFault if they differ between the engine's profiles."""
+
+    def ask(method: Callable[..., Any]) -> set[Any]:
+        try:
+            return {method(name, number) for number in range(max(engine.num_optimization_profiles, 1))}
+        except TypeError:  # TensorRT 8.5 has one format for all profiles
+            return {method(name)}
+
+    formats = sorted(item.name for item in ask(engine.get_tensor_format))
+    if formats == ["LINEAR"]:
+        return {}
+    dims, sizes = ask(engine.get_tensor_vectorized_dim), ask(engine.get_tensor_components_per_element)
+    if len(formats) + len(dims) + len(sizes) > 3:
+        raise EngineFault(
+            f"tensor '{name}' has the formats {' and '.join(formats)} in its profiles, or vectors of different sizes; "
+            "build the plan with one format for all profiles"
+        )
+    dim = dims.pop()
+    return {"format": formats[0], "vector_dim": dim, "vector_size": sizes.pop() if dim >= 0 else 1}
 
 
 _LIBRARIES: dict[str, type[TensorRTLibrary]] = {"tensorrt": TensorRTLibrary, "tensorrt_rtx": RtxLibrary}

@@ -4,8 +4,9 @@ stream."""
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edge_server.backends.base import Array, Session, SessionInfo
@@ -20,6 +21,8 @@ from edge_server.plugins.tensorrt.execution_context import Bindings, ExecutionCo
 from edge_server.plugins.tensorrt.library_adapter import EngineFault, ShapeFault, TensorInfo, TensorRTLibrary
 from edge_server.plugins.tensorrt.optimization_profiles import EngineProfiles
 
+log = logging.getLogger(__name__)
+
 _FAULTS = (EngineFault, CudaFault, RuntimeError, TypeError, ValueError, OverflowError)
 """Exceptions of TensorRT, its bindings and the driver."""
 
@@ -33,7 +36,8 @@ class EngineUse:
     `dtypes`: the types of requests and responses by tensor name, where they may differ from the engine's (TensorRT
     before 10 has no 64-bit integers). `shape_tensors`: by tensor name, whether it must be a shape tensor; others may be
     either. `allowed`: numbers of the allowed profiles, () for all. `graph_sizes`: see
-    cuda_graphs.configured_graph_sizes. `is_mapped`: the GPU shares the CPU's memory.
+    cuda_graphs.configured_graph_sizes. `shares_profiles`: see TensorRTLibrary.shares_profiles. `is_mapped`: the GPU
+    shares the CPU's memory.
     """
 
     model: str
@@ -42,6 +46,7 @@ class EngineUse:
     shape_tensors: Mapping[str, bool] = field(default_factory=dict)
     allowed: tuple[int, ...] = ()
     graph_sizes: tuple[int, ...] = ()
+    shares_profiles: bool = True
     is_mapped: bool = False
     device_id: int = 0
 
@@ -79,6 +84,9 @@ class TensorRTSession(Session):
             release()
             raise
         self._inputs, self._outputs = self._bindings.inputs, self._bindings.outputs
+        if self._bindings.converted:
+            formats = ", ".join(f"{item.name}: {item.format}" for item in self._bindings.converted)
+            self._add_option("formats", formats)
         self._buffers = self._bindings.buffers
         self._plain: ExecutionContext | None = None
         self._graphs: CudaGraphs | None = None
@@ -105,11 +113,18 @@ class TensorRTSession(Session):
                 )
         self._stream = self._context.create_stream()
         graphs: CudaGraphs | None = None
+        left_out: dict[int, str] = {}
         if self._use.graph_sizes:
             has_rows = self._use.has_rows
             graphs = CudaGraphs(self._library, self._context, self._bindings, self._profiles, has_rows=has_rows)
-            if not graphs.are_possible():
-                graphs = None
+            reason = "" if graphs.are_possible() else "it has shape tensors, or sizes besides the rows that vary"
+            if not self._use.shares_profiles:
+                reason = (
+                    f"{self._library.name} {self._library.version} allows only one execution context for a profile of "
+                    "this plan; version 10 allows more, and 8.6 for an engine that the server builds from an ONNX file"
+                )
+            if reason:
+                left_out, graphs = dict.fromkeys(self._use.graph_sizes, reason), None
         self._graphs = graphs
         plain = self._plain = ExecutionContext(
             self._library, self._engine, self._bindings, self._stream, len(self._profiles),
@@ -122,18 +137,32 @@ class TensorRTSession(Session):
         for number in self._profiles.allowed:
             profile = self._profiles[number]
             plain.use_profile(number)
-            for name in self._inputs:
-                if name in profile:
-                    self._buffers[name].reserve(profile[name].most)
-                    plain.context.set_input_shape(name, profile[name].most)
-            for name, shape in plain.output_shapes().items():
-                if min(shape, default=0) >= 0:
-                    self._buffers[name].reserve(shape)
+            largest = {name: profile[name].most for name in self._inputs if name in profile}
+            for name, shape in largest.items():
+                plain.context.set_input_shape(name, shape)
+            known = {name: shape for name, shape in plain.output_shapes().items() if min(shape, default=0) >= 0}
+            plain.set_strides(largest.keys() | known.keys())
+            for name, shape in {**largest, **known}.items():
+                self._buffers[name].reserve(shape)
         self._bindings.add_output_allocators(self._library)
         plain.use_profile(self._profiles.first)
         if graphs is not None:
             for rows in self._use.graph_sizes:
-                graphs.record(self._engine, self._stream, rows)
+                try:
+                    graphs.record(self._engine, self._stream, rows)
+                except (EngineFault, CudaFault) as error:
+                    if isinstance(error, CudaFault) and error.is_context_lost:
+                        raise
+                    left_out[rows] = message_line(error)
+            self._add_option("cuda_graphs", ",".join(map(str, graphs.sizes)))
+        if left_out:
+            log.warning(
+                "model '%s': no CUDA graph for the batch sizes %s, which run without one: %s", self._use.model,
+                ", ".join(map(str, left_out)), "; ".join(dict.fromkeys(left_out.values())),
+            )  # fmt: skip
+
+    def _add_option(self, name: str, value: str) -> None:
+        self.info = replace(self.info, options={**self.info.options, name: value})
 
     @property
     def output_names(self) -> list[str]:
@@ -207,6 +236,7 @@ class TensorRTSession(Session):
         if recording is None:
             shapes = self._run_plain(inputs)
         else:
+            recording.execution.set_strides(self._buffers)
             for name in self._inputs:
                 self._buffers[name].upload(inputs[name], self._stream, recording.rows, is_recorded=True)
             self._context.launch_graph(recording.graph, self._stream)
@@ -246,17 +276,21 @@ class TensorRTSession(Session):
         plain.use_profile(number)
         with self._library.logger.captured() as errors:
             for name in self._inputs:
+                # False means that TensorRT cannot take the shape. `infer_shapes` and the run would report less.
+                is_on_host = self._inputs[name].is_on_host
+                if not is_on_host and not plain.context.set_input_shape(name, shapes[name]):
+                    raise EngineFault(errors.text() or f"input '{name}' cannot have the shape {list(shapes[name])}")
+            plain.set_strides(self._inputs)
+            for name in self._inputs:
                 buffer = self._buffers[name]
                 buffer.reserve(shapes[name])
                 buffer.upload(inputs[name], self._stream)
-                # False means that TensorRT cannot take the shape. `infer_shapes` and the run would report less.
-                if not buffer.info.is_on_host and not plain.context.set_input_shape(name, shapes[name]):
-                    raise EngineFault(errors.text() or f"input '{name}' cannot have the shape {list(shapes[name])}")
                 plain.context.set_tensor_address(name, buffer.address)
             unknown = plain.context.infer_shapes()
             if unknown:
                 raise EngineFault(errors.text() or f"the shape of '{unknown[0]}' cannot be told")
         known = plain.output_shapes()
+        plain.set_strides(self._outputs)
         for name, shape in known.items():
             if name not in dynamic_outputs:
                 self._buffers[name].reserve(shape)

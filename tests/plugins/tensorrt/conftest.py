@@ -107,9 +107,12 @@ def write_plan(gpu: Any, tmp_path: Path) -> Callable[..., ModelFile]:
     """Return a function that builds an engine with the given profiles ({input: (min, opt, max)}) from an ONNX file."""
 
     def write(
-        onnx: ModelFile, *profiles: dict[str, tuple[list[int], list[int], list[int]]], runs: ModelFile | None = None
+        onnx: ModelFile,
+        *profiles: dict[str, tuple[list[int], list[int], list[int]]],
+        runs: ModelFile | None = None,
+        formats: dict[str, str] | None = None,
     ) -> ModelFile:
-        """`runs` is what the double executes in place of what was built."""
+        """`runs` is what the double executes in place of what was built, `formats` those of inputs and outputs."""
         import tensorrt_rtx as trt
 
         logger = trt.Logger(trt.Logger.ERROR)
@@ -126,9 +129,8 @@ def write_plan(gpu: Any, tmp_path: Path) -> Callable[..., ModelFile]:
         path = tmp_path / "plans" / "1" / "model.plan"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(plan)
-        gpu.register(
-            plan, (runs or onnx).path, [{name: list(three) for name, three in shapes.items()} for shapes in profiles]
-        )
+        ranges = [{name: list(three) for name, three in shapes.items()} for shapes in profiles]
+        gpu.register(plan, (runs or onnx).path, ranges, formats)
         return ModelFile(path, path.parent.parent, 1)
 
     return write

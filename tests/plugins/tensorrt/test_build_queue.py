@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from edge_server.plugins.tensorrt.builds.build_registry import MAX_ATTEMPTS
 from edge_server.plugins.tensorrt.builds.builder import ServingCallbacks
 from edge_server.plugins.tensorrt.builds.engine_cache import EngineCache, EngineCacheFault
 from edge_server.plugins.tensorrt.builds.engine_key import GpuIdentity
+from edge_server.plugins.tensorrt.builds.status_rows import engine_rows
 from edge_server.plugins.tensorrt.engine_order import EngineOrder, Range
 from edge_server.serving.execution.gpu_loss_and_memory import Gpus
 
@@ -164,6 +165,27 @@ def test_a_lost_gpu_does_not_prevent_a_build_for_another(
     wait_for(lambda: server.renewed)
     assert state(mine) == "ready"
     assert mine.find(order) is not None
+
+
+def test_log_status_and_report_say_how_many_layers_the_dla_can_run(
+    make_queue: Callable[[Server], EngineBuildQueue], order: EngineOrder, caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("FAKE_DLA_CORES", "2")
+    on_dla = replace(order, precision="best", options={"trt_dla_enable": "1", "trt_dla_core": "1"})
+    queue = make_queue(Server())
+    assert queue.find(on_dla) is None
+    queue.start()
+    wait_for(lambda: state(queue) == "ready")
+    report = queue.report().as_json()
+    found, layers = report["engines"][0]["dla_layers"]  # type: ignore[index]
+    # The graph is in f32, which a DLA does not have.
+    assert (found, layers > 0) == (0, True)
+    assert f"0 of {layers} layers can run on the DLA" in engine_rows(report)[1].text
+    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings == [
+        f"engine for model 'sums' version 1: the DLA can run 0 of its {layers} layers, the GPU runs the others"
+    ]
 
 
 def test_of_two_servers_with_one_cache_one_builds_and_both_reload(

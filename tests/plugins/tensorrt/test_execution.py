@@ -70,6 +70,41 @@ def test_default_graphs_are_captured_for_one_preferred_and_maximum_batch_sizes(
     session.close()
 
 
+@pytest.mark.parametrize(("fault", "recorded"), [("no graph of 2", "1,4"), ("no graph", "")])
+def test_a_size_that_cannot_be_recorded_is_left_out_with_one_warning_and_the_reason(
+    fault: str, recorded: str, gpu: Any, double_plan: ModelFile, open_session: Open, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("FAKE_ENGINE_FAULT", fault)
+    before = gpu.live()
+    session = open_session(double_plan, **BATCHING, config_json=graphs(1, 2, 4))
+    assert session.info.options["cuda_graphs"] == recorded
+    (warning,) = (record.message for record in caplog.records)
+    assert ("no CUDA graph for the batch sizes 2," if recorded else "sizes 1, 2, 4,") in warning
+    assert "operation not permitted in a capture; " in warning
+    assert "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED" in warning
+    assert warning.count("not permitted") == 1
+    for count in (1, 2, 4, 8):
+        np.testing.assert_array_equal(session.run({"X": rows(count)}, ["Y"])["Y"], rows(count) * 2)
+    session.close()
+    assert gpu.live() == before
+
+
+def test_a_model_whose_shapes_vary_says_that_it_has_no_graphs(
+    write_onnx: Callable[..., ModelFile], write_plan: Callable[..., ModelFile], open_session: Open,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    node = helper.make_node("Relu", ["X"], ["Y"])
+    file = write_plan(
+        write_onnx([node], [("X", FLOAT, ["n", "w"])], [("Y", FLOAT, ["n", "w"])]), {"X": ([1, 1], [1, 4], [2, 8])}
+    )
+    spec = {"inputs": (InputSpec("X", DType.FP32, (-1,)),), "outputs": (OutputSpec("Y", DType.FP32, (-1,)),)}
+    session = open_session(file, **spec, max_batch_size=2, config_json=graphs(1))
+    assert "cuda_graphs" not in session.info.options
+    assert "no CUDA graph for the batch sizes 1, which run without one: it has" in caplog.text
+    session.close()
+
+
 def test_a_graph_above_max_batch_size_is_refused(double_plan: ModelFile, open_session: Open) -> None:
     with pytest.raises(LoadError, match="graph_spec batch_size: expected 1 to max_batch_size 8, given 9"):
         open_session(double_plan, **BATCHING, config_json=graphs(9))

@@ -145,12 +145,33 @@ def test_engine_options_are_equal_in_the_building_process(tmp_path: Path) -> Non
         ({"engine_tolerance": "2"}, "engine_tolerance must be a number of 0 to 1"),
         ({"trt_extra_plugin_lib_paths": "../../evil.so"}, "expected a file in the model's folder"),
         ({"trt_builder_optimization_level": "high"}, "must be a whole number"),
+        ({"trt_dla_enable": "1"}, "a DLA computes in fp16 and int8 only, but the precision is fp32"),
+        ({"trt_dla_core": "0"}, "a DLA computes in fp16 and int8 only, but the precision is fp32"),
     ],
 )
 def test_impossible_engine_options_are_reported(parameters: dict[str, str], message: str, tmp_path: Path) -> None:
     file = ModelFile(tmp_path / "1" / "model.onnx", tmp_path, 1)
     with pytest.raises(LoadError, match=message):
         engine_order(replace(FIXED, parameters=parameters), file, 0, "tensorrt", "10", {})
+
+
+@pytest.mark.parametrize(
+    ("parameters", "devices", "core"),
+    [
+        ({}, [], None),
+        ({"trt_dla_enable": "1"}, [], "0"),
+        ({"trt_dla_core": "1"}, [], "1"),
+        ({"trt_dla_core": "1", "trt_dla_enable": "0"}, [], None),
+        ({}, [{"kind": "KIND_NVDLA", "device_id": "1"}], "1"),
+    ],
+)
+def test_an_engine_is_built_for_the_dla_core_that_a_parameter_or_an_instance_group_names(
+    parameters: dict[str, str], devices: list[dict[str, str]], core: str | None, tmp_path: Path
+) -> None:
+    config = json.dumps({"instance_group": [{"name": "seen", "secondary_devices": devices}]})
+    spec = replace(FIXED, parameters={"precision": "fp16", **parameters}, config_json=config)
+    options = engine_order(spec, ModelFile(tmp_path / "model.onnx", tmp_path, 1), 0, "tensorrt", "10", {}).options
+    assert options == ({} if core is None else {"trt_dla_enable": "1", "trt_dla_core": core})
 
 
 def test_saved_samples_are_read_back_unchanged(tmp_path: Path) -> None:

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from edge_server.backends.base import ModelFile
+from edge_server.backends.cuda.cuda_ctypes import CudaFault
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import LoadError
 from edge_server.plugins.tensorrt import session as sessions
 from edge_server.plugins.tensorrt.cuda_graphs import CudaGraphs
-from edge_server.plugins.tensorrt.library_adapter import EngineFault, TensorRTLibrary
+from edge_server.plugins.tensorrt.library_adapter import TensorRTLibrary
 
 onnx = pytest.importorskip("onnx")
 FLOAT = onnx.TensorProto.FLOAT
@@ -68,7 +69,7 @@ def test_execution_contexts_are_destroyed_before_the_engine(
     assert left_at_release == [(3, 0)]
 
 
-def test_execution_contexts_are_destroyed_before_the_engine_if_a_capture_fails(
+def test_execution_contexts_are_destroyed_before_the_engine_if_a_capture_loses_the_gpu(
     gpu: Any,
     plan: ModelFile,
     open_session: Callable[..., Any],
@@ -79,7 +80,7 @@ def test_execution_contexts_are_destroyed_before_the_engine_if_a_capture_fails(
 
     def fail_at_four(self: CudaGraphs, engine: Any, stream: int, rows: int) -> None:
         if rows == 4:
-            raise EngineFault("failed as told")
+            raise CudaFault(700, "failed as told")
         record(self, engine, stream, rows)
 
     monkeypatch.setattr(CudaGraphs, "record", fail_at_four)

@@ -14,7 +14,7 @@ from typing import Any
 from edge_server.backends import onnx_file_info
 from edge_server.backends.runtime_errors import message_line
 from edge_server.plugins.tensorrt.engine_order import EngineOrder
-from edge_server.plugins.tensorrt.library_adapter import EngineFault, TensorRTLibrary
+from edge_server.plugins.tensorrt.library_adapter import EngineFault, TensorRTLibrary, check_dla_core
 from edge_server.repository.replace_file import replace_file
 
 PLAN = "engine.plan"
@@ -58,12 +58,14 @@ class BuildEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class BuiltEngine:
-    """The engine's file, its digest and size, and the duration of its build."""
+    """The engine's file, its digest and size, and the duration of its build. `dla_layers`: how many layers of the
+    network the DLA can run, and how many there are; None if it was not to use a DLA."""
 
     plan: Path
     sha256: str
     byte_count: int
     took_s: float
+    dla_layers: tuple[int, int] | None
 
 
 @dataclass(slots=True)
@@ -142,6 +144,11 @@ def build_engine(
     report("Reading the model", 0.0)
     with library.logger.captured() as errors:
         builder = trt.Builder(library.logger)
+        if "trt_dla_core" in order.options:
+            try:
+                check_dla_core(int(order.options["trt_dla_core"]), builder.num_DLA_cores)
+            except EngineFault as error:
+                raise BuildFault(str(error), is_final=True) from error
         network = library.make_network(builder)
         parser = trt.OnnxParser(network, library.logger)
         if not parser.parse_from_file(str(order.path)):
@@ -152,6 +159,10 @@ def build_engine(
         config = builder.create_builder_config()
         _configure(config, order, environment, library)
         _add_profiles(builder, network, config, order, library)
+        dla_layers = None
+        if "trt_dla_core" in order.options:
+            layers = [network.get_layer(i) for i in range(network.num_layers)]
+            dla_layers = sum(config.can_run_on_DLA(layer) for layer in layers), len(layers)
         has_cache = _load_timing_cache(config, environment, library)
         _add_progress_monitor(trt, config, report, is_cancelled)
         serialised = builder.build_serialized_network(network, config)
@@ -163,6 +174,10 @@ def build_engine(
             if is_cancelled():
                 raise BuildCancelled
             said = errors.text() or "no reason was given"
+            if dla_layers is not None:
+                said += (
+                    "; a build for a DLA needs NVIDIA's DLA compiler (libnvdla_compiler.so), which JetPack 7.2 lacks"
+                )
             lacks_memory = any(sign in said.lower() for sign in _MEMORY_WORDS)
             raise BuildFault(
                 f"{library.name} builds no engine: {message_line(Exception(said))}", is_final=not lacks_memory
@@ -172,7 +187,8 @@ def build_engine(
     plan = memoryview(serialised)
     path = environment.folder / PLAN
     _write_atomically(path, plan)
-    return BuiltEngine(path, hashlib.sha256(plan).hexdigest(), plan.nbytes, time.monotonic() - start_s)
+    took_s = time.monotonic() - start_s
+    return BuiltEngine(path, hashlib.sha256(plan).hexdigest(), plan.nbytes, took_s, dla_layers)
 
 
 def _check_precision(order: EngineOrder, library: TensorRTLibrary) -> None:
@@ -215,10 +231,9 @@ def _configure(config: Any, order: EngineOrder, environment: BuildEnvironment, l
         config.default_device_type = trt.DeviceType.DLA
         config.DLA_core = int(order.options["trt_dla_core"])
         config.set_flag(flags.GPU_FALLBACK)
-    sharing = getattr(trt.PreviewFeature, "PROFILE_SHARING_0806", None) if hasattr(trt, "PreviewFeature") else None
-    if sharing is not None:
+    if library.profile_sharing is not None:
         # Otherwise each instance that shares the engine needs a profile of its own. Later versions always share.
-        config.set_preview_feature(sharing, True)
+        config.set_preview_feature(library.profile_sharing, True)
 
 
 def _add_profiles(builder: Any, network: Any, config: Any, order: EngineOrder, library: TensorRTLibrary) -> None:

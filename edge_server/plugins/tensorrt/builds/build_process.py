@@ -191,4 +191,5 @@ def facts_of(order: EngineOrder, message: Mapping[str, Any]) -> dict[str, object
         "plan_sha256": message["plan_sha256"],
         "bytes": message["bytes"],
         "took_s": message["seconds"],
+        "dla_layers": message["dla_layers"],
     }

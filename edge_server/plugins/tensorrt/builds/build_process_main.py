@@ -93,7 +93,10 @@ def _build(
         lambda phase, percent: lines.write(phase=phase, percent=percent),
         cancelled.is_set,
     )
-    return {"end": "built", "plan_sha256": built.sha256, "bytes": built.byte_count, "seconds": built.took_s}
+    return {
+        "end": "built", "plan_sha256": built.sha256, "bytes": built.byte_count, "seconds": built.took_s,
+        "dla_layers": built.dla_layers,
+    }  # fmt: skip
 
 
 def _event_of_sigterm() -> threading.Event:

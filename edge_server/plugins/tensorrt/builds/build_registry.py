@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edge_server.errors import UnknownModel
@@ -72,6 +72,7 @@ class BuildRegistry:
         difference = facts.get("difference")
         build.difference = None if difference is None else float(str(difference))
         build.took_s = float(str(facts.get("took_s", 0.0)))
+        build.dla_layers = facts.get("dla_layers")  # type: ignore[assignment]  # as `facts_of` wrote it
 
     # -- from any thread ----------------------------------------------------------------------------------------------
 
@@ -132,6 +133,14 @@ class BuildRegistry:
             "%s is ready: built in %.1f s; its answers differ by %.2g from those of %s (%g are allowed)",
             build.title, build.took_s, build.difference or 0.0, compared or "nothing else", build.order.tolerance,
         )  # fmt: skip
+        if build.dla_layers is not None:
+            level = logging.INFO if build.dla_layers[0] else logging.WARNING
+            log.log(
+                level,
+                "%s: the DLA can run %d of its %d layers, the GPU runs the others",
+                build.title,
+                *build.dla_layers,
+            )
         self._publish_ready(build)
 
     def note_found(self, build: Build, facts: Mapping[str, object]) -> None:
@@ -224,6 +233,7 @@ class Build:
     retry_s: float | None = None
     took_s: float = 0.0
     difference: float | None = None
+    dla_layers: Sequence[int] | None = None
     cancel_reason: str = ""
 
     @property
@@ -274,5 +284,6 @@ class Build:
             retry_s=self.retry_s,
             took_s=self.took_s,
             difference=self.difference,
+            dla_layers=self.dla_layers,
             tolerance=order.tolerance,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 
@@ -12,7 +12,8 @@ class EngineReport(NamedTuple):
     `state`: "waiting", "building", "paused", "verifying", "ready", "failed" or "cancelled". `reason` says why it is
     built, why it waits, or why it failed. `retry_s` is the unix time of the next attempt; None if only new files or a
     user's command can start one. `difference` is the largest difference to the outputs of the serving runtime; None
-    before the comparison, or if no other runtime serves the model. `took_s` is the duration of the build.
+    before the comparison, or if no other runtime serves the model. `took_s` is the duration of the build. `dla_layers`:
+    how many layers the DLA can run, and how many there are; None if the engine uses no DLA, or is not built yet.
     """
 
     model: str
@@ -30,6 +31,7 @@ class EngineReport(NamedTuple):
     took_s: float
     difference: float | None
     tolerance: float
+    dla_layers: Sequence[int] | None
 
 
 class EngineBuildsReport(NamedTuple):
@@ -63,6 +65,7 @@ class EngineBuildsReport(NamedTuple):
                     "took_s": round(item.took_s, 3),
                     "difference": item.difference,
                     "tolerance": item.tolerance,
+                    "dla_layers": item.dla_layers,
                 }
                 for item in self.engines
             ],

@@ -28,7 +28,9 @@ def _engine_text(item: Mapping[str, Any], now_s: float) -> str:
     if state == "ready":
         difference = item["difference"]
         compared = "" if difference is None else f", outputs within {difference:.1g} of the previous runtime"
-        return f"{title}: ready, built in {item['took_s']:.1f} s{compared}"
+        layers = item["dla_layers"]
+        on_dla = "" if layers is None else f", {layers[0]} of {layers[1]} layers can run on the DLA"
+        return f"{title}: ready, built in {item['took_s']:.1f} s{compared}{on_dla}"
     if state in ("building", "verifying"):
         return f"{title}: {state}, {item['percent']:.0f} % ({item['phase']})"
     if state == "waiting" and item["phase"]:

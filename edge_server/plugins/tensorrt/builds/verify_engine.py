@@ -75,7 +75,8 @@ def verify_engine(
     }
     context = cuda_driver.driver().retain_context(order.device_id)
     with context.current():
-        engine = library.deserialise(plan.read_bytes())
+        core = order.options.get("trt_dla_core")
+        engine = library.deserialise(plan.read_bytes(), None if core is None else int(core))
         use = EngineUse(order.model, has_rows, dtypes, is_mapped=cuda_driver.devices()[order.device_id].is_integrated)
         session = TensorRTSession(library, engine, context, use, SessionInfo("", "", ""), lambda: None)
         del engine

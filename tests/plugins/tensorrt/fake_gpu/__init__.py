@@ -13,6 +13,7 @@ import shutil
 import struct
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +57,17 @@ class FakeGpu:
         patch.setenv("FAKE_ENGINES", str(self.engines))
         patch.setenv("FAKE_CUDA_TALLY", str(self.tally))
         patch.setattr(tensorrt_rtx, "Runtime", tensorrt_rtx.Runtime)
+        patch.setattr(tensorrt_rtx, "Builder", tensorrt_rtx.Builder)
         self.double.install(tensorrt_rtx, str(self.library))
 
-    def register(self, plan: bytes, onnx: Path, profiles: list[dict[str, list[list[int]]]]) -> None:
-        self.double.register(self.engines, plan, onnx, profiles)
+    def register(
+        self,
+        plan: bytes,
+        onnx: Path,
+        profiles: list[dict[str, list[list[int]]]],
+        formats: Mapping[str, str] | None = None,
+    ) -> None:
+        self.double.register(self.engines, plan, onnx, profiles, formats)
 
     def copies(self) -> tuple[int, int]:
         """Return how many copies there were between host and device, and on the device, in all processes so far."""

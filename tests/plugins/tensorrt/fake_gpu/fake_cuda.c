@@ -28,10 +28,11 @@ Memory of clients, by handle, is POSIX shared memory: 48 bytes of its name, its 
 #define NOT_FOUND 500
 #define ILLEGAL_ADDRESS 700
 #define CAPTURE_UNSUPPORTED 900
+#define CAPTURE_INVALIDATED 901
 
 typedef void (*work)(int);
 typedef struct block { char *start; size_t size; int is_host, is_foreign; struct block *next; } block;
-typedef struct { int is_live, is_capturing, count; work call[16]; int id[16]; } stream;
+typedef struct { int is_live, is_capturing, is_broken, count; work call[16]; int id[16]; } stream;
 typedef struct { int count; work call[16]; int id[16]; } graph;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -98,6 +99,7 @@ EXPORT int fake_cuda_live(void) {
 }
 EXPORT int fake_cuda_launches(void) { return launches; }
 EXPORT int fake_cuda_is_capturing(stream *s) { return s->is_capturing; }
+EXPORT void fake_cuda_break_capture(stream *s) { s->is_broken = 1; }
 EXPORT void fake_cuda_break(int code) { poison = code; }
 EXPORT int fake_cuda_is_device(void *address, size_t size) {
     block *item = find(address, size);
@@ -320,19 +322,22 @@ EXPORT int cuStreamDestroy_v2(stream *s) {
 }
 EXPORT int cuStreamSynchronize(stream *s) {
     if (ready()) return ready();
-    return s && s->is_capturing ? CAPTURE_UNSUPPORTED : 0;
+    if (!s || !s->is_capturing) return 0;
+    s->is_broken = 1;
+    return CAPTURE_UNSUPPORTED;
 }
 EXPORT int cuStreamBeginCapture_v2(stream *s, int mode) {
     (void)mode;
     if (ready()) return ready();
     s->is_capturing = 1;
-    s->count = 0;
+    s->is_broken = s->count = 0;
     return 0;
 }
 EXPORT int cuStreamEndCapture(stream *s, void **made) {
     *made = NULL;
     if (!s->is_capturing) return 401;
     s->is_capturing = 0;
+    if (s->is_broken) return CAPTURE_INVALIDATED;
     if (s->count == 0) return 0;
     graph *g = calloc(1, sizeof *g);
     g->count = s->count;
@@ -361,6 +366,7 @@ EXPORT int cuGraphLaunch(graph *g, stream *s) {
 }
 EXPORT int cuGetErrorName(int code, const char **name) {
     *name = code == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : code == ILLEGAL_ADDRESS ? "CUDA_ERROR_ILLEGAL_ADDRESS"
+          : code == CAPTURE_INVALIDATED ? "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"
           : code == INVALID_CONTEXT ? "CUDA_ERROR_INVALID_CONTEXT"
           : code == INVALID_HANDLE ? "CUDA_ERROR_INVALID_HANDLE" : "CUDA_ERROR_FAKE";
     return 0;

@@ -2,9 +2,12 @@
 they were built from, in the memory of the fake driver.
 
 `install` puts it in the place of `Runtime` in a real TensorRT package. Which file a plan was built from is found in the
-JSON files below the folders of FAKE_ENGINES: {"plan_sha256": ..., "path": ..., "profiles": [{name: [min, opt, max]}]}.
-FAKE_ENGINE_FAULT changes what engines do: `wrong` answers are off by one, `crash` ends the process, `refuse` fails a
-run.
+JSON files below the folders of FAKE_ENGINES: {"plan_sha256": ..., "path": ..., "profiles": [{name: [min, opt, max]}],
+"formats": {name: TensorFormat}}; a tensor without a format is linear.
+FAKE_DLA_CORES is the number of DLA cores, 0 without it. FAKE_ONE_CONTEXT_A_PROFILE is set for TensorRT 8: an execution
+context of an engine with variable shapes keeps others from its profile. FAKE_ENGINE_FAULT changes what engines do:
+`wrong` answers are off by one, `crash` ends the process, `refuse` fails a run, `no graph` breaks a capture, `no graph
+of 4` one with so many rows.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ import itertools
 import json
 import os
 import signal
+import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +37,7 @@ def install(trt: Any, library: str) -> None:
     """Replace what a TensorRT package executes with. `library` is the fake driver's file."""
     driver = ctypes.CDLL(library)
     driver.fake_cuda_is_capturing.argtypes = [ctypes.c_void_p]
+    driver.fake_cuda_break_capture.argtypes = [ctypes.c_void_p]
     driver.fake_cuda_is_known.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     driver.fake_cuda_is_device.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     driver.fake_cuda_record.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int]
@@ -39,22 +45,95 @@ def install(trt: Any, library: str) -> None:
     class Runtime:
         def __init__(self, logger: Any) -> None:
             self._logger = logger
+            self._dla_core = -1
             assert driver.cuInit(0) == 0, "a true one would have ended the process"
+
+        @property
+        def num_DLA_cores(self) -> int:
+            return _dla_cores()
+
+        @property
+        def DLA_core(self) -> int:
+            return self._dla_core
+
+        @DLA_core.setter
+        def DLA_core(self, core: int) -> None:
+            # A true one logs an error, and keeps what it had.
+            self._dla_core = core if 0 <= core < _dla_cores() else self._dla_core
 
         def deserialize_cuda_engine(self, plan: bytes) -> EngineDouble | None:
             found = _find(hashlib.sha256(plan).hexdigest())
             if found is None:
                 self._logger.log(trt.ILogger.ERROR, "Serialization assertion failed: magic tag does not match")
                 return None
-            return EngineDouble(trt, driver, self._logger, found)
+            return EngineDouble(trt, driver, self._logger, found, self._dla_core)
 
-    trt.Runtime = Runtime
+    real_builder = trt.Builder
+
+    class Builder:
+        """The real builder of a machine with FAKE_DLA_CORES; what it builds is for the GPU."""
+
+        def __init__(self, logger: Any) -> None:
+            self._real = real_builder(logger)
+
+        @property
+        def num_DLA_cores(self) -> int:
+            return _dla_cores()
+
+        def create_builder_config(self) -> BuilderConfigDouble:
+            return BuilderConfigDouble(trt, self._real.create_builder_config())
+
+        def build_serialized_network(self, network: Any, config: BuilderConfigDouble) -> Any:
+            return self._real.build_serialized_network(network, config.real)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._real, name)
+
+    trt.Runtime, trt.Builder = Runtime, Builder
 
 
-def register(folder: Path, plan: bytes, onnx: Path, profiles: list[dict[str, list[list[int]]]]) -> None:
-    """Register the file that a plan was built from."""
+def _dla_cores() -> int:
+    return int(os.environ.get("FAKE_DLA_CORES", "0"))
+
+
+class BuilderConfigDouble:
+    """A real trt.IBuilderConfig, except for its DLA."""
+
+    OWN = ("trt", "real", "default_device_type", "DLA_core")
+
+    def __init__(self, trt: Any, real: Any) -> None:
+        self.trt, self.real = trt, real
+        self.default_device_type, self.DLA_core = trt.DeviceType.GPU, -1
+
+    def can_run_on_DLA(self, layer: Any) -> bool:
+        """Return whether the layer computes in a type that a DLA has, and is one of those that it has."""
+        kinds, types = self.trt.LayerType, self.trt.DataType
+        return self.default_device_type == self.trt.DeviceType.DLA and (
+            layer.type in (kinds.CONVOLUTION, kinds.ACTIVATION, kinds.ELEMENTWISE, kinds.POOLING, kinds.SCALE)
+            and layer.get_output(0).dtype in (types.HALF, types.INT8)
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.OWN:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.real, name, value)
+
+
+def register(
+    folder: Path,
+    plan: bytes,
+    onnx: Path,
+    profiles: list[dict[str, list[list[int]]]],
+    formats: Mapping[str, str] | None = None,
+) -> None:
+    """Register the file that a plan was built from, and the formats of its inputs and outputs."""
     digest = hashlib.sha256(plan).hexdigest()
-    (folder / f"{digest}.json").write_text(json.dumps({"plan_sha256": digest, "path": str(onnx), "profiles": profiles}))
+    facts = {"plan_sha256": digest, "path": str(onnx), "profiles": profiles, "formats": dict(formats or {})}
+    (folder / f"{digest}.json").write_text(json.dumps(facts))
 
 
 def _find(digest: str) -> dict[str, Any] | None:
@@ -69,18 +148,54 @@ def _find(digest: str) -> dict[str, Any] | None:
     return None
 
 
+class Layout:
+    """Where a format has the elements of a tensor {..., C, H, W} (or {..., C, D, H, W}), as the C arrays in the
+    documentation of nvinfer1::TensorFormat."""
+
+    def __init__(self, form: str, shape: tuple[int, ...], itemsize: int) -> None:
+        channel = len(shape) - (4 if form in ("DHWC8", "DHWC", "CDHW32") else 3)
+        lanes = int(form.lstrip("CDHW") or 1) if form != "DLA_HWC4" and form != "DLA_LINEAR" else 1
+        if form == "DLA_HWC4":
+            assert shape[channel] in (1, 3, 4)
+            lanes = 1 if shape[channel] == 1 else 4
+        self.vectorized_dim = channel if lanes > 1 else -1
+        self.components = lanes
+        vectors = list(shape)
+        vectors[channel] = -(-shape[channel] // lanes)
+        if form == "DLA_LINEAR":
+            vectors[-1] = -(-shape[-1] * itemsize // 64) * 64 // itemsize
+        elif form == "DLA_HWC4":
+            vectors[-1] = -(-shape[-1] * itemsize * lanes // 32) * 32 // itemsize // lanes
+        # The order of the C array's subscripts, without the place in a vector, which comes last.
+        order = list(range(len(shape)))
+        if "HWC" in form:
+            order.append(order.pop(channel))
+        self.strides = [0] * len(shape)
+        step = 1
+        for axis in reversed(order):
+            self.strides[axis] = step
+            step *= vectors[axis]
+        self.count = step * lanes
+        at = np.indices(shape, sparse=True)
+        self.offsets = sum(
+            (at[axis] // (lanes if axis == channel else 1)) * self.strides[axis] * lanes for axis in order
+        ) + (at[channel] % lanes)
+
+
 class EngineDouble:
     """The used part of trt.ICudaEngine."""
 
     device_memory_size_v2 = 4096
 
-    def __init__(self, trt: Any, driver: Any, logger: Any, found: dict[str, Any]) -> None:
-        self.trt, self.driver, self.logger = trt, driver, logger
+    def __init__(self, trt: Any, driver: Any, logger: Any, found: dict[str, Any], dla_core: int) -> None:
+        self.trt, self.driver, self.logger, self.dla_core = trt, driver, logger, dla_core
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
         options.intra_op_num_threads = 1
         self.session = onnxruntime.InferenceSession(found["path"], options, providers=["CPUExecutionProvider"])
-        self.profiles = found["profiles"]
+        self.profiles = found["profiles"] or [{}]
+        self.contexts: weakref.WeakSet[ContextDouble] = weakref.WeakSet()
+        self.formats: dict[str, str] = found.get("formats", {})
         self.inputs = {node.name: node for node in self.session.get_inputs()}
         self.outputs = {node.name: node for node in self.session.get_outputs()}
         self.names = [*self.inputs, *self.outputs]
@@ -105,11 +220,38 @@ class EngineDouble:
     def get_tensor_location(self, name: str) -> Any:
         return self.trt.TensorLocation.DEVICE
 
+    def layout(self, name: str, shape: tuple[int, ...]) -> Layout | None:
+        """Return where the elements of a tensor are; None if it is linear."""
+        form = self.formats.get(name, "LINEAR")
+        return None if form == "LINEAR" else Layout(form, shape, np.dtype(_TYPES[self.node(name).type][1]).itemsize)
+
+    def get_tensor_format(self, name: str, profile_index: int = 0) -> Any:
+        assert 0 <= profile_index < self.num_optimization_profiles
+        return getattr(self.trt.TensorFormat, self.formats.get(name, "LINEAR"))
+
+    def get_tensor_vectorized_dim(self, name: str, profile_index: int = 0) -> int:
+        layout = self.layout(name, tuple(max(size, 1) for size in self.get_tensor_shape(name)))
+        return -1 if layout is None else layout.vectorized_dim
+
+    def get_tensor_components_per_element(self, name: str, profile_index: int = 0) -> int:
+        layout = self.layout(name, tuple(max(size, 1) for size in self.get_tensor_shape(name)))
+        return 1 if layout is None else layout.components
+
     def get_tensor_profile_shape(self, name: str, number: int) -> list[tuple[int, ...]]:
         return [tuple(shape) for shape in self.profiles[number][name]]
 
     def create_execution_context(self, strategy: Any = None) -> ContextDouble:
         return ContextDouble(self, has_memory=strategy is None)
+
+
+class UnknownDims:
+    """trt.Dims of -1 dimensions, as TensorRT returns it for a shape that is not known: Python refuses such a length."""
+
+    def __len__(self) -> int:
+        return -1
+
+    def __getitem__(self, index: int) -> int:
+        raise IndexError
 
 
 _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_int)
@@ -128,7 +270,8 @@ class ContextDouble:
     def __init__(self, engine: EngineDouble, *, has_memory: bool) -> None:
         self.engine = engine
         self.has_memory = has_memory
-        self.profile = 0
+        self.profile = 0 if self._may_have(0) else -1
+        engine.contexts.add(self)
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.addresses: dict[str, int] = {}
         self.allocators: dict[str, Any] = {}
@@ -137,11 +280,30 @@ class ContextDouble:
         assert self.engine.driver.fake_cuda_is_device(address, size)
         self.has_memory = True
 
+    @property
+    def active_optimization_profile(self) -> int:
+        return self.profile
+
+    def _may_have(self, number: int) -> bool:
+        shapes = (self.engine.get_tensor_shape(name) for name in self.engine.inputs)
+        is_dynamic = any(min(shape, default=0) < 0 for shape in shapes)
+        others = (one.profile for one in self.engine.contexts if one is not self)
+        if not (os.environ.get("FAKE_ONE_CONTEXT_A_PROFILE") and is_dynamic and number in others):
+            return True
+        said = f"Profile {number} has been chosen by another IExecutionContext. Use another profileIndex"
+        self.engine.logger.log(self.engine.trt.ILogger.ERROR, said)
+        return False
+
     def set_optimization_profile_async(self, number: int, stream: int) -> bool:
+        if not self._may_have(number):
+            return False
         self.profile, self.shapes = number, {}
         return 0 <= number < len(self.engine.profiles)
 
     def set_input_shape(self, name: str, shape: Any) -> bool:
+        if self.profile < 0:
+            self.engine.logger.log(self.engine.trt.ILogger.ERROR, "setInputShape: mOptimizationProfile >= 0 failed")
+            return False
         least, _, most = self.engine.profiles[self.profile].get(name, [shape, shape, shape])
         given = tuple(shape)
         if len(given) != len(most) or not all(a <= b <= c for a, b, c in zip(least, given, most, strict=True)):
@@ -163,6 +325,15 @@ class ContextDouble:
             )
         return tuple(size if isinstance(size, int) else known.get(size, -1) for size in self.engine.node(name).shape)
 
+    def get_tensor_strides(self, name: str) -> Any:
+        shape = self.get_tensor_shape(name)
+        if min(shape, default=0) < 0:
+            return UnknownDims()
+        layout = self.engine.layout(name, shape)
+        if layout is None:
+            return [int(np.prod(shape[axis + 1 :])) for axis in range(len(shape))]
+        return list(layout.strides)
+
     def set_tensor_address(self, name: str, address: int) -> bool:
         self.addresses[name] = address
         return True
@@ -176,6 +347,11 @@ class ContextDouble:
             self.engine.logger.log(self.engine.trt.ILogger.ERROR, "enqueueV3: told to refuse, or has no memory")
             return False
         if self.engine.driver.fake_cuda_is_capturing(stream):
+            rows = next(iter(self.shapes.values()))[0]
+            if os.environ.get("FAKE_ENGINE_FAULT") in ("no graph", f"no graph of {rows}"):
+                self.engine.driver.fake_cuda_break_capture(stream)
+                self.engine.logger.log(self.engine.trt.ILogger.ERROR, "enqueueV3: operation not permitted in a capture")
+                return False
             number = next(_numbers)
             _recorded[number] = self._run
             assert self.engine.driver.fake_cuda_record(stream, ctypes.cast(_replay, ctypes.c_void_p), number) == 0
@@ -186,7 +362,7 @@ class ContextDouble:
         fault = os.environ.get("FAKE_ENGINE_FAULT")
         if fault == "crash":
             os.kill(os.getpid(), signal.SIGKILL)
-        given = {name: self._memory(name, self.shapes[name]).copy() for name in self.engine.inputs}
+        given = {name: self._read(name, self.shapes[name]) for name in self.engine.inputs}
         try:
             results = self.engine.session.run(list(self.engine.outputs), given)
         except Exception as error:  # noqa: BLE001 - whatever onnxruntime raises, TensorRT would log and refuse
@@ -200,8 +376,27 @@ class ContextDouble:
                     return False
                 self.addresses[name] = address
                 self.allocators[name].notify_shape(name, result.shape)
-            self._memory(name, result.shape)[...] = result + 1 if fault == "wrong" else result
+            self._write(name, result + 1 if fault == "wrong" else result)
         return True
+
+    def _read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        layout = self.engine.layout(name, shape)
+        if layout is None:
+            return self._memory(name, shape).copy()
+        memory = self._memory(name, (layout.count,))
+        padding = np.ones(layout.count, bool)
+        padding[layout.offsets] = False
+        # TensorRT may compute with the places that fill up a vector: what is not zero there spoils the result.
+        return memory[layout.offsets] + memory.dtype.type(memory[padding].any())  # type: ignore[no-any-return]
+
+    def _write(self, name: str, values: np.ndarray) -> None:
+        layout = self.engine.layout(name, values.shape)
+        if layout is None:
+            self._memory(name, values.shape)[...] = values
+            return
+        memory = self._memory(name, (layout.count,))
+        memory[...] = 77
+        memory[layout.offsets] = values
 
     def _memory(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         dtype = np.dtype(_TYPES[self.engine.node(name).type][1])
