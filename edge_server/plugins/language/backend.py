@@ -312,7 +312,7 @@ def _place_layers(job: OpenJob, settings: LlmSettings) -> LlmSettings:
                 f"{model}: parameter gpu_layers: expected an instance_group of kind KIND_GPU, given KIND_CPU"
             )
         # With CUDA, llama.cpp computes large batches on a GPU without layers there too, uncounted.
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        os.putenv("CUDA_VISIBLE_DEVICES", "")
         return settings
     library = import_runtime("xllamacpp", "Server", "llm-gguf")
     devices = [str(device["name"]) for device in library.get_device_info()]

@@ -63,6 +63,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(xllamacpp, "get_device_info", lambda: [{"name": name} for name in ("CUDA0", "CUDA1", "CPU")])
     monkeypatch.setattr(xllamacpp, "Server", server)
     monkeypatch.setattr(os, "nice", lambda count: 0)
+    monkeypatch.setattr(os, "putenv", lambda name, value: None)
     return made
 
 
@@ -94,12 +95,13 @@ def test_on_the_processor_no_layer_is_on_a_gpu_and_its_process_sees_none(
     job: Callable[..., OpenJob], cuda: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A build with CUDA would take a GPU that no gate has counted."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    told: dict[str, str] = {}
+    monkeypatch.setattr(os, "putenv", told.__setitem__)
     session = language.open_llama_cpp(job())
     session.close()
     [parameters] = cuda
     assert (parameters.n_gpu_layers, parameters.speculative.draft.n_gpu_layers) == (0, 0)
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+    assert told == {"CUDA_VISIBLE_DEVICES": ""}
     assert session.info.device == "CPU"
 
 
