@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import subprocess
@@ -17,11 +16,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from hil_machine import COMPATIBLE, cuda_devices, is_jetson
 from hil_report import Report
 from hil_server import ServerProcess, running
 
 FORCED = os.environ.get("EDGE_HIL_FORCE", "")
-COMPATIBLE = Path("/proc/device-tree/compatible")
 REPORT: pytest.StashKey[Report] = pytest.StashKey()
 
 
@@ -46,31 +45,12 @@ def find_hardware() -> Hardware:
         return Hardware("cpu", "the processor, because EDGE_HIL_FORCE=cpu says so")
     if FORCED:
         raise pytest.UsageError(f"EDGE_HIL_FORCE: expected cpu, given '{FORCED}'")
-    try:
-        chips = COMPATIBLE.read_bytes().decode("utf-8", "replace").split("\0")
-    except OSError:
-        chips = []
-    if any(chip.startswith("nvidia,tegra") for chip in chips):
-        model = Path("/proc/device-tree/model").read_text(errors="replace").rstrip("\0")
-        return Hardware("jetson", model)
+    if is_jetson():
+        return Hardware("jetson", COMPATIBLE.with_name("model").read_text(errors="replace").rstrip("\0"))
     count, problem = cuda_devices()
     if count:
         return Hardware("nvidia", f"{count} GPU(s) of NVIDIA")
     return Hardware("", f"needs a Jetson or an NVIDIA GPU: {problem}")
-
-
-def cuda_devices() -> tuple[int, str]:
-    """Return how many GPUs the driver has, and why there are none."""
-    try:
-        cuda = ctypes.CDLL("libcuda.so.1")
-    except OSError as error:
-        return 0, f"no driver ({error})"
-    status = int(cuda.cuInit(0))
-    if status:
-        return 0, f"cuInit failed with {status}"
-    count = ctypes.c_int()
-    cuda.cuDeviceGetCount(ctypes.byref(count))
-    return count.value, "the driver finds no device"
 
 
 HARDWARE = find_hardware()
@@ -114,7 +94,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if folder is None:
         return
     report = session.config.stash[REPORT]
-    report.box = box_identity()
+    # `run` asks once for all parts: it takes up to a minute.
+    if not report.box and "EDGE_HIL_NO_BOX" not in os.environ:
+        report.box = box_identity()
     report.write(folder)
     print(f"\nreport: {(folder / 'index.html').resolve()}")
 
@@ -126,6 +108,14 @@ def box_identity() -> dict[str, Any]:
         return dict(json.loads(done.stdout))
     except ValueError:
         return {"problem": f"edge-server doctor ended with {done.returncode}: {done.stderr[-400:]}"}
+
+
+@pytest.fixture(scope="session")
+def box(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What the doctor says of this machine."""
+    report = request.config.stash[REPORT]
+    report.box = box_identity()
+    return report.box
 
 
 @pytest.fixture(scope="session")

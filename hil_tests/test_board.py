@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-
-def edge(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "edge_server", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+import pytest
 
 
-def test_the_doctor_reports_that_this_machine_can_serve(hardware: Any) -> None:
-    done = edge("doctor", "--json")
-    found = json.loads(done.stdout)
-    problems = [item for items in found["sections"].values() for item in items if item["level"] == "problem"]
-    assert (done.returncode, problems) == (0, [])
+def test_the_doctor_reports_that_this_machine_can_serve(hardware: Any, box: dict[str, Any]) -> None:
+    assert "problem" not in box
+    assert [item for items in box["sections"].values() for item in items if item["level"] == "problem"] == []
     if hardware.kind == "jetson":
-        assert found["sections"]["jetpack"][0]["text"].startswith("JetPack")
+        assert box["sections"]["jetpack"][0]["text"].startswith("JetPack")
 
 
 def test_every_bundled_model_loads_warms_up_and_answers_on_this_board(bundled: Path) -> None:
-    done = edge("check", str(bundled))
+    pytest.importorskip("cv2", reason="the bundled models take pictures: needs opencv-python-headless")
+    command = [sys.executable, "-m", "edge_server", "check", str(bundled)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     for model in bundled.iterdir():
         if (model / "config.pbtxt").exists():

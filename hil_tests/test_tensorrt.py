@@ -15,10 +15,10 @@ from edge_server.backends import load_backend
 from edge_server.backends.base import ModelFile, OpenJob, Session
 from edge_server.backends.cuda import cuda_driver
 from edge_server.core.model_spec import InputSpec, InstanceGroup, InstanceKind, ModelSpec, OutputSpec
+from edge_server.core.output_difference import compare_arrays
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError
 from edge_server.plugins.tensorrt.builds.build_engine import BuildEnvironment, build_engine
-from edge_server.plugins.tensorrt.builds.verify_engine import difference
 from edge_server.plugins.tensorrt.engine_options import TOLERANCES
 from edge_server.plugins.tensorrt.engine_order import EngineOrder, Profile, Range
 from edge_server.plugins.tensorrt.library_adapter import load_library
@@ -94,7 +94,7 @@ def expected(inputs: dict[str, np.ndarray], path: Path = CLASSIFIER) -> list[np.
 def check(session: Session, rows: int, tolerance: float = TOLERANCES["fp32"]) -> None:
     given = {"input": pictures(rows)}
     answer = session.run(given, ["probabilities"])["probabilities"]
-    assert difference(answer, expected(given)[0]) <= tolerance
+    assert compare_arrays(expected(given)[0], answer).relative <= tolerance
 
 
 def test_outputs_equal_those_of_onnxruntime(plan: Callable[..., ModelFile], open_it: Callable[..., Session]) -> None:

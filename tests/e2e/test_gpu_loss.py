@@ -194,3 +194,26 @@ def test_above_the_gpu_memory_limit_nothing_is_loaded_onto_the_gpu(
         machine.cuda.tell(used=100 << 20, total=1000 << 20)
         assert eventually(lambda: states(server)["any"] == "READY"), "the load is tried again"
         assert server.stop() == 0
+
+
+def test_a_language_model_with_layers_on_a_gpu_is_counted_by_the_limit_of_its_memory(
+    serve: Any, repository: Any, machine: GpuMachine, eventually: Callable[..., bool]
+) -> None:
+    pytest.importorskip("xllamacpp", reason="needs xllamacpp, of the extra test-all")
+    machine.cuda.tell(used=900 << 20, total=1000 << 20)
+    layers = 'parameters { key: "gpu_layers" value { string_value: "1" } }'
+    for name, line in (("on_gpu", layers), ("on_cpu", "")):
+        repository.add(name, f'backend: "llama_cpp"\n{line}')
+        (Path(repository.path) / name / "1/model.gguf").write_bytes((TESTS / "data/tiny_llm/tiny.gguf").read_bytes())
+
+    def reason(server: Any) -> str:
+        index = {item["name"]: item for item in server.ask("/v2/repository/index", {})[1]}
+        return str(index["on_gpu"].get("reason"))
+
+    flags = ("--model-load-gpu-limit=0:0.8", "--governor=false")
+    with serve(repository.path, *flags, environment=machine.environment) as server:
+        assert eventually(lambda: states(server)["on_cpu"] == "READY")
+        assert "memory limit set for GPU 0 has exceeded, model loading is rejected" in reason(server)
+        machine.cuda.tell(used=100 << 20, total=1000 << 20)
+        # The package of the tests has no CUDA.
+        assert eventually(lambda: "asks for GPU 0, but xllamacpp" in reason(server))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -121,6 +122,15 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", {str(ROOT / "hil_tests/tes
     assert item["outcome"] == "failed"
     assert "-1000000" in item["reason"]
     assert re.search(r"<td class=failed>failed", (tmp_path / "index.html").read_text())
+
+
+@pytest.mark.full
+def test_the_tests_of_tensorrt_pass_over_its_double(fake_gpu: Any, tmp_path: Path) -> None:
+    """They would be the first to meet a real GPU: at the least they fit the code of today."""
+    double = ("-p", "hil_double", "hil_tests/test_tensorrt.py", f"--report={tmp_path}")
+    done = run(*double, EDGE_HIL_FORCE="cpu", EDGE_HIL_NO_BOX="1", PYTHONPATH=str(Path(__file__).parent))
+    assert done.returncode == 0, done.stdout
+    assert json.loads((tmp_path / "report.json").read_text())["counts"]["passed"] >= 5
 
 
 def test_an_invalid_force_option_is_refused() -> None:

@@ -2,9 +2,9 @@
 `scripted_llm`.
 
 `openvino_genai` serves a GGUF file (llama, qwen2, qwen3) or the folder of an OpenVINO export, `llama_cpp` any GGUF
-file, `onnxruntime_genai` the folder of an ONNX export with `genai_config.json`. All run on the CPU, in a child process:
-OpenVINO GenAI holds the GIL in each step and ONNX Runtime GenAI while it loads a model, a fault of a library ends only
-that process, and its end gives the memory back.
+file, `onnxruntime_genai` the folder of an ONNX export with `genai_config.json`. All run on the CPU, `llama_cpp` also on
+a GPU with CUDA, in a child process: OpenVINO GenAI holds the GIL in each step and ONNX Runtime GenAI while it loads a
+model, a fault of a library ends only that process, and its end gives the memory back.
 Parameters: see `settings`, and `niceness` of that process (5, of `llama_cpp` 0). The inputs and outputs are those of
 Triton's vLLM backend, with the input `messages` beside `text_input`.
 """
@@ -24,7 +24,7 @@ from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJo
 from edge_server.backends.custom_metrics import REGISTRY
 from edge_server.backends.isolation.isolated_session import IsolatedSession
 from edge_server.backends.option_parsers import whole_number
-from edge_server.backends.runtime_errors import existing_file, file_title, open_with_library
+from edge_server.backends.runtime_errors import existing_file, file_title, import_runtime, open_with_library
 from edge_server.errors import BackendMissing, LoadError, install_hint
 from edge_server.plugins.language.engines import lora_adapters
 from edge_server.plugins.language.engines.generation_config import read_generation_config
@@ -69,8 +69,12 @@ _NOT_FOR_ONNX = {
     "deterministic": "it computes as the model was exported",
     "prompt_lookup": "it guesses no tokens",
     "draft_model": "it guesses no tokens",
+    "gpu_layers": "it computes on the CPU",
 }
 """Parameter that `onnxruntime_genai` cannot obey -> why."""
+
+_ALL_LAYERS = 999
+"""`gpu_layers` if none are stated: more than a model has."""
 
 _INPUTS = (
     ("text_input", "STRING", 1), ("messages", "STRING", 1), ("stream", "BOOL", 1), ("sampling_parameters", "STRING", 1),
@@ -151,6 +155,7 @@ class OpenVinoLlmBackend(_LlmBackend):
         return memory_parts(settings, size, _BLOCK_TOKENS) | _draft_memory(file, settings, _read_draft_export)
 
     def open(self, job: OpenJob) -> RequestSession:
+        _refuse_gpu(job)
         return IsolatedSession(job, open_openvino)
 
 
@@ -189,13 +194,15 @@ class LlamaCppBackend(_LlmBackend):
         return {**parts, **{name: size for name, size in more.items() if size}}
 
     def auto_complete(self, file: ModelFile, config_json: str) -> str | None:
-        """As the others, and name the adapters for the APIs."""
+        """As the others, name the adapters for the APIs, and give `gpu_layers` an instance on a GPU."""
         config = json.loads(super().auto_complete(file, config_json) or config_json)
         parameters = config.setdefault("parameters", {})
         # A client may have sent an earlier completed configuration.
         parameters.pop(lora_adapters.PARAMETER, None)
         if names := ",".join(find_adapters(file.path)):
             parameters[lora_adapters.PARAMETER] = {"string_value": names}
+        if "gpu_layers" in parameters and not config.get("instance_group"):
+            config["instance_group"] = [{"kind": "KIND_GPU"}]
         return json.dumps(config)
 
     def open(self, job: OpenJob) -> RequestSession:
@@ -218,6 +225,7 @@ class OnnxLlmBackend(_LlmBackend):
         return memory_parts(_onnx_settings(model, parameters, size), size, _BLOCK_TOKENS)
 
     def open(self, job: OpenJob) -> RequestSession:
+        _refuse_gpu(job)
         return IsolatedSession(job, open_onnx)
 
 
@@ -269,14 +277,15 @@ def open_llama_cpp(job: OpenJob) -> RequestSession:
 
     _set_niceness(job, _LLAMA_CPP_NICENESS)
     size = _read_llama_cpp_size(job.file)
-    settings = _llama_cpp_settings(job.spec.name, job.spec.parameters, size)
+    settings = _place_layers(job, _llama_cpp_settings(job.spec.name, job.spec.parameters, size))
     projector = find_projector(job.file.path)
     if projector is not None:
         from edge_server.plugins.language.engines.llama_cpp_vision_engine import LlamaCppVisionEngine
 
-        make = partial(LlamaCppVisionEngine, job.file.path, projector, settings, _BLOCK_TOKENS, size.bytes_per_token)
-        return _session(job, settings, make)
-    return _session(job, settings, lambda: LlamaCppEngine(job.file.path, settings, _BLOCK_TOKENS, size.bytes_per_token))
+        make_engine: Callable[..., TokenEngine] = partial(LlamaCppVisionEngine, job.file.path, projector)
+    else:
+        make_engine = partial(LlamaCppEngine, job.file.path)
+    return _session(job, settings, lambda: make_engine(settings, _BLOCK_TOKENS, size.bytes_per_token, job.device_id))
 
 
 def open_scripted(job: OpenJob) -> RequestSession:
@@ -294,14 +303,47 @@ def _set_niceness(job: OpenJob, default: int = _NICENESS) -> None:
     os.nice(niceness)
 
 
+def _place_layers(job: OpenJob, settings: LlmSettings) -> LlmSettings:
+    """Return the settings with the layers for the instance's GPU. Raises LoadError."""
+    model = f"model '{job.spec.name}'"
+    if job.device_id is None:
+        if settings.gpu_layers:
+            raise LoadError(
+                f"{model}: parameter gpu_layers: expected an instance_group of kind KIND_GPU, given KIND_CPU"
+            )
+        # With CUDA, llama.cpp computes large batches on a GPU without layers there too, uncounted.
+        os.putenv("CUDA_VISIBLE_DEVICES", "")
+        return settings
+    library = import_runtime("xllamacpp", "Server", "llm-gguf")
+    devices = [str(device["name"]) for device in library.get_device_info()]
+    if f"CUDA{job.device_id}" not in devices:
+        raise BackendMissing(
+            f"{model}: instance_group asks for GPU {job.device_id}, but xllamacpp {library.__version__} sees only "
+            f"{', '.join(devices)}: PyPI's package computes on the CPU. Install its wheel for CUDA, from the index "
+            "that the project's page names, or build it with XLLAMACPP_BUILD_CUDA=1; KIND_CPU serves the model as it is"
+        )
+    return dataclasses.replace(settings, gpu_layers=settings.gpu_layers or _ALL_LAYERS)
+
+
+def _refuse_gpu(job: OpenJob) -> None:
+    if job.device_id is not None:
+        cpu_only = f"backend {job.spec.backend} computes on the CPU: expected KIND_CPU, given KIND_GPU"
+        raise LoadError(f"model '{job.spec.name}': instance_group: {cpu_only}; llama_cpp runs GGUF files on a GPU")
+
+
 def _session(job: OpenJob, settings: LlmSettings, open_engine: Callable[[], TokenEngine]) -> LlmSession:
     engine = open_with_library(job.file, job.spec.backend, open_engine)
     labels = {"model": job.spec.name, "version": str(job.file.version), "model_name": job.spec.name}
     share = (lambda: 1.0) if job.server is None else job.server.work_share
-    return LlmSession(job.spec.name, engine, settings, labels, share)
+    device = "CPU" if job.device_id is None else f"GPU:{job.device_id}"
+    return LlmSession(job.spec.name, engine, settings, labels, share, device)
 
 
 def _openvino_settings(model: str, parameters: Mapping[str, str], size: LlmSize) -> LlmSettings:
+    if "gpu_layers" in parameters:
+        raise LoadError(
+            f"model '{model}': parameter gpu_layers: backend openvino_genai computes on the CPU; llama_cpp can"
+        )
     settings = read_settings(model, parameters, size, _BLOCK_TOKENS)
     # OpenVINO GenAI 2026.4 fails a step of all requests when it rejects a guess of a draft model and caches prefixes.
     return dataclasses.replace(settings, enable_prefix_caching=False) if settings.draft_model else settings

@@ -85,7 +85,10 @@ class LlamaCppEngine:
     compiles_grammars = False
     max_top_logprobs = 20
 
-    def __init__(self, path: Path, settings: LlmSettings, block_tokens: int, bytes_per_token: int) -> None:
+    def __init__(
+        self, path: Path, settings: LlmSettings, block_tokens: int, bytes_per_token: int, device_id: int | None = None
+    ) -> None:
+        """`device_id`: CUDA's number of the GPU that `settings.gpu_layers` are for. None: the CPU."""
         library = import_runtime("xllamacpp", "Server", "llm-gguf")
         self.name = f"llama.cpp {library.__version__}"
         generation = read_generation_config(path)
@@ -108,6 +111,7 @@ class LlamaCppEngine:
         self.total_blocks = settings.num_kv_blocks
         self.max_context = settings.max_context
         self._bytes_per_token = bytes_per_token
+        self._device_id = device_id
         self._max_running = settings.max_num_seqs
         # llama.cpp compares each token with all of a shared cache, also with the other sequences' part.
         self._shares_cache = self.total_blocks * block_tokens < settings.max_num_seqs * settings.max_context
@@ -225,6 +229,12 @@ class LlamaCppEngine:
         parameters.cache_ram_mib = 0
         parameters.n_batch = parameters.n_ubatch = settings.max_num_batched_tokens
         guesses = parameters.speculative
+        parameters.n_gpu_layers = guesses.draft.n_gpu_layers = settings.gpu_layers
+        if self._device_id is not None:
+            parameters.split_mode = library.llama_split_mode.LLAMA_SPLIT_MODE_NONE
+            parameters.main_gpu = self._device_id
+            # Otherwise the library takes fewer layers if the GPU is too small, and is slow without a word.
+            parameters.fit_params = False
         if settings.prompt_lookup:
             guesses.types = [library.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
             guesses.ngram_simple.size_n = _LOOKED_UP_TOKENS

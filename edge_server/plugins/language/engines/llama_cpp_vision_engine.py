@@ -29,10 +29,11 @@ class LlamaCppVisionEngine(LlamaCppEngine, ImageEngine):
     takes_tokens = True
 
     def __init__(
-        self, path: Path, projector: Path, settings: LlmSettings, block_tokens: int, bytes_per_token: int
-    ) -> None:
+        self, path: Path, projector: Path, settings: LlmSettings, block_tokens: int, bytes_per_token: int,
+        device_id: int | None = None,
+    ) -> None:  # fmt: skip
         self._projector = projector
-        super().__init__(path, settings, block_tokens, bytes_per_token)
+        super().__init__(path, settings, block_tokens, bytes_per_token, device_id)
         room = self.total_blocks * self.block_tokens
         self._most = min(room, self.max_context or room)
         self.special_texts = [*self.special_texts, self.image_tag]
@@ -58,6 +59,8 @@ class LlamaCppVisionEngine(LlamaCppEngine, ImageEngine):
     def _parameters(self, *arguments: Any) -> Any:
         parameters = super()._parameters(*arguments)
         parameters.mmproj.path = str(self._projector)
+        if self._device_id is not None:
+            parameters.mmproj_device = f"CUDA{self._device_id}"
         return parameters
 
     def _read(self, sequence: PendingSequence) -> TokenEvent | None:

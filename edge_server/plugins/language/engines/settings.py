@@ -34,6 +34,7 @@ class LlmSettings:
     - `draft_model`: a smaller model beside the model, that guesses the next tokens: a GGUF file for llama.cpp, the
       folder of an export for OpenVINO GenAI, which then caches no prefixes.
     - `num_speculative_tokens` (4): most tokens that are guessed at a time; 0 without any of the two.
+    - `gpu_layers` (0: all on a GPU, none on the CPU): layers that llama.cpp computes on the instance's GPU.
     """
 
     max_num_seqs: int
@@ -48,6 +49,7 @@ class LlmSettings:
     prompt_lookup: bool = False
     draft_model: str = ""
     num_speculative_tokens: int = 0
+    gpu_layers: int = 0
 
 
 MAX_SPECULATIVE_TOKENS = 16
@@ -133,4 +135,5 @@ def read_settings(model: str, parameters: Mapping[str, str], size: LlmSize, bloc
         prompt_lookup=prompt_lookup,
         draft_model=draft_model,
         num_speculative_tokens=guessed,
+        gpu_layers=number("gpu_layers", 0),
     )

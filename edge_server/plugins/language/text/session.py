@@ -131,6 +131,7 @@ class LlmSession(RequestSession):
         settings: LlmSettings,
         labels: dict[str, str],
         work_share: Callable[[], float] = lambda: 1.0,
+        device: str = "CPU",
     ) -> None:
         """`work_share` returns the part of its time that the engine may compute; the rest is pauses between steps."""
         self._model = model
@@ -176,7 +177,7 @@ class LlmSession(RequestSession):
             name: str(value) for name, value in dataclasses.asdict(settings).items() if not name.startswith("is_")
         }
         precision = "f32" if settings.is_deterministic else "as the model says"
-        self.info = SessionInfo(engine.name, "CPU", precision, options, is_bound=False)
+        self.info = SessionInfo(engine.name, device, precision, options, is_bound=False)
         self._thread = threading.Thread(target=self._run, name=f"{model}-tokens"[:60], daemon=True)
         self._thread.start()
 
