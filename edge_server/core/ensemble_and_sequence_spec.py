@@ -25,8 +25,8 @@ class EnsembleStep(NamedTuple):
 
 
 class Ensemble(NamedTuple):
-    """Steps in the order of the configuration. `max_inflight_requests` limits how many responses of a decoupled step
-    the later steps work on at a time; 0: no limit."""
+    """Steps in the order of the configuration. `max_inflight_requests` limits the requests of each step in flight, over
+    all requests to the ensemble; a decoupled step waits while they are reached. 0: no limit."""
 
     steps: tuple[EnsembleStep, ...]
     max_inflight_requests: int = 0

@@ -32,7 +32,6 @@ class Scope(Generic[Value]):
     use_counts: dict[str, int] = field(default_factory=dict)
     started: set[int] = field(default_factory=set)
     inner: dict[int, deque[Scope[Value]]] = field(default_factory=dict)
-    open_counts: dict[int, int] = field(default_factory=dict)
     busy: int = 0
     is_finished: bool = False
     is_answered: bool = False
@@ -104,7 +103,6 @@ class EnsembleRun(Generic[Value]):
             if outputs:
                 inner: Scope[Value] = Scope(step.scope_origin, scope)
                 scope.inner.setdefault(step.index, deque()).append(inner)
-                scope.open_counts[step.index] = scope.open_counts.get(step.index, 0) + 1
                 scope.busy += 1
                 launches = self._add_tensors(inner, {tensor: outputs.get(name) for name, tensor in step.outputs})
                 self._finish_if_idle(inner)
@@ -119,10 +117,6 @@ class EnsembleRun(Generic[Value]):
         if self.is_done:
             self._root.tensors.clear()
         return launches
-
-    def open_scope_count(self, launch: StepLaunch[Value]) -> int:
-        """Return the number of responses of a decoupled step that later steps still work on."""
-        return launch.scope.open_counts.get(launch.step.index, 0)
 
     def take_responses(self) -> list[dict[str, Value]]:
         """Return the complete responses, in the order of the step responses from which they were made."""
@@ -206,7 +200,6 @@ class EnsembleRun(Generic[Value]):
             outer = ending.outer
             if outer is not None:
                 outer.busy -= 1
-                outer.open_counts[ending.origin[-1]] -= 1
                 if ending.origin != self._plan.response_origin[: len(ending.origin)]:
                     # No response is made from it, so `_collect_responses` does not remove it.
                     outer.inner[ending.origin[-1]].remove(ending)

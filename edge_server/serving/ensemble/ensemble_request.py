@@ -38,10 +38,51 @@ class SubmitStep(Protocol):
     def __call__(self, request: Request, sink: ResponseSink, *, hold_us: float) -> SubmittedRequest: ...
 
 
+class StepLimiter:
+    """Limits the requests of one step that are in flight, over all requests to the ensemble. Thread-safe.
+
+    A step that finds no slot free waits here without a thread, in the order of arrival. As Triton's
+    StepInflightRequestLimiter since April 2026, which blocks the thread instead.
+    """
+
+    def __init__(self, max_inflight: int) -> None:
+        self._lock = threading.Lock()
+        self._free_slots = max_inflight
+        self._waiting: deque[Callable[[], object]] = deque()
+        self._is_starting = False
+
+    def take_slot(self, start_later: Callable[[], object]) -> bool:
+        """Take a slot. If none is free return False, and call `start_later` when it has one."""
+        with self._lock:
+            if self._free_slots:
+                self._free_slots -= 1
+                return True
+            self._waiting.append(start_later)
+            return False
+
+    def give_back(self) -> None:
+        """Give a slot back, and start the steps that wait for one."""
+        with self._lock:
+            self._free_slots += 1
+            if self._is_starting:
+                # A step that answers at once gives back its slot inside the loop below: do not nest them.
+                return
+            self._is_starting = True
+        while True:
+            with self._lock:
+                if not self._free_slots or not self._waiting:
+                    self._is_starting = False
+                    return
+                self._free_slots -= 1
+                start = self._waiting.popleft()
+            start()
+
+
 class EnsembleContext(NamedTuple):
     """Shared by the runs of one ensemble version. `allows_missing_outputs`: outputs may be missing in a response.
 
-    `on_released` is called once for each run, when nothing uses its inputs any more.
+    `limiters` has one for each step, in their order; it is empty if nothing is limited. `on_released` is called once
+    for each run, when nothing uses its inputs any more.
     """
 
     spec: ModelSpec
@@ -49,7 +90,7 @@ class EnsembleContext(NamedTuple):
     counters: VersionCounters
     submit: SubmitStep
     allows_missing_outputs: bool
-    max_inflight: int
+    limiters: Sequence[StepLimiter]
     on_released: Callable[[EnsembleRequest], None]
 
 
@@ -78,7 +119,7 @@ class EnsembleRequest:
         self._plan = plan
         self._run = run
         self._lock = threading.Lock()
-        self._step_finished = threading.Condition(self._lock)
+        self._step_started = threading.Condition(self._lock)
         self._calls: set[_StepCall] = set()
         self._arrivals: dict[int, deque[tuple[_StepCall, Response]]] = {}
         """Threads that work on this run now, each with the responses that reached it meanwhile. A member that answers
@@ -86,6 +127,8 @@ class EnsembleRequest:
         self._events = 1
         """Number of responses that came and are not processed yet, and 1 until the first steps are submitted."""
         self._unreleased = 0
+        self._waiting_launches = 0
+        """Steps that wait for a slot of their limiter."""
         self._is_released = False
         self._answer: Mapping[str, Tensor] | None = None
         self._started_ns = 0
@@ -128,8 +171,8 @@ class EnsembleRequest:
                 return
             self._arrivals[ident] = deque([(call, response)])
         self._drain(ident, hold_us=0.0, began_ns=time.monotonic_ns())
-        if self._context.max_inflight and call.launch.step.is_decoupled and not response.is_final:
-            self._wait_for_later_steps(call)
+        if self._context.limiters and call.launch.step.is_decoupled and not response.is_final:
+            self._wait_for_later_steps()
 
     def cancel(self) -> None:
         """Answer CANCELLED, unless the final response was sent already, and cancel the steps in progress."""
@@ -158,6 +201,8 @@ class EnsembleRequest:
                     return
                 call, response = events.popleft()
                 launches, complete_outputs, error = self._store_response(call, response)
+            if response.is_final and self._context.limiters:
+                self._context.limiters[call.launch.step.index].give_back()
             if error is not None:
                 self.fail(self._with_step_name(error, call.launch.step))
             self._send_and_launch(launches, complete_outputs, hold_us=hold_us - (time.monotonic_ns() - began_ns) / 1000)
@@ -175,8 +220,6 @@ class EnsembleRequest:
             return [], [], response.error
         outputs = {tensor.name: tensor for tensor in response.outputs}
         launches = self._run.add_response(call.launch, outputs, is_final=response.is_final)
-        if self._context.max_inflight:
-            self._step_finished.notify_all()
         return launches, self._run.take_responses(), None
 
     def _send_and_launch(
@@ -200,6 +243,26 @@ class EnsembleRequest:
             self._finish()
 
     def _launch(self, launch: StepLaunch[Tensor], *, hold_us: float) -> bool:
+        """Submit a step's request, or let it wait for a slot. Return False if the ensemble's request has ended."""
+        if not self._context.limiters:
+            return self._submit(launch, hold_us=hold_us)
+        limiter = self._context.limiters[launch.step.index]
+        with self._lock:
+            self._waiting_launches += 1
+        if not limiter.take_slot(lambda: self._launch_in_slot(limiter, launch, hold_us=0.0)):
+            return True
+        return self._launch_in_slot(limiter, launch, hold_us=hold_us)
+
+    def _launch_in_slot(self, limiter: StepLimiter, launch: StepLaunch[Tensor], *, hold_us: float) -> bool:
+        with self._lock:
+            self._waiting_launches -= 1
+            self._step_started.notify_all()
+        is_submitted = self._submit(launch, hold_us=hold_us)
+        if not is_submitted:
+            limiter.give_back()
+        return is_submitted
+
+    def _submit(self, launch: StepLaunch[Tensor], *, hold_us: float) -> bool:
         call = _StepCall(self, launch)
         with self._lock:
             if self.ticket.is_closed:
@@ -306,20 +369,20 @@ class EnsembleRequest:
         named.args = (named.message,)
         return named.detached()
 
-    def _wait_for_later_steps(self, call: _StepCall) -> None:
-        """Hold a decoupled model's thread until the steps behind it have caught up."""
+    def _wait_for_later_steps(self) -> None:
+        """Hold a decoupled model's thread until no step waits for a slot."""
 
         def has_caught_up() -> bool:
-            return self.ticket.is_closed or self._run.open_scope_count(call.launch) < self._context.max_inflight
+            return self.ticket.is_closed or not self._waiting_launches
 
-        with self._step_finished:
-            self._step_finished.wait_for(has_caught_up, _MAX_HOLD_S)
+        with self._step_started:
+            self._step_started.wait_for(has_caught_up, _MAX_HOLD_S)
 
     def _close(self) -> None:
         """Cancel the steps in progress, after the final response was claimed."""
         with self._lock:
             tickets = [call.ticket for call in self._calls if call.ticket is not None]
-            self._step_finished.notify_all()
+            self._step_started.notify_all()
         for ticket in tickets:
             ticket.cancel()
         self._release_if_over()

@@ -22,7 +22,7 @@ from edge_server.core.status_reports import InstanceReport, VersionReport
 from edge_server.core.tensor import Tensor
 from edge_server.core.version_lifecycle import Resolved, SampleRun, VersionSnapshot, VersionState, next_state
 from edge_server.errors import DeadlineExceeded, Draining, EdgeServerError, MemberMissing, NotReady
-from edge_server.serving.ensemble.ensemble_request import EnsembleContext, EnsembleRequest, SubmitStep
+from edge_server.serving.ensemble.ensemble_request import EnsembleContext, EnsembleRequest, StepLimiter, SubmitStep
 from edge_server.serving.execution.counters import VersionCounters
 from edge_server.serving.execution.ticket import Ticket
 from edge_server.serving.execution.version_holds import VersionHolds
@@ -111,13 +111,14 @@ class EnsembleVersion:
         if self.spec.is_cached:
             self._use_cache()
         ensemble = self.spec.ensemble
+        limit = ensemble.max_inflight_requests if ensemble is not None else 0
         self._context = EnsembleContext(
             self.spec,
             self.version,
             self._counters,
             self._members.submit,
             any(item.is_optional for item in self.spec.inputs),
-            ensemble.max_inflight_requests if ensemble is not None else 0,
+            [StepLimiter(limit) for _ in self._graph.steps] if limit else (),
             self._remove,
         )
         self._move(VersionState.WARMING)

@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from edge_server.errors import (
     QueueFull,
     UnknownModel,
 )
+from edge_server.serving.ensemble.ensemble_request import StepLimiter
 
 LIMIT_S = 60.0
 
@@ -491,12 +493,53 @@ def test_a_decoupled_step_does_not_run_ahead_of_its_bound(
     _, mailbox = adding.submit(50.0, model="e")
     blocker.wait_blocked()
     b = adding.manager.route("b", None)
-    eventually(lambda: many.sent == 2 and b.in_flight == 3)
-    for expected in range(3, 8):
+    eventually(lambda: many.sent == 3 and b.in_flight == 3)
+    for expected in range(4, 9):
         blocker.release()
         eventually(lambda: many.sent == expected and b.in_flight == 3)  # noqa: B023
     blocker.release(100)
     assert numbers(mailbox) == [number + 1.0 for number in range(50)]
+
+
+def test_the_bound_of_an_ensemble_holds_over_all_its_requests(
+    many: Many, adding: Any, new_blocker: Any, eventually: Any
+) -> None:
+    """As in Triton, where each step of the ensemble has one limiter."""
+    adding.script.on_execute = None
+    adding.load(adding.spec("b", instances=3), mark="more")
+    adding.script.on_execute = many
+    blocker, most = new_blocker(), []
+    adding.script.on_run = lambda name, inputs: (blocker.block(), {"OUT": inputs["IN"]})[1]
+    version = load(adding, ensemble(adding, "e", chain("many", "b"), max_inflight=2))
+    b = adding.manager.route("b", None)
+    requests = [adding.submit(5.0, model="e") for _ in range(4)]
+    cancelled, _ = requests.pop()
+    blocker.wait_blocked()
+    eventually(lambda: b.in_flight == 2)
+    cancelled.cancel()
+    for _ in range(15):
+        most.append(b.in_flight)
+        blocker.release()
+    blocker.release(100)
+    for _, mailbox in requests:
+        assert numbers(mailbox) == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert max(most) == 2
+    eventually(lambda: version.in_flight == 0)
+
+
+def test_steps_that_answer_at_once_do_not_nest_where_many_wait_for_a_slot() -> None:
+    limiter, started = StepLimiter(1), []
+
+    def start(number: int) -> None:
+        started.append(number)
+        limiter.give_back()
+
+    assert limiter.take_slot(lambda: None)
+    for number in range(5000):
+        assert not limiter.take_slot(partial(start, number))
+    limiter.give_back()
+    assert started == list(range(5000))
+    assert limiter.take_slot(lambda: None)
 
 
 def test_a_cancel_reaches_a_decoupled_member_that_is_held_up(
