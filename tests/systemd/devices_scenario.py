@@ -1,4 +1,4 @@
-"""Scenario inside the booted machine: the service opens NVIDIA's devices, whose driver was not loaded at the boot."""
+"""Scenario inside the booted machine: the service opens NVIDIA's devices, whose drivers were not loaded at the boot."""
 
 import json
 import subprocess
@@ -40,6 +40,7 @@ def main() -> None:
     do("systemd-tmpfiles", "--create", "/etc/tmpfiles.d/edge-server.conf")
     # A device that no line of the unit names, and one that is known from the start.
     do("mknod", "--mode=666", "/dev/stranger", "c", "7", "0")
+    do("mknod", "--mode=666", "/dev/nvhost-gpu", "c", "10", "229")
     do("chmod", "4755", "/usr/bin/nvidia-modprobe")
     unload()
     do("mount", "--bind", str(DEVICES), "/proc/devices")
@@ -62,6 +63,13 @@ def main() -> None:
     while do("systemctl", "show", "--property=ActiveState", "--value", NAME).strip() == "activating":
         time.sleep(0.05)
     found["late"] = json.loads(RESULT.read_text())
+    # A Jetson Orin: its driver registers by the name of the device.
+    Path("/etc/systemd/system/edge-server.service.d/box.conf").write_text(Path("/jetson.conf").read_text())
+    do("systemctl", "daemon-reload")
+    unload()
+    found["no_nvgpu"] = what_the_service_opens()
+    DEVICES.write_text(DEVICES.read_text().replace("devices:\n", "devices:\n 10 17000000.gpu\n", 1))
+    found["nvgpu"] = what_the_service_opens()
 
 
 try:

@@ -32,7 +32,7 @@ if os.path.exists("/run/wait"):
 if not os.path.exists("/dev/nvidia-uvm") and os.path.exists("/usr/bin/nvidia-modprobe"):
     subprocess.run(["/usr/bin/nvidia-modprobe", "-u", "-c", "0"], check=False)
 opened = {"uid": os.getuid()}
-for name in ("nvidia-uvm", "stranger", "null"):
+for name in ("nvidia-uvm", "nvhost-gpu", "stranger", "null"):
     try:
         os.close(os.open(f"/dev/{name}", os.O_RDWR))
         opened[name] = "open"
@@ -63,6 +63,7 @@ def seen(machine: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, An
     for source, target in [
         *((unit, f"etc/systemd/system/{unit.name}") for unit in SYSTEMD.glob("*.service")),
         (SYSTEMD / "edge-server.service.d/nvidia.conf", "etc/systemd/system/edge-server.service.d/box.conf"),
+        (SYSTEMD / "edge-server.service.d/jetson.conf", "jetson.conf"),
         (SYSTEMD / "sysusers.conf", "etc/sysusers.d/edge-server.conf"),
         (SYSTEMD / "tmpfiles.conf", "etc/tmpfiles.d/edge-server.conf"),
     ]:
@@ -102,3 +103,8 @@ def test_a_machine_without_the_driver_starts_the_service(seen: dict[str, Any]) -
 def test_a_device_that_is_registered_after_the_start_is_closed_to_the_service(seen: dict[str, Any]) -> None:
     """Why the driver is loaded by a unit before it."""
     assert seen["late"]["nvidia-uvm"] == "Operation not permitted", seen["journal"]
+
+
+def test_nodes_of_an_orin_are_open_by_the_name_under_which_its_driver_registers_them(seen: dict[str, Any]) -> None:
+    assert seen["no_nvgpu"]["nvhost-gpu"] == "Operation not permitted"
+    assert (seen["nvgpu"]["nvhost-gpu"], seen["nvgpu"]["stranger"]) == ("open", "Operation not permitted")
