@@ -153,7 +153,7 @@ def test_it_installs_on_jetpack_6_and_7(
     assert orders[1] == f"python -m venv --system-site-packages {venv}"
     assert orders[2].startswith("python -m pip install")
     assert orders[2].endswith(f"{ROOT}[vision,onnxruntime,signatures]")
-    assert f"systemd-sysusers --root={box.root} /etc/sysusers.d/edge-server.conf" in orders
+    assert f"systemd-sysusers --root={box.root} edge-server.conf" in orders
     assert orders[-1] == "systemctl enable --now edge-server.service"
     assert (box.root / UNIT).read_text() == (ROOT / "systemd/edge-server.service").read_text()
     drop_in = (box.root / f"{UNIT}.d/box.conf").read_text()
