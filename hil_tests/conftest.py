@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -58,6 +59,7 @@ HARDWARE = find_hardware()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--report", type=Path, help="folder for report.json and index.html")
+    parser.addoption("--board", type=Path, help="archive of another board, by edge-server doctor --collect")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -71,7 +73,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         # A soak takes half an hour; pytest-timeout, where it is installed, is set for unit tests.
         item.add_marker(pytest.mark.timeout(7200))
-        if not HARDWARE.kind:
+        if not HARDWARE.kind and not ("board" in item.fixturenames and item.config.getoption("--board")):  # type: ignore[attr-defined]
             item.add_marker(pytest.mark.skip(reason=HARDWARE.name))
 
 
@@ -147,6 +149,20 @@ def measure(request: pytest.FixtureRequest) -> Measure:
 def serve() -> Callable[..., AbstractContextManager[ServerProcess]]:
     """`with serve(repository, *flags) as server:`"""
     return running
+
+
+@pytest.fixture(scope="session")
+def board(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The unpacked archive of `--board`, or of this machine: a folder for `--sysfs-root`."""
+    folder = tmp_path_factory.mktemp("board")
+    archive = request.config.getoption("--board")
+    if archive is None:
+        archive = folder / "board.tar.gz"
+        command = [sys.executable, "-m", "edge_server", "doctor", f"--collect={archive}"]
+        subprocess.run(command, timeout=300, check=True)
+    with tarfile.open(archive) as file:
+        file.extractall(folder / "root", filter="data")
+    return folder / "root"
 
 
 @pytest.fixture(scope="session")

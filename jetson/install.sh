@@ -170,14 +170,15 @@ install_service() {
   put 644 "$source/systemd/sysusers.conf" /etc/sysusers.d/edge-server.conf
   put 644 "$source/systemd/tmpfiles.conf" /etc/tmpfiles.d/edge-server.conf
   if ! grep -q '^edge:' "$root/etc/passwd" 2>/dev/null; then
-    run systemd-sysusers ${root:+"--root=$root"} /etc/sysusers.d/edge-server.conf
+    run systemd-sysusers ${root:+"--root=$root"} edge-server.conf
   fi
   if [ ! -d "$root/var/lib/edge_server/models" ]; then
-    run systemd-tmpfiles ${root:+"--root=$root"} --create /etc/tmpfiles.d/edge-server.conf
+    run systemd-tmpfiles ${root:+"--root=$root"} --create edge-server.conf
   fi
   put 644 "$source/jetson/udev.rules" /etc/udev/rules.d/90-edge-server.rules
   [ -e "$root/etc/edge_server/config.toml" ] || put 644 "$source/systemd/config.toml" /etc/edge_server/config.toml
   put 644 "$source/systemd/edge-server.service" /etc/systemd/system/edge-server.service
+  put 644 "$source/systemd/edge-server-nvgpu.service" /etc/systemd/system/edge-server-nvgpu.service
   put 644 "$source/systemd/edge-server.service.d/jetson.conf" /etc/systemd/system/edge-server.service.d/box.conf
 }
 
@@ -213,6 +214,7 @@ uninstall_all() {
   fi
   local path
   for path in /etc/systemd/system/edge-server.service /etc/systemd/system/edge-server.service.d/box.conf \
+    /etc/systemd/system/edge-server-nvgpu.service \
     /etc/udev/rules.d/90-edge-server.rules /etc/tmpfiles.d/edge-server.conf /etc/sysusers.d/edge-server.conf; do
     if [ -e "$root$path" ]; then run rm -f "$root$path"; fi
   done

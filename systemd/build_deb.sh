@@ -183,7 +183,7 @@ ln -s /opt/edge_server/bin/edge-server "$root/usr/bin/edge-server"
 # -- the service ------------------------------------------------------------------------------------------------------
 install -D -m 644 "$here/edge-server.service" "$root/lib/systemd/system/edge-server.service"
 install -D -m 644 "$here/deb/update.conf" "$root/lib/systemd/system/edge-server.service.d/update.conf"
-install -m 644 "$here"/deb/edge-server-*.* "$root/lib/systemd/system/"
+install -m 644 "$here"/deb/edge-server-*.* "$here"/edge-server-*.service "$root/lib/systemd/system/"
 install -D -m 755 "$here/deb/program-update" "$root/usr/lib/edge-server/program-update"
 install -D -m 644 "$here/sysusers.conf" "$root/usr/lib/sysusers.d/edge-server.conf"
 install -D -m 644 "$here/tmpfiles.conf" "$root/usr/lib/tmpfiles.d/edge-server.conf"

@@ -20,7 +20,8 @@ if [ ! -e "$root/complete" ]; then
     [ "$(id -u)" = 0 ] || { echo "$0: needs root, to make the files of another machine" >&2; exit 1; }
     rm -rf "$root"
     mmdebstrap --quiet --architectures=arm64 --variant=extract \
-        --include=coreutils,dash,diffutils,dpkg,findutils,grep,libc-bin,libstdc++6,passwd,python3-venv,util-linux \
+        --include=bash,coreutils,dash,diffutils,dpkg,findutils,grep,libc-bin,libstdc++6,passwd,python3-venv,sed,util-linux \
+        --include=systemd-standalone-sysusers,systemd-standalone-tmpfiles \
         --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
         --dpkgopt='path-exclude=/usr/share/locale/*' bookworm "$root" >&2
     mkdir -p "$root/proc" "$root/sys" "$root/dev/shm" "$root/project" "$root/root" "$root/wheels" "$root/empty"

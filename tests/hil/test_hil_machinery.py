@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+from edge_server.plugins.doctor.collect import collect
+from edge_server.plugins.governor.sensors.sysfs import SysfsFiles
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -52,6 +55,16 @@ def test_on_other_machines_every_test_skips_with_the_reason(tmp_path: Path) -> N
     for name, item in report["tests"].items():
         assert item["outcome"] == "skipped", name
         assert "needs a Jetson or an NVIDIA GPU: " in item["reason"], name
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["orin_nano_jp6", "agx_orin_jp6", "thor_jp7"])
+def test_an_archive_of_a_board_is_read_on_any_machine(make_board: Any, tmp_path: Path, name: str) -> None:
+    root, archive = make_board(name).root, tmp_path / "board.tar.gz"
+    collect(SysfsFiles(root), root, archive)
+    done = run("hil_tests/test_board_archive.py", f"--board={archive}")
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.startswith("....  "), done.stdout
 
 
 class Page(HTMLParser):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import stat
 import subprocess
@@ -152,10 +153,13 @@ def test_it_installs_on_jetpack_6_and_7(
     assert orders[1] == f"python -m venv --system-site-packages {venv}"
     assert orders[2].startswith("python -m pip install")
     assert orders[2].endswith(f"{ROOT}[vision,onnxruntime,signatures]")
-    assert f"systemd-sysusers --root={box.root} /etc/sysusers.d/edge-server.conf" in orders
+    assert f"systemd-sysusers --root={box.root} edge-server.conf" in orders
     assert orders[-1] == "systemctl enable --now edge-server.service"
     assert (box.root / UNIT).read_text() == (ROOT / "systemd/edge-server.service").read_text()
-    assert "SupplementaryGroups=video render" in (box.root / f"{UNIT}.d/box.conf").read_text()
+    drop_in = (box.root / f"{UNIT}.d/box.conf").read_text()
+    assert "SupplementaryGroups=video render" in drop_in
+    for wanted in re.findall(r"(?m)^Wants=(.*)$", drop_in):
+        assert (box.root / "etc/systemd/system" / wanted).is_file()
 
 
 def test_a_second_run_changes_nothing_and_reports_that(board: Callable[..., Board]) -> None:

@@ -1,5 +1,6 @@
 """A machine that is booted by systemd in a container: this one's files under an overlay, with the Debian packages
-installed in it. Its mounts are in their own mount namespace, and vanish with its last process."""
+installed in it. Its mounts are in their own mount namespace, and vanish with its last process. Its systemd may load BPF
+programs, as filters of devices (`DeviceAllow=`) are: without that right it starts services unfiltered, in silence."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ if [ -z "$BOOT" ]; then
 fi
 umount "$root/proc"
 SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1 exec systemd-nspawn --directory="$root" --register=no --keep-unit --boot \
-  --link-journal=no --private-network --console=pipe --bind="$RESULTS:/results" systemd.unit=scenario.service
+  --link-journal=no --private-network --console=pipe --bind="$RESULTS:/results" \
+  --capability=CAP_BPF,CAP_PERFMON --system-call-filter=bpf systemd.unit=scenario.service
 """
 
 _UNIT = """

@@ -65,6 +65,9 @@ def test_the_packages_depend_only_on_python_and_on_each_other(packages: Any) -> 
 def test_the_package_contains_the_unit_the_drop_ins_and_no_caches(unpacked: Path) -> None:
     unit = (unpacked / "lib/systemd/system/edge-server.service").read_text()
     assert unit == (ROOT / "systemd/edge-server.service").read_text()
+    for drop_in in (unpacked / "usr/share/edge-server").glob("*.conf"):
+        for wanted in re.findall(r"(?m)^Wants=(.*)$", drop_in.read_text()):
+            assert (unpacked / "lib/systemd/system" / wanted).is_file()
     assert {"jetson.conf", "nvidia.conf", "cpu-only.conf"} <= set(os.listdir(unpacked / "usr/share/edge-server"))
     assert not list(unpacked.rglob("__pycache__"))
     assert os.readlink(unpacked / "usr/bin/edge-server") == "/opt/edge_server/bin/edge-server"

@@ -31,10 +31,12 @@ def analyze(*arguments: str, path: Path | None = None) -> subprocess.CompletedPr
 
 @pytest.fixture
 def unit(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """The unit with the drop-in of the parameter; its program is one that is here."""
+    """The unit with the drop-in of the parameter, and the units that drop-ins want; its program is one that is here."""
     path = tmp_path / "edge-server.service"
     text = (SYSTEMD / "edge-server.service").read_text()
     path.write_text(text.replace("/opt/edge_server/bin/edge-server", "/bin/true"))
+    for wanted in SYSTEMD.glob("edge-server-*.service"):
+        shutil.copy(wanted, tmp_path)
     if request.param:
         folder = tmp_path / "edge-server.service.d"
         folder.mkdir()
@@ -47,7 +49,7 @@ def unit(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 @pytest.mark.full
 @pytest.mark.parametrize("unit", DROP_INS, indirect=True)
 def test_systemd_analyze_verify_prints_nothing(unit: Path) -> None:
-    done = analyze("verify", str(unit), path=unit.parent)
+    done = analyze("verify", *map(str, unit.parent.glob("*.service")), path=unit.parent)
     # An unknown key or a wrong value is reported on stderr with exit code 0.
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
@@ -98,7 +100,7 @@ NEWER_THAN_249 = {"ExitType", "ImportCredential", "MemoryPressureWatch", "Restar
 
 
 def test_the_unit_needs_only_the_systemd_of_jetpack_6() -> None:
-    units = (SYSTEMD / "edge-server.service", DEB / "update.conf", *DEB.glob("edge-server-*"))
+    units = (*SYSTEMD.glob("*.service"), DEB / "update.conf", *DEB.glob("edge-server-*"))
     for path in (*units, *(SYSTEMD / "edge-server.service.d").iterdir()):
         assert not keys_of(path) & NEWER_THAN_249, path
         # notify-reload came with 253, the %d of credentials with 250.

@@ -12,6 +12,7 @@ from pathlib import Path
 from edge_server.cli.console import busy_line, clean
 from edge_server.cli.options import CommandParser
 from edge_server.core.exit_code import ExitCode
+from edge_server.plugins.doctor.collect import collect
 from edge_server.plugins.doctor.finding import Finding, FindingLevel, can_serve, findings_as_json
 from edge_server.plugins.doctor.machine import (
     check_board,
@@ -43,6 +44,13 @@ def run(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--sysfs-root", type=Path, default=Path("/"), help="folder that contains sys, proc and dev")
     parser.add_argument(
+        "--collect",
+        type=Path,
+        metavar="FILE.tar.gz",
+        help="only write an archive of this board: sensors, device files, versions, CUDA, NVML; "
+        "without names of hosts and users, addresses and serial numbers",
+    )
+    parser.add_argument(
         "--skip-runtimes", action="store_true", help="do not test the runtimes, which takes some seconds"
     )
     options = parser.parse_args(arguments)
@@ -54,6 +62,15 @@ def run(arguments: Sequence[str]) -> int:
     if not root.is_dir():
         parser.error(f"--sysfs-root: '{root}' is no folder")
     files = SysfsFiles(root)
+    if options.collect:
+        try:
+            unread = collect(files, root, options.collect)
+        except OSError as error:
+            parser.error(f"--collect: {options.collect} cannot be written: {error.strerror}")
+        for why in unread.values():
+            print(f"not read: {clean(why)}")
+        print(f"wrote {options.collect}: look at it before you send it")
+        return ExitCode.OK
     reading = read_machine(root)
     is_jetson = reading.soc is not None
     findings = [*check_board(files, reading), *check_jetpack(files, reading)]

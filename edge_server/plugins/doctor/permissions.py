@@ -5,6 +5,7 @@ from __future__ import annotations
 import grp
 import os
 import pwd
+import re
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,11 +17,16 @@ from edge_server.plugins.governor.sensors.sysfs import SysfsFiles
 _SECTION = "permissions"
 
 _NODES: tuple[tuple[str, str], ...] = (
-    ("/dev", r"nvmap|nvhost-(ctrl|gpu|as-gpu|ctrl-gpu)|nvidia\d+|nvidiactl|nvidia-uvm"),
-    ("/dev/nvgpu/igpu0", r"ctrl|as|channel|tsg|sched|power|prof|dbg|nvsched|ctxsw"),
+    ("/dev", r"nvmap|nvsciipc|host1x-fence|nvhost-ctrl|nvhost-(.+-)?gpu|nvidia\d+|nvidiactl|nvidia-uvm"),
+    ("/dev/nvgpu/igpu0", r".+"),
     ("/dev/dri", r"renderD\d+"),
 )
 """Folder -> names of the device files that GPU computing opens. Display and camera devices are left out."""
+
+_TOOLS = re.compile(
+    r"/dev/nvsciipc|/dev/(nvgpu/igpu0/|nvhost-)(sched|nvsched|nvsched_ctrl_fifo|dbg|ctxsw|prof|prof-ctx|prof-dev)(-gpu)?"
+)
+"""Nodes of schedulers, debuggers and profilers, which NVIDIA's rules (99-tegra-devices.rules) keep from `video`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +75,16 @@ def check_permissions(files: SysfsFiles, root: Path, user: ServerUser, *, is_jet
     """Report for each GPU device whether the user may open it."""
     nodes = [f"{folder}/{name}" for folder, pattern in _NODES for name in files.names(folder, pattern)]
     closed: dict[str, list[str]] = {}
+    tools: list[str] = []
     for node in nodes:
         path = root / node.lstrip("/")
-        if not user.may_open(path):
+        if user.may_open(path):
+            continue
+        if _TOOLS.fullmatch(node):
+            tools.append(node)
+        else:
             closed.setdefault(_group(path), []).append(node)
-    opened = len(nodes) - sum(map(len, closed.values()))
+    opened = len(nodes) - len(tools) - sum(map(len, closed.values()))
     if is_jetson and "/dev/nvmap" not in nodes:
         advice = (
             "in a container, start it with --runtime=nvidia; else the GPU's driver is not loaded: dmesg | grep nvgpu"
@@ -83,6 +94,9 @@ def check_permissions(files: SysfsFiles, root: Path, user: ServerUser, *, is_jet
         yield Finding(_SECTION, "devices", f"user {user.name} may open {opened} of {len(nodes)} GPU devices")
     elif not nodes:
         yield Finding(_SECTION, "devices", "this box has no GPU devices: models run on its processor")
+    if tools:
+        text = f"user {user.name} may not open them: they are for schedulers, debuggers and profilers"
+        yield Finding(_SECTION, _shown(tools), text, FindingLevel.NOTE)
     for group, paths in sorted(closed.items()):
         yield Finding(
             _SECTION, _shown(paths), f"user {user.name} may not open it", FindingLevel.WARNING, _advice(group, user)

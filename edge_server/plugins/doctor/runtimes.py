@@ -21,7 +21,7 @@ _TIMEOUT_S = 120.0
 
 _WITHOUT_LIBRARY = ("c_abi", "ensemble", "identity", "python", "repeat", "scripted_llm", "square", "stub")
 _ALIASES = ("fil", "tflite")
-_DISTRIBUTIONS = {
+DISTRIBUTIONS = {
     "forest": "treelite",
     "litert": "ai-edge-litert",
     "llama_cpp": "xllamacpp",
@@ -139,6 +139,6 @@ def _missing(name: str, answer: Mapping[str, Any], packages: Mapping[str, str], 
 
 def _version(name: str) -> str:
     try:
-        return importlib.metadata.version(_DISTRIBUTIONS[name])
+        return importlib.metadata.version(DISTRIBUTIONS[name])
     except (importlib.metadata.PackageNotFoundError, KeyError):
         return "works"

@@ -15,7 +15,7 @@ _edge_server_words() {
     "view") echo --help --foxglove --url --header --tls-root --tls-cert --tls-key --timeout ;;
     "cameras") echo find --help ;;
     "cameras find") echo --help --seconds --user --model --address --write-password ;;
-    "doctor") echo --help --json --user --sysfs-root --skip-runtimes ;;
+    "doctor") echo --help --json --user --sysfs-root --collect --skip-runtimes ;;
     "fleet") echo status rollout keys page --help ;;
     "fleet status") echo --help --mqtt --mqtt-topic --header --tls-root --tls-cert --tls-key --timeout --json --expect --wait ;;
     "fleet rollout") echo --help --keys --publisher --model --after-secs --mqtt --mqtt-topic --header --tls-root --tls-cert --tls-key --timeout ;;

@@ -256,6 +256,7 @@ complete -c edge-server -n '__edge_server_runs doctor' -s h -l help -f -d 'show 
 complete -c edge-server -n '__edge_server_runs doctor' -l json -f -d 'print JSON'
 complete -c edge-server -n '__edge_server_runs doctor' -l user -x -d 'check the permissions of this user'
 complete -c edge-server -n '__edge_server_runs doctor' -l sysfs-root -x -d 'folder that contains sys, proc and dev'
+complete -c edge-server -n '__edge_server_runs doctor' -l collect -r -d 'only write an archive of this board: sensors, device files, versions, CUDA, ...'
 complete -c edge-server -n '__edge_server_runs doctor' -l skip-runtimes -f -d 'do not test the runtimes, which takes some seconds'
 complete -c edge-server -n '__edge_server_runs fleet' -f -a status -d 'Show the status of many running servers in one table, and which differ from ...'
 complete -c edge-server -n '__edge_server_runs fleet' -f -a rollout -d 'Show how far the newest releases of a signed repository have come on the ...'

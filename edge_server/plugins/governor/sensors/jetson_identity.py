@@ -24,13 +24,19 @@ _JETPACKS: tuple[tuple[str, str], ...] = (
     ("36.4.3", "6.2"),
     ("36.4.4", "6.2.1"),
     ("36.4.7", "6.2.1"),
-    ("36.5", "6.2.2"),
+    ("36.5.0", "6.2.2"),
+    ("36.5.2", "6.2.3"),
     ("38.2", "7.0"),
+    ("38.3", "7.0"),
     ("38.4", "7.1"),
+    ("39.0", "7.2"),
+    ("39.1", "7.2"),
     ("39.2.0", "7.2"),
     ("39.2.1", "7.2.1"),
 )
-"""Release of Linux for Tegra -> JetPack, from NVIDIA's archive. A short entry is for all releases with this prefix."""
+"""Release of Linux for Tegra -> JetPack, from NVIDIA's archive. A short entry is for all releases with this prefix.
+
+38.3, 39.0 and 39.1 are not in the archive, but on boards and in names of containers: the nearest JetPack."""
 
 _STATUS = "/var/lib/nvpmodel/status"
 _MODES = "/etc/nvpmodel.conf"
