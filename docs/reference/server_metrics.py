@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 _SOURCE = Path(__file__).parents[2] / "edge_server"
-_KINDS = ("counter", "gauge", "histogram")
+_KINDS = ("counter", "gauge", "histogram", "summary")
 _NAME = re.compile(r"(nv_|edge_|vllm:)\w+")
 _QUOTED_NAME = re.compile(rf"[\"']{_NAME.pattern}[\"']")
 _INTRODUCTION = """\
 `http://127.0.0.1:8002/metrics` has them in Prometheus' text format. A counter grows from 0, since the start of the
 server or the load of the version: look at its rate. A gauge is a value of now. A histogram has `_bucket`, `_sum` and
-`_count`. A metric is absent while there is nothing to count or to read: no GPU, no camera.
+`_count`. A summary has quantiles of the last minute, and `_sum` and `_count`; summaries and the histogram of first
+responses are there with `--metrics-config`. A metric is absent while there is nothing to count or to read: no GPU, no
+camera.
 [Monitoring](../operations.md#monitoring) names a configuration of Prometheus, alerts and a dashboard.
 
 Also on that page: `process_*` of Prometheus' Python client (memory, processor time and open files of the server's

@@ -16,6 +16,7 @@ from dataclasses import field, fields, is_dataclass
 from typing import Any, Literal, Protocol, TypeVar, get_args
 
 from edge_server.config.cache_config import CacheConfig
+from edge_server.config.latency_metrics import LatencyMetric, parse_latency_metric
 from edge_server.config.setting import (
     BOOLEAN,
     COUNT,
@@ -543,6 +544,14 @@ class MetricsConfig:
     port: int = setting(8002, "--metrics-port", PORT, "Port of metrics; 0: the system chooses.")
     interval_ms: int = setting(
         2_000, "--metrics-interval-ms", integer(1, 3_600_000), "Milliseconds between two readings of processor and GPU."
+    )
+    latencies: tuple[LatencyMetric, ...] = setting(
+        (),
+        "--metrics-config",
+        Kind("name=value", parse_latency_metric, show="=".join),
+        "Families of the models' latencies: counter_latencies=false, histogram_latencies=true, summary_latencies=true, "
+        "summary_quantiles=0.5:0.05,0.99:0.001. Repeatable.",
+        separator=" ",
     )
 
 

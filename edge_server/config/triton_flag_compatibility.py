@@ -25,7 +25,6 @@ IGNORED: Mapping[str, str] = {
     "--backend-directory": _DIRECTORY,
     "--repoagent-directory": _DIRECTORY,
     "--cache-directory": _DIRECTORY,
-    "--metrics-config": "latencies are always counters",
     "--allow-sagemaker": _CLOUD,
     "--sagemaker-port": _CLOUD,
     "--sagemaker-safe-port-range": _CLOUD,

@@ -221,6 +221,7 @@ class ModelSpec:
     parameters: Mapping[str, str] = field(default_factory=dict)
     recognised: Recognised | None = None
     metric_tags: Mapping[str, str] = field(default_factory=dict)
+    first_response_buckets_ms: tuple[float, ...] = (100, 500, 2000, 5000)
     optimization: Optimization = Optimization()
     ensemble: Ensemble | None = None
     sequence: SequenceBatching | None = None

@@ -102,6 +102,28 @@ class CacheStatistics:
         return replace(self, lookup=self.lookup.copy(), insertion=self.insertion.copy(), losses=dict(self.losses))
 
 
+LATENCY_PARTS = ("request", "queue", "compute_input", "compute_infer", "compute_output")
+"""The whole time of a request, and its parts."""
+
+
+class Summary(NamedTuple):
+    """Quantiles of recent requests in microseconds (NaN without one), and sum and count of all."""
+
+    quantiles_us: Mapping[float, float]
+    sum_us: float
+    request_count: int
+
+
+class LatencyStatistics(NamedTuple):
+    """Latencies of one version. `first_response_buckets`: by upper bound in milliseconds, the last of them infinite,
+    the number of first responses in each; empty if they are not recorded. `summaries` are by LATENCY_PARTS, empty
+    likewise."""
+
+    first_response_buckets: Mapping[float, int]
+    first_response_sum_ms: float
+    summaries: Mapping[str, Summary]
+
+
 @record(slots=True)
 class VersionStatistics:
     """A consistent copy of one version's counters.
@@ -140,6 +162,8 @@ class VersionStatistics:
     waiting_sequences: int = 0
     gpu_bytes: dict[int, int] = field(default_factory=dict)
     """GPU memory used by its load, by GPU number."""
+    latencies: LatencyStatistics | None = None
+    """None unless `--metrics-config` asks for histograms or summaries."""
 
     def copy(self) -> VersionStatistics:
         """Return a copy that shares no mutable parts."""

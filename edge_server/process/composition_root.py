@@ -13,6 +13,7 @@ from edge_server.backends.base import ServerCalls
 from edge_server.backends.cuda import cuda_devices
 from edge_server.backends.cuda.cuda_devices import CudaDevices
 from edge_server.config import RateLimitConfig, RepositoryConfig, ServerConfig, choose_cache
+from edge_server.config.latency_metrics import is_on, quantiles
 from edge_server.core.priority import priority_class
 from edge_server.core.version_lifecycle import DesiredModel, ReloadPolicy
 from edge_server.errors import InvalidRequest
@@ -37,6 +38,7 @@ from edge_server.repository.version_pins import VersionPins
 from edge_server.service import InferenceService, Readiness
 from edge_server.serving.execution.admission_control import AdmissionControl
 from edge_server.serving.execution.gpu_loss_and_memory import Gpus
+from edge_server.serving.execution.latencies import LatencyOptions
 from edge_server.serving.execution.rate_limiter import RateLimiter
 from edge_server.serving.lifecycle.lifecycle_settings import LifecycleSettings
 from edge_server.serving.lifecycle.manager import Manager
@@ -315,6 +317,9 @@ def _lifecycle_settings(config: ServerConfig) -> LifecycleSettings:
         idle_unload_s=repository.idle_unload_s,
         on_demand_timeout_s=repository.load_on_demand_timeout_s,
         hang_timeout_s=config.lifecycle.hang_timeout_s,
+        latencies=LatencyOptions(
+            is_on(config.metrics.latencies, "histogram_latencies", default=False), quantiles(config.metrics.latencies)
+        ),
     )
 
 

@@ -22,6 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from edge_server.config import ServerConfig
+from edge_server.config.latency_metrics import is_on
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import EdgeServerError
 from edge_server.forked_signals import reset_in_forked_children
@@ -326,6 +327,7 @@ class ServerProcess:
             statistics=lambda: service.statistics(None, None),
             reports=service.instance_reports,
             tags=service.metric_tags,
+            has_latency_counters=is_on(self._config.metrics.latencies, "counter_latencies", default=True),
             host=HostSampler(self._config.metrics.interval_ms / 1000) if self._config.metrics.has_cpu_metrics else None,
         )
         for source in (self._budget.families, self._core.loads.families):

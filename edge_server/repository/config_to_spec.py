@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -38,11 +40,13 @@ from edge_server.core.model_spec import (
 )
 from edge_server.core.tensor import DType
 from edge_server.core.version_lifecycle import Member
+from edge_server.errors import BadModelConfig
 from edge_server.repository.parameter_names import find_misspelt
 from edge_server.repository.pbtxt import ConfigMessage, write_json
 
 _DTYPES = {dtype.number: dtype for dtype in DType}
 _KINDS = (InstanceKind.AUTO, InstanceKind.GPU, InstanceKind.CPU, InstanceKind.MODEL)
+_FIRST_RESPONSE_FAMILY = "nv_inference_first_response_histogram_ms"
 _FORMATS = ("FORMAT_NONE", "FORMAT_NHWC", "FORMAT_NCHW")
 _TIMEOUT_ACTIONS = (TimeoutAction.REJECT, TimeoutAction.DELAY)
 
@@ -56,8 +60,14 @@ _IGNORED: tuple[tuple[str, Callable[[Any], bool]], ...] = (
         "model_operations",
         lambda config: bool(config.model_operations.op_library_filename) and config.backend != "onnxruntime",
     ),
+    (
+        "model_metrics of other families",
+        lambda config: any(
+            control.metric_identifier.family != _FIRST_RESPONSE_FAMILY
+            for control in config.model_metrics.metric_control
+        ),
+    ),
     ("model_repository_agents", lambda config: bool(config.model_repository_agents.agents)),
-    ("model_metrics", lambda config: bool(config.model_metrics.metric_control)),
     ("optimization.priority", lambda config: config.optimization.priority != 0),
     (
         "optimization.cuda",
@@ -108,6 +118,7 @@ def to_spec(
         default_model_filename=config.default_model_filename,
         parameters={key: value.string_value for key, value in config.parameters.items()},
         metric_tags=dict(config.metric_tags),
+        first_response_buckets_ms=_first_response_buckets(config),
         optimization=_optimization(config.optimization),
         ensemble=ensemble(config),
         sequence=sequence_batching(config),
@@ -120,6 +131,20 @@ def to_spec(
         notes=(*notes, *(f"{field} is kept in the configuration but has no effect" for field in unused)),
         warnings=find_misspelt(config.backend, config.parameters),
     )
+
+
+def _first_response_buckets(config: ConfigMessage) -> tuple[float, ...]:
+    """Return the buckets of `model_metrics`, else Triton's. Raises BadModelConfig."""
+    buckets = (100.0, 500.0, 2000.0, 5000.0)
+    for control in config.model_metrics.metric_control:
+        if control.metric_identifier.family != _FIRST_RESPONSE_FAMILY:
+            continue
+        buckets = tuple(control.histogram_options.buckets)
+        if any(not low < high for low, high in itertools.pairwise((*buckets, math.inf))):
+            raise BadModelConfig(
+                f"model '{config.name}': model_metrics: expected rising buckets, given {list(buckets)}"
+            )
+    return buckets
 
 
 def version_policy(config: ConfigMessage) -> VersionPolicy:

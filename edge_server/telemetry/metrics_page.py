@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import functools
 import gc
+import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from edge_server.core.model_statistics import VersionStatistics
+from edge_server.core.model_statistics import LatencyStatistics, VersionStatistics
 from edge_server.core.status_reports import InstanceReport
 from edge_server.telemetry.host_usage import HostSampler
 from edge_server.version import __version__
@@ -41,14 +42,15 @@ class Family:
 
     __slots__ = ("_samples", "help", "kind", "name")
 
-    def __init__(self, name: str, kind: Literal["counter", "gauge", "histogram"], help: str) -> None:
+    def __init__(self, name: str, kind: Literal["counter", "gauge", "histogram", "summary"], help: str) -> None:
         self.name = name
         self.kind = kind
         self.help = help
         self._samples: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
 
     def add(self, labels: Mapping[str, str], value: float, *, part: str = "") -> None:
-        """Add a sample. `part` is the suffix of a histogram's sample: "_bucket", "_sum" or "_count"."""
+        """Add a sample. `part` is the suffix of a histogram's sample: "_bucket", "_sum" or "_count", the last
+        two also of a summary's."""
         self._samples[part, tuple(labels.items())] = value
 
     def samples(self) -> Iterator[tuple[str, dict[str, str], float]]:
@@ -76,12 +78,20 @@ class Metrics:
     """The metrics page: a list of sources, rendered on demand. `render` may be called from any thread.
 
     `statistics` and `reports` return the loaded versions; `tags(name, version)` returns the version's `metric_tags`.
-    With `host` None the page has no families of the machine.
+    With `host` None the page has no families of the machine, without `has_latency_counters` no counters of time.
     """
 
-    def __init__(self, statistics: Statistics, reports: Reports, tags: MetricTags, host: HostSampler | None) -> None:
+    def __init__(
+        self,
+        statistics: Statistics,
+        reports: Reports,
+        tags: MetricTags,
+        host: HostSampler | None,
+        *,
+        has_latency_counters: bool = True,
+    ) -> None:
         self._sources: list[Source] = [
-            lambda: _model_families(statistics(), tags),
+            lambda: _model_families(statistics(), tags, has_latency_counters),
             lambda: _info_families(reports()),
         ]
         if host is not None:
@@ -124,9 +134,18 @@ def _process_registry() -> CollectorRegistry:
     return registry
 
 
-def _model_families(versions: Sequence[VersionStatistics], tags: MetricTags) -> list[Family]:
-    counts = [(Family(name, "counter", help), read) for name, help, read in _COUNTERS]
-    cached = [(Family(name, "counter", help), read) for name, help, read in _CACHE_COUNTERS]
+def _model_families(
+    versions: Sequence[VersionStatistics], tags: MetricTags, has_latency_counters: bool
+) -> list[Family]:
+    counts = [
+        (Family(name, "counter", help), read)
+        for name, help, read in (*_COUNTERS, *(_LATENCY_COUNTERS if has_latency_counters else ()))
+    ]
+    cached = [(Family(name, "counter", help), read) for name, help, read in _CACHE_COUNTERS if has_latency_counters]
+    first = Family(
+        "nv_inference_first_response_histogram_ms", "histogram", "Time from request to first response, in milliseconds"
+    )
+    summaries = {part: Family(*family) for part, family in _SUMMARIES.items()}
     failures = Family("nv_inference_request_failure", "counter", "Requests that failed, by reason")
     pending = Family("nv_inference_pending_request_count", "gauge", "Requests that wait for execution now")
     load = Family("nv_model_load_duration_secs", "gauge", "Load time of the version, in seconds")
@@ -146,7 +165,41 @@ def _model_families(versions: Sequence[VersionStatistics], tags: MetricTags) -> 
             live.add(labels, version.live_sequences)
             waiting.add(labels, version.waiting_sequences)
         load.add(labels, version.load_duration_s)
-    return [*(family for family, _ in (*counts, *cached)), failures, pending, load, live, waiting]
+        if version.latencies is not None:
+            _add_latencies(first, summaries, labels, version.latencies)
+    return [*(family for family, _ in (*counts, *cached)), failures, pending, load, live, waiting, first,
+            *summaries.values()]  # fmt: skip
+
+
+def _add_latencies(
+    first: Family, summaries: Mapping[str, Family], labels: Mapping[str, str], latencies: LatencyStatistics
+) -> None:
+    count = 0
+    for bound, number in latencies.first_response_buckets.items():
+        count += number
+        first.add({**labels, "le": "+Inf" if bound == math.inf else f"{bound:g}"}, count, part="_bucket")
+    if latencies.first_response_buckets:
+        first.add(labels, latencies.first_response_sum_ms, part="_sum")
+        first.add(labels, count, part="_count")
+    for part, summary in latencies.summaries.items():
+        for quantile, value in summary.quantiles_us.items():
+            summaries[part].add({**labels, "quantile": f"{quantile:g}"}, value)
+        summaries[part].add(labels, summary.sum_us, part="_sum")
+        summaries[part].add(labels, summary.request_count, part="_count")
+
+
+_SUMMARIES: Mapping[str, tuple[str, Literal["summary"], str]] = {
+    "request": ("nv_inference_request_summary_us", "summary", "Time from arrival to response, in microseconds"),
+    "queue": ("nv_inference_queue_summary_us", "summary", "Time in the queue, in microseconds"),
+    "compute_input": ("nv_inference_compute_input_summary_us", "summary", "Time to gather inputs, in microseconds"),
+    "compute_infer": (
+        "nv_inference_compute_infer_summary_us", "summary", "Execution time of the model, in microseconds",
+    ),
+    "compute_output": (
+        "nv_inference_compute_output_summary_us", "summary", "Time to distribute outputs, in microseconds",
+    ),
+}  # fmt: skip
+"""By LATENCY_PARTS. Quantiles are of the last minute; answers from the response cache count in the first two."""
 
 
 _COUNTERS: tuple[tuple[str, str, Callable[[VersionStatistics], int]], ...] = (
@@ -158,6 +211,9 @@ _COUNTERS: tuple[tuple[str, str, Callable[[VersionStatistics], int]], ...] = (
         "Failed batches whose requests were run again singly, because one of them may be at fault",
         lambda v: v.batch_rerun_count,
     ),
+)
+
+_LATENCY_COUNTERS: tuple[tuple[str, str, Callable[[VersionStatistics], int]], ...] = (
     (
         "nv_inference_request_duration_us",
         "Time from arrival to response, summed over successful requests, in microseconds",

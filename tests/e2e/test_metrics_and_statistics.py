@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from prometheus_client.parser import text_string_to_metric_families
 
 import edge_server
 
@@ -191,3 +192,37 @@ def test_the_page_is_prometheus_text(server: Any) -> None:
 
     families = {family.name for family in text_string_to_metric_families(server.read_metrics())}
     assert {"nv_inference_count", "nv_inference_request_failure", "nv_cpu_utilization"} <= families
+
+
+@pytest.fixture(scope="module")
+def latency_server(module_repository: Any, serve: Callable[..., Any], server: Any) -> Iterator[Any]:
+    flags = ("histogram_latencies=true", "summary_latencies=true", "summary_quantiles=0.5:0.05,0.99:0.001")
+    given = [f"--metrics-config={flag}" for flag in (*flags, "counter_latencies=false")]
+    with serve(module_repository.path, *given) as running:
+        yield running
+
+
+def test_latencies_are_histograms_and_summaries_in_place_of_counters(latency_server: Any) -> None:
+    for _ in range(5):
+        latency_server.infer("mixed", body())
+    page = latency_server.read_metrics()
+    families = {family.name: family for family in text_string_to_metric_families(page)}
+    assert not [name for name in families if name.endswith("_duration_us")]
+    first = families["nv_inference_first_response_histogram_ms"]
+    found = {
+        (sample.name.rpartition("_")[2], sample.labels.get("le")): sample.value
+        for sample in first.samples
+        if sample.labels["model"] == "mixed"
+    }
+    assert [found["bucket", edge] for edge in ("500", "2000", "5000", "+Inf")] == [5] * 4
+    assert (found["count", None], found["sum", None] > 0) == (5, True)
+    summary = families["nv_inference_request_summary_us"]
+    values = {
+        sample.labels.get("quantile"): sample.value
+        for sample in summary.samples
+        if sample.labels["model"] == "mixed" and not sample.name.endswith("_count")
+    }
+    assert 0 < values["0.5"] <= values["0.99"] <= values[None]
+    reference = REFERENCE.read_text()
+    for family in (first, summary):
+        assert f"| `{family.name}` | {family.type} | {family.documentation} |" in reference

@@ -198,7 +198,10 @@ def test_every_field_that_is_acted_on_reaches_the_specification(add_model: Any, 
         ("optimization.cuda", "optimization { cuda { graphs: true } }"),
         ("model_operations", 'model_operations { op_library_filename: "a.so" }'),
         ("model_repository_agents", 'model_repository_agents { agents { name: "checksum" } }'),
-        ("model_metrics", "model_metrics { metric_control { } }"),
+        (
+            "model_metrics of other families",
+            'model_metrics { metric_control { metric_identifier { family: "nv_inference_count" } } }',
+        ),
         ("cc_model_filenames", 'cc_model_filenames { key: "8.7" value: "orin.plan" }'),
     ],
 )
@@ -208,7 +211,21 @@ def test_a_field_that_is_not_acted_on_is_kept_and_noted(
     add_model("m", FULL.format(batch=0) + text)
     spec = resolved()
     assert spec.notes == (f"{field} is kept in the configuration but has no effect",)
-    assert field.partition(".")[0] in json.loads(spec.config_json)
+    assert field.split()[0].partition(".")[0] in json.loads(spec.config_json)
+
+
+BUCKETS = (
+    'model_metrics {{ metric_control {{ metric_identifier {{ family: "nv_inference_first_response_histogram_ms" }} '
+    "histogram_options {{ buckets: [ {} ] }} }} }}"
+)
+
+
+def test_the_buckets_of_the_first_response_are_the_models_own(add_model: Any, identity: Any, resolved: Any) -> None:
+    add_model("m", FULL.format(batch=0) + BUCKETS.format("1, 2.5, 40"))
+    assert resolved().first_response_buckets_ms == (1, 2.5, 40)
+    message = parse_text((FULL.format(batch=0) + BUCKETS.format("1, 1")).encode(), "m")
+    with pytest.raises(BadModelConfig, match=r"model_metrics: expected rising buckets, given \[1.0, 1.0\]"):
+        to_spec(message)
 
 
 @pytest.mark.parametrize(("backend", "count"), [("tensorrt", 0), ("tensorrt_rtx", 0), ("onnxruntime", 2)])

@@ -95,13 +95,13 @@ class MetricFamily:
             raise TritonModelException(f"metric family '{name}' is a {self._family.kind} already, not a {wanted}")
 
     def Metric(self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None) -> Metric:
-        """Return the series with these labels. A histogram needs `buckets`, the rising upper edges of its buckets."""
+        """Return the series with these labels. `buckets` are the rising upper edges of a histogram's."""
         family = self._family
         key = _label_key(family.name, labels)
         edges: tuple[float, ...] | None = None
         if family.kind == "histogram":
             edges = tuple(float(edge) for edge in buckets or ())
-            if not edges or list(edges) != sorted(set(edges)):
+            if list(edges) != sorted(set(edges)):
                 raise TritonModelException(
                     f"histogram '{family.name}': expected rising edges as buckets, got {buckets}"
                 )

@@ -311,6 +311,9 @@ class EnsembleRequest:
         if not self._context.spec.is_decoupled:
             self._answer = outputs
         elif outputs:
+            if not self.ticket.sent_count:
+                self._context.counters.record_first_response(time.monotonic_ns() - self.ticket.arrived_ns)
+            self.ticket.sent_count += 1
             self.ticket.send(self._response(outputs, is_final=False))
 
     def _finish(self) -> None:

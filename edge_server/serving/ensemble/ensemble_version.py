@@ -24,6 +24,7 @@ from edge_server.core.version_lifecycle import Resolved, SampleRun, VersionSnaps
 from edge_server.errors import DeadlineExceeded, Draining, EdgeServerError, MemberMissing, NotReady
 from edge_server.serving.ensemble.ensemble_request import EnsembleContext, EnsembleRequest, StepLimiter, SubmitStep
 from edge_server.serving.execution.counters import VersionCounters
+from edge_server.serving.execution.latencies import NO_LATENCIES, LatencyOptions, make_latencies
 from edge_server.serving.execution.ticket import Ticket
 from edge_server.serving.execution.version_holds import VersionHolds
 from edge_server.serving.execution.warmup import build, not_tried_error, probe_sample
@@ -59,6 +60,7 @@ class EnsembleVersion:
         members: Members,
         timer: Timer,
         cache: ResponseCache | None = None,
+        latencies: LatencyOptions = NO_LATENCIES,
     ) -> None:
         self.spec = resolved.spec
         self.name = resolved.spec.name
@@ -76,7 +78,7 @@ class EnsembleVersion:
         self._timer = timer
         self._cache = cache
         self._lookup: CacheLookup | None = None
-        self._counters = VersionCounters(self.name, self.version)
+        self._counters = VersionCounters(self.name, self.version, make_latencies(self.spec, latencies))
         self._check = RequestCheck(self.spec)
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)

@@ -16,6 +16,7 @@ from edge_server.core.model_statistics import (
     VersionWork,
 )
 from edge_server.errors import Cancelled, EdgeServerError, Refusal, Throttled
+from edge_server.serving.execution.latencies import Latencies
 
 REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 """Triton's label values of nv_inference_request_failure."""
@@ -36,7 +37,8 @@ class VersionCounters:
     Counts of every request are plain integers: one count serves success, queue and compute.
     """
 
-    def __init__(self, name: str, version: int) -> None:
+    def __init__(self, name: str, version: int, latencies: Latencies | None = None) -> None:
+        self._latencies = latencies
         self._lock = threading.Lock()
         self._values = VersionStatistics(name, version, failures=dict.fromkeys(REASONS, 0))
         self._batches: dict[int, list[int]] = {}
@@ -116,6 +118,9 @@ class VersionCounters:
                 batch[1] += input_ns
                 batch[2] += infer_ns
                 batch[3] += output_ns
+        if (latencies := self._latencies) is not None:
+            for arrived_ns in arrivals_ns:
+                latencies.add(end_ns, end_ns - arrived_ns, start_ns - arrived_ns, input_ns, infer_ns, output_ns)
         if (observer := self._observer) is not None:
             for arrived_ns in arrivals_ns:
                 observer(end_ns - arrived_ns)
@@ -131,6 +136,8 @@ class VersionCounters:
             batch = self._batches.setdefault(item_count, [0, 0, 0, 0])
             batch[0] += 1
             batch[2] += infer_ns
+        if self._latencies is not None:
+            self._latencies.add(now_ns, now_ns - arrived_ns, queue_ns, 0, infer_ns, 0)
         if (observer := self._observer) is not None:
             observer(now_ns - arrived_ns)
 
@@ -144,6 +151,8 @@ class VersionCounters:
             self._values.cache_hit.add(spent_ns)
             self._success_count += 1
             self._other_ns += now_ns - arrived_ns
+        if self._latencies is not None:
+            self._latencies.add(now_ns, now_ns - arrived_ns, 0)
 
     def record_cache_miss(self, spent_ns: int) -> None:
         """Count a request that was not in the response cache; looking it up and storing its answer took `spent_ns`."""
@@ -191,6 +200,11 @@ class VersionCounters:
             else:
                 (values.fail if has_failed else values.success).add(infer_ns)
 
+    def record_first_response(self, spent_ns: int) -> None:
+        """Count the first response of a decoupled model, `spent_ns` after the request's arrival."""
+        if self._latencies is not None:
+            self._latencies.add_first_response(spent_ns)
+
     def record_load(self, seconds: float) -> None:
         with self._lock:
             self._values.load_duration_s = seconds
@@ -226,4 +240,6 @@ class VersionCounters:
             values.compute_output = Duration(computed, output_ns)
             values.is_cached = self.is_cached
         values.pending_count = pending_count
+        if self._latencies is not None:
+            values.latencies = self._latencies.snapshot()
         return values

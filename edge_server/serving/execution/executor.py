@@ -419,4 +419,6 @@ class LiveExecution:
             ticket.sent_count, now_ns - self._last_ns, is_empty=is_empty, has_failed=has_failed
         )
         self._last_ns = now_ns
+        if not ticket.sent_count:
+            self._counters.record_first_response(now_ns - ticket.arrived_ns)
         ticket.sent_count += 1

@@ -43,6 +43,7 @@ from edge_server.serving.execution.counters import VersionCounters
 from edge_server.serving.execution.gpu_loss_and_memory import Gpus, gpus_of
 from edge_server.serving.execution.inline_execution import InlineRule
 from edge_server.serving.execution.instance import Instance
+from edge_server.serving.execution.latencies import NO_LATENCIES, LatencyOptions, make_latencies
 from edge_server.serving.execution.rate_limiter import RateLimiter, needs_of
 from edge_server.serving.execution.thread_pool import RunPool
 from edge_server.serving.execution.ticket import Ticket
@@ -91,6 +92,7 @@ class ModelVersion:
         gpus: Gpus,
         on_gpu_fault: OnGpuFault,
         must_answer: bool,
+        latencies: LatencyOptions = NO_LATENCIES,
     ) -> None:
         """`must_answer`: the load fails if made-up inputs do; else that is a warning, because others may suit."""
         self.spec = resolved.spec
@@ -111,7 +113,7 @@ class ModelVersion:
         self._check = RequestCheck(self.spec)
         self._needs_utf8 = False
         """Whether a string input that is not UTF-8 would fail its batch."""
-        self._counters = VersionCounters(self.name, self.version)
+        self._counters = VersionCounters(self.name, self.version, make_latencies(self.spec, latencies))
         self._admission_control = admission_control
         self._has_limiter = limiter is not None
         self._scheduler, self._execute, self._states = schedule(

@@ -9,12 +9,14 @@ from typing import NamedTuple
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.version_lifecycle import ReloadPolicy
 from edge_server.errors import BadModelConfig
+from edge_server.serving.execution.latencies import NO_LATENCIES, LatencyOptions
 
 
 class LifecycleSettings(NamedTuple):
     """`load_retry_count`: how often a load that failed for good is retried at once. `reload_policy`: for models without
     their own. `max_resident_models` 0: any number. `idle_unload_s` 0: idle models stay loaded. `on_demand_timeout_s`:
-    how long a request waits for its model to be loaded. `hang_timeout_s` 0: runs may take any time."""
+    how long a request waits for its model to be loaded. `hang_timeout_s` 0: runs may take any time. `latencies`: what
+    each version records for metrics beside its counters."""
 
     load_retry_count: int = 0
     reload_policy: ReloadPolicy = ReloadPolicy.OVERLAP
@@ -22,6 +24,7 @@ class LifecycleSettings(NamedTuple):
     idle_unload_s: float = 0.0
     on_demand_timeout_s: float = 60.0
     hang_timeout_s: float = 0.0
+    latencies: LatencyOptions = NO_LATENCIES
 
     def idle_unload_s_of(self, spec: ModelSpec) -> float:
         """Return the model's own time, its parameter `idle_unload_s`, or the server's; 0: never. Raises

@@ -110,7 +110,13 @@ class Loader:
 
         if resolved.spec.ensemble is not None:
             ensemble = EnsembleVersion(
-                resolved, generation, desired.fingerprint, self._members, self._timer, self._cache
+                resolved,
+                generation,
+                desired.fingerprint,
+                self._members,
+                self._timer,
+                self._cache,
+                self._lifecycle.latencies,
             )
             ensemble.open()
             return ensemble
@@ -130,6 +136,7 @@ class Loader:
                 gpus=self._gpus,
                 on_gpu_fault=self._on_gpu_fault,
                 must_answer=must_answer,
+                latencies=self._lifecycle.latencies,
             )
             try:
                 version.open()

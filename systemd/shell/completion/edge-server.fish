@@ -97,6 +97,7 @@ complete -c edge-server -n '__edge_server_runs serve check' -l allow-gpu-metrics
 complete -c edge-server -n '__edge_server_runs serve check' -l metrics-address -x -d 'Address of metrics'
 complete -c edge-server -n '__edge_server_runs serve check' -l metrics-port -x -d 'Port of metrics'
 complete -c edge-server -n '__edge_server_runs serve check' -l metrics-interval-ms -x -d 'Milliseconds between two readings of processor and GPU'
+complete -c edge-server -n '__edge_server_runs serve check' -l metrics-config -x -d 'Families of the models\' latencies: counter_latencies=false, ...'
 complete -c edge-server -n '__edge_server_runs serve check' -l rate-limit -x -a 'off execution_count' -d 'execution_count: an instance runs only while the resources of its group\'s ...'
 complete -c edge-server -n '__edge_server_runs serve check' -l rate-limit-resource -x -d 'Count of a resource, on one device or on each'
 complete -c edge-server -n '__edge_server_runs serve check' -l allow-client-shm -x -a 'true false' -d 'Let clients name shared memory of this machine for the server to read and write'
