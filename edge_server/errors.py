@@ -50,6 +50,9 @@ class EdgeServerError(Exception):
     code = ErrorCode.INTERNAL
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        if not message.isascii():
+            # Names of files that are not UTF-8 have surrogates, which neither JSON's readers nor gRPC take.
+            message = message.encode("utf-8", "backslashreplace").decode("utf-8")
         super().__init__(message)
         self.message = message
         self.retry_after_s = retry_after_s

@@ -59,8 +59,9 @@ class TooManyFiles(OSError):
 
 
 def is_ignored(name: str) -> bool:
-    """Return whether a name never belongs to a model: hidden files, Python caches, incomplete files."""
-    return name.startswith(".") or name == "__pycache__" or is_leftover(name)
+    """Return whether a name never belongs to a model: hidden files, Python caches, the folder that a file system check
+    makes, incomplete files."""
+    return name.startswith(".") or name in ("__pycache__", "lost+found") or is_leftover(name)
 
 
 def is_leftover(name: str) -> bool:

@@ -53,7 +53,7 @@ def parse_text(content: bytes, model: str, source: str = "config.pbtxt") -> Conf
     _check_size(len(content), model, source)
     config = new_config()
     try:
-        text_format.Parse(content.decode("utf-8"), config, descriptor_pool=config.DESCRIPTOR.file.pool)
+        text_format.Parse(content.decode("utf-8-sig"), config, descriptor_pool=config.DESCRIPTOR.file.pool)
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise BadModelConfig(f"model '{model}': {source} line {line} is not UTF-8 text") from error

@@ -88,6 +88,26 @@ def resolve(
     """
     if version not in {found.number for found in model.versions}:
         raise LoadError(model.problem or f"model '{model.name}' has no version {version} in '{model.path}'")
+    misnamed = _misnamed_configs(model.path) if model.config_path is None and config_json is None else []
+    try:
+        resolved = _resolve(model, version, options, config_json, passed_over)
+    except LoadError as error:
+        if misnamed:
+            error.message = "; ".join((error.message, *misnamed))
+            error.args = (error.message,)
+        raise
+    if not misnamed:
+        return resolved
+    return replace(resolved, spec=replace(resolved.spec, warnings=(*resolved.spec.warnings, *misnamed)))
+
+
+def _resolve(
+    model: ModelDirectory,
+    version: int,
+    options: ResolveOptions,
+    config_json: str | None,
+    passed_over: Mapping[str, str],
+) -> Resolved:
     verified = verify(model, version, options.trust, is_config_given=config_json is not None)
     config = _read(model, config_json)
     check_stated(config, model.name)
@@ -131,6 +151,14 @@ def resolve(
         output_checks,
         lambda error: explain_by_content(error, file),
     )
+
+
+def _misnamed_configs(folder: Path) -> list[str]:
+    """Return a warning for each file that was probably meant to be config.pbtxt."""
+    names = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
+    # Browsers and Windows add or hide an ending.
+    likely = [name for name in names if name.lower().split(".")[0] == "config" and "pb" in name.lower()]
+    return [f"'{name}' is not read, did you mean config.pbtxt?" for name in likely]
 
 
 def _output_checks(spec: ModelSpec, options: ResolveOptions) -> tuple[OutputCheck, ...]:

@@ -628,3 +628,16 @@ def test_an_output_of_any_size_in_the_file_cannot_be_stated_with_a_size(add_grap
         resolved()
     add_graph(*graph, 'max_batch_size: 4 input { name: "x" data_type: TYPE_FP32 dims: [ 4 ] }')
     assert [item.dims for item in (*resolved().spec.inputs, *resolved().spec.outputs)] == [(4,), (-1,)]
+
+
+@pytest.mark.parametrize("name", ["config.pbtxt.txt", "Config.pbtxt", "config.pbtx", "config.pb.txt"])
+def test_a_configuration_under_another_name_is_named(
+    add_model: Any, resolved: Any, onnx_backends: Any, name: str
+) -> None:
+    path = add_model("m", files={name: b"max_batch_size: 1", "labels.txt": b"a"})
+    expected = f"'{name}' is not read, did you mean config.pbtxt?"
+    with pytest.raises(LoadError) as failed:
+        resolved()
+    assert failed.value.message.endswith(f"; {expected}")
+    (path / "1" / "model.onnx").write_bytes(b"x")
+    assert resolved().spec.warnings == (expected,)

@@ -60,6 +60,11 @@ def test_a_misspelt_field_in_json_is_answered_with_the_nearest_spelling() -> Non
         parse_json('{"max_batchsize": 3}', "m")
 
 
+def test_a_byte_order_mark_is_skipped() -> None:
+    """Windows' editors write one."""
+    assert parse_text(b"\xef\xbb\xbfmax_batch_size: 3\n", "m").max_batch_size == 3
+
+
 def test_a_field_that_resembles_no_known_one_is_refused_without_a_guess() -> None:
     with pytest.raises(BadModelConfig) as caught:
         parse_text(b"zzz: 1", "m")

@@ -140,7 +140,18 @@ def test_a_repository_that_cannot_be_read_is_an_error_not_an_empty_desired_state
 
 
 def test_hidden_and_unfit_directories_are_passed_over(root: Path, add_model: Any) -> None:
-    for name in (".git", "..data", "__pycache__", "has space", "a%20b", "a?b", "a#b", "tab\tname", "back\\slash"):
+    for name in (
+        ".git",
+        "..data",
+        "__pycache__",
+        "lost+found",
+        "has space",
+        "a%20b",
+        "a?b",
+        "a#b",
+        "tab\tname",
+        "back\\slash",
+    ):
         (root / name / "1").mkdir(parents=True)
     os.mkdir(os.fsencode(root) + b"/\xff\xfe")
     (root / "README.md").write_text("not a model")

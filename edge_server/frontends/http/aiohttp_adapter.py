@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from edge_server.frontends.http.body_reader import Body, BodyReader
 from edge_server.frontends.http.client_timeouts import ClosingRefusal
 from edge_server.frontends.http.connection import HttpConnection
-from edge_server.frontends.http.request import Handler, HttpRequest, RequestContext
+from edge_server.frontends.http.request import Handler, HeadSent, HttpRequest, RequestContext
 from edge_server.frontends.http.request_head import MAX_LINE_BYTES, RequestHead
 from edge_server.frontends.http.response import SERVER, HttpResponse, error_response, failure_response
 from edge_server.record import record
@@ -158,6 +158,8 @@ class AiohttpRequest(HttpRequest):
         self.is_streaming = True
         self.stream = web.StreamResponse(status=status, headers={**headers, **_own_headers(self.connection)})
         await self.stream.prepare(self._request)
+        if self.head.method == "HEAD":
+            raise HeadSent
 
     def write(self, data: bytes) -> Awaitable[None]:
         assert self.stream is not None
@@ -226,6 +228,8 @@ class AiohttpTransport(asyncio.Transport):
         own = AiohttpRequest(target, self.connection, self._reader, request)
         try:
             response = await target.handler(own)
+        except HeadSent:
+            response = None
         except ConnectionError:
             raise
         except Exception as error:  # noqa: BLE001 - the client gets a response for any error

@@ -601,7 +601,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._call = None
         if self._transport is None or self._head is None:
             return
-        if not self._head.is_http_1_0:
+        if not self._head.is_http_1_0 and self._head.method != "HEAD":
             self._write(b"0\r\n\r\n")
         self._end_request()
 

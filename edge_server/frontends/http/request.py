@@ -97,9 +97,14 @@ class HttpRequest:
         return members
 
     async def begin_stream(self, status: int, headers: Mapping[str, str]) -> None:
-        """Send the head of a response of unknown length. The handler then calls `write`, and returns None."""
+        """Send the head of a response of unknown length. The handler then calls `write`, and returns None.
+
+        Raises HeadSent if the client asks for no more.
+        """
         self.is_streaming = True
         self.connection.begin_stream(status, headers)
+        if self.head.method == "HEAD":
+            raise HeadSent
 
     def write(self, data: bytes) -> Awaitable[None]:
         """Send a piece of the stream, not an empty one, and wait while the client does not read.
@@ -115,6 +120,10 @@ class HttpRequest:
     def run_blocking(self, call: Callable[[], _Result]) -> Awaitable[_Result]:
         """Run a call that may take as long as a model load on a thread for such calls."""
         return self.context.loop.run_in_executor(self.context.blocking, call)
+
+
+class HeadSent(Exception):
+    """The response to a HEAD request is complete with its head. It ends the handler."""
 
 
 Handler: TypeAlias = Callable[[HttpRequest], Awaitable["HttpResponse | None"]]
@@ -144,6 +153,8 @@ async def _answer(handler: Handler, request: HttpRequest) -> None:
     connection, head = request.connection, request.head
     try:
         response = await handler(request)
+    except HeadSent:
+        response = None
     except ConnectionError:
         connection.abort()  # the client has disconnected, or does not read
         return

@@ -89,11 +89,15 @@ def parse_head(raw: bytes) -> RequestHead:
     method, target, major, minor = first.groups()
     if major is None:
         raise ClosingRefusal("the request line names no HTTP version, expected HTTP/1.1")
-    fields: list[tuple[str, str]] = []
+    authority, target = _split_target(target)
+    # The authority of an absolute target replaces the Host field (RFC 9112, 3.2.2).
+    fields = [("Host", authority.decode("utf-8", "surrogateescape"))] if authority else []
     for line in lines[1:]:
         match = FIELD_LINE.fullmatch(line)
         if match is None:
             raise ClosingRefusal(f"a header line cannot be read: {_shown(line)}")
+        if authority and match[1].lower() == b"host":
+            continue
         fields.append((match[1].decode("ascii"), match[2].strip(b" \t").decode("utf-8", "surrogateescape")))
     headers = Headers(fields)
     is_http_1_0 = minor == b"0"
@@ -107,6 +111,17 @@ def parse_head(raw: bytes) -> RequestHead:
         "keep-alive" in options if is_http_1_0 else "close" not in options,
         not is_http_1_0 and (headers.get("expect") or "").lower() == "100-continue",
     )
+
+
+def _split_target(target: bytes) -> tuple[bytes, bytes]:
+    """Return the authority of an absolute target, else nothing, and the path with the query."""
+    scheme, mark, rest = target.partition(b"://")
+    if not mark or scheme.lower() not in (b"http", b"https"):
+        return b"", target
+    authority, _, path = rest.partition(b"/")
+    if not authority or b"?" in authority or b"@" in authority:
+        raise ClosingRefusal(f"the request target cannot be read: {_shown(target)}")
+    return authority, b"/" + path
 
 
 def _body_size(headers: Headers, is_http_1_0: bool) -> int | None:

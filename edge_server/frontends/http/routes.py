@@ -165,6 +165,8 @@ class PathRouter:
             values = [unquote(text, errors="strict") for text in texts]
         except UnicodeDecodeError:
             raise InvalidRequest("the path is not UTF-8") from None
+        if method == "HEAD" and "GET" in routes:
+            method = "GET"  # the connection leaves out the body
         if method not in routes:
             raise NoSuchMethod(routes, _INFERENCE_HINT if path.endswith(":predict") else "")
         route, names = routes[method]

@@ -466,6 +466,54 @@ def test_a_request_line_without_a_version_is_refused_in_a_version(site, client):
     assert not client.receive()
 
 
+def test_a_head_request_is_answered_like_get_without_a_body(client):
+    for _ in range(2):
+        for path in ("/v2", "/v2/health/ready", "/edge/v1/events?follow=false"):
+            client.send(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            _, expected, _ = client.answer()
+            client.send(f"HEAD {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            while b"\r\n\r\n" not in client.unread:
+                assert client.receive()
+            head, _, client.unread = client.unread.partition(b"\r\n\r\n")
+            lines = [line for line in head.decode().split("\r\n") if not line.startswith("Date")]
+            assert lines == [line for line in expected.split("\r\n") if not line.startswith("Date")]
+            assert client.unread == b""
+    client.send(b"HEAD /v2/models/float/infer HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    while b"\r\n\r\n" not in client.unread:
+        assert client.receive()
+    assert client.unread.startswith(b"HTTP/1.1 405 ")
+
+
+def test_a_head_request_for_a_stream_ends_with_the_head(client):
+    client.send(b"HEAD /edge/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    client.send(b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    while client.unread.count(b"\r\n\r\n") < 2:
+        assert client.receive()
+    stream, _, live = client.unread.partition(b"\r\n\r\n")
+    assert b"text/event-stream" in stream
+    assert live.startswith(b"HTTP/1.1 200 OK")
+
+
+@pytest.mark.parametrize("target", ["http://localhost/v2", "HTTP://127.0.0.1:8000/v2?", "https://[::1]:1/v2"])
+def test_an_absolute_target_is_served(client, target):
+    """RFC 9112, 3.2.2: clients with a proxy setting, and proxies, send it."""
+    client.send(f"GET {target} HTTP/1.1\r\nHost: evil.example\r\n\r\n".encode())
+    status, _, body = client.answer()
+    assert (status, json.loads(body)["name"]) == (200, "triton")
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("http://evil.example/v2", 421), ("http:///v2", 400), ("http://a@localhost/v2", 400), ("http://?x", 400),
+        ("ftp://localhost/v2", 404), ("http://localhost", 404),
+    ],
+)  # fmt: skip
+def test_the_host_of_an_absolute_target_is_checked_in_place_of_the_header(client, target, expected):
+    client.send(f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    assert client.answer()[0] == expected
+
+
 @pytest.mark.parametrize("place", [1, 9, 200])
 def test_a_method_that_is_none_is_refused_however_it_is_cut(client, place):
     data = b"post! /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -634,5 +682,5 @@ def test_the_answer_to_head_has_no_body(client):
     while client.unread.count(b"\r\n\r\n") < 2:
         assert client.receive()
     first, second = client.unread.split(b"\r\n\r\n")[:2]
-    assert first.startswith(b"HTTP/1.1 405 ")
+    assert first.startswith(b"HTTP/1.1 200 ")
     assert second.startswith(b"HTTP/1.1 200 ")
