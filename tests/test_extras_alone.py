@@ -1,4 +1,4 @@
-"""Each extra, installed alone into a fresh environment from the registry of pip's configuration, runs its first command.
+"""Each extra, installed alone into a fresh environment from pip's registry, runs its first command.
 
 The base requirements lie in one environment, which the others see: pip installs the extra's own packages only.
 """
@@ -123,16 +123,18 @@ def test_the_first_command_of_an_extra_lacks_no_library(extra: str, environment:
 def test_a_server_with_the_flags_of_an_extra_becomes_ready(extra: str, environment: Path) -> None:
     command = [python_of(environment / "env"), "-m", "edge_server", "serve", "--model-repository=models", *FLAGS[extra]]
     ports = ["--http-port=0", "--grpc-port=0", "--metrics-port=0"]
-    with subprocess.Popen(
-        [*command, *ports], cwd=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as server:
-        with ends(server):
-            assert server.stdout is not None
-            lines = []
-            for line in server.stdout:
-                lines.append(line)
-                if "is ready" in line:
-                    break
+    with (
+        subprocess.Popen(
+            [*command, *ports], cwd=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as server,
+        ends(server),
+    ):
+        assert server.stdout is not None
+        lines = []
+        for line in server.stdout:
+            lines.append(line)
+            if "is ready" in line:
+                break
     assert_no_library_is_missing("".join(lines))
     assert "is ready" in lines[-1]
 

@@ -300,7 +300,7 @@ class ActionBroker:
             self._has_warned = True
             _log.warning(
                 "the policy answers in %.3g s, and its chunk of %d actions lasts %.3g s: expected at least twice as "
-                "long, or the robot runs out of actions. Use a policy with longer chunks or a faster one, or a larger dt_s",
+                "long, or the robot runs out of actions. Use longer chunks, a faster policy or a larger dt_s",
                 min(self._latencies) * self._dt_s, steps, steps * self._dt_s,
             )  # fmt: skip
         if is_used:
