@@ -9,6 +9,7 @@ nothing of this package.
 from __future__ import annotations
 
 import enum
+from pathlib import Path
 from typing import TypeVar
 
 Error = TypeVar("Error", bound="EdgeServerError")
@@ -18,9 +19,13 @@ SUGGESTION = ", did you mean"
 
 
 def install_hint(extra: str) -> str:
-    """Return how to install the libraries of an extra. No package index has edge_server, so it is from a clone."""
-    command = f"pip install '.[{extra}]'"
-    return f"install the extra {extra}: {command} in a clone of edge_server, with the Python of this program"
+    """Return how to install the libraries of an extra. No package index has edge_server, so it is from a clone; those
+    of the Debian packages are chosen when they are built."""
+    how = f"pip install '.[{extra}]' in a clone of edge_server, with the Python of this program"
+    library = Path(__file__).parents[1]
+    if library.name == "lib" and (library.parent / "version").is_file():  # as systemd/build_deb.sh lays it out
+        how = f"build the Debian packages with `systemd/build_deb.sh --extras cpu,{extra} OUT`, and install those"
+    return f"install the extra {extra}: {how}"
 
 
 class ErrorCode(enum.Enum):

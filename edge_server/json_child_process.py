@@ -115,6 +115,11 @@ class JsonProcess:
         self.signal(signal.SIGKILL)
         self.join()
 
+    @property
+    def was_killed(self) -> bool:
+        """Whether SIGKILL ended it. Unless it was killed here, the kernel did it, as memory ran out."""
+        return self._process.returncode == -signal.SIGKILL
+
     def exit_description(self) -> str:
         """Return how it ended ("ended with code 3: ...", "was ended by SIGKILL, ...") and its last error lines. Called
         after `join`."""
@@ -123,7 +128,7 @@ class JsonProcess:
         if code >= 0:
             return f"ended with code {code}{tail}"
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-        hint = ", as the kernel does when memory runs out" if code == -signal.SIGKILL else ""
+        hint = ", as the kernel does when memory runs out" if self.was_killed else ""
         return f"was ended by {name}{hint}{tail}"
 
     def memory_problem(self, memory_bytes: int, floor_bytes: int, flag: str) -> str:

@@ -125,7 +125,11 @@ FENCES: dict[str, tuple[str, ...]] = {
     ),
     "paho": ("mqtt_connection.py",),
     # securesystemslib, which signs releases, takes keys as objects of it.
-    "cryptography": ("repository/trust/ed25519_keys.py", "plugins/fleet/publish/signing_keys.py"),
+    "cryptography": (
+        "repository/trust/ed25519_keys.py",
+        "plugins/fleet/publish/signing_keys.py",
+        "plugins/fleet/follow/signed_repository.py",
+    ),
     "msgpack": ("plugins/policies/array_messages.py",),
     "websockets": ("plugins/policies/connections/websocket.py",),
     "foxglove": ("plugins/cameras/commands/foxglove_output.py",),

@@ -14,6 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from edge_server import errors
 from edge_server.errors import install_hint
 
 ROOT = Path(__file__).parents[1]
@@ -66,8 +67,28 @@ def test_messages_about_missing_libraries_name_extras_that_a_clone_has(extras: s
     runtimes = re.findall(r"""import_runtime\("(\w+)[\w.]*", "\w+"(?:, "(.*?)")?\)""", text)
     language = re.findall(r"""^    extra = "(.+)"$""", text, re.MULTILINE)
     assert (len(hinted), len(runtimes), len(language)) > (12, 12, 1)
-    named = {*hinted, *language, *(extra or module for module, extra in runtimes)}
+    named = {*hinted, *language, *(extra or module for module, extra in runtimes)} - {"EXTRA"}
     assert {canonicalize_name(name) for name in named} - {canonicalize_name(extra) for extra in extras} == set()
+
+
+def test_the_debian_package_is_told_to_build_packages_with_the_extra(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(errors, "__file__", str(tmp_path / "lib/edge_server/errors.py"))
+    assert "pip install" in install_hint("fleet")
+    (tmp_path / "version").touch()
+    assert install_hint("fleet") == (
+        "install the extra fleet: build the Debian packages with `systemd/build_deb.sh --extras cpu,fleet OUT`, and "
+        "install those"
+    )
+    assert "--extras) extras=$2" in (ROOT / "systemd/build_deb.sh").read_text()
+
+
+@pytest.mark.parametrize(
+    ("page", "extra"), [("fleet", "fleet"), ("robots", "policies"), ("ros", "ros"), ("ros", "zenoh")]
+)
+def test_pages_for_boxes_say_how_the_debian_packages_get_an_extra(page: str, extra: str) -> None:
+    assert f"systemd/build_deb.sh --extras cpu,{extra} OUT" in (ROOT / f"docs/{page}.md").read_text()
 
 
 def test_no_extra_brings_both_distributions_of_onnx_runtime(

@@ -4,11 +4,11 @@ of actions. It needs grpcio, hpack and numpy, and no part of the server.
 Programs import everything from here: `FrameStream` is for threads, `AioFrameStream` for asyncio. Both use
 `stream_protocol` (messages), `flow_control` (credit and counts), `pictures` (images to frames), `endpoint` (address and
 TLS) and `stream_errors`. `FrameStream` connects by `http2_call` (with `tls_session`) where it can, see
-`ServerEndpoint.needs_grpcio`, all else by grpcio. `ActionBroker` is for robots that ask a policy over any wire. May
-import core, errors and protocol. Used by the command line and `ros`.
+`ServerEndpoint.needs_grpcio`, all else by grpcio. `ActionBroker` is for robots that ask a policy over any wire, and
+`reconnecting` makes their connection anew. May import core, errors and protocol. Used by the command line and `ros`.
 """
 
-from edge_server.client.action_broker import ActionBroker, BrokerCounts
+from edge_server.client.action_broker import ActionBroker, BrokerCounts, reconnecting
 from edge_server.client.asyncio_stream import AioFrameStream
 from edge_server.client.endpoint import Tls
 from edge_server.client.flow_control import Counters
@@ -63,4 +63,5 @@ __all__ = [
     "StreamError",
     "StreamOpened",
     "Tls",
+    "reconnecting",
 ]

@@ -42,8 +42,8 @@ class ActionSchedule:
         return self._rows[max(0, tick - self._first_tick) :]
 
     def action(self, tick: int) -> Actions:
-        """Return the action of a tick that has one, of shape (values of an action,)."""
-        action: Actions = self._rows[tick - self._first_tick]
+        """Return the action of a tick, or the last one if they have run out, of shape (values of an action,)."""
+        action: Actions = self._rows[min(tick - self._first_tick, len(self._rows) - 1)]
         return action
 
     def add(self, chunk: npt.ArrayLike, observed_tick: int, tick: int) -> bool:

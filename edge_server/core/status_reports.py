@@ -58,6 +58,8 @@ class IndexEntry(NamedTuple):
     reason: str = ""
     digest: str = ""
     """"sha256:..." of the files of a version that serves, see ContentDigests; "" while it is computed."""
+    is_machines_fault: bool = False
+    """Whether the same files may load on another machine, or later on this one. Not on the wire."""
 
 
 def find_failed(entries: Iterable[IndexEntry]) -> list[IndexEntry]:

@@ -8,6 +8,7 @@ task waited for memory.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +16,10 @@ from edge_server import cgroup_limits
 from edge_server.core.model_spec import ModelFile
 
 _MIB = 1 << 20
+
+RUNTIME_BYTES = 150 * _MIB
+"""About what the server and a runtime take beside the models."""
+_NEAR = 0.8
 
 
 class MemoryReading(NamedTuple):
@@ -70,6 +75,20 @@ def read_memory(root: Path = Path("/")) -> MemoryReading:
     machine = None if available_kb is None else int(available_kb) * 1024
     known = [room for room in (machine, cgroup_limits.available_memory(root)) if room is not None]
     return MemoryReading(min(known, default=None), pressure)
+
+
+def limit_warning(folders: Iterable[Path], root: Path = Path("/")) -> str:
+    """Return a sentence if the limit of the control group is near what the models in these folders of versions need
+    besides this process as it is, "" if it is not or there is none. Files count twice, as in `estimate_bytes`."""
+    room = cgroup_limits.available_memory(root)
+    need = RUNTIME_BYTES + 2 * sum(weight_bytes(ModelFile(path, path.parent, 0)) for path in folders)
+    if room is None or need < _NEAR * room:
+        return ""
+    return (
+        f"the memory limit of this control group leaves {_mib(room)}, and the models need about {_mib(need)}, by the "
+        "size of their files: the kernel may end the server. Raise the limit, or serve fewer models at a time "
+        "(--max-resident-models)"
+    )
 
 
 def estimate_bytes(file: ModelFile, instance_count: int) -> int:

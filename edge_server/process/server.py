@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.config import ServerConfig
@@ -36,6 +37,7 @@ from edge_server.frontends.connection_limit import ConnectionLimit, raise_file_l
 from edge_server.frontends.grpc.call import MAX_MESSAGE_BYTES
 from edge_server.frontends.memory_budget import MemoryBudget, budget_bytes
 from edge_server.frontends.reading_threads import reading_thread_count
+from edge_server.memory.available_memory import limit_warning
 from edge_server.memory.malloc_settings import keep_big_blocks
 from edge_server.plugin import Plugin
 from edge_server.process.composition_root import ServerParts, build, first_desired_state
@@ -370,6 +372,7 @@ class ServerProcess:
         if not await self._run_unless_stopped(core.plugins.before_first_scan):
             return True
         await self._set_first_desired_state()
+        await asyncio.to_thread(self._warn_of_memory_limit)
         await asyncio.to_thread(core.plugins.models_known)
         building = asyncio.ensure_future(self._accept_grpc_while_engines_build())
         is_settled = await self._run_unless_stopped(core.manager.wait_settled)
@@ -389,6 +392,13 @@ class ServerProcess:
         if not must_end and self._grpc is not None:
             asyncio.get_running_loop().run_in_executor(None, self._grpc.prepare)
         return not must_end
+
+    def _warn_of_memory_limit(self) -> None:
+        # Before the models are loaded: afterwards it may be too late.
+        served = [item for item in self._core.service.repository_index() if item.state in ("LOADING", "READY")]
+        roots = [Path(path) for path in self._config.repository.paths]
+        if served and (warning := limit_warning(root / item.name / item.version for root in roots for item in served)):
+            log.warning("%s", warning)
 
     def _accept_grpc(self) -> None:
         if self._grpc_waits and self._grpc is not None:

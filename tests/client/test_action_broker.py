@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.client import ActionBroker
+from edge_server.client import ActionBroker, BackOff, action_broker, reconnecting
 from edge_server.client.action_schedule import ActionSchedule
 
 TICK_S = 0.02
@@ -169,7 +169,7 @@ def test_the_broker_asks_when_half_of_the_actions_are_used_and_the_loop_goes_on(
 def test_without_an_answer_the_loop_runs_dry_and_says_so() -> None:
     policy = Policy(2)
     policy.allow()
-    with ActionBroker(policy, dt_s=TICK_S, blend_steps=0) as broker:
+    with ActionBroker(policy, dt_s=TICK_S, blend_steps=0, wait_ticks=10_000) as broker:
         for tick in range(2):
             broker.step({"value": float(tick)})
         policy.await_question(2)
@@ -194,15 +194,20 @@ def test_an_answer_to_an_earlier_episode_is_not_used() -> None:
         policy.allow()
 
 
-def test_a_failed_question_is_asked_again_while_actions_are_left() -> None:
+def await_failures(broker: ActionBroker, count: int) -> None:
+    with broker._changed:
+        assert broker._changed.wait_for(lambda: broker._counts.failures >= count, 30)
+
+
+def test_a_failed_question_is_asked_again_while_actions_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(action_broker, "_BACK_OFF", BackOff(1e-9, 1e-9))
     policy = Policy()
     policy.allow()
     with ActionBroker(policy, dt_s=TICK_S, blend_steps=0, execute_steps=1) as broker:
         broker.step({"value": 0.0})
         policy.allow()
         broker.step({"value": ValueError("the link is down")})
-        with broker._changed:
-            assert broker._changed.wait_for(lambda: broker._counts.failures == 1, 30)
+        await_failures(broker, 1)
         policy.allow()
         assert broker.step({"value": 2.0}) == [2.0]
         await_chunks(broker, 2)
@@ -222,6 +227,138 @@ def test_a_policy_that_does_not_answer_ends_the_wait() -> None:
         with pytest.raises(TimeoutError, match=r"has not answered within 0\.05 s"):
             broker.step({"value": 0.0})
         policy.allow()
+
+
+def test_a_policy_that_fails_is_not_asked_at_each_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(action_broker, "_BACK_OFF", BackOff(1e6, 1e6))
+    policy = Policy()
+    policy.allow()
+    with ActionBroker(policy, dt_s=TICK_S) as broker:
+        for _ in range(50):
+            with pytest.raises(OSError, match="the link is down"):
+                broker.step({"value": OSError("the link is down")})
+        assert len(policy.asked) == 1
+        broker.reset()  # an episode begins at once
+        policy.allow()
+        assert broker.step({"value": 4.0}) == [4.0]
+
+
+def test_a_policy_that_hangs_holds_the_last_action_within_the_stated_ticks() -> None:
+    policy = Policy(4)
+    policy.allow()
+    with ActionBroker(policy, dt_s=TICK_S, blend_steps=0, execute_steps=4, wait_ticks=0, hold=True) as broker:
+        found = [broker.step({"value": float(tick)})[0] for tick in range(14)]
+        assert found == [0.0, 1.0, 2.0, 3.0] + 10 * [3.0]
+        assert (broker.counts.dry_steps, broker.counts.held_steps) == (10, 10)
+        policy.allow()
+
+
+def test_a_policy_that_hangs_raises_within_the_stated_ticks() -> None:
+    policy = Policy(2)
+    policy.allow()
+    with ActionBroker(policy, dt_s=TICK_S, wait_s=1e6, wait_ticks=1) as broker:
+        for tick in range(2):
+            broker.step({"value": float(tick)})
+        for _ in range(3):
+            with pytest.raises(TimeoutError, match=r"has not answered within 0\.02 s"):
+                broker.step({"value": 2.0})
+        policy.allow()
+
+
+def test_a_chunk_for_an_observation_of_long_ago_is_not_used_after_the_wait() -> None:
+    policy = Policy(4)
+    policy.allow()
+    with ActionBroker(policy, dt_s=TICK_S, blend_steps=0, execute_steps=4, wait_ticks=0, hold=True) as broker:
+        for tick in range(14):
+            broker.step({"value": float(tick)})
+        policy.allow()  # the answer to the observation of tick 0, 1, 2 or 3
+        with broker._changed:
+            assert broker._changed.wait_for(lambda: broker._counts.useless_chunks == 1, 30)
+        broker.step({"value": 50.0})
+        policy.await_question(3)
+        policy.allow()
+        await_chunks(broker, 2)
+        assert broker.step({"value": 51.0}) == [51.0]
+        policy.allow()
+
+
+@pytest.mark.parametrize(("steps", "warnings"), [(4, 1), (20, 0)])
+def test_a_chunk_shorter_than_two_answers_warns_once(
+    steps: int, warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ActionBroker(Policy(steps), dt_s=0.03) as broker:
+        for tick in range(1, 6):
+            broker._take(action_broker._Question(0, tick, {}), ramp(0, steps), None, latency_s=0.09)
+    found = [record.getMessage() for record in caplog.records]
+    assert len(found) == warnings
+    assert all("answers in 0.09 s, and its chunk of 4 actions lasts 0.12 s" in message for message in found)
+
+
+class Link:
+    """A connection of the robot. Each observation's value is an action, or the error that comes instead."""
+
+    def __init__(self, is_lost: bool = False) -> None:
+        self.is_lost = is_lost
+
+    def infer(self, observation: Mapping[str, Any]) -> Any:
+        if self.is_lost:
+            raise ConnectionClosed("gone")
+        if isinstance(observation["value"], Exception):
+            raise observation["value"]
+        return ramp(observation["value"])
+
+
+class ConnectionClosed(Exception):
+    """As that of the package websockets: no OSError."""
+
+
+def test_a_lost_connection_is_made_anew_and_the_observation_asked_again() -> None:
+    links: list[Link] = []
+
+    def connect() -> Link:
+        links.append(Link())
+        return links[-1]
+
+    infer = reconnecting(connect, Link.infer)
+    assert not links
+    assert infer({"value": 0.0})[0] == [0.0]
+    links[0].is_lost = True
+    assert infer({"value": 3.0})[0] == [3.0]
+    assert len(links) == 2
+    with pytest.raises(OSError, match="twice"):
+        infer({"value": OSError("twice")})
+    assert len(links) == 3
+    assert infer({"value": 4.0})[0] == [4.0]
+    assert len(links) == 4
+
+
+def test_a_connection_that_cannot_be_made_is_tried_again_at_the_next_question() -> None:
+    found: list[Any] = [OSError("refused"), Link()]
+
+    def connect() -> Link:
+        if isinstance(found[0], Exception):
+            raise found.pop(0)
+        return found[0]
+
+    infer = reconnecting(connect, Link.infer)
+    with pytest.raises(OSError, match="refused"):
+        infer({"value": 0.0})
+    assert infer({"value": 0.0})[0] == [0.0]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("Error in inference server"), KeyError("action"), ValueError("shape")])
+def test_a_refused_observation_keeps_the_connection(error: Exception) -> None:
+    links: list[Link] = []
+
+    def connect() -> Link:
+        links.append(Link())
+        return links[-1]
+
+    infer = reconnecting(connect, Link.infer)
+    for _ in range(3):
+        with pytest.raises(type(error)):
+            infer({"value": error})
+    assert len(links) == 1
 
 
 def test_a_policy_that_continues_chunks_gets_what_is_left() -> None:
@@ -245,6 +382,7 @@ def test_a_policy_that_continues_chunks_gets_what_is_left() -> None:
         ({"dt_s": 0}, "dt_s"),
         ({"dt_s": 1, "execute_steps": 0}, "execute_steps"),
         ({"dt_s": 1, "blend_steps": -1}, "blend"),
+        ({"dt_s": 1, "wait_ticks": -1}, "wait_ticks"),
     ],
 )
 def test_wrong_settings_are_refused(arguments: dict[str, Any], message: str) -> None:

@@ -6,11 +6,13 @@ client of the same WebSocket stands for it.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -73,16 +75,42 @@ class Arm:
         self.moves.append(np.asarray(action, np.float32))
 
 
-def test_the_ten_lines_move_an_arm(serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class ArmOfARestartedServer(Arm):
+    """Its server ends after some moves, and another one starts when the arm has been held for 30 ticks."""
+
+    def __init__(self, run_server: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
+        super().__init__()
+        self._run_server = run_server
+        self.server = contextlib.ExitStack()
+        self.server.enter_context(run_server())
+        self.held = self.moves_after_restart = 0
+
+    def waits_for_a_command(self) -> bool:
+        time.sleep(0.005)
+        if len(self.moves) < TICKS:
+            return True
+        is_held = np.array_equal(self.moves[-1], self.moves[-2])
+        self.held += is_held
+        if len(self.moves) == TICKS:
+            self.server.close()
+        elif self.held == 30 and is_held:
+            self.server.enter_context(self._run_server())
+        elif self.held > 30:
+            self.moves_after_restart += not is_held
+        return self.moves_after_restart < TICKS and len(self.moves) < 20_000
+
+
+def prepare(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], str, list[Any]]:
+    """Run the page's `add` in a folder. Return the flags of its `serve`, its loop, and the list of the connections that
+    the loop will open."""
     pattern = r"run by tests/e2e/test_arm_in_ten_lines.py -->\n```(?:sh|python)\n(.*?)```"
     commands, loop = re.findall(pattern, PAGE.read_text(), re.DOTALL)
     assert len(commands.splitlines() + [line for line in loop.splitlines() if line]) <= 10
-    write_export(tmp_path / "act.onnx")
+    write_export(folder / "act.onnx")
     _, add, start = (shlex.split(line) for line in commands.splitlines())
-    done = subprocess.run([COMMAND, *add[1:]], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run([COMMAND, *add[1:]], cwd=folder, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     assert start[:3] == ["edge-server", "serve", "--model-repository=policies"]
-    flags = [flag.replace("0.0.0.0:8010", "127.0.0.1:0") for flag in start[3:]]
     opened: list[Any] = []
 
     def connect(address: str) -> Any:
@@ -93,8 +121,13 @@ def test_the_ten_lines_move_an_arm(serve: Any, tmp_path: Path, monkeypatch: pyte
     vars(module)["WebsocketClientPolicy"] = connect
     monkeypatch.setitem(sys.modules, "openpi_client", ModuleType("openpi_client"))
     monkeypatch.setitem(sys.modules, module.__name__, module)
+    return start[3:], loop, opened
+
+
+def test_the_ten_lines_move_an_arm(serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags, loop, opened = prepare(tmp_path, monkeypatch)
     arm = Arm()
-    with serve(tmp_path / "policies", *flags) as server:
+    with serve(tmp_path / "policies", *[flag.replace("0.0.0.0:8010", "127.0.0.1:0") for flag in flags]) as server:
         address = re.search(r"openpi ws://([\d.:]+)", "\n".join(server.banner))
         assert address
         exec(loop.replace("box:8010", address[1]), {"arm": arm})
@@ -108,3 +141,18 @@ def test_the_ten_lines_move_an_arm(serve: Any, tmp_path: Path, monkeypatch: pyte
     assert len(arm.moves) == TICKS
     np.testing.assert_allclose(arm.moves[0], first[0, 0], atol=1e-5)
     np.testing.assert_allclose(arm.moves[3], first[0, 3], atol=1e-5)
+
+
+def test_the_arm_of_the_ten_lines_goes_on_after_the_server_has_restarted(
+    serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_ports: Any
+) -> None:
+    flags, loop, opened = prepare(tmp_path, monkeypatch)
+    (port,) = free_ports(1)
+    flags = [flag.replace("0.0.0.0:8010", f"127.0.0.1:{port}") for flag in flags]
+    arm = ArmOfARestartedServer(lambda: serve(tmp_path / "policies", *flags))
+    with arm.server:
+        exec(loop.replace("box:8010", f"127.0.0.1:{port}"), {"arm": arm})
+    assert arm.moves_after_restart == TICKS
+    assert len(opened) == 2
+    for one in opened:
+        one.close()

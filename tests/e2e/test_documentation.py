@@ -60,7 +60,7 @@ OPTIONS_OF_OTHERS = {
     "--model-repositry", "--build-arg", "--device", "--gpus", "--runtime", "--group-add", "--network", "--rm",
     "--uninstall", "--wheels", "--create", "--now", "--report", "--hypothesis-profile", "--work",
     "--site-needs-contact", "--modelfile", "--reload", "--workers", "--force-reinstall", "--purge", "--input",
-    "--quick-generate-key", "--exclude", "--server", "--listen", "--dry", "--only", "--seconds", "--split",
+    "--quick-generate-key", "--exclude", "--server", "--listen", "--dry", "--only", "--seconds", "--split", "--extras",
 }  # fmt: skip
 """Options of curl, pip, python, uvicorn, docker, ollama, systemd, gpg, rsync, the installer, the package builder,
 the bridge for LeRobot and the tests; the misspelling in an error message; and the plugin of plugins.md."""

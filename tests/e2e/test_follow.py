@@ -38,6 +38,9 @@ class TritonPythonModel:
 """
 ENDS_A_SERVER = 'os.kill(os.getpid(), 9) if b"serve" in open("/proc/self/cmdline", "rb").read().split(b"\\0") else None'
 
+LACKS_MEMORY = """if b"serve" in open("/proc/self/cmdline", "rb").read().split(b"\\0") and not os.path.exists("{free}"):
+            raise MemoryError("no memory is left")"""
+
 
 class Publication:
     """A publisher's folder. `edge(*arguments)` runs a command in it, in this process."""
@@ -132,6 +135,23 @@ def test_a_release_that_the_server_refuses_is_taken_back_and_named(
         assert status.returncode == 1
 
 
+def test_a_release_for_which_the_server_lacks_memory_is_put_back_until_there_is_some(
+    publication: Publication, serve: Any, eventually: Callable[[Callable[[], bool]], bool]
+) -> None:
+    publication.publish(1.0)
+    with serve(publication.box, *publication.flags) as server:
+        assert eventually(lambda: value(server) == 1.0)
+        publication.publish(2.0, LACKS_MEMORY.format(free=str(publication.folder / "free")))
+        assert eventually(lambda: follow_report(server)["models"]["m"]["state"] == "waiting")
+        state = follow_report(server)["models"]["m"]
+        assert "no memory is left" in state["reason"]
+        assert (state["wanted"], state["installed"]) == ("m/2.json", "m/1.json")
+        assert eventually(lambda: value(server) == 1.0)
+        (publication.folder / "free").touch()
+        assert eventually(lambda: value(server) == 2.0)
+        assert eventually(lambda: follow_report(server)["models"]["m"]["state"] == "installed")
+
+
 def test_a_release_with_which_the_server_ends_is_taken_back_at_the_second_start(
     publication: Publication, serve: Any, eventually: Callable[[Callable[[], bool]], bool]
 ) -> None:
@@ -172,7 +192,9 @@ def test_a_rollout_goes_through_its_waves_and_stops_at_a_failure(
         assert eventually(lambda: lead("status").returncode == 0)
         assert value(second) == 1.0
         assert "1 of 2: box-7" in lead("status").stdout
-        assert "its wave lasts" in lead("continue", "--after-secs=3600").stdout
+        early = lead("continue", "--after-secs=3600")
+        assert "its wave lasts" in early.stdout
+        assert early.returncode == 1
         assert "m/2: wave 2 of 2, all" in lead("continue").stdout
         assert eventually(lambda: value(second) == 2.0)
 

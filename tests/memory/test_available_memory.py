@@ -8,7 +8,15 @@ import pytest
 
 from edge_server.core.model_spec import ModelFile
 from edge_server.memory import available_memory
-from edge_server.memory.available_memory import MemoryFloor, MemoryReading, estimate_bytes, read_memory, weight_bytes
+from edge_server.memory.available_memory import (
+    RUNTIME_BYTES,
+    MemoryFloor,
+    MemoryReading,
+    estimate_bytes,
+    limit_warning,
+    read_memory,
+    weight_bytes,
+)
 
 MIB = 1 << 20
 
@@ -67,6 +75,26 @@ def test_a_model_must_fit_into_the_control_groups_limit_too(root: Path, tmp_path
     (root / "sys/fs/cgroup/memory.current").write_text(f"{256 * MIB}\n")
     assert MemoryFloor(0, 0, root).refusal(file._replace(memory_bytes=300 * MIB), 1) == (
         "memory is short: 256 MiB are available, the model needs about 300 MiB"
+    )
+
+
+def test_a_limit_near_the_need_of_the_models_is_named_before_they_are_loaded(root: Path, tmp_path: Path) -> None:
+    version = tmp_path / "models/m/1"
+    version.mkdir(parents=True)
+    with (version / "model.onnx").open("wb") as file:
+        file.truncate(50 << 20)
+    (root / "proc/self").mkdir(exist_ok=True)
+    (root / "proc/self/cgroup").write_text("0::/\n")
+    group = root / "sys/fs/cgroup"
+    group.mkdir(parents=True, exist_ok=True)
+    assert limit_warning([version], root) == ""
+    (group / "memory.current").write_text("0\n")
+    need = RUNTIME_BYTES + 2 * (50 << 20)
+    (group / "memory.max").write_text(f"{2 * need}\n")
+    assert limit_warning([version], root) == ""
+    (group / "memory.max").write_text(f"{need}\n")
+    assert limit_warning([version], root).startswith(
+        "the memory limit of this control group leaves 250 MiB, and the models need about 250 MiB"
     )
 
 

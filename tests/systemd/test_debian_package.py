@@ -153,6 +153,16 @@ def test_the_packaged_command_checks_a_repository_without_a_network(unpacked: Pa
     assert "same" in done.stdout
 
 
+def test_the_packaged_command_says_how_the_package_gets_an_extra(unpacked: Path, tmp_path: Path) -> None:
+    program, models = str(unpacked / "opt/edge_server/bin/edge-server"), str(ROOT / "model_repository")
+    done = subprocess.run(
+        [program, "publish", models, str(tmp_path / "site"), f"--keys={tmp_path / 'keys'}"],
+        capture_output=True, text=True, timeout=100, env=environment(), cwd="/", check=False,
+    )  # fmt: skip
+    assert "systemd/build_deb.sh --extras cpu,fleet OUT" in done.stderr
+    assert "pip" not in done.stderr
+
+
 def test_all_imports_come_from_the_package(unpacked: Path) -> None:
     """Also a helper process of the server's own finds the package's files."""
     code = "import json, edge_server, grpc, numpy; print(json.dumps([m.__file__ for m in (edge_server, grpc, numpy)]))"

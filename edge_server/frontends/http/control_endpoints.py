@@ -64,8 +64,8 @@ class ControlEndpoints:
         described = "Inputs, outputs and versions of a model"
         loaded = "Loaded versions: runtime, device, precision, memory"
         return (
-            probe("/v2/health/live", "health", "Whether the server runs", self.live, schema=empty),
-            probe("/v2/health/ready", "health", serves, self.ready, schema=empty),
+            probe("/v2/health/live", "health", "Whether the server runs", self.live, schema=f"{_SCHEMAS}:LIVE"),
+            probe("/v2/health/ready", "health", serves, self.ready, schema=f"{_SCHEMAS}:READY"),
             *(probe(path, "health", accepts, self.model_ready, schema=empty) for path in model_paths("/ready")),
             get("/v2/models/stats", "statistics", counts, self.statistics),
             *(get(path, "statistics", counts, self.statistics) for path in model_paths("/stats")),
@@ -104,12 +104,17 @@ class ControlEndpoints:
         )
 
     async def live(self, request: HttpRequest) -> HttpResponse:
-        return HttpResponse(status=200 if self._service.is_live() else 400)
+        # The bodies of the Open Inference Protocol, which KServe's SDK reads. Triton's have none; its clients read the
+        # status alone.
+        is_live = self._service.is_live()
+        return json_response({"live": is_live}, 200 if is_live else 400)
 
     async def ready(self, request: HttpRequest) -> HttpResponse:
         # A server that sheds load is still ready; otherwise a supervisor would restart it.
-        headers = dict(self._health_headers())
-        return HttpResponse(status=200 if self._service.is_ready() else 400, headers=headers)
+        is_ready = self._service.is_ready()
+        response = json_response({"ready": is_ready}, 200 if is_ready else 400)
+        response.headers.update(self._health_headers())
+        return response
 
     async def model_ready(self, request: HttpRequest) -> HttpResponse:
         # Not on the loop: a model's own check may take seconds.

@@ -5,6 +5,8 @@ The parser is strict and refuses an ambiguous head, so that a proxy and this ser
 
 from __future__ import annotations
 
+import functools
+import logging
 import re
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
@@ -12,6 +14,8 @@ from urllib.parse import parse_qsl
 
 from edge_server.errors import InvalidRequest
 from edge_server.frontends.http.client_timeouts import ClosingRefusal
+
+log = logging.getLogger(__name__)
 
 MAX_LINE_BYTES = 8190
 """Maximum length of a line of a head."""
@@ -21,6 +25,11 @@ _MAX_LINES = 128
 _MAX_BODY_DIGITS = 18
 _MAX_QUERY_FIELDS = 16
 _SHOWN_CHARACTERS = 80
+
+_HTTP2 = (
+    "a client speaks HTTP/2 with prior knowledge at the HTTP port, which speaks HTTP/1.1: expected HTTP/1.1, or gRPC "
+    "at the gRPC port (--grpc-port)"
+)
 
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 METHOD = rb"[A-Z-]{1,20}"
@@ -83,6 +92,9 @@ def parse_head(raw: bytes) -> RequestHead:
         raise ClosingRefusal(f"the request's head has more than {_MAX_LINES} lines")
     if len(max(lines, key=len)) > MAX_LINE_BYTES:
         raise ClosingRefusal(f"a line of the request's head has more than {MAX_LINE_BYTES} bytes")
+    if lines[0] == b"PRI * HTTP/2.0":  # RFC 9113, 3.4
+        _log_http2()
+        raise ClosingRefusal(_HTTP2)
     first = _REQUEST_LINE.fullmatch(lines[0])
     if first is None:
         raise ClosingRefusal(f"the request line cannot be read: {_shown(lines[0])}")
@@ -137,6 +149,12 @@ def _body_size(headers: Headers, is_http_1_0: bool) -> int | None:
     if len(lengths) > 1 or not (text.isascii() and text.isdigit() and len(text) <= _MAX_BODY_DIGITS):
         raise ClosingRefusal(f"Content-Length must be one whole number, got '{', '.join(lengths)[:_SHOWN_CHARACTERS]}'")
     return int(text)
+
+
+@functools.cache
+def _log_http2() -> None:
+    """Log once: a client that tries again and again would fill the log."""
+    log.warning("%s. This is not logged again", _HTTP2)
 
 
 def _shown(line: bytes) -> str:

@@ -53,6 +53,8 @@ ERROR = NamedSchema("Error", object_of(("error",), error={**TEXT, "description":
 
 JSON_BODY = OperationSchema(request=json_content(ANY_OBJECT))
 NO_CONTENT = OperationSchema(response={})
+LIVE = OperationSchema(response=json_content(object_of(("live",), live=FLAG)))
+READY = OperationSchema(response=json_content(object_of(("ready",), ready=FLAG)))
 REGISTER = OperationSchema(request=json_content(ANY_OBJECT), response={})
 
 EVENT_STREAM: Json = {"text/event-stream": {"schema": TEXT}}

@@ -75,6 +75,8 @@ def write_config(
     if recognised is not None:
         parameters = recognised.parameters
         lines += ["", *_comments([f"{recognised.note}."]), *_parameters(parameters)]
+        lines += _comments(["Fill in the milliseconds between two actions, and remove the '# ' before the line:"])
+        lines += [f"# {parameter_line('policy_dt_ms', '')}"]
     others = [reading for reading in readings if reading is not chosen and reading.is_shown]
     if others and chosen is None:
         lines += ["", *_comments(["NOT DECIDED. Remove the '# ' before the parameters of one of these:"])]

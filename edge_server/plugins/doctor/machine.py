@@ -7,13 +7,15 @@ import re
 import sys
 from collections.abc import Iterator
 
+from edge_server import cgroup_limits
+from edge_server.memory.available_memory import RUNTIME_BYTES
 from edge_server.plugins.doctor.finding import Finding, FindingLevel
 from edge_server.plugins.governor.readings import MachineReading
 from edge_server.plugins.governor.sensors.sysfs import SysfsFiles
 
 _MIB = 1 << 20
 
-_MIN_BYTES = 150 * _MIB
+_MIN_BYTES = RUNTIME_BYTES
 """Least memory for the server itself (about 80 MB) and one small model."""
 _LITTLE_BYTES = 512 * _MIB
 
@@ -82,18 +84,18 @@ def check_memory(files: SysfsFiles, reading: MachineReading) -> Iterator[Finding
         yield Finding(section, "available", why, FindingLevel.WARNING, "mount /proc where the server runs")
         return
     text = f"{state.available_bytes // _MIB} of {state.total_bytes // _MIB} MiB available"
+    available = state.available_bytes
+    room = cgroup_limits.available_memory(files.root)
+    if room is not None and room < available:
+        available = room
+        text = f"{room // _MIB} MiB available within the limit of this control group; of the machine, {text}"
     advice = "end other programs, add zram or swap, or keep fewer models in memory: --max-resident-models"
-    if state.available_bytes < _MIN_BYTES:
+    if available < _MIN_BYTES:
         yield Finding(section, "available", text, FindingLevel.PROBLEM, advice)
-    elif state.available_bytes < _LITTLE_BYTES:
+    elif available < _LITTLE_BYTES:
         yield Finding(section, "available", text, FindingLevel.WARNING, advice)
     else:
         yield Finding(section, "available", text)
-    # The limit of this process's control group (cgroup v2).
-    group = re.search(r"(?m)^0::(/.*)$", files.maybe_text("/proc/self/cgroup") or "")
-    limit = None if group is None else files.maybe_number(f"/sys/fs/cgroup{group[1].rstrip('/')}/memory.max")
-    if limit is not None:
-        yield Finding(section, "limit", f"{limit // _MIB} MiB for this control group", FindingLevel.NOTE)
     if state.full_percent is not None and state.full_percent > 5:
         text = f"every task waited for memory {state.full_percent:g} % of the last 10 s"
         yield Finding(section, "pressure", text, FindingLevel.WARNING, advice)
@@ -180,4 +182,6 @@ def _processor(files: SysfsFiles) -> str:
     text = files.maybe_text("/proc/cpuinfo") or ""
     found = re.search(r"(?m)^model name\s*:\s*(.+)$", text)
     count = len(re.findall(r"(?m)^processor\s*:", text))
-    return f"{found[1] if found else platform.machine()}, {count or 'unknown'} cores"
+    limit = cgroup_limits.cpu_limit(files.root)
+    limited = f", of which this control group may use {limit:g}" if limit is not None and limit < count else ""
+    return f"{found[1] if found else platform.machine()}, {count or 'unknown'} cores{limited}"

@@ -54,7 +54,7 @@ def check_runtimes(packages: Mapping[str, str], *, is_jetson: bool, probe: Probe
             yield _finding(name, answer, packages, is_jetson=is_jetson)
     if absent:
         extras = ", ".join(sorted(set(absent.values())))
-        advice = f"pip install '.[EXTRA]' in a clone of edge_server, with one of the extras {extras}"
+        advice = f"{install_hint('EXTRA')}; EXTRA is one of the extras {extras}"
         yield Finding(_SECTION, "not installed", ", ".join(absent), FindingLevel.NOTE, advice)
     yield from _same_files_twice()
     works = [name for name, answer in found.items() if "problem" not in answer]

@@ -19,7 +19,7 @@ from edge_server.backends.running_batch import RunningBatch, current_batch
 from edge_server.backends.runtime_errors import file_title
 from edge_server.core.batch import BatchPlan
 from edge_server.core.tensor import DType
-from edge_server.errors import BackendError, EdgeServerError, LoadError, WrongOutput
+from edge_server.errors import BackendError, EdgeServerError, LoadError, OutOfMemory, WrongOutput
 from edge_server.plugins.python_models.coroutine_loop import CoroutineLoop
 from edge_server.plugins.python_models.error_translation import (
     MODEL_EXCEPTIONS,
@@ -85,7 +85,8 @@ class PythonSession(RequestSession):
                 raise error.detached() from None
             # The traceback goes to the log as text. Its frames, which hold the model, are released.
             log_failure(log, f"{file_title(job.file)} failed to open", error)
-            failure = LoadError(f"{file_title(job.file)}: {error_line(error, self._folder)}")
+            kind = OutOfMemory if isinstance(error, MemoryError) else LoadError
+            failure = kind(f"{file_title(job.file)}: {error_line(error, self._folder)}")
             release_frames(error)
             raise failure from None
         self.info = SessionInfo(

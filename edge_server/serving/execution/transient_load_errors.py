@@ -5,9 +5,12 @@ from __future__ import annotations
 import errno
 
 from edge_server.errors import (
+    BackendMissing,
     ChangedWhileLoading,
+    DeviceLost,
     EdgeServerError,
     LoadError,
+    MemberMissing,
     OutOfMemory,
     StorageFault,
 )
@@ -15,6 +18,9 @@ from edge_server.errors import (
 TRANSIENT_ERRORS = (OutOfMemory, StorageFault, ChangedWhileLoading)
 """Errors that may disappear without a change of the model's files. Such loads are retried with growing delays. A
 missing runtime is not one of them: after its installation the operator loads the model or restarts the server."""
+
+MACHINE_ERRORS = (*TRANSIENT_ERRORS, BackendMissing, DeviceLost, MemberMissing)
+"""Errors that say nothing against the model's files: what this machine lacks now, it may have later."""
 
 _TRANSIENT_ERRNOS = frozenset({errno.EIO, errno.ESTALE, errno.EAGAIN, errno.ENFILE, errno.EMFILE, errno.ETIMEDOUT})
 

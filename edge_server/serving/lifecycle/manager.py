@@ -21,6 +21,7 @@ from edge_server.errors import Draining
 from edge_server.serving.execution.admission_control import ADMIT_ALL, AdmissionControl
 from edge_server.serving.execution.gpu_loss_and_memory import Gpus
 from edge_server.serving.execution.rate_limiter import RateLimiter
+from edge_server.serving.execution.transient_load_errors import MACHINE_ERRORS
 from edge_server.serving.lifecycle.event_queue import ModelEventQueue
 from edge_server.serving.lifecycle.hang_watchdog import HangWatchdog
 from edge_server.serving.lifecycle.lifecycle_settings import LifecycleSettings
@@ -189,7 +190,11 @@ class Manager:
         with self.table.reading() as models:
             for name, model in sorted(models.items()):
                 rows = model.index_rows()
-                entries += [IndexEntry(name, str(version), *rows[version]) for version in sorted(rows)]
+                faults = {number for number, one in model.failures.items() if isinstance(one.cause, MACHINE_ERRORS)}
+                entries += [
+                    IndexEntry(name, str(version), *rows[version], is_machines_fault=version in faults)
+                    for version in sorted(rows)
+                ]
                 if model.desired.reason:
                     entries.append(IndexEntry(name, "", "UNAVAILABLE", model.desired.reason))
         return entries

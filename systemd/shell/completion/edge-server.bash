@@ -23,7 +23,7 @@ _edge_server_words() {
     "fleet page") echo --help --boxes --mqtt --mqtt-topic --repository --keys --page-key-file --page-address --page-port --page-allowed-host --header --tls-root --tls-cert --tls-key --timeout ;;
     "pull") echo --help --sha256 --model-repository --name --replace --max-bytes --index --list --header --tls-root --tls-cert --tls-key --timeout ;;
     "publish") echo --help --keys --publisher --withdraw ;;
-    "follow") echo --help --root --model-repository --box-id --box-groups --interval-secs --max-kbytes-per-sec --hours --mqtt --mqtt-topic --mqtt-ca --mqtt-cert --mqtt-key --once ;;
+    "follow") echo --help --root --model-repository --box-id --box-groups --interval-secs --max-kbytes-per-sec --hours --mqtt --mqtt-topic --mqtt-ca --mqtt-cert --mqtt-key --once --retry ;;
     "governor") echo simulate replay --help ;;
     "governor simulate") echo --help --scenario --seconds --svg --seed --set --json ;;
     "governor replay") echo --help --trip-c --temperature-limit --power-budget-watts --svg --json ;;

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from edge_server.config import RestrictedGroup
-from edge_server.frontends.http import body_reader
+from edge_server.frontends.http import body_reader, request_head
 from edge_server.frontends.http import connection as connection_module
+from edge_server.frontends.http.client_timeouts import ClosingRefusal
 from edge_server.frontends.http.connection import Connections, NoDrainDelay
 from edge_server.frontends.http.inference_route import InferTarget
 from edge_server.frontends.http.response import HttpResponse
@@ -174,7 +175,17 @@ def test_pipelined_requests_are_answered_in_order_by_any_handler(client):
         assert client.data() == [float(i)]
         if i % 3 == 0:
             status, _, body = client.answer()
-            assert (status, body) == (200, b"")
+            assert (status, body) == (200, b'{"live":true}')
+
+
+def test_http2_with_prior_knowledge_is_refused_with_the_right_port_and_logged_once(client, caplog):
+    request_head._log_http2.cache_clear()
+    client.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+    assert client.error() == (400, request_head._HTTP2)
+    with pytest.raises(ClosingRefusal, match="or gRPC at the gRPC port"):
+        request_head.parse_head(b"PRI * HTTP/2.0\r\n\r\n")
+    logged = [record.getMessage() for record in caplog.records if "HTTP/2" in record.getMessage()]
+    assert logged == [f"{request_head._HTTP2}. This is not logged again"]
 
 
 def test_a_request_behind_one_in_chunks_is_answered(client):

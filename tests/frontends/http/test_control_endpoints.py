@@ -21,13 +21,19 @@ import pytest
 from edge_server.frontends import connection_limit
 
 
-def test_health_answers_have_empty_bodies_and_say_400_when_not_ready(site):
-    for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/add/ready", "/v2/models/add/versions/1/ready"):
+def test_server_health_has_the_bodies_of_the_open_inference_protocol_and_says_400_when_not_ready(site):
+    for path, body in (("/v2/health/live", b'{"live":true}'), ("/v2/health/ready", b'{"ready":true}')):
         reply = site.get(path)
-        assert (reply.status, reply.body) == (200, b"")
+        assert (reply.status, reply.body, reply.headers["Content-Type"]) == (200, body, "application/json")
     site.service.ready = False
     reply = site.get("/v2/health/ready")
-    assert (reply.status, reply.body) == (400, b"")
+    assert (reply.status, reply.body) == (400, b'{"ready":false}')
+
+
+def test_a_model_that_is_ready_has_tritons_empty_body(site):
+    for path in ("/v2/models/add/ready", "/v2/models/add/versions/1/ready"):
+        reply = site.get(path)
+        assert (reply.status, reply.body) == (200, b"")
 
 
 def test_a_model_that_is_not_ready_and_one_that_is_unknown_differ(site):
@@ -275,7 +281,7 @@ def test_tls_is_on_when_certificate_and_key_are_named(open_site, certificate):
     connection = http.client.HTTPSConnection("127.0.0.1", site.port, context=trusting, timeout=10)
     connection.request("GET", "/v2/health/live")
     reply = connection.getresponse()
-    assert (reply.status, reply.read()) == (200, b"")
+    assert (reply.status, reply.read()) == (200, b'{"live":true}')
     # A body that comes in many records, between two that come in one.
     for count in (2, 300_000, 3):
         raw = np.arange(count, dtype="<f4").tobytes()

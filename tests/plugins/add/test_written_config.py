@@ -23,3 +23,15 @@ def test_class_names_of_the_file_are_labels_also_while_the_layout_is_not_decided
     assert '# output { name: "output0" label_filename: "labels.txt" }' in lines
     assert all(not line or line.startswith("#") for line in lines)
     assert (tmp_path / "labels.txt").read_text("utf-8") == "text\ntitle\n"
+
+
+def test_a_policys_time_between_actions_is_a_line_to_fill_in(tmp_path: Path) -> None:
+    spec = ModelSpec(
+        name="arm", backend="onnxruntime", platform="", max_batch_size=1, instance_groups=(),
+        inputs=(InputSpec("observation.state", DType.FP32, (7,)),),
+        outputs=(OutputSpec("action", DType.FP32, (50, 7)),),
+    )  # fmt: skip
+    write_config(tmp_path, spec, "", None, [], [])
+    lines = (tmp_path / "config.pbtxt").read_text("utf-8").splitlines()
+    assert lines[-1] == '# parameters { key: "policy_dt_ms" value { string_value: "" } }'
+    assert "milliseconds" in lines[-2]

@@ -21,7 +21,13 @@ from edge_server.errors import install_hint
 from edge_server.plugins.doctor import command as doctor
 from edge_server.plugins.doctor import sample_model
 from edge_server.plugins.doctor.finding import Finding, FindingLevel, can_serve
-from edge_server.plugins.doctor.machine import check_jetpack, check_memory, check_sensors, installed_packages
+from edge_server.plugins.doctor.machine import (
+    check_board,
+    check_jetpack,
+    check_memory,
+    check_sensors,
+    installed_packages,
+)
 from edge_server.plugins.doctor.permissions import ServerUser, check_permissions, find_user
 from edge_server.plugins.doctor.ports import check_ports
 from edge_server.plugins.doctor.runtimes import check_runtimes, run_probe
@@ -215,6 +221,27 @@ def test_low_memory_is_a_warning_and_too_little_a_failure(
     assert named(findings, "available").level is level
     assert f"{available_mib} of " in named(findings, "available").text
     assert can_serve(findings) == (level is not FindingLevel.PROBLEM)
+
+
+def test_memory_and_cores_are_those_of_the_control_group(tmp_path: Path) -> None:
+    group = tmp_path / "sys/fs/cgroup"
+    for controller, files in {
+        "memory": {"memory.limit_in_bytes": 300 << 20, "memory.usage_in_bytes": 100 << 20},
+        "cpu": {"cpu.cfs_quota_us": 50_000, "cpu.cfs_period_us": 100_000},
+    }.items():
+        (group / controller).mkdir(parents=True)
+        for name, value in files.items():
+            (group / controller / name).write_text(f"{value}\n")
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("4:memory:/\n3:cpu:/\n")
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 24000000 kB\nMemAvailable: 23000000 kB\n")
+    (tmp_path / "proc/cpuinfo").write_text("processor : 0\nmodel name : X\n\nprocessor : 1\nmodel name : X\n")
+    files, reading = SysfsFiles(tmp_path), read_machine(tmp_path)
+    memory = named(list(check_memory(files, reading)), "available")
+    assert memory.text.startswith("200 MiB available within the limit of this control group; of the machine, 22460 of ")
+    assert memory.level is FindingLevel.WARNING
+    processor = named(list(check_board(files, reading)), "processor")
+    assert processor.text == "X, 2 cores, of which this control group may use 0.5"
 
 
 def test_a_lost_gpu_is_a_failure_and_a_replaced_driver_needs_a_restart() -> None:

@@ -15,7 +15,7 @@ from edge_server.core.exit_code import ExitCode
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.fleet.follow.follower import NoServer
 from edge_server.plugins.fleet.follow.installed_models import InstalledModels
-from edge_server.plugins.fleet.follow.rounds import Rounds, make_follower
+from edge_server.plugins.fleet.follow.rounds import Rounds, make_follower, read_hours
 from edge_server.plugins.fleet.reports.box_options import add_broker_options, broker_address
 from edge_server.plugins.fleet.reports.report_publisher import ReportPublisher
 from edge_server.plugins.fleet.settings import FollowConfig, check_broker
@@ -40,8 +40,9 @@ def run(arguments: Sequence[str]) -> int:
         raise InvalidRequest(str(error)) from None
     if config.mqtt and options.once:
         raise InvalidRequest("--mqtt reports while the follower runs: expected without --once")
+    read_hours(config.hours, "--hours")
     models = InstalledModels(options.model_repository)
-    follower = make_follower(config, models, Path("/"), NoServer())
+    follower = make_follower(config, models, Path("/"), NoServer(), "--root")
     publisher = None
     if config.mqtt:
         # The server is another process: whether it is ready is not known.
@@ -53,11 +54,21 @@ def run(arguments: Sequence[str]) -> int:
     logging.basicConfig(format="%(levelname)s %(message)s")
     logging.getLogger("edge_server").setLevel(logging.INFO)
     with models.locked():
+        if options.retry:
+            models.forget_failures()
         follower.begin()
         follower.judge_probations()
         if options.once:
             is_complete = rounds.run_once()
-            are_installed = all(model.state == "installed" for model in follower.report.models.values())
+            found = follower.report.models
+            for model in found.values():
+                kept = f"; {model.installed or 'no release'} stands" if model.state != "installed" else ""
+                print(f"{model.wanted} {model.state}" + (f": {model.reason}" if model.reason else "") + kept)
+            if is_complete and not found:
+                box = follower.report.box
+                groups, machines = (", ".join(sorted(each)) or "none" for each in (box.groups, box.machines))
+                print(f"no release is for this box yet: box {box.id}, groups {groups}, machine {machines}")
+            are_installed = all(model.state == "installed" for model in found.values())
             return ExitCode.OK if is_complete and are_installed else ExitCode.FAILED
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: rounds.stop())
@@ -96,5 +107,8 @@ def _parser() -> argparse.ArgumentParser:
         ("key", "its private key"),
     ):
         parser.add_argument(f"--mqtt-{name}", default="", metavar="FILE", help=f"mqtts://: {what} (PEM)")
-    parser.add_argument("--once", action="store_true", help="do one round, as for cron or a USB stick")
+    parser.add_argument(
+        "--once", action="store_true", help="do one round, as for cron or a USB stick, and print what stands"
+    )
+    parser.add_argument("--retry", action="store_true", help="try releases again that failed on this box")
     return parser

@@ -52,7 +52,7 @@ class Judge(Protocol):
 
     def wait(self, model: str, files: Mapping[str, str]) -> str | None:
         """Wait until the server serves these files (path -> SHA-256). Return why it does not, "" if it does, None if
-        it is stopping."""
+        it is stopping. Raises ServingFault if this machine is the reason, not the files."""
 
 
 class NoServer(Judge):
@@ -147,7 +147,8 @@ class Follower:
     def judge_probations(self) -> None:
         """Wait until the releases that an earlier process exchanged in serve, and take back those that do not."""
         for model in list(self._models.probations):
-            self._judge_exchanged(model)
+            with contextlib.suppress(ServingFault):  # The next round tries it again.
+                self._judge_exchanged(model)
 
     def follow_once(self, refusal: str = "", download_s: float = math.inf) -> bool:
         """Do one round. Return whether all that concerns this box is installed or has failed.
@@ -271,10 +272,16 @@ class Follower:
         return self._judge_exchanged(release.model)
 
     def _judge_exchanged(self, model: str) -> str:
-        """Return why a release was taken back, "" if it serves or the server is stopping."""
+        """Return why a release was taken back, "" if it serves or the server is stopping. Raises ServingFault for one
+        that was taken back until this machine can serve it."""
         probation, installed = self._models.probations[model], self._models.installed(model)
         assert installed is not None
-        reason = self._judge.wait(model, installed.files)
+        try:
+            reason = self._judge.wait(model, installed.files)
+        except ServingFault as error:
+            self._models.undo(model)
+            log.error("release '%s' is put back until later: %s", probation.path, error.message)
+            raise
         if reason is None:
             return ""
         if reason:

@@ -192,6 +192,11 @@ class InstalledModels:
             del self.failures[next(iter(self.failures))]
         self._try_write_state()
 
+    def forget_failures(self) -> None:
+        """Let releases that failed here be tried again."""
+        self.failures.clear()
+        self._try_write_state()
+
     def undo(self, model: str) -> None:
         """Put the files before the last exchange back, or remove the model if there were none. Raises OSError."""
         target, kept, discarded = self.repository / model, self._kept / model, self._staged / f"{model}.failed"

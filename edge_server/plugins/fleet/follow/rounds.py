@@ -35,13 +35,13 @@ Hours = tuple[int, int]
 """Begin and end in minutes since midnight."""
 
 
-def read_hours(text: str) -> Hours | None:
+def read_hours(text: str, flag: str = "--follow-hours") -> Hours | None:
     """Return the daily time that "22:00-05:30" names; None for "". Raises InvalidRequest."""
     if not text:
         return None
     found = re.fullmatch("([01][0-9]|2[0-3]):([0-5][0-9])-([01][0-9]|2[0-3]):([0-5][0-9])", text)
     if found is None:
-        raise InvalidRequest(f"--follow-hours: expected HH:MM-HH:MM, given '{text[:80]}'")
+        raise InvalidRequest(f"{flag}: expected HH:MM-HH:MM, given '{text[:80]}'")
     numbers = [int(part) for part in found.groups()]
     return numbers[0] * 60 + numbers[1], numbers[2] * 60 + numbers[3]
 
@@ -75,7 +75,9 @@ def this_box(config: FollowConfig, root: Path) -> Box:
     return Box(name, groups, frozenset(machines))
 
 
-def make_follower(config: FollowConfig, models: InstalledModels, root: Path, judge: Judge) -> Follower:
+def make_follower(
+    config: FollowConfig, models: InstalledModels, root: Path, judge: Judge, root_flag: str = "--follow-root"
+) -> Follower:
     """Return the follower of this box. Opens nothing.
 
     Raises EdgeServerError for wrong settings, a wrong root, and without the extra `fleet`.
@@ -89,7 +91,7 @@ def make_follower(config: FollowConfig, models: InstalledModels, root: Path, jud
         with open(config.root, "rb") as file:
             trusted = file.read(_MAX_ROOT_BYTES)
     except OSError as error:
-        raise InvalidRequest(f"--follow-root={config.root} cannot be read: {error.strerror}") from None
+        raise InvalidRequest(f"{root_flag}={config.root} cannot be read: {error.strerror}") from None
     repository = SignedRepository(site, models.folder / "metadata", trusted)
     return Follower(
         this_box(config, root), config.url, repository, models, Trial(models.folder / "trial", _TRIAL_TIMEOUT_S), judge
@@ -106,7 +108,7 @@ class Rounds:
         InvalidRequest."""
         self._follower = follower
         self._interval_s = config.interval_s
-        self._hours = read_hours(config.hours)
+        self._hours, self._hours_text = read_hours(config.hours), config.hours
         self._refusal = refusal
         self._on_end = on_end
         self._stopping = threading.Event()
@@ -120,7 +122,7 @@ class Rounds:
         while not self._stopping.is_set():
             now = time.localtime()
             is_in_hours = are_in(self._hours, now.tm_hour * 60 + now.tm_min)
-            refusal = self._refusal() if is_in_hours else "it is not one of the box's --follow-hours"
+            refusal = self._refusal() if is_in_hours else f"downloads wait for {self._hours_text}"
             is_complete = self.run_once(refusal, self._interval_s)
             if self._follower.is_paused:
                 continue

@@ -184,6 +184,8 @@ class ServingJudge(Judge):
                 return ""
             if model in self._failures:
                 failed = find_failed(entries)
+                if failed and failed[0].is_machines_fault:
+                    raise ServingFault(failed[0].reason)
                 return failed[0].reason if failed else self._failures[model]
             if time.monotonic() > end_s:
                 return f"the server does not serve it {_SERVE_TIMEOUT_S:g} s after the exchange"

@@ -27,6 +27,8 @@ from edge_server.plugins.fleet.release import (
 )
 
 try:
+    # Used by tuf: without it signatures by keys of P-256 count as wrong ones.
+    import cryptography  # noqa: F401
     from tuf.api.exceptions import DownloadError, DownloadHTTPError, LengthOrHashMismatchError, RepositoryError
     from tuf.api.metadata import DelegatedRole, Metadata, Snapshot, TargetFile, Targets, Timestamp
     from tuf.ngclient import Updater

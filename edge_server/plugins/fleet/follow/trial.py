@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from edge_server.errors import EdgeServerError
+from edge_server.errors import EdgeServerError, ServingFault
 from edge_server.json_child_process import JsonProcess, ReceiveTimeout
 from edge_server.plugins.fleet.release import SAMPLE_NAME, Release
 
@@ -38,8 +38,8 @@ class Trial:
     def run(self, release: Release, staged: Path, repository: Path) -> str:
         """Try the release in `staged`. Return the result as a sentence for the log.
 
-        The other models of `repository` are there for ensembles. Raises Rejected, OSError, and InterruptedError after
-        `stop`.
+        The other models of `repository` are there for ensembles. Raises Rejected; ServingFault if this machine cannot
+        try it now, such as for full memory or a missing runtime; OSError, and InterruptedError after `stop`.
         """
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(mode=0o700, parents=True)
@@ -82,8 +82,12 @@ class Trial:
                         raise Rejected(f"its trial took longer than {self._timeout_s:g} s") from None
         finally:
             child.kill()
+        if verdict is None and child.was_killed:
+            raise ServingFault(f"its trial {child.exit_description()}"[:_MAX_REASON_CHARS])
         if verdict is None:
             raise Rejected(f"its trial {child.exit_description()}"[:_MAX_REASON_CHARS])
+        if "machine_fault" in verdict:
+            raise ServingFault(verdict["machine_fault"][:_MAX_REASON_CHARS])
         if verdict["reason"]:
             raise Rejected(verdict["reason"][:_MAX_REASON_CHARS])
         return str(verdict["note"])

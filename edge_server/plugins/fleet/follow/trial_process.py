@@ -27,23 +27,34 @@ _MEASURE_S = 30.0
 Arrays = Mapping[str, Any]
 
 
+class _MachineFault(EdgeServerError):
+    """This machine cannot load the release now, which says nothing against the release."""
+
+
 def main() -> int:
     out, job = start_child()
     try:
         reason, note = _try(job)
+        verdict = {"reason": reason, "note": note}
+    except _MachineFault as error:
+        verdict = {"machine_fault": error.message}
     except EdgeServerError as error:
-        reason, note = error.message, ""
-    write_message(out, {"reason": reason, "note": note})
+        verdict = {"reason": error.message}
+    write_message(out, verdict)
     return exit_at_once()
 
 
 def _try(job: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the reason against the release, or "" and a note. Raises EdgeServerError for a model that fails."""
+    """Return the reason against the release, or "" and a note. Raises EdgeServerError for a model that fails, and
+    _MachineFault."""
     model = job["model"]
     with ExitStack() as servers:
         new = servers.enter_context(_server(job["repository"], model))
         if failed := [entry for entry in find_failed(new.models()) if entry.name == model]:
-            return f"it cannot be loaded: {failed[0].reason}", ""
+            reason = f"it cannot be loaded: {failed[0].reason}"
+            if failed[0].is_machines_fault:
+                raise _MachineFault(reason)
+            return reason, ""
         if not any(entry.name == model and entry.state == "READY" for entry in new.models()):
             return "it cannot be loaded: no version of it is ready", ""
         if not job["sample"]:

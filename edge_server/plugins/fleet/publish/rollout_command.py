@@ -32,7 +32,7 @@ def add_parser(commands: Any) -> None:
         description="Show how far the newest releases of a signed repository have come on the boxes (status), publish "
         "the next wave if all boxes of this one that answer have it, and none failed (continue), let no further box "
         "have it (stop), or withdraw it (rollback). Exits with 1 if a box failed, does not answer or cannot read "
-        "the repository, or if a wave is not complete.",
+        "the repository, or if a wave is not complete or has not lasted --after-secs.",
         allow_abbrev=False,
     )
     parser.add_argument("action", type=_action, metavar="ACTION", help=", ".join(ACTIONS))
@@ -75,10 +75,12 @@ def run(options: argparse.Namespace) -> int:
         progress = [rollout.see_progress(release, reports, now.timestamp()) for _, release in sorted(newest.items())]
         silent |= rollout.find_problems(progress, reports)
         print("\n".join(_lines(progress, silent)))
+        lasts = False
         if options.action == "continue":
             for item in progress:
                 left_s = item.left_s(options.after_secs, now.timestamp())
                 if item.can_continue and left_s > 0:
+                    lasts = True
                     print(f"{item.release.name}: its wave lasts {left_s:.0f} s more")
         changed = rollout.lead(options.action, publisher, progress, now.timestamp(), options.after_secs)
         if changed:
@@ -86,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
             print("\n".join(changed))
     if options.action in ("stop", "rollback"):
         return ExitCode.OK
-    is_held = bool(silent) or any(item.failed or item.waiting for item in progress)
+    is_held = lasts or bool(silent) or any(item.failed or item.waiting for item in progress)
     return ExitCode.FAILED if is_held else ExitCode.OK
 
 

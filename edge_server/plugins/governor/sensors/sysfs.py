@@ -38,10 +38,10 @@ class SysfsFiles:
     """Reads files below `root`. Paths begin with a slash and do not contain the root."""
 
     def __init__(self, root: str | Path = "/", *, read: Callable[[Path], bytes] | None = None) -> None:
-        self._root = Path(root)
+        self.root = Path(root)
         self._read = read
         # Joining paths by pathlib would take as long as reading the files.
-        self._prefix = str(self._root).rstrip("/")
+        self._prefix = str(self.root).rstrip("/")
 
     def text(self, path: str) -> str | MissingReason:
         """Return the file's text without white space and NUL at the ends, or the reason why it cannot be read."""
@@ -100,7 +100,7 @@ class SysfsFiles:
                 yield name, folder
 
     def _at(self, path: str) -> Path:
-        return self._root / path.lstrip("/")
+        return self.root / path.lstrip("/")
 
 
 def read_once(path: Path | str) -> bytes:

@@ -18,7 +18,11 @@ class RobotClient:
     def __init__(self, address: str) -> None:
         """`address`: ws://HOST:PORT or ws://HOST:PORT/MODEL. Raises OSError, aiohttp.ClientError."""
         self._loop = asyncio.new_event_loop()
-        self._session, self._socket = self._loop.run_until_complete(self._connect(address))
+        try:
+            self._session, self._socket = self._loop.run_until_complete(self._connect(address))
+        except BaseException:
+            self._loop.close()
+            raise
         self.metadata: Mapping[str, Any] = self._loop.run_until_complete(self._receive())
 
     def infer(self, observation: Mapping[str, Any]) -> Mapping[str, Any]:

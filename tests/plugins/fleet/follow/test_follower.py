@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -230,6 +232,52 @@ def test_a_release_that_ends_its_process_is_not_installed(publication: Any, box:
     (folder / "config.pbtxt").write_text('backend: "python"\n')
     publication.publish()
     assert "its trial was ended by SIGSEGV" in box.follow().report.models["p"].reason
+
+
+def test_a_release_that_this_machine_cannot_load_now_is_tried_again_and_not_remembered(
+    publication: Any, box: Any, add_model: AddModel
+) -> None:
+    add_model(publication.models / "m", 0.5)
+    runtime = 'backend: "openvino"\n'
+    (publication.models / "m" / "config.pbtxt").write_text('backend: "not_installed_here"\n')
+    publication.publish()
+    state = box.follow().report.models["m"]
+    assert (state.state, state.installed) == ("waiting", "")
+    assert "no backend is called 'not_installed_here'" in state.reason
+    assert box.models.failures == {}
+    (publication.models / "m" / "config.pbtxt").write_text(runtime)
+    publication.publish()
+    assert box.follow().report.models["m"].installed == "m/2.json"
+
+
+def test_an_ensemble_waits_for_its_member(publication: Any, box: Any, add_model: AddModel) -> None:
+    (publication.models / "a" / "1").mkdir(parents=True)
+    tensor = 'name: "{}" data_type: TYPE_FP32 dims: [ 4 ]'
+    (publication.models / "a" / "config.pbtxt").write_text(
+        'platform: "ensemble"\nmax_batch_size: 4\n'
+        f"input {{ {tensor.format('X')} }}\noutput {{ {tensor.format('Y')} }}\n"
+        'ensemble_scheduling { step { model_name: "m" input_map { key: "X" value: "X" } '
+        'output_map { key: "Y" value: "Y" } } }\n'
+    )
+    add_model(publication.models / "m", 0.5)
+    publication.publish()
+    first = box.follow().report.models
+    assert {name: model.state for name, model in first.items()} == {"a": "waiting", "m": "installed"}
+    assert box.follow().report.models["a"].state == "installed"
+
+
+def test_a_trial_that_the_kernel_kills_for_memory_says_nothing_against_the_release(
+    publication: Any, box: Any, add_model: AddModel
+) -> None:
+    folder = publication.models / "p"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    (folder / "config.pbtxt").write_text('backend: "python"\n')
+    publication.publish()
+    state = box.follow().report.models["p"]
+    assert state.state == "waiting"
+    assert "ended by SIGKILL, as the kernel does when memory runs out" in state.reason
+    assert box.models.failures == {}
 
 
 # -- a site that lies
@@ -582,6 +630,40 @@ def test_the_commands_work_from_a_folder_as_from_a_usb_stick(
     followed = edge("follow", url, f"--root={site}/metadata/1.root.json", f"--model-repository={box}", "--once")
     assert followed.returncode == 0, followed.stderr
     assert (box / "m" / "1" / "model.onnx").exists()
+    assert followed.stdout == "m/1.json installed\n"
+
+
+def test_one_round_prints_what_stands_and_why_and_retry_tries_what_failed(
+    tmp_path: Path, add_model: AddModel, edge: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    models, site, keys, box = (tmp_path / name for name in ("models", "site", "keys", "box"))
+    box.mkdir()
+
+    def follow(*flags: str) -> tuple[int, str]:
+        flags = (f"--root={site}/metadata/1.root.json", f"--model-repository={box}", "--box-id=b-1", "--once", *flags)
+        done = edge("follow", site.as_uri(), *flags)
+        return done.returncode, done.stdout
+
+    add_model(models / "m", 0.5)
+    (models / "rollout.toml").write_text('[models.m]\ngroups = ["another"]\n')
+    published = edge("publish", str(models), str(site), f"--keys={keys}")
+    assert published.returncode == 0, published.stderr
+    code, text = follow("--box-groups=line-3")
+    assert code == 0
+    assert text.startswith("no release is for this box yet: box b-1, groups line-3, machine ")
+    (models / "rollout.toml").write_text("")
+    (models / "m" / "1" / "model.onnx").write_bytes(b"no model")
+    edge("publish", str(models), str(site), f"--keys={keys}")
+    for flags in ((), (), ("--retry",)):
+        code, text = follow(*flags)
+        assert code == 1
+        assert re.match(r"m/2\.json failed: release 'm/2\.json': it cannot be loaded: .*; no release stands$", text)
+    state = json.loads((box / ".follow" / "state.json").read_text())
+    (failure,) = state["failures"].values()
+    before_s = failure[2]
+    follow("--retry")
+    ((_, _, after_s),) = json.loads((box / ".follow" / "state.json").read_text())["failures"].values()
+    assert after_s > before_s
 
 
 @pytest.mark.parametrize(
@@ -590,7 +672,8 @@ def test_the_commands_work_from_a_folder_as_from_a_usb_stick(
         (["ftp://x/y", "--root=ROOT"], "expected the address of a signed repository"),
         (["file://host/y", "--root=ROOT"], "expected the address of a signed repository"),
         (["http://me:secret@127.0.0.1/", "--root=ROOT"], "or file:///PATH, given 'http://127.0.0.1'"),
-        (["https://x/y", "--root=/nowhere"], "--follow-root=/nowhere cannot be read"),
+        (["https://x/y", "--root=/nowhere"], "--root=/nowhere cannot be read"),
+        (["https://x/y", "--root=ROOT", "--hours=9"], "--hours: expected HH:MM-HH:MM, given '9'"),
         (["https://x/y", "--root=MODEL"], "the root metadata cannot be read"),
     ],
 )
@@ -604,3 +687,4 @@ def test_wrong_arguments_are_named(
     found = edge("follow", *arguments, f"--model-repository={tmp_path}", "--once")
     assert found.returncode == 2
     assert message in found.stderr
+    assert "--follow" not in found.stderr
