@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -460,6 +461,17 @@ def test_the_lines_shown_for_a_classifier_have_it_answer_with_classes(
     page.wait("document.querySelector('#try-drop')?.innerText.includes('JPEG, PNG')")
     page.run(DROP, base64.b64encode(bytes(png)).decode())
     assert page.wait("document.querySelector('.scores')?.innerText").startswith("green")
+
+
+def test_the_command_of_the_empty_camera_card_sends_pictures(page: Any) -> None:
+    program, *arguments = shlex.split(page.wait("document.querySelector('#cameras-empty code').textContent"))
+    process = subprocess.Popen([Path(sys.executable).parent / program, *arguments], stdout=subprocess.DEVNULL)
+    try:
+        page.wait("document.querySelector('.camera img')?.naturalWidth > 0")
+    finally:
+        process.terminate()
+        process.wait(30)
+    page.wait("!document.querySelector('.camera')")
 
 
 def test_the_boxes_of_the_demo_camera_appear_live(page: Any, server: Any) -> None:
