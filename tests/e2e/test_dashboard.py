@@ -299,13 +299,15 @@ def test_a_segmentation_mask_is_drawn_over_the_image(page: Any) -> None:
     assert np.abs(np.array(right) - [80, 160, 90, 255]).max() <= 3
 
 
-def test_a_damaged_picture_is_answered_with_a_reason(server: Any, browser: Any) -> None:
+@pytest.mark.parametrize("media_type", ["image/jpeg", "image/heic", "text/plain", ""])
+def test_a_file_that_is_no_picture_is_answered_with_the_formats(server: Any, browser: Any, media_type: str) -> None:
     browser.open(server.url("/"))
     browser.wait(f"{row('efficientnet_lite0')}?.innerText.includes('READY')")
     browser.click('[data-model="efficientnet_lite0"] .actions button')
     browser.wait("document.querySelector('#try-drop')")
-    browser.run(DROP, base64.b64encode(b"no picture").decode())
-    browser.wait("document.querySelector('#try-result .error')?.textContent.includes('image')")
+    browser.run(DROP.replace("image/jpeg", media_type), base64.b64encode(b"no picture").decode())
+    reason = browser.wait("document.querySelector('#try-result .error')?.textContent")
+    assert reason.endswith("expected a JPEG, PNG, BMP or WebP image, given 10 bytes beginning with 0x6e6f207069637475")
     # The browser itself logs the refusals, of results and of tensors.
     assert len(browser.console()) == 2
 
