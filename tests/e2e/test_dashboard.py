@@ -229,6 +229,27 @@ def test_a_copied_model_appears_and_a_failed_one_has_its_reason(page: Any, modul
     page.wait(f"!{row('late')}?.innerText.includes('READY')")
 
 
+def test_failed_requests_before_a_reload_are_not_forgotten_without_a_word(
+    page: Any, server: Any, module_repository: Any
+) -> None:
+    config = VLM.replace('input { name: "image" data_type: TYPE_STRING dims: [1] }', "")
+    folder = module_repository.add("failing", config)
+    answer = 'pb_utils.InferenceResponse([pb_utils.Tensor("text_output", prompt)])'
+    (folder / "1/model.py").write_text(
+        VLM_CODE.replace(answer, 'pb_utils.InferenceResponse(error=pb_utils.TritonError("no"))')
+    )
+    page.wait(f"{row('failing')}?.innerText.includes('READY')")
+    shown = "document.querySelector('#activity-charts').innerText"
+    before = int(page.wait(f"{shown}.match(/Failed requests[^]*?(\\d+) since each model was loaded/)?.[1]"))
+    for _ in range(3):
+        assert server.ask("/v2/models/failing/generate", {"text_input": "a"})[0] == 500
+    page.wait(f"/Failed requests[^]*?\\b{before + 3} since each model was loaded/.test({shown})")
+    (folder / "1/model.py").write_text(VLM_CODE)
+    page.wait(f"/Failed requests[^]*?\\b{before} since each model was loaded, 3 before a reload/.test({shown})")
+    shutil.rmtree(folder)
+    page.wait(f"!{row('failing')}?.innerText.includes('READY')")
+
+
 def test_failed_models_are_first_and_more_than_twenty_are_folded(
     browser: Any, serve: Any, repository: Any, identity: Any
 ) -> None:
