@@ -144,7 +144,11 @@ def test_weights_outside_the_folder_or_missing_are_refused(tmp_path: Path, locat
         ),
         ("none", ["none/readme.md"], "expected a folder with one model, given 'readme.md'$"),
         ("model", ["model/1/model.onnx"], "is already the folder of a model: copy it .* by `cp -r .*/model model_repo"),
-        ("repository", ["repository/net/1/model.onnx"], "is a model repository: serve it by `edge-server serve --model"),
+        (
+            "repository",
+            ["repository/net/1/model.onnx"],
+            "is a model repository: serve it by `edge-server serve --model",
+        ),
     ],
 )
 def test_what_is_no_model_is_refused_with_what_is_expected(
