@@ -211,7 +211,7 @@ class InferenceService:
         self.events = events or EventBus()
         self.variants = Variants(manager)
         self._plugin = plugin
-        self._suggests_models = suggests_models
+        self.suggests_models = suggests_models
         self._suggestions = [0, 0]
         """The newest second with suggestions, and how many there were in it."""
         self._digest_of = digest_of
@@ -306,7 +306,7 @@ class InferenceService:
         Before that an unknown model may only not be loaded yet: clients and load balancers should try again."""
         if not self.has_started:
             return NotReady(f"the server is starting: {error.message}")
-        if not self._suggests_models or len(name) > _MAX_MISSPELT_LENGTH or self._manager.is_known(name):
+        if not self.suggests_models or len(name) > _MAX_MISSPELT_LENGTH or self._manager.is_known(name):
             return error
         second = int(time.monotonic())
         if self._suggestions[0] != second:

@@ -16,12 +16,13 @@ from edge_server.core.version_lifecycle import SampleRun
 from edge_server.errors import EdgeServerError, NotWarmedUp
 from edge_server.plugin import find_plugins
 from edge_server.process.composition_root import ServerParts, build, first_desired_state
+from edge_server.repository.backend_choice import MODEL_FILE_NAMES, OTHER_FILE_NAMES
 from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.telemetry.log import setup_logging
 
 COLUMN_TITLES = ("MODEL", "VERSION", "BACKEND", "PRECISION", "INPUTS", "OUTPUTS", "LOAD MS", "INFER MS", "MEMORY MB")
 
-HELP = """usage: edge-server check DIR [DIR ...] [OPTIONS of serve]
+HELP = """usage: edge-server check DIR [DIR ...] [-v] [OPTIONS of serve]
 
 Loads and warms up every model of the repositories as `serve` would, runs one
 inference of each, and prints a table. The input is the first warm-up sample, or
@@ -34,7 +35,8 @@ A model that `serve` would accept, but that made-up inputs do not suit, is liste
 as "not tried". Exits with 0 if `serve` would serve every model and accept the
 file of the cameras, and no model returns what its configuration rules out, with
 1 and the reasons if not, with 2 if a repository cannot be read, and with 78 if
-an option is wrong."""
+an option is wrong. -v, --verbose: lists the names of model files for a folder
+without one."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -42,7 +44,8 @@ def run(arguments: Sequence[str]) -> int:
     if not arguments or {"-h", "--help"} & set(arguments):
         print(HELP)
         return 0 if arguments else 2
-    flags = [word if word.startswith("-") else f"--model-repository={word}" for word in arguments]
+    words = [word for word in arguments if word not in ("-v", "--verbose")]
+    flags = [word if word.startswith("-") else f"--model-repository={word}" for word in words]
     # Only warnings are logged: the table and the reasons report the rest.
     plugins, problems = find_plugins()
     parsed = parse_serve(["--log-info=false", "--log-error=false", *flags], process_environment(), plugins)
@@ -55,7 +58,7 @@ def run(arguments: Sequence[str]) -> int:
             core.plugins.before_first_scan()
             core.manager.set_desired_state(first_desired_state(config.repository, core.source).values())
             core.manager.wait_settled()
-        return _report(core)
+        return _report(core, is_verbose=len(words) < len(arguments))
     finally:
         core.close(0.0)
 
@@ -68,7 +71,7 @@ def _one_by_one(config: ServerConfig) -> ServerConfig:
     return dataclasses.replace(config, repository=repository)
 
 
-def _report(core: ServerParts) -> int:
+def _report(core: ServerParts, *, is_verbose: bool) -> int:
     reasons = [
         reason_line(entry.name, entry.version, entry.reason)
         for entry in core.service.repository_index()
@@ -100,6 +103,8 @@ def _report(core: ServerParts) -> int:
     for mark, texts in (("WARNING", warnings), ("NOTE", notes), ("FAILED", reasons)):
         for text in texts:
             print(wrap(f"{mark} {text}", sys.stderr), file=sys.stderr)
+    if is_verbose and any(OTHER_FILE_NAMES in text for text in reasons):
+        print(wrap(f"Names of model files: {', '.join(MODEL_FILE_NAMES)}", sys.stderr), file=sys.stderr)
     return 1 if reasons else 0
 
 

@@ -14,7 +14,9 @@ def format_memory(byte_count: int) -> str:
 def reason_line(name: str, version: str, reason: str) -> str:
     """Return "model version 2: reason". If the reason begins with the model's name, the name is not repeated."""
     title = f"{name} version {version}" if version else name
-    text = reason.removeprefix(f"model '{name}': ").removeprefix(f"model '{name}' ")
+    text = (
+        reason.removeprefix(f"model '{name}': ").removeprefix(f"model '{name}' ").removeprefix(f"version {version}: ")
+    )
     return clean(f"{title}: {text}")  # a reason may quote a damaged file
 
 

@@ -184,9 +184,9 @@ def _find_file(file_name: str, model: str, model_dir: Path, version: int) -> Mod
     path = version_dir / file_name
     if not path.exists():
         present = sorted(entry.name for entry in version_dir.iterdir())[:8] if version_dir.is_dir() else []
-        found = ", ".join(f"'{name}'" for name in present) or "nothing"
+        held = f"holds {', '.join(map(repr, present))}" if present else "is empty"
         raise LoadError(
-            f"model '{model}' version {version}: no file '{file_name}' in '{version_dir}', it holds {found}"
+            f"model '{model}' version {version}: copy the model's file to '{path}': there is none, the folder {held}"
         )
     return ModelFile(path, model_dir, version)
 

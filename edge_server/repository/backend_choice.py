@@ -64,6 +64,11 @@ _BACKENDS_OF_FILE = {
 }
 """Well-known file name -> backends that read it, the preferred one first. The first name in the folder decides."""
 
+MODEL_FILE_NAMES = tuple(_BACKENDS_OF_FILE)
+
+OTHER_FILE_NAMES = "(`edge-server check -v` lists the names of other formats)"
+"""Part of the error for a version folder without a model's file."""
+
 _OTHER_SUFFIXES = {".engine": "model.plan"}
 """Suffixes that exporters write -> the file name that the format has here. Ultralytics names a plan .engine."""
 
@@ -165,10 +170,7 @@ def candidates(
     suffix = model.rpartition(".")[2]
     if suffix != model and suffix in backend_names():
         return (BackendCandidate(suffix, file_name),)
-    raise BadModelConfig(
-        f"model '{model}': no backend: the configuration states neither backend nor platform, and "
-        f"'{version_dir}' {_describe_content(version_dir)}none of {', '.join(_BACKENDS_OF_FILE)}"
-    )
+    raise BadModelConfig(f"model '{model}': {_missing_file(version_dir)}, and the configuration names no backend")
 
 
 def llama_cpp_reason(config: ConfigMessage, version_dir: Path) -> str:
@@ -224,28 +226,26 @@ def _stated_backend(config: ConfigMessage, model: str) -> str:
     return str(config.backend or of_platform)
 
 
-def _describe_content(version_dir: Path) -> str:
-    """Return the middle of the sentence "<folder> ... none of model.onnx, ...", with advice for the files that are
-    there."""
+def _missing_file(version_dir: Path) -> str:
+    """Return what to do for a version folder without a well-known file, then what the folder holds."""
     try:
         names = sorted(entry.name for entry in version_dir.iterdir() if not entry.name.startswith("."))
     except OSError:
-        return "holds "
-    if not names:
-        return "is empty: it holds "
+        names = []
     # The likeliest model first.
     for suffixes in (_BACKENDS_OF_SUFFIX, _WRITER_OF_SUFFIX, _PICKLES):
         name = next((name for name in names if Path(name).suffix.lower() in suffixes), "")
         if not name:
             continue
+        holds = f"'{version_dir}' holds '{name}'"
         if advice := advice_for_pickle(name):
-            return f"holds '{name}' ({advice}), but "
+            return f"{advice}: {holds}"
         writer = _WRITER_OF_SUFFIX.get(Path(name).suffix.lower())
         condition = f" if {writer} wrote it" if writer else ""
-        call_it = f"(call it '{standard_name(name)}'{condition}, or name it in default_model_filename)"
-        return f"holds '{name}' {call_it}, but "
+        return f"call '{name}' '{standard_name(name)}'{condition}, or name it in default_model_filename: {holds}"
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    return f"holds {', '.join(map(repr, names[:_MAX_NAMES]))}{more}, but "
+    holds = f"holds {', '.join(map(repr, names[:_MAX_NAMES]))}{more}" if names else "is empty"
+    return f"copy the model's file into '{version_dir}' as model.onnx {OTHER_FILE_NAMES}: the folder {holds}"
 
 
 def _well_known_file(version_dir: Path) -> tuple[str, tuple[str, ...]]:

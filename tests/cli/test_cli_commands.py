@@ -86,6 +86,16 @@ def test_check_prints_the_reason_of_each_failure_and_exits_nonzero(edge: Edge, r
     assert "Traceback" not in done.stderr + done.stdout
 
 
+def test_check_says_in_one_line_what_to_copy_where_and_v_lists_the_names_of_files(edge: Edge, repository: Path) -> None:
+    add(repository, "empty", "")
+    add(repository, "stated", 'backend: "onnxruntime"')
+    done = edge("check", str(repository))
+    first, second = done.stderr.splitlines()
+    assert first.startswith(f"FAILED empty version 1: copy the model's file into '{repository}/empty/1' as model.onnx ")
+    assert second.startswith(f"FAILED stated version 1: copy the model's file to '{repository}/stated/1/model.onnx': ")
+    assert edge("check", str(repository), "-v").stderr.startswith(done.stderr + "Names of model files: model.gguf, ")
+
+
 def test_check_passes_a_servable_model_that_random_inputs_do_not_suit(edge: Edge, repository: Path) -> None:
     add(repository, "any_size", IDENTITY.replace("identity", "stub") + parameter("stub_fail", "true"))
     done = edge("check", str(repository))
@@ -282,4 +292,4 @@ def test_check_names_a_file_that_is_not_named_like_a_model(edge: Edge, repositor
     (repository / "exported" / "1" / "best.onnx").write_bytes(b"")
     done = edge("check", str(repository))
     assert done.returncode == 1
-    assert "holds 'best.onnx' (call it 'model.onnx'" in done.stderr
+    assert "call 'best.onnx' 'model.onnx', or " in done.stderr

@@ -32,7 +32,7 @@ from edge_server.repository.runtime_times import RuntimeTimes
 from tests.e2e.conftest import COMMAND, Repository, add_sub_model, clean_environment, finish
 from tests.e2e.yolo_exports import SIDE, ULTRALYTICS, detect, export, names
 
-pytest.importorskip("cv2")
+cv2 = pytest.importorskip("cv2")
 
 TINY_LANGUAGE_MODEL = Path(__file__).parents[1] / "data/tiny_llm/tiny.gguf"
 
@@ -245,7 +245,7 @@ def test_a_layout_that_alone_sees_something_is_chosen_and_the_doubts_are_written
     save(folder / "bare.onnx", export_of_unknown_training())
     assert main(["add", "bare.onnx"]) == 0
     said = capsys.readouterr().out
-    assert re.search(r"kind    yolov8 detect, 3 classes; rgb, scale 1/255\nchosen  the file does not say it", said), (
+    assert re.search(r"kind    yolov8 detect, 3 classes; rgb, pixels / 255\nchosen  the file does not say it", said), (
         said
     )
     assert "but yolov8 alone sees something in the picture, with 4 scales and orders of colours" in " ".join(
@@ -256,7 +256,7 @@ def test_a_layout_that_alone_sees_something_is_chosen_and_the_doubts_are_written
     assert '\nparameters { key: "image_scale" value { string_value: "1/255" } }' in config
     assert "# Not proven: the class names are unknown." in config
     assert "# Not chosen:" in config
-    assert "bgr, scale 1/255: it sees 0 0." in config
+    assert "bgr, pixels / 255: it sees 0 0." in config
 
 
 @pytest.mark.usefixtures("tried_here")
@@ -274,7 +274,8 @@ def test_what_is_not_decided_is_written_as_comments(
     config = (folder / "model_repository/bare/config.pbtxt").read_text()
     assert '\n# parameters { key: "detection_head" value { string_value: "yolov8" } }' in config
     assert '# output { name: "output0" label_filename: "labels.txt" }' in config
-    assert "parameters" not in {line.partition(" ")[0] for line in config.splitlines()}
+    stated = [line for line in config.splitlines() if line.startswith("parameters")]
+    assert stated == ['parameters { key: "preprocessing" value { string_value: "undecided" } }']
     assert main(["add", "bare.onnx", f"--picture={coffee}", "--name=tried"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "Your picture did not decide: none of them sees more in it than in noise. Another picture of" in said
@@ -296,9 +297,67 @@ def test_a_classifier_is_offered_with_the_activation_that_its_scores_need(
     assert ("class-logits" in config, "classes classify" in config) == (layout == "class-logits", layout == "classes")
     assert main(["add", "bare.onnx", f"--picture={coffee}", "--name=tried"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"Your picture did not decide: class 0 is the best class of number.* take number 1\.", said), said
+    assert re.search(
+        r"Your picture did not decide: class 0 is the best class of numbers? 1.* Of those that are right, take the ",
+        said,
+    ), said
     assert ("again with --picture" in said, "label_filename" in said.partition("Not decided")[2]) == (False, False)
     assert ("torchvision's weights" in " ".join(config.replace("#", "").split())) == (layout == "class-logits")
+
+
+def brightness() -> onnx.ModelProto:
+    """A classifier of brightness, trained on pixels / 255: dark, middle, bright."""
+    weights = np.array([[-20, 0, 20]] * 3, np.float32) / 3
+    nodes = [
+        helper.make_node("GlobalAveragePool", ["x"], ["p"]),
+        helper.make_node("Flatten", ["p"], ["f"]),
+        helper.make_node("Gemm", ["f", "W", "b"], ["logits"]),
+    ]
+    graph = helper.make_graph(
+        nodes, "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["b", 3, 32, 32])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["b", 3])],
+        [numpy_helper.from_array(weights, "W"),
+         numpy_helper.from_array(np.array([6.6, 0, -13.2], np.float32), "b")],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.usefixtures("tried_here")
+def test_a_classifier_of_ones_own_finds_its_scale_by_words_and_its_number(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(folder / "net.onnx", brightness())
+    (folder / "names.txt").write_text("dark\nmiddle\nbright\n")
+    cv2.imwrite("gray.png", np.full((64, 64, 3), 128, np.uint8))
+    arguments = ["add", "net.onnx", "names.txt", "--picture=gray.png"]
+    assert main(arguments) == 0
+    said = capsys.readouterr().out
+    found = dict(re.findall(r"^(\d) +logits classify, 3 classes; rgb, (.*)\n(?:.*\n)*?picture", said, re.MULTILINE))
+    assert set(found.values()) == {"pixels / 255", "pixels 0 to 255", "ImageNet's mean", "-1 to 1"}
+    (number,) = (number for number, words in found.items() if words == "pixels / 255")
+    text = " ".join(said.split())
+    assert f"'middle' is the best class of number {number}" in text
+    assert "delete the folder 'model_repository/net', and add the model again with --choose=NUMBER" in text
+
+    check = subprocess.run([COMMAND, "check", "model_repository"], capture_output=True, text=True, check=False)
+    assert "NOTE net version 1: its preprocessing is not decided: config.pbtxt has the candidates" in check.stderr
+    config = folder / "model_repository/net/config.pbtxt"
+    config.write_text(
+        config.read_text().replace('# parameters { key: "class_output"', 'parameters { key: "class_output"', 1)
+    )
+    check = subprocess.run([COMMAND, "check", "model_repository"], capture_output=True, text=True, check=False)
+    assert "not decided" not in check.stderr
+
+    shutil.rmtree("model_repository/net")
+    assert main([*arguments, f"--choose={number}"]) == 0
+    chosen = config.read_text()
+    assert '\nparameters { key: "image_scale" value { string_value: "1/255" } }' in chosen
+    assert '\nparameters { key: "image_mean"' not in chosen
+    assert "undecided" not in chosen
+    assert main([*arguments, "--name=other", "--choose=17"]) == 2
+    assert "--choose=17: expected a number of the report, 1 to " in capsys.readouterr().err
+    assert not Path("model_repository/other").exists()
 
 
 @pytest.mark.usefixtures("tried_here")

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -228,6 +229,27 @@ def test_a_copied_model_appears_and_a_failed_one_has_its_reason(page: Any, modul
     page.wait(f"!{row('late')}?.innerText.includes('READY')")
 
 
+def test_failed_requests_before_a_reload_are_not_forgotten_without_a_word(
+    page: Any, server: Any, module_repository: Any
+) -> None:
+    config = VLM.replace('input { name: "image" data_type: TYPE_STRING dims: [1] }', "")
+    folder = module_repository.add("failing", config)
+    answer = 'pb_utils.InferenceResponse([pb_utils.Tensor("text_output", prompt)])'
+    (folder / "1/model.py").write_text(
+        VLM_CODE.replace(answer, 'pb_utils.InferenceResponse(error=pb_utils.TritonError("no"))')
+    )
+    page.wait(f"{row('failing')}?.innerText.includes('READY')")
+    shown = "document.querySelector('#activity-charts').innerText"
+    before = int(page.wait(f"{shown}.match(/Failed requests[^]*?(\\d+) since each model was loaded/)?.[1]"))
+    for _ in range(3):
+        assert server.ask("/v2/models/failing/generate", {"text_input": "a"})[0] == 500
+    page.wait(f"/Failed requests[^]*?\\b{before + 3} since each model was loaded/.test({shown})")
+    (folder / "1/model.py").write_text(VLM_CODE)
+    page.wait(f"/Failed requests[^]*?\\b{before} since each model was loaded, 3 before a reload/.test({shown})")
+    shutil.rmtree(folder)
+    page.wait(f"!{row('failing')}?.innerText.includes('READY')")
+
+
 def test_failed_models_are_first_and_more_than_twenty_are_folded(
     browser: Any, serve: Any, repository: Any, identity: Any
 ) -> None:
@@ -298,13 +320,15 @@ def test_a_segmentation_mask_is_drawn_over_the_image(page: Any) -> None:
     assert np.abs(np.array(right) - [80, 160, 90, 255]).max() <= 3
 
 
-def test_a_damaged_picture_is_answered_with_a_reason(server: Any, browser: Any) -> None:
+@pytest.mark.parametrize("media_type", ["image/jpeg", "image/heic", "text/plain", ""])
+def test_a_file_that_is_no_picture_is_answered_with_the_formats(server: Any, browser: Any, media_type: str) -> None:
     browser.open(server.url("/"))
     browser.wait(f"{row('efficientnet_lite0')}?.innerText.includes('READY')")
     browser.click('[data-model="efficientnet_lite0"] .actions button')
     browser.wait("document.querySelector('#try-drop')")
-    browser.run(DROP, base64.b64encode(b"no picture").decode())
-    browser.wait("document.querySelector('#try-result .error')?.textContent.includes('image')")
+    browser.run(DROP.replace("image/jpeg", media_type), base64.b64encode(b"no picture").decode())
+    reason = browser.wait("document.querySelector('#try-result .error')?.textContent")
+    assert reason.endswith("expected a JPEG, PNG, BMP or WebP image, given 10 bytes beginning with 0x6e6f207069637475")
     # The browser itself logs the refusals, of results and of tensors.
     assert len(browser.console()) == 2
 
@@ -460,6 +484,17 @@ def test_the_lines_shown_for_a_classifier_have_it_answer_with_classes(
     page.wait("document.querySelector('#try-drop')?.innerText.includes('JPEG, PNG')")
     page.run(DROP, base64.b64encode(bytes(png)).decode())
     assert page.wait("document.querySelector('.scores')?.innerText").startswith("green")
+
+
+def test_the_command_of_the_empty_camera_card_sends_pictures(page: Any) -> None:
+    program, *arguments = shlex.split(page.wait("document.querySelector('#cameras-empty code').textContent"))
+    process = subprocess.Popen([Path(sys.executable).parent / program, *arguments], stdout=subprocess.DEVNULL)
+    try:
+        page.wait("document.querySelector('.camera img')?.naturalWidth > 0")
+    finally:
+        process.terminate()
+        process.wait(30)
+    page.wait("!document.querySelector('.camera')")
 
 
 def test_the_boxes_of_the_demo_camera_appear_live(page: Any, server: Any) -> None:

@@ -164,6 +164,7 @@ class StubService:
         self.ready = True
         self.is_explicit = False
         self.is_in_drain_delay = False
+        self.suggests_models = True
         self.loads: list[tuple[str, str | None, dict[str, bytes]]] = []
         self.may_carry_code: list[bool] = []
         self.unloads: list[tuple[str, bool]] = []

@@ -262,14 +262,14 @@ def test_the_suffix_of_the_models_name_chooses_a_backend_when_nothing_else_does(
     [
         (
             ("best.onnx", "rf.pkl"),
-            "holds 'best.onnx' (call it 'model.onnx', or name it in default_model_filename), but ",
+            "call 'best.onnx' 'model.onnx', or name it in default_model_filename: ",
         ),
-        (("model.json", "rf.pkl"), "holds 'model.json' (call it 'xgboost.json' if XGBoost wrote it, or "),
-        (("trees.txt",), "holds 'trees.txt' (call it 'model.txt' if LightGBM wrote it, or "),
-        (("model.pkl",), "holds 'model.pkl' (convert a pickle to ONNX, of scikit-learn with the package skl2onnx, or "),
-        (("a.h5", "b"), "holds 'a.h5', 'b', but none of model.gguf"),
-        ([f"{number}.h5" for number in range(10)], "'6.h5', '7.h5' and 2 more, but none of model.gguf"),
-        ((), "is empty: it holds none of "),
+        (("model.json", "rf.pkl"), "call 'model.json' 'xgboost.json' if XGBoost wrote it, or "),
+        (("trees.txt",), "call 'trees.txt' 'model.txt' if LightGBM wrote it, or "),
+        (("model.pkl",), "convert a pickle to ONNX, of scikit-learn with the package skl2onnx, or "),
+        (("a.h5", "b"), "the folder holds 'a.h5', 'b', and "),
+        ([f"{number}.h5" for number in range(10)], "'6.h5', '7.h5' and 2 more, and "),
+        ((), "as model.onnx (`edge-server check -v` lists the names of other formats): the folder is empty, "),
     ],
 )
 def test_a_folder_without_a_known_file_is_refused_with_what_it_holds(
@@ -280,12 +280,13 @@ def test_a_folder_without_a_known_file_is_refused_with_what_it_holds(
     with pytest.raises(BadModelConfig) as caught:
         resolved()
     assert content in caught.value.message
+    assert caught.value.message.startswith(("model 'm': call ", "model 'm': copy ", "model 'm': convert "))
 
 
 @pytest.mark.parametrize(
     ("name", "config", "words"),
     [
-        ("m", "", ["neither backend nor platform", "model.onnx"]),
+        ("m", "", ["the configuration names no backend", "model.onnx"]),
         ("yolo.v8", "", ["no backend"]),
         ("m", 'platform: "caffe2_netdef"', ["platform", "onnxruntime_onnx", "'caffe2_netdef'"]),
         ("m", 'platform: "tensorrt_plan" backend: "onnxruntime"', ["'tensorrt_plan'", "'onnxruntime'"]),
@@ -303,7 +304,7 @@ def test_a_model_that_nothing_can_open_names_the_expected_files(
 
 def test_a_missing_file_is_named_beside_the_present_ones(add_model: Any, onnx_backends: Any, resolved: Any) -> None:
     add_model("m", 'backend: "onnxruntime"', {"1/net.onnx": b"x"})
-    with pytest.raises(LoadError, match=r"model 'm' version 1: no file 'model.onnx'.*'net.onnx'"):
+    with pytest.raises(LoadError, match=r"model 'm' version 1: copy .*/1/model.onnx': .*'net.onnx'"):
         resolved()
 
 

@@ -32,13 +32,6 @@ _NOT_STRUCTURE = bytes(octet for octet in range(256) if octet not in b'[]{}",:')
 _ESCAPE = re.compile(rb"\\.", re.DOTALL)
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
-_IMAGES = (
-    (re.compile(rb"\xff\xd8\xff"), "image/jpeg"),
-    (re.compile(rb"\x89PNG\r\n"), "image/png"),
-    (re.compile(rb"RIFF....WEBP", re.DOTALL), "image/webp"),
-)
-_IMAGE_BEGINS = b"\xff\x89R"
-
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     members = dict(pairs)
@@ -109,14 +102,16 @@ def parse_object(text: bytes | bytearray | memoryview, *, cuts: bool = False) ->
     """Return the members of a JSON object; an empty text means an empty object. See `parse_json`."""
     if not len(text):
         return {}
-    if text[0] in _IMAGE_BEGINS:
-        # curl sends an image without its content type: say which header is missing.
-        for pattern, media_type in _IMAGES:
-            if pattern.match(bytes(text[:12])):
-                raise InvalidRequest(
-                    f"the request body is an image, not JSON: send it with the header 'Content-Type: {media_type}'"
-                )
-    value = parse_json(text, cuts=cuts)
+    try:
+        value = parse_json(text, cuts=cuts)
+    except InvalidRequest as error:
+        if text[0] in b"{[ \t\r\n":
+            raise
+        # curl sends a picture without its content type, and phones take pictures that are not read.
+        raise InvalidRequest(
+            f"{error.message}. If it is a picture: expected a JPEG, PNG, BMP or WebP image with the header "
+            f"'Content-Type: image/jpeg', given {len(text)} bytes beginning with 0x{bytes(text[:8]).hex()}"
+        ) from None
     if not isinstance(value, dict):
         raise InvalidRequest(f"request JSON must be an object, got {json_type(value)}")
     return value

@@ -4,6 +4,7 @@ tries them, writes the configuration, moves the folders into place."""
 from __future__ import annotations
 
 import contextlib
+import shlex
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -287,6 +288,12 @@ def _sort_text_models(models: NewModels, staging: Path) -> tuple[NewModelFiles, 
     if len(detectors) == len(recognisers) == 1:
         notes = [f"'{files.path.name}' is left out, it neither finds nor reads lines of text" for files in others]
         return detectors[0], recognisers[0], notes
+    if not detectors and not recognisers:
+        commands = ", then ".join(f"`edge-server add {shlex.quote(str(files.path))}`" for files in others)
+        raise InvalidRequest(
+            f"add them one by one: {commands}. Only a text detector and its recogniser, with its list of characters, "
+            "are added together"
+        )
     shown = [f"'{files.path}', a text detector" for files in detectors]
     shown += [f"'{files.path}', a recogniser of text" for files in recognisers]
     shown += [f"'{files.path}', which is neither or has no list of characters" for files in others]

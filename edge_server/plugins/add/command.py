@@ -47,7 +47,7 @@ def run(arguments: Sequence[str]) -> int:
 
         def choose(tried: TriedModel) -> Reading | None:
             busy.close()
-            return _choose(tried, repository, has_picture=options.picture is not None)
+            return _choose(tried, repository, options.choose, has_picture=options.picture is not None)
 
         times = RuntimeTimes(Path(config.repository.measurements_dir))
         addition = Addition(repository, options.picture, config.backends, choose, times)
@@ -82,17 +82,26 @@ def _parser() -> argparse.ArgumentParser:
         "--picture", type=Path, metavar="FILE",
         help="picture to try it on, of something that it detects (default: a portrait, or drawn lines of text)",
     )  # fmt: skip
+    parser.add_argument(
+        "--choose", type=int, metavar="N",
+        help="if the file does not say what it is: take number N of the report, as on a terminal",
+    )  # fmt: skip
     return parser
 
 
-def _choose(tried: TriedModel, repository: Path, *, has_picture: bool) -> Reading | None:
-    """Print the report, and return the layout that is certain, that the user chooses on a terminal, or that the trial
-    shows."""
+def _choose(tried: TriedModel, repository: Path, number: int | None, *, has_picture: bool) -> Reading | None:
+    """Print the report, and return the layout that is certain, that the user chooses by its number or on a terminal, or
+    that the trial shows. Raises InvalidRequest for a number that is none in the report."""
     best = decide(tried.readings)
     shown = [reading for reading in tried.readings if reading.is_shown]
     shown = sorted(shown, key=lambda reading: reading is not best)[:_MAX_CHOICES]
     # A text detector with its recogniser is decided by the lines that it finds.
     has_doubts = bool(shown) and not tried.is_pair and (best is None or not best.match.is_certain)
+    if has_doubts and number is not None:
+        print_report(tried, shown, None)
+        if not 1 <= number <= len(shown):
+            raise InvalidRequest(f"--choose={number}: expected a number of the report, 1 to {len(shown)}")
+        return shown[number - 1]
     if has_doubts and sys.stdin.isatty() and sys.stdout.isatty():
         print_report(tried, shown, None)
         return _ask(shown, best)

@@ -17,7 +17,7 @@ from edge_server.frontends.http.request import HttpRequest
 from edge_server.frontends.http.request_head import parse_query, parse_whole_number
 from edge_server.frontends.http.response import HttpResponse, json_response
 from edge_server.plugins.add.new_model import check_name
-from edge_server.plugins.add.printed_report import PICTURE_MAY_DECIDE, WROTE
+from edge_server.plugins.add.printed_report import OR_CHOOSE, PICTURE_MAY_DECIDE, WROTE
 
 _SUFFIXES = (".onnx", ".tflite", ".gguf", ".ubj")
 """Suffixes of files that are whole models and hold no code."""
@@ -116,7 +116,8 @@ class ModelUploads:
             raise ServingFault(f"the command that adds the model was ended by signal {-process.returncode}")
         if process.returncode > 0:
             raise InvalidRequest(errors.strip().removeprefix("edge-server add: ") or "the model cannot be added")
-        report, advice, _ = output.partition(f"\n{WROTE}")[0].partition(PICTURE_MAY_DECIDE)
+        output = output.partition(f"\n{WROTE}")[0].partition(f"\n{OR_CHOOSE}")[0]
+        report, advice, _ = output.partition(PICTURE_MAY_DECIDE)
         if advice:  # for somebody without a command line
             report += f"{advice} delete the folder '{file.stem}'\nin the repository, then add the model with a picture."
         return report

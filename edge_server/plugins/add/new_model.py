@@ -12,6 +12,7 @@ import errno
 import fcntl
 import itertools
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -91,9 +92,9 @@ def find_sources(paths: Sequence[Path]) -> NewModels:
         else:
             files.append(find_source(path))
     if not 1 <= len(files) <= MAX_TOGETHER:
+        advice = f"; add each by itself: `edge-server add {shlex.quote(str(files[0].path))}`" if files else ""
         raise InvalidRequest(
-            f"expected one model, or a text detector and its recogniser, given {len(files)} models"
-            + (f" in '{given[0]}'; name the file itself" if len(given) == 1 else "")
+            f"expected one model, or a text detector and its recogniser, given {len(files)} models{advice}"
         )
     return NewModels(tuple(files), tuple(text_files))
 
@@ -125,7 +126,10 @@ def _of_folder(folder: Path) -> NewModelFiles:
     names = _entries(folder)
     name = folder.resolve().name
     if "config.pbtxt" in names or any(parse_version(entry) is not None for entry in names):
-        raise InvalidRequest(f"'{folder}' is already the folder of a model: copy it into the repository as it is")
+        raise InvalidRequest(
+            f"'{folder}' is already the folder of a model: copy it into the repository as it is, by `cp -r "
+            f"{shlex.quote(str(folder))} model_repository/`"
+        )
     if any(mark in names for mark in _WHOLE_FOLDERS):
         copies = tuple((folder / entry, entry) for entry in names if not entry.startswith("."))
         # A model that only reads texts makes vectors of them.
@@ -142,8 +146,14 @@ def _of_folder(folder: Path) -> NewModelFiles:
     else:
         projectors = []
     if len(models) != 1:
-        given = ", ".join(f"'{entry}'" for entry in (models or names)[:8]) or "nothing"
-        raise InvalidRequest(f"'{folder}': expected a folder with one model, given {given}; name the file itself")
+        if any((folder / entry / "config.pbtxt").is_file() or (folder / entry / "1").is_dir() for entry in names):
+            raise InvalidRequest(
+                f"'{folder}' is a model repository: serve it by `edge-server serve --model-repository="
+                f"{shlex.quote(str(folder))}`, or copy the folder of a model into yours"
+            )
+        given = ", ".join(f"'{entry}'" for entry in (models or names)[:8]) or "an empty folder"
+        advice = f"; name the file itself: `edge-server add {shlex.quote(str(folder / models[0]))}`" if models else ""
+        raise InvalidRequest(f"'{folder}': expected a folder with one model, given {given}{advice}")
     found = _of_file(folder / models[0])
     found = found._replace(copies=(*found.copies, *((folder / entry, entry) for entry in projectors)))
     if found.name in _GENERIC_NAMES:  # PaddleOCR and Hugging Face name all files alike.

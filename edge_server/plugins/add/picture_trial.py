@@ -24,13 +24,14 @@ from edge_server.plugins.vision.resize import Color, FittedPicture
 
 MAX_SEEN = 5
 """Maximum number of detections and classes in a text."""
-_SCALES: Sequence[Mapping[str, str]] = (
-    {"image_scale": "1/255"},
-    {"image_scale": "1"},
-    {"image_scale": "1/255", "image_mean": "0.485,0.456,0.406", "image_stddev": "0.229,0.224,0.225"},
-    {"image_scale": "1", "image_mean": "127.5", "image_stddev": "127.5"},
-)
-"""Usual scales: 0 to 1, 0 to 255, by the mean and deviation of ImageNet's pictures, and -1 to 1."""
+_SCALES: Mapping[str, Mapping[str, str]] = {
+    "pixels / 255": {"image_scale": "1/255"},
+    "pixels 0 to 255": {"image_scale": "1"},
+    "ImageNet's mean": {"image_scale": "1/255", "image_mean": "0.485,0.456,0.406", "image_stddev": "0.229,0.224,0.225"},
+    "-1 to 1": {"image_scale": "1", "image_mean": "127.5", "image_stddev": "127.5"},
+}
+"""Usual scales of the values, by their name in the report."""
+_SCALE_KEYS = ("image_scale", "image_mean", "image_stddev")
 _COLORS = ("rgb", "bgr")
 _MAX_SAMPLE_BYTES = 128 << 20
 """Size of the inputs from which on no more scales and colours are tried."""
@@ -69,12 +70,11 @@ class Reading(NamedTuple):
         parameters = self.match.parameters
         if self.match.is_certain or "image_color" not in parameters:
             return self.match.title
-        mean, stddev = (
-            f", {key.removeprefix('image_')} {parameters[key]}" if key in parameters else ""
-            for key in ("image_mean", "image_stddev")
-        )
-        scale = parameters.get("image_scale", "1")
-        return f"{self.match.title}; {parameters['image_color']}, scale {scale}{mean}{stddev}"
+        scale = {"image_scale": "1"} | {key: parameters[key] for key in _SCALE_KEYS if key in parameters}
+        numbers = ", ".join(f"{key.removeprefix('image_')} {text}" for key, text in scale.items())
+        name = next((name for name, known in _SCALES.items() if known == scale), numbers)
+        crop = ", cut to its middle" if parameters.get("image_fit") == "crop" else ""
+        return f"{self.match.title}; {parameters['image_color']}, {name}{crop}"
 
     @property
     def is_shown(self) -> bool:
@@ -132,7 +132,11 @@ class PictureTrial:
         """`class_names` as for `candidates`. Raises InvalidRequest for a picture that cannot be read."""
         self._spec = spec
         matches = candidates(spec, metadata, class_names)
-        self._readings = [reading for match in matches for reading in _variants(match)]
+        # Of readings with equal parameters the first: it is the usual one of its layout.
+        different: dict[frozenset[tuple[str, str]], Reading] = {}
+        for reading in (reading for match in matches for reading in _variants(match)):
+            different.setdefault(frozenset(reading.match.parameters.items()), reading)
+        self._readings = list(different.values())
         recognised = recognise(spec, metadata)
         is_explained = recognised is not None and (not self._readings or not recognised.parameters)
         self.notes = [recognised.note] if recognised is not None and is_explained else []
@@ -168,7 +172,8 @@ class PictureTrial:
             if key in pairs:
                 reading = reading._replace(finding=self._try_match(reading.match, self._inputs[key], pairs[key]))
             found.append(reading)
-        return sorted(found, key=lambda one: (one.score, one.class_score, not one.finding.problems), reverse=True)
+        # Not by the score of a class: with too large values a classifier is sure of any.
+        return sorted(found, key=lambda one: (one.score, not one.finding.problems, one.is_usual), reverse=True)
 
     def _try_match(self, match: LayoutMatch, fitted: _FittedSamples, outputs: tuple[Tensors, Tensors]) -> TrialFinding:
         spec = _with_match(self._spec, match)
@@ -254,12 +259,14 @@ def describe_choice(chosen: Reading, readings: Sequence[Reading]) -> str:
 def _variants(match: LayoutMatch) -> Iterator[Reading]:
     yield Reading(match, True, TrialFinding())
     parameters = match.parameters
-    is_usual_alone = match.task == "classify" and "image_mean" in parameters
-    if match.is_certain or is_usual_alone or parameters.get("image_color") not in _COLORS:
+    if match.is_certain or parameters.get("image_color") not in _COLORS:
         return
-    keys = ("image_scale", "image_mean", "image_stddev", "image_color")
-    others = {key: text for key, text in parameters.items() if key not in keys}
-    for scale in _SCALES:
+    others = {key: text for key, text in parameters.items() if key not in (*_SCALE_KEYS, "image_color")}
+    if match.task == "classify" and others.pop("image_resize", ""):
+        # Who does not train as torchvision does cuts no picture either.
+        others["image_fit"] = "stretch"
+        others.pop("image_interpolation", "")
+    for scale in _SCALES.values():
         for color in _COLORS:
             changed = {**scale, "image_color": color, **others}
             if changed != parameters:

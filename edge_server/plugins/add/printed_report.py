@@ -30,6 +30,8 @@ WROTE = "wrote "
 """Beginning of the line after the report."""
 PICTURE_MAY_DECIDE = "picture of something that it knows may tell which:"
 """Beginning, after "A" or "Another", of the last lines of the report of a model whose layout is not decided."""
+OR_CHOOSE = "Or delete the folder "
+"""Beginning of the last lines of that report."""
 _URL = "http://127.0.0.1:8000"
 
 
@@ -104,14 +106,16 @@ def print_undecided(shown: Sequence[Reading], folder: Path, *, has_picture: bool
         "Not decided: config.pbtxt has them as comments. Remove the '# ' before the parameters of one"
         + (", and before its line with label_filename." if has_labels else ".")
     )
-    best_class = shown[0].best_class
-    if has_picture and best_class:
-        same = [number for number, reading in enumerate(shown, 1) if reading.best_class == best_class]
-        surest = "; number 1 is the surest" if len(same) > 1 else " alone"
+    numbers: dict[str, list[int]] = {}
+    for number, reading in enumerate(shown, 1):
+        numbers.setdefault(reading.best_class, []).append(number)
+    if has_picture and shown[0].best_class:
+        found = "; ".join(f"{name} is the best class of {_join_numbers(those)}" for name, those in numbers.items())
         say(
-            f"Your picture did not decide: {best_class} is the best class of {_join_numbers(same)}{surest}. If "
-            f"{best_class} is right, take number 1."
+            f"Your picture did not decide: {found}. Of those that are right, take the one with the values of the "
+            "training (ToTensor alone: pixels / 255)."
         )
+        _say_choose(folder)
         return
     seeing = [number for number, reading in enumerate(shown, 1) if reading.score > 0]
     if has_picture and seeing:
@@ -121,6 +125,11 @@ def print_undecided(shown: Sequence[Reading], folder: Path, *, has_picture: bool
         say("Your picture did not decide: none of them sees more in it than in noise.")
     article = "Another" if has_picture else "A"
     say(f"{article} {PICTURE_MAY_DECIDE} delete the folder '{folder}', then add the model again with --picture=FILE.")
+    _say_choose(folder)
+
+
+def _say_choose(folder: Path) -> None:
+    say(f"{OR_CHOOSE}'{folder}', and add the model again with --choose=NUMBER.")
 
 
 def _join_numbers(numbers: Sequence[int]) -> str:

@@ -16,6 +16,7 @@ from edge_server.plugins.policies.recognition import recognise_policy
 from edge_server.plugins.vision import image_parameters
 from edge_server.plugins.vision.outputs import output_parameters
 from edge_server.plugins.vision.outputs.output_parameters import HeadKind
+from edge_server.plugins.vision.recognition import UNDECIDED
 from edge_server.repository.pbtxt import parse_text
 
 _WIDTH = 100
@@ -79,7 +80,13 @@ def write_config(
         lines += [f"# {parameter_line('policy_dt_ms', '')}"]
     others = [reading for reading in readings if reading is not chosen and reading.is_shown]
     if others and chosen is None:
-        lines += ["", *_comments(["NOT DECIDED. Remove the '# ' before the parameters of one of these:"])]
+        parameters = {"preprocessing": UNDECIDED}
+        lines += ["", *_comments(["Has `check` and `status` name the model until one of the candidates is stated."])]
+        lines += [
+            *_parameters(parameters),
+            "",
+            *_comments(["NOT DECIDED. Remove the '# ' before the parameters of one of these:"]),
+        ]
     elif others:
         also = " one that sees as much may be right, too." if any(reading.score for reading in others) else ""
         lines += ["", *_comments([f"Not chosen:{also}"])]

@@ -23,13 +23,14 @@ export function makePanel() {
   const failed = element("span", { id: "cameras-failed" });
   const problem = element("p.banner", { id: "cameras-problem" });
   const container = element("div.grid.cameras", { id: "cameras-cards" });
+  const command = element("code");
   const empty = element(
-    "p.card.empty", { id: "cameras-empty" }, "No camera is connected. ",
-    element("code", "edge-server stream --source=demo"), " sends one; a camera in the file of ",
+    "p.card.empty", { id: "cameras-empty" }, "No camera is connected. ", command, " sends one; a camera in the file of ",
     element("code", "--sources-file"), " is opened by the server.",
   );
   const hint = element("p.note", { id: "cameras-note" });
-  function update(found, own) {
+  function update(found, own, models) {
+    setText(command, demoCommand(models ?? []));
     questions = own?.questions ?? [];
     const cameras = merged(found?.streams ?? [], own?.sources ?? []);
     const lost = cameras.filter((camera) => camera.source?.state === "FAILED").length;
@@ -45,6 +46,14 @@ export function makePanel() {
     return cameras.length > 0 || Boolean(own?.problem);
   }
   return { heading: element("span.row", count, failed), nodes: [problem, container, empty, hint], update };
+}
+
+/** Return the command that sends the demo pictures to a model that takes pictures, `MODEL` where the page knows none. */
+function demoCommand(models) {
+  const demo = models.find(({ name }) => name === "face_detection_yunet");
+  const model = demo ?? models.find(({ recognised }) => Object.keys(recognised).some((key) => key.startsWith("image_")));
+  const address = `${location.hostname}:${access.grpc_port}`;
+  return `edge-server stream --model=${model?.name ?? "MODEL"} --source=demo${address === "127.0.0.1:8001" ? "" : ` --url=${address}`}`;
 }
 
 /**

@@ -96,6 +96,7 @@ class PageEndpoints:
                 "takes_tokens": access.tokens.is_used,
                 "key_headers": access.key_headers,
                 "metrics_port": self._core.ports.get("metrics"),
+                "grpc_port": self._core.ports.get("grpc"),
                 "panels": list(self._core.panels()),
                 "has_documents": _has_documents(),
                 "machine": self._machine() if allowed["statistics"] else None,

@@ -124,7 +124,7 @@ def check_sensors(reading: MachineReading) -> Iterator[Finding]:
         yield Finding(section, "power", f"by the energy of {', '.join(item.name for item in reading.energy)}")
     else:
         advice = ""
-        if any("powercap" in why or "energy_uj" in why for why in reading.missing.values()):
+        if any("energy_uj" in why for why in reading.missing.values()):
             advice = (
                 "let the service read it: uncomment the last line of /etc/tmpfiles.d/edge-server.conf "
                 "(systemd/tmpfiles.conf in a clone)"

@@ -13,7 +13,7 @@ from http.client import HTTPResponse
 from typing import Any
 
 from edge_server.cli import http_client
-from edge_server.cli.console import busy_line, clean
+from edge_server.cli.console import clean
 from edge_server.cli.options import CommandParser, float_range, int_range
 
 _PROMPT = "> "
@@ -46,13 +46,15 @@ def run(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     chat = Chat(options)
     try:
+        names = [] if options.model is not None else _find_language_models(options)
+        if not names:
+            _wait_while_loading(options)
         if options.model is None:
-            names = _find_language_models(options)
+            names = names or _find_language_models(options)
             if len(names) != 1:
                 found = clean(", ".join(names)) or "none"
                 parser.error(f"the following arguments are required: MODEL; language models that serve there: {found}")
             (options.model,) = names
-        _wait_while_loading(options)
         if options.prompt is not None or not sys.stdin.isatty():
             chat.ask(sys.stdin.read() if options.prompt is None else options.prompt)
             return 0
@@ -74,25 +76,30 @@ def _find_language_models(options: argparse.Namespace) -> list[str]:
 
 
 def _wait_while_loading(options: argparse.Namespace) -> None:
-    """Wait until the model is loaded or has failed. Raises Refused and the errors in NO_ANSWER."""
+    """Say that the model is loaded, and wait until it is or has failed. Raises Refused and the errors in NO_ANSWER."""
     end_s = time.monotonic() + _LOAD_TIMEOUT_S
-    with contextlib.ExitStack() as shown:
-        is_shown = False
-        while _is_loading(options) and time.monotonic() < end_s:
-            if not is_shown:
-                shown.enter_context(busy_line(f"waiting until {options.model} is loaded"))
-                is_shown = True
-            time.sleep(_POLL_S)
+    is_said = False
+    while (names := _loading_models(options)) and time.monotonic() < end_s:
+        if not is_said:
+            is_said = True
+            print(f"edge-server chat: waiting: the server loads {clean(', '.join(names))}", file=sys.stderr)
+        time.sleep(_POLL_S)
 
 
-def _is_loading(options: argparse.Namespace) -> bool:
-    """Return whether the model is being loaded and no version of it serves."""
+def _loading_models(options: argparse.Namespace) -> list[str]:
+    """Return the model if it is being loaded and no version of it serves; without a name, all such models."""
     try:
         index = http_client.request_json(options, "/v2/repository/index", {})
     except http_client.Refused:
-        return False  # the key may be for chats alone
-    states = {str(entry.get("state", "")) for entry in index if entry.get("name") == options.model}
-    return "LOADING" in states and "READY" not in states
+        return []  # the key may be for chats alone
+    found: dict[str, set[str]] = {}
+    for entry in index:
+        found.setdefault(str(entry.get("name", "")), set()).add(str(entry.get("state", "")))
+    return [
+        name
+        for name, states in found.items()
+        if options.model in (None, name) and "LOADING" in states and "READY" not in states
+    ]
 
 
 def _talk(chat: Chat) -> int:

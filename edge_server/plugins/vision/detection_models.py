@@ -13,14 +13,19 @@ if TYPE_CHECKING:
     from edge_server.plugins.vision.outputs.detections import DetectionDecoder
 
 
+def ready_detection_models(service: InferenceService) -> list[Handle]:
+    """Return the handles on the ready models with detections, by name."""
+    names = sorted({entry.name for entry in service.repository_index(only_ready=True)})
+    models = [service.find(name, None) for name in names]
+    return [one for one in models if "detection_head" in one.spec.all_parameters]
+
+
 def find_detection_model(service: InferenceService, how_to_name: str) -> Handle:
     """Return the handle on the model for a client that names none: the model with the parameter `deepstack`, else the
     only one with detections.
 
     Raises UnknownModel, whose message ends with `how_to_name`: what names a model on this wire."""
-    names = sorted({entry.name for entry in service.repository_index(only_ready=True)})
-    models = [service.find(name, None) for name in names]
-    found = [one for one in models if "detection_head" in one.spec.all_parameters]
+    found = ready_detection_models(service)
     stated = [one for one in found if "detection_head" in one.spec.parameters]
     chosen = [one for one in found if one.spec.parameters.get("deepstack", "").strip().lower() in ("true", "1")]
     candidates = chosen or stated or found

@@ -9,7 +9,7 @@ from edge_server.errors import BadModelConfig, InvalidRequest
 from edge_server.frontends.http.body_reader import Body
 from edge_server.frontends.v2.requested_outputs import RequestedOutput
 from edge_server.plugins.vision.image_plan import NO_IMAGE_PARAMETERS, ImagePlan, make_image_plan
-from edge_server.plugins.vision.multipart_form import FORM_TYPE, form_file
+from edge_server.plugins.vision.multipart_form import picture_file
 
 
 class ImageBodies:
@@ -26,7 +26,7 @@ class ImageBodies:
         If the model declares `image_top_k`, each output is requested as classes. Raises InvalidRequest for a damaged
         image, and for a model that declares no valid image input.
         """
-        image = form_file(body, content_type) if content_type.startswith(FORM_TYPE) else body
+        image = picture_file(body, content_type)
         plan = self._plan(spec)
         tensor = plan.tensor(image, model=spec.name)
         outputs = {}

@@ -506,7 +506,13 @@ class _Model:
             raise UnfitMetadataError(f"expected one input, given {len(self._spec.inputs)}")
         if not found:
             item = self._spec.inputs[0]
-            given = f"'{item.name}' {item.dtype.value} {list(without_batch(self._spec, item, 3))}"
+            shape = without_batch(self._spec, item, 3)
+            if len(shape) == 4 and shape[0] > 1:
+                raise UnfitMetadataError(
+                    f"it was exported with batch={shape[0]}, and each request would need {shape[0]} pictures: export "
+                    "it again with batch=1, or with dynamic=True"
+                )
+            given = f"'{item.name}' {item.dtype.value} {list(shape)}"
             raise UnfitMetadataError(f"expected an input FP32 or FP16 [3, height, width], given {given}")
         return found[0]
 

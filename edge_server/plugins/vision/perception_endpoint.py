@@ -32,7 +32,8 @@ async def perceive(service: InferenceService, request: HttpRequest) -> HttpRespo
     handle = service.find(request.names["model"], None)
     try:
         body = await request.read_body()
-        decoder, inputs, fit, picture = await request.run_on_worker(partial(_prepare, handle.spec, body))
+        content_type = request.head.headers.get("Content-Type") or ""
+        decoder, inputs, fit, picture = await request.run_on_worker(partial(_prepare, handle.spec, body, content_type))
         del body
     finally:
         request.release_body()
@@ -40,13 +41,16 @@ async def perceive(service: InferenceService, request: HttpRequest) -> HttpRespo
     return await request.run_on_worker(partial(_decode, service, handle.spec, decoder, fit, picture, response))
 
 
-def _prepare(spec: ModelSpec, body: Body) -> tuple[PerceptionDecoder, dict[str, Tensor], FittedPicture, Pixels | None]:
+def _prepare(
+    spec: ModelSpec, body: Body, content_type: str
+) -> tuple[PerceptionDecoder, dict[str, Tensor], FittedPicture, Pixels | None]:
     """Return the decoder of the outputs, the inputs, and the BGR picture if text is read in it.
 
     Raises InvalidRequest and Unsupported.
     """
     # Imported on the worker thread: that takes longer than the event loop may be held.
     from edge_server.plugins.vision.image_plan import make_image_plan
+    from edge_server.plugins.vision.multipart_form import picture_file
     from edge_server.plugins.vision.perception import make_perception_decoder
 
     try:
@@ -59,11 +63,12 @@ def _prepare(spec: ModelSpec, body: Body) -> tuple[PerceptionDecoder, dict[str, 
             "parameters how an image becomes its input and what its outputs mean" + spec.unrecognised_note
         )
     picture = None
-    tensor, fit = images.fit_file(memoryview(body), model=spec.name)
+    image = picture_file(body, content_type)
+    tensor, fit = images.fit_file(image, model=spec.name)
     if decoder.text_model:
         from edge_server.plugins.vision.decode import decode_image
 
-        picture = decode_image(memoryview(body), as_gray=False, error_prefix=f"model '{spec.name}'")
+        picture = decode_image(image, as_gray=False, error_prefix=f"model '{spec.name}'")
     return decoder, images.inputs(tensor), fit, picture
 
 

@@ -57,7 +57,8 @@ class Vision(RunningPlugin):
     def _recognise(self, spec: ModelSpec, metadata: Mapping[str, str]) -> Recognised | None:
         # Importing the rest takes a tenth of a second.
         names = {*(item.name for item in spec.inputs), *(item.name.lower() for item in spec.outputs)}
-        if METADATA_KEYS.isdisjoint(metadata) and TENSOR_NAMES.isdisjoint(names):
+        is_known = not (METADATA_KEYS.isdisjoint(metadata) and TENSOR_NAMES.isdisjoint(names))
+        if not is_known and "preprocessing" not in spec.parameters:
             return None
         from edge_server.plugins.vision.recognition import recognise
 

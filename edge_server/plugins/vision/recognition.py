@@ -24,6 +24,9 @@ _KIND_OF_HEAD = {
 _SEVERAL_OUTPUTS = ("ssd", "nms_inside", "yunet", "blazeface", "detr", "ppyoloe")
 """Heads that read more than one output, which a YOLO without masks does not have."""
 
+UNDECIDED = "undecided"
+"""Value of the parameter `preprocessing` in a config.pbtxt whose candidates are comments."""
+
 
 def recognise(spec: ModelSpec, metadata: Mapping[str, str]) -> Recognised | None:
     """Return the image and output parameters and the labels that a model's metadata and shapes give.
@@ -41,6 +44,11 @@ def recognise(spec: ModelSpec, metadata: Mapping[str, str]) -> Recognised | None
     if any(key in spec.parameters for key in _HEAD_KEYS):
         _check_stated_head(spec, metadata)
         return None
+    if spec.parameters.get("preprocessing") == UNDECIDED:
+        note = (
+            "its preprocessing is not decided: config.pbtxt has the candidates as comments, or delete its folder and "
+        )
+        return Recognised({}, {}, f"{note}use `edge-server add --choose=N`")
     try:
         reader = recognise_text_reader(spec, metadata)
         if reader is not None:

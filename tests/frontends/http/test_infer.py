@@ -278,18 +278,27 @@ def test_half_precision_needs_the_binary_format(site):
 
 
 @pytest.mark.parametrize("model", ["image", "float"])
-def test_an_image_without_its_type_is_recognised(site, model):
+def test_an_image_or_text_without_a_type_is_told_which_images_are_read_and_the_header(site, model):
     path = f"/v2/models/{model}/infer"
     as_form = {"Content-Type": "application/x-www-form-urlencoded"}  # what curl --data-binary says
-    for body, media_type in (
-        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "image/png"),
-        (b"\xff\xd8\xff\xe0\0\x10JFIF" + b"[{" * 200, "image/jpeg"),
-        (b"RIFF\x00\x01\x02\x03WEBPVP8 ", "image/webp"),
+    for body in (
+        b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR",
+        b"\xff\xd8\xff\xe0\0\x10JFIF" + b"[{" * 200,
+        b"RIFF\x00\x01\x02\x03WEBPVP8 ",
+        b"\0\0\0\x18ftypheic\0\0\0\0mif1heic",
+        b"GIF89a\1\0\1\0",
+        b"a note",
     ):
+        given = f"given {len(body)} bytes beginning with 0x{body[:8].hex()}"
         for headers in ({}, as_form):
             reply = site.post(path, body, headers)
             assert reply.status == 400
-            assert f"send it with the header 'Content-Type: {media_type}'" in reply.error
+            assert "expected a JPEG, PNG, BMP or WebP image with the header 'Content-Type: image/jpeg', " in reply.error
+            assert given in reply.error
+
+
+def test_json_that_is_damaged_is_not_taken_for_an_image(site):
+    assert "picture" not in site.post("/v2/models/float/infer", b'{"inputs": [,').error
 
 
 @pytest.mark.parametrize("content_type", ["image/png", "multipart/form-data; boundary=x"])

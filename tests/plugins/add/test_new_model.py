@@ -104,6 +104,8 @@ def test_more_models_than_belong_together_are_refused(tmp_path: Path) -> None:
         (tmp_path / f"{number}.onnx").write_bytes(b"x")
     with pytest.raises(InvalidRequest, match="expected one model, or a text detector and its recogniser, given 5"):
         find_sources([tmp_path])
+    with pytest.raises(InvalidRequest, match=r"; add each by itself: `edge-server add .*/0\.onnx`"):
+        find_sources([tmp_path])
     (tmp_path / "a.txt").touch()
     with pytest.raises(InvalidRequest, match="expected one model, or a text detector and its recogniser, given 0"):
         find_sources([tmp_path / "a.txt", tmp_path / "a.txt"])
@@ -135,9 +137,18 @@ def test_weights_outside_the_folder_or_missing_are_refused(tmp_path: Path, locat
         ),
         ("forest.pkl", ["forest.pkl"], r"expected one of .onnx.*\.tl of treelite.*; convert a pickle to ONNX"),
         ("net.xml", ["net.xml"], "expected its weights 'net.bin' beside it"),
-        ("two", ["two/a.onnx", "two/b.onnx"], "expected a folder with one model, given 'a.onnx', 'b.onnx'"),
-        ("none", ["none/readme.md"], "expected a folder with one model, given 'readme.md'"),
-        ("model", ["model/1/model.onnx"], "is already the folder of a model: copy it into the repository"),
+        (
+            "two",
+            ["two/a.onnx", "two/b.onnx"],
+            "one model, given 'a.onnx', 'b.onnx'; name the file itself: `edge-server add .*/two/a.onnx`",
+        ),
+        ("none", ["none/readme.md"], "expected a folder with one model, given 'readme.md'$"),
+        ("model", ["model/1/model.onnx"], "is already the folder of a model: copy it .* by `cp -r .*/model model_repo"),
+        (
+            "repository",
+            ["repository/net/1/model.onnx"],
+            "is a model repository: serve it by `edge-server serve --model",
+        ),
     ],
 )
 def test_what_is_no_model_is_refused_with_what_is_expected(

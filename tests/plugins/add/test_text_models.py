@@ -202,6 +202,7 @@ def test_a_detector_alone_names_the_only_recogniser_of_the_repository_as_a_comme
         pytest.param(("det.onnx", "rec.onnx", "--picture=blank.png"), "'det.onnx' finds no text in the picture",
                      marks=pytest.mark.full),
         (("det.onnx", "gone.onnx"), "'gone.onnx' does not exist"),
+        (("bare.onnx", "bare.onnx"), "add: add them one by one: `edge-server add bare.onnx`, then `edge-server add "),
         (("a/net.onnx", "b/net.onnx"), "both models would be named 'net'"),
     ],
 )  # fmt: skip

@@ -244,6 +244,18 @@ def test_memory_and_cores_are_those_of_the_control_group(tmp_path: Path) -> None
     assert processor.text == "X, 2 cores, of which this control group may use 0.5"
 
 
+@pytest.mark.parametrize(
+    ("why", "is_advised"),
+    [
+        ("no RAPL domain is to be found under /sys/class/powercap (yet)", False),
+        ("/sys/class/powercap/intel-rapl:0/energy_uj may not be read by this user", True),
+    ],
+)
+def test_a_machine_without_energy_counters_is_not_told_to_open_them(why: str, is_advised: bool) -> None:
+    found = named(list(check_sensors(MachineReading(0, missing={"rails": why}))), "power")
+    assert ("tmpfiles.conf" in found.advice) == is_advised
+
+
 def test_a_lost_gpu_is_a_failure_and_a_replaced_driver_needs_a_restart() -> None:
     lost = MachineReading(0, gpus=(Gpu("gpu0", name="NVIDIA A2", is_lost=True),))
     assert "restart the machine" in named(list(check_sensors(lost)), "NVIDIA A2").advice

@@ -62,7 +62,7 @@ def test_without_a_terminal_stdin_is_the_prompt(url: str) -> None:
 @pytest.mark.parametrize(
     ("model", "more", "message"),
     [
-        ("nosuch", (), "Request for unknown model: 'nosuch'"),
+        ("nosuch", (), "Request for unknown model: 'nosuch' is not found; models that serve here: slow, talker\n"),
         ("talkr", (), "'talkr' is not found, did you mean 'talker'?"),
         ("talker", ("--system=" + "x" * 9000,), "the prompt is too long: expected less than"),
         ("talker", ("--url=127.0.0.1:1",), "no answer from http://127.0.0.1:1: connection refused"),
@@ -90,7 +90,7 @@ class LoadingServer(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         assert self.path == "/v1/models"
-        self._answer('{"object": "list", "data": [{"id": "m", "object": "model"}]}')
+        self._answer(json.dumps({"data": [] if self.states else [{"id": "m"}]}))
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -125,7 +125,9 @@ def test_a_loading_model_is_waited_for_and_the_temperature_is_left_to_the_server
         finally:
             server.shutdown()
             thread.join()
-    assert capsys.readouterr().out == "Yes.\n"
+    said = capsys.readouterr()
+    assert said.out == "Yes.\n"
+    assert said.err.startswith("edge-server chat: waiting: the server loads m\n")
     assert {chat["model"] for chat in LoadingServer.chats} == {"m"}
     assert [chat.get("temperature") for chat in LoadingServer.chats] == [temperature]
 

@@ -262,10 +262,16 @@ def test_a_client_that_disconnects_cancels_its_request(talker: Any) -> None:
     assert talker.service.tickets[0].was_cancelled.wait(30)
 
 
+def test_a_server_whose_models_may_not_be_listed_names_none(talker: Any) -> None:
+    talker.service.suggests_models = False
+    reply = talker.post("/api/chat", {"model": "nosuch", "messages": HELLO})
+    assert (reply.status, reply.error) == (404, "Request for unknown model: 'nosuch' is not found")
+
+
 @pytest.mark.parametrize(
     ("path", "members", "status", "said"),
     [
-        ("chat", {"model": "nosuch"}, 404, "'nosuch' is not found"),
+        ("chat", {"model": "nosuch"}, 404, "'nosuch' is not found; models that serve here: "),
         ("chat", {"model": None}, 400, "'model': expected the name of a model, got null"),
         ("chat", {"messages": "hello"}, 400, "'messages': expected a list of messages, got a string"),
         ("chat", {"messages": [{"content": "a"}]}, 400, "'messages[0].role': expected a text"),

@@ -75,6 +75,9 @@ def test_an_image_may_come_as_the_one_file_of_a_form(site, png):
     plain = site.post("/v2/models/image/infer", png, {"Content-Type": "image/png"})
     reply = site.post("/v2/models/image/infer", form(png), FORM)
     assert (reply.status, reply.json["outputs"]) == (200, plain.json["outputs"])
+    assert site.post(PERCEPTION, form(png), FORM).json == site.post(PERCEPTION, png).json
+    refused = site.post(PERCEPTION, form(b"GIF89a"), FORM)
+    assert "expected a JPEG, PNG, BMP or WebP image, given 6 bytes beginning with 0x474946383961" in refused.error
 
 
 @pytest.mark.parametrize(

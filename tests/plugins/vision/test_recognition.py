@@ -81,6 +81,15 @@ def test_names_that_are_no_literals_are_not_believed(text: str) -> None:
     assert time.process_time() - began_s < 2
 
 
+def test_an_export_of_several_pictures_says_its_batch_and_how_to_export_it() -> None:
+    inputs = (InputSpec("images", DType.FP32, (4, 3, 640, 640)),)
+    outputs = (OutputSpec("output0", DType.FP32, (4, 6, 8400)),)
+    found = recognise(spec(max_batch_size=0, inputs=inputs, outputs=outputs), METADATA | {"batch": "4"})
+    assert found is not None
+    assert "it was exported with batch=4, and each request would need 4 pictures: export it again " in found.note
+    assert found.note.endswith("with batch=1, or with dynamic=True")
+
+
 def test_open_sizes_come_from_the_metadata() -> None:
     plan = make_image_plan(spec(recognised=recognised()))
     assert plan is not None

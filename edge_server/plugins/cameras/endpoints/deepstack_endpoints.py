@@ -1,6 +1,7 @@
 """HTTP handlers of DeepStack's object detection API, which video recorders such as Frigate and Blue Iris use.
 
-The paths are /v1/vision/detection, and /v1/vision/custom/{model}, which names the model.
+The paths are /v1/vision/detection, and /v1/vision/custom/{model}, which names the model. /v1/vision/custom/list is
+CodeProject.AI's: Blue Iris asks it for the names.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from edge_server.frontends.http.request import HttpRequest
 from edge_server.frontends.http.response import HttpResponse, error_response, json_response
 from edge_server.frontends.loop_dispatch import run_model
 from edge_server.frontends.v2.json_parser import to_json
-from edge_server.plugins.vision.detection_models import find_detection_model, plan_detection
+from edge_server.plugins.vision.detection_models import find_detection_model, plan_detection, ready_detection_models
 from edge_server.plugins.vision.multipart_form import form_parts
 from edge_server.service import InferenceService
 
@@ -44,6 +45,12 @@ class DeepStackEndpoints:
             response = error_response(error)
             response.body = to_json({"success": False, "error": error.message})
             return response
+
+    async def models(self, request: HttpRequest) -> HttpResponse:
+        """Respond with the names of the ready models that detect objects."""
+        request.release_body()
+        names = [handle.spec.name for handle in ready_detection_models(self._service)]
+        return json_response({"success": True, "models": names})
 
     async def _detect(self, request: HttpRequest) -> list[dict[str, Any]]:
         name = request.names.get("model")

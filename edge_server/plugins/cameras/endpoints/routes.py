@@ -124,7 +124,17 @@ def deepstack_routes(service: InferenceService) -> Sequence[Route]:
 
         return DeepStackEndpoints(service)
 
-    detect = DeferredEndpoints(make).handler(lambda endpoints: endpoints.detect)
+    endpoints = DeferredEndpoints(make)
+    detect = endpoints.handler(lambda endpoints: endpoints.detect)
+    models = endpoints.handler(lambda endpoints: endpoints.models)
     summary = "Detect objects in the image of a form, as in DeepStack's API"
-    paths = ("/v1/vision/detection", "/v1/vision/custom/{model}")
-    return [Route("POST", path, "inference", summary, detect) for path in paths]
+    # Clients whose base URL ends in a slash send two.
+    return [
+        Route("POST", f"{slash}/v1/vision/{path}", category, text, handler)
+        for slash in ("", "/")
+        for path, category, text, handler in (
+            ("detection", "inference", summary, detect),
+            ("custom/{model}", "inference", summary, detect),
+            ("custom/list", "metadata", "Names of the models for /v1/vision/custom/NAME", models),
+        )
+    ]

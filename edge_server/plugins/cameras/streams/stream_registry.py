@@ -45,6 +45,9 @@ MAX_REMEMBERED = 1024
 MAX_VIEWERS = 10
 """Maximum number of viewers of all streams together."""
 
+_LOGGED_LIMITS = ("depth", "max_age_ms", "deadline_ms", "max_fps", "weight", "priority")
+"""Numbers of a delivery policy that the log states; 0 is none."""
+
 
 class StreamRegistry:
     """Opens, counts, lists and ends frame streams.
@@ -100,9 +103,10 @@ class StreamRegistry:
             stream.set_first_message(
                 StreamOpened(settings.stream_id, settings.model, version, plan.runtime, plan.labels, counts, server)
             )
+        limits = {name: getattr(settings.delivery, name) for name in _LOGGED_LIMITS}
         _LOG.info(
-            "frame stream '%s' of '%s' for model '%s' is open, %s", settings.stream_id, settings.client, settings.model,
-            settings.delivery,
+            "frame stream '%s' of '%s' for model '%s' is open: %s", settings.stream_id, settings.client, settings.model,
+            ", ".join(f"{name} {limit:g}" for name, limit in limits.items() if limit),
         )  # fmt: skip
         return stream
 

@@ -76,7 +76,7 @@ async function update() {
   byId("documents-link").hidden = !now.has_documents;
   byId("documents-place").hidden = now.has_documents;
   updateModels({ index, versions: versions?.versions, loaded: loaded?.models, activity }, tryModel, refresh);
-  updatePanels(panels, reports);
+  updatePanels(panels, reports.map((report) => [...report, loaded?.models]));
   updateActivity(activity);
   const ready = index ? index.filter((entry) => entry.state === "READY") : loaded?.models ?? [];
   updateTry([...new Set(ready.map((entry) => entry.name))].sort());

@@ -1,6 +1,6 @@
 // Sections that plugins bring. A plugin's module exports `id`, `title`, `paths` of JSON, and `makePanel()`, which returns
-// {heading, nodes, update(...reports)}: the JSON of each path, null if the caller may not read it. A true result of
-// `update` puts the section before the models.
+// {heading, nodes, update(...reports, models)}: the JSON of each path, null if the caller may not read it, and the models of
+// /edge/v1/models. A true result of `update` puts the section before the models.
 
 import { byId, element, placeChildren } from "./dom.js";
 

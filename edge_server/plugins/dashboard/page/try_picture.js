@@ -16,7 +16,8 @@ export function pictureForm(name) {
 function send(name, file) {
   return run(async (signal) => {
     const took = stopwatch();
-    const ask = (path) => post(path, file, { type: file.type || "application/octet-stream", signal });
+    // The browser's type, which a file may not have, must not make the server read anything but a picture.
+    const ask = (path) => post(path, file, { type: "image/*", signal });
     try {
       const seen = await (await ask(perceptionPath(name))).json();
       await showSeen(file, seen, took(seen.version));

@@ -44,6 +44,9 @@ TextsCall = TypeVar("TextsCall", EmbeddingRequest, ScoreRequest, "Classification
 _KEEP_ALIVE_S = 15.0
 """Time without an event after which something without effect is sent, so that proxies keep the stream open."""
 
+_MAX_NAMES = 8
+"""Maximum number of models that an error names."""
+
 _KEEP_ALIVE_IGNORED = (
     "keep_alive is ignored: this request may not load and unload models (access category model-repository)"
 )
@@ -96,6 +99,8 @@ class CallRunner:
             return await run()
         except ConnectionError:
             raise
+        except UnknownModel as error:
+            failure = self._with_names(error)
         except EdgeServerError as error:
             failure = error
         except Exception as error:  # noqa: BLE001 - the boundary: the client gets a response for any error
@@ -107,6 +112,14 @@ class CallRunner:
         response = error_response(failure)
         response.body = to_json(self._errors.body(failure))
         return response
+
+    def _with_names(self, error: UnknownModel) -> EdgeServerError:
+        """Return the error with the models that serve, if every client may list them."""
+        if not self.service.suggests_models:
+            return error
+        names = self.model_names()
+        more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+        return UnknownModel(f"{error.message}; models that serve here: {', '.join(names[:_MAX_NAMES]) or 'none'}{more}")
 
     async def read(self, request: HttpRequest, parse: Callable[[Buffer], T]) -> T:
         """Return the call that `parse` reads from the body, and release the body. Raises the errors of both.

@@ -149,6 +149,18 @@ def test_the_model_is_the_declared_the_only_detector_or_the_one_in_the_path(site
     assert asked()[0] == 404
 
 
+@pytest.mark.parametrize("path", ["/v1/vision/custom/list", "//v1/vision/custom/list"])
+def test_blue_iris_gets_the_names_of_the_detectors(recorder: Any, path: str) -> None:
+    reply = recorder.post(path, b"")
+    assert (reply.status, reply.json) == (200, {"success": True, "models": ["finder"]})
+
+
+def test_a_base_url_that_ends_in_a_slash_makes_no_difference(recorder: Any) -> None:
+    for path in (PATH, "/v1/vision/custom/finder"):
+        found = recorder.post(f"/{path}", *form(image=jpeg()))
+        assert (found.status, found.json) == (200, recorder.post(path, *form(image=jpeg())).json)
+
+
 def test_a_named_model_must_be_loaded_and_detect_objects(recorder: Any) -> None:
     for name, status, words in (
         ("nothing", 404, "unknown model: 'nothing'"),

@@ -34,6 +34,14 @@ def test_every_frame_is_answered_in_order_with_its_own_result(served, tools):
     assert {result.error for result in results} == {""}
 
 
+def test_the_log_states_the_delivery_policy_in_words(served, tools, caplog):
+    caplog.set_level("INFO")
+    camera = served.camera(depth=2, max_age_ms=500, max_fps=12.5)
+    camera.finish()
+    (opened,) = [record.getMessage() for record in caplog.records if "is open" in record.message]
+    assert opened.endswith(" for model 'sum' is open: depth 2, max_age_ms 500, max_fps 12.5, weight 1, priority 2")
+
+
 def test_a_result_has_model_version_and_times(served, tools):
     camera = served.camera()
     camera.send(tools.frame(3))
