@@ -33,11 +33,19 @@ P
     rm -r "$wheels"
 }
 
-wheel tensorrt-bindings==8.6.1 8.6.1
-wheel tensorrt-cu12-bindings==10.3.0 10.3.0
-wheel tensorrt-cu13-bindings==10.13.3.9 10.13.3.9
-wheel tensorrt-cu13-bindings==11.4.0.106 11.4.0.106
-wheel tensorrt-lean-cu13-bindings==11.4.0.106 lean
+# bindings NAME==VERSION FOLDER MODULE: as `wheel`, with the package by which they are imported.
+bindings() {
+    wheel "$1" "$2"
+    [ -e "$dest/$2" ] || return 0
+    mkdir -p "$dest/$2/$3"
+    printf 'from %s_bindings import *\nfrom %s_bindings import __version__\n' "$3" "$3" >"$dest/$2/$3/__init__.py"
+}
+
+bindings tensorrt-bindings==8.6.1 8.6.1 tensorrt
+bindings tensorrt-cu12-bindings==10.3.0 10.3.0 tensorrt
+bindings tensorrt-cu13-bindings==10.13.3.9 10.13.3.9 tensorrt
+bindings tensorrt-cu13-bindings==11.4.0.106 11.4.0.106 tensorrt
+bindings tensorrt-lean-cu13-bindings==11.4.0.106 lean-11.4.0.106 tensorrt_lean
 
 for major in 8 10 11; do
     mkdir -p "$dest/stub/$major"

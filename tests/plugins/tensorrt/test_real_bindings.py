@@ -26,11 +26,11 @@ VERSIONS = ("8.6.1", "10.3.0", "10.13.3.9", "11.4.0.106")
 CLASSIFIER = HERE.parents[2] / "model_repository" / "efficientnet_lite0" / "1" / "model.onnx"
 
 PRELUDE = """
-import ctypes, importlib, sys
-name = sys.argv[1]
-trt = sys.modules[name] = importlib.import_module(f"{name}_bindings")
+import ctypes, sys
 from edge_server.plugins.tensorrt import library_adapter
+name = sys.argv[1]
 library = library_adapter.load_library(name)
+trt = library.trt
 """
 
 
@@ -176,6 +176,45 @@ if is_new and hasattr(trt, "Builder"):
 @pytest.mark.parametrize("version", VERSIONS)
 def test_tensorrt_can_call_the_allocator_the_logger_and_the_monitor(version: str) -> None:
     run(version, CALLED)
+
+
+OLD_DRIVER = "CUDA initialization failure with error: 35. Please check your CUDA installation"
+"""What TensorRT 8 and later log as a warning before their factories return nothing."""
+
+STARTS = """
+from edge_server.plugins.tensorrt.library_adapter import EngineFault
+try:
+    library.deserialise(b"plan")
+except EngineFault as fault:
+    print(fault)
+"""
+
+BUILDS_IN_CHILD = """
+import json, os
+from pathlib import Path
+from edge_server.plugins.tensorrt.builds.build_process import Bounds, BuildControl, build_job, run_child
+from edge_server.plugins.tensorrt.engine_order import EngineOrder
+order = EngineOrder("m", 1, Path(sys.argv[2]), name, library.version, 0, "fp32", ())
+control = BuildControl(lambda: "", lambda: "", lambda phase, percent: None, lambda why: None)
+outcome = run_child(build_job(order, Path("/none"), Path("/none"), None), Bounds(60.0), control)
+print(outcome.end, outcome.is_final, outcome.reason)
+"""
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_tensorrt_that_does_not_start_is_reported_with_its_own_line_and_the_cure(version: str) -> None:
+    words = (
+        rf"tensorrt {re.escape(version)} does not start: the driver is older .* \(it logged: {re.escape(OLD_DRIVER)}\)"
+    )
+    assert re.fullmatch(words, run(version, STARTS, STUB_LOG=OLD_DRIVER).strip())
+    told = run(version, BUILDS_IN_CHILD, str(CLASSIFIER), STUB_LOG=OLD_DRIVER).strip()
+    assert re.fullmatch(f"failed True {words}", told)
+
+
+def test_without_a_code_in_its_line_the_report_has_the_line_alone() -> None:
+    expected = "tensorrt 11.4.0.106 does not start: it logged: Unable to load library: libnvinfer_builder_resource"
+    line = "Unable to load library: libnvinfer_builder_resource"
+    assert run("11.4.0.106", STARTS, STUB_LOG=line).strip() == expected
 
 
 DOUBLED = {

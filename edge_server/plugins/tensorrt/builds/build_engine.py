@@ -137,11 +137,11 @@ def build_engine(
     _check_precision(order, library)
     try:
         library.load_plugins(tuple(filter(None, order.options.get("trt_extra_plugin_lib_paths", "").split(";"))))
+        builder = library.create("Builder")
     except EngineFault as error:
-        raise BuildFault(str(error), is_final=True) from error
+        raise BuildFault(str(error), is_final=not _lacks_memory(str(error))) from error
     report("Reading the model", 0.0)
     with library.logger.captured() as errors:
-        builder = trt.Builder(library.logger)
         network = library.make_network(builder)
         parser = trt.OnnxParser(network, library.logger)
         if not parser.parse_from_file(str(order.path)):
@@ -163,9 +163,8 @@ def build_engine(
             if is_cancelled():
                 raise BuildCancelled
             said = errors.text() or "no reason was given"
-            lacks_memory = any(sign in said.lower() for sign in _MEMORY_WORDS)
             raise BuildFault(
-                f"{library.name} builds no engine: {message_line(Exception(said))}", is_final=not lacks_memory
+                f"{library.name} builds no engine: {message_line(Exception(said))}", is_final=not _lacks_memory(said)
             )
     if is_cancelled():
         raise BuildCancelled
@@ -173,6 +172,10 @@ def build_engine(
     path = environment.folder / PLAN
     _write_atomically(path, plan)
     return BuiltEngine(path, hashlib.sha256(plan).hexdigest(), plan.nbytes, time.monotonic() - start_s)
+
+
+def _lacks_memory(said: str) -> bool:
+    return any(sign in said.lower() for sign in _MEMORY_WORDS)
 
 
 def _check_precision(order: EngineOrder, library: TensorRTLibrary) -> None:
