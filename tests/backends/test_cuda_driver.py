@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -70,8 +71,29 @@ def test_the_reason_for_no_gpu_is_found_without_a_runtime(fake_gpu: Any, monkeyp
     assert cuda_driver.unavailable_reason("libnone.so.1") == "there is no NVIDIA driver (libnone.so.1 does not load)"
     monkeypatch.setenv("FAKE_CUDA_COUNT", "0")
     assert cuda_driver.unavailable_reason(library) == "the NVIDIA driver finds no GPU"
-    monkeypatch.setenv("FAKE_CUDA_INIT", "803")
-    assert cuda_driver.unavailable_reason(library) == "the NVIDIA driver does not start (cuInit: CUresult 803)"
+    monkeypatch.setenv("FAKE_CUDA_INIT", "304")
+    assert cuda_driver.unavailable_reason(library) == "the NVIDIA driver does not start (cuInit: CUresult 304)"
+
+
+@pytest.mark.parametrize(
+    ("code", "cure"),
+    [
+        (3, "kernel module"),
+        (34, "stub .* LD_LIBRARY_PATH"),
+        (100, "nvidia-modprobe -u -c 0.* CUDA_VISIBLE_DEVICES"),
+        (801, "group render .* /dev/host1x-fence"),
+        (802, "still starting"),
+        (803, "start the machine again"),
+        (804, "LD_LIBRARY_PATH"),
+        (999, "nvidia-modprobe -u -c 0"),
+    ],
+)
+def test_a_driver_that_does_not_start_is_reported_with_the_cause_and_the_cure(
+    code: int, cure: str, fake_gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_CUDA_INIT", str(code))
+    reason = cuda_driver.unavailable_reason(str(fake_gpu.library))
+    assert re.match(rf"the NVIDIA driver does not start \(cuInit: CUresult {code}\): .*{cure}", reason)
 
 
 @pytest.mark.parametrize(

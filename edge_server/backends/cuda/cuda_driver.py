@@ -26,6 +26,38 @@ log = logging.getLogger(__name__)
 
 LIBRARY = "libcuda.so.1"
 
+_OLD_DRIVER = (
+    "the driver is older than the CUDA of the library that uses it: update the driver, or install the library for the "
+    "driver's CUDA (nvidia-smi shows it)"
+)
+_NO_UVM = (
+    "the kernel module nvidia-uvm is not loaded, or /dev/nvidia-uvm may not be opened: run `nvidia-modprobe -u -c 0` "
+    "as root before the server starts"
+)
+_START_FAULTS = {
+    2: "the GPU is out of memory",
+    3: "the driver's kernel module does not answer: see that it is loaded (lsmod), and who may open its files in /dev",
+    34: "the library that was found is the stub of the CUDA toolkit: take its folder out of LD_LIBRARY_PATH",
+    35: _OLD_DRIVER,
+    100: f"no GPU is visible: {_NO_UVM}; or CUDA_VISIBLE_DEVICES hides all GPUs",
+    222: _OLD_DRIVER,
+    801: "on a Jetson, the server's user may not open the GPU's files: add it to the group render (/dev/dri/renderD*), "
+    "and to the owner's group of /dev/host1x-fence",
+    802: "the GPUs are still starting: try again; machines with NVSwitch need nvidia-fabricmanager",
+    803: "the driver's kernel module and its library have different versions, as after an update: start the machine "
+    "again; in a container, mount the library of the machine's driver",
+    804: "this GPU does not support the compatibility library of a newer CUDA: take its folder (cuda-compat) out of "
+    "LD_LIBRARY_PATH",
+    999: _NO_UVM,
+}
+"""CUresult of cuInit, or the cudaError_t that TensorRT logs (equal numbers, cuda.h) -> cause and cure, which are from
+NVIDIA's documents and public reports."""
+
+
+def start_fault(code: int) -> str:
+    """Return the usual cause, and the cure, if CUDA does not start with this error; "" if there is no usual one."""
+    return _START_FAULTS.get(code, "")
+
 
 def unavailable_reason(library: str | None = None) -> str:
     """Return why no GPU can be used here, "" if one can. Creates no context and loads no runtime."""
@@ -36,7 +68,8 @@ def unavailable_reason(library: str | None = None) -> str:
         return f"there is no NVIDIA driver ({name} does not load)"
     code = driver.cuInit(0)
     if code != 0:
-        return f"the NVIDIA driver does not start (cuInit: CUresult {code})"
+        cause = start_fault(code)
+        return f"the NVIDIA driver does not start (cuInit: CUresult {code})" + (f": {cause}" if cause else "")
     count = ctypes.c_int(0)
     code = driver.cuDeviceGetCount(ctypes.byref(count))
     if code != 0 or count.value < 1:

@@ -6,6 +6,7 @@ All of them have the API of named tensors, which came with 8.5. Each difference 
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from edge_server.backends.cuda.cuda_driver import start_fault
 from edge_server.backends.runtime_errors import import_runtime
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendMissing
@@ -25,6 +27,9 @@ _TYPES = {
 """Name of a trt.DataType -> DType. FP8 and the 4-bit types are never inputs or outputs."""
 
 _KEPT_LINES = 8
+
+_START_CODE = re.compile(r"CUDA initialization failure with error:? (\d+)")
+"""Line of TensorRT whose factories return nothing. Since 8.5 it is a warning, before it was an error."""
 
 
 class EngineFault(Exception):
@@ -88,6 +93,17 @@ class TensorRTLibrary:
         head = self.version.split(".")[0]
         return int(head) if head.isdecimal() else 0
 
+    def create(self, factory: str) -> Any:
+        """Return a new `Runtime` or `Builder`. Raises EngineFault with TensorRT's own line, and the cause and the cure
+        if they are known: pybind11 says only that there is no object."""
+        # Some versions log the reason as a warning.
+        with self.logger.captured(with_warnings=True) as log, contextlib.suppress(TypeError):
+            return getattr(self.trt, factory)(self.logger)
+        code = _START_CODE.search(log.text())
+        cause = start_fault(int(code[1])) if code else ""
+        said = f"it logged: {log.text() or 'nothing'}"
+        raise EngineFault(f"{self.name} {self.version} does not start: " + (f"{cause} ({said})" if cause else said))
+
     # -- building -----------------------------------------------------------------------------------------------------
 
     @property
@@ -102,7 +118,10 @@ class TensorRTLibrary:
         return builder.create_network(0 if explicit is None else 1 << int(explicit))
 
     def set_target(self, config: Any, capability: tuple[int, int]) -> None:
-        """Build for a GPU of this compute capability. Does nothing here: this library builds for the present GPU."""
+        """Build for a GPU of this compute capability. Does nothing here: this library builds for the present GPU.
+
+        Raises EngineFault for one that the library does not know.
+        """
 
     def has_timing_cache(self) -> bool:
         """Return whether a timing cache shortens the next build."""
@@ -118,7 +137,7 @@ class TensorRTLibrary:
         with self._lock:
             runtime = self._runtimes.get(dla_core)
             if runtime is None:
-                runtime = self.trt.Runtime(self.logger)
+                runtime = self.create("Runtime")
                 if dla_core is not None:
                     check_dla_core(dla_core, runtime.num_DLA_cores)
                     runtime.DLA_core = dla_core
@@ -134,8 +153,12 @@ class TensorRTLibrary:
         if hasattr(self.trt, "init_libnvinfer_plugins"):
             self.trt.init_libnvinfer_plugins(self.logger, "")
         for path in paths:
-            if self.trt.get_plugin_registry().load_library(path) is None:
-                raise EngineFault(f"the plugin library '{path}' does not load")
+            with self.logger.captured() as errors:
+                handle = self.trt.get_plugin_registry().load_library(path)
+            if handle is None:
+                raise EngineFault(
+                    f"the plugin library '{path}' does not load: {errors.text() or 'no reason was given'}"
+                )
 
     def tensors(self, engine: Any) -> tuple[TensorInfo, ...]:
         """Return the engine's inputs and outputs. Raises EngineFault for an element type that requests cannot carry."""
@@ -282,10 +305,16 @@ class RtxLibrary(TensorRTLibrary):
     name = "tensorrt_rtx"
 
     def set_target(self, config: Any, capability: tuple[int, int]) -> None:
+        if capability == (0, 0):  # no particular GPU
+            return
         known = self.trt.ComputeCapability
         named = getattr(known, f"SM{capability[0]}{capability[1]}", None)
         if named is None:
-            return
+            names = ", ".join(sorted(name for name in dir(known) if name.startswith("SM")))
+            raise EngineFault(
+                f"{self.name} {self.version} builds no engines for the compute capability {capability[0]}."
+                f"{capability[1]} of this GPU, only for {names}: use the library tensorrt"
+            )
         config.num_compute_capabilities = 1
         config.set_compute_capability(named, 0)
 
@@ -340,9 +369,10 @@ def load_library(name: str) -> TensorRTLibrary:
 
 
 class CapturedErrors:
-    """The last error messages that TensorRT logged within a `with logger.captured()` block."""
+    """The last error messages that TensorRT logged within a `with logger.captured()` block; warnings too if asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, with_warnings: bool) -> None:
+        self.with_warnings = with_warnings
         self.lines: deque[str] = deque(maxlen=_KEPT_LINES)
 
     def text(self) -> str:
@@ -359,13 +389,13 @@ def make_logger(trt: ModuleType | Any) -> Any:
             self._captures: list[CapturedErrors] = []
 
         def log(self, severity: Any, message: str) -> None:
-            if severity <= base.Severity.ERROR:
-                for capture in list(self._captures):
+            for capture in list(self._captures):
+                if severity <= (base.Severity.WARNING if capture.with_warnings else base.Severity.ERROR):
                     capture.lines.append(" ".join(message.split()))
 
         @contextlib.contextmanager
-        def captured(self) -> Iterator[CapturedErrors]:
-            capture = CapturedErrors()
+        def captured(self, *, with_warnings: bool = False) -> Iterator[CapturedErrors]:
+            capture = CapturedErrors(with_warnings=with_warnings)
             self._captures.append(capture)
             try:
                 yield capture

@@ -40,14 +40,15 @@ def host(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> HostTensors:
         def get_tensor_location(self, name: str) -> Any:
             return self.trt.TensorLocation.HOST if name in names else self.trt.TensorLocation.DEVICE
 
-        def get_tensor_profile_shape(self, name: str, number: int) -> list[tuple[int, ...]]:
+        def get_tensor_profile_shape(self, name: str, profile_index: int) -> list[tuple[int, ...]]:
             assert name not in names, "a shape tensor has values in a profile, no shapes"
-            return super().get_tensor_profile_shape(name, number)  # type: ignore[no-any-return]
+            return super().get_tensor_profile_shape(name, profile_index)  # type: ignore[no-any-return]
 
-        def get_tensor_profile_values(self, number: int, name: str) -> list[list[int]]:
-            if not isinstance(number, int):
+        def get_tensor_profile_values(self, name: int, profile_index: str) -> list[list[int]]:
+            # NVIDIA's bindings have exchanged these two names: the number comes first.
+            if not isinstance(name, int):
                 raise TypeError("incompatible function arguments: the number comes first")
-            return [] if names.silent else [list(one) for one in names[name][number]]
+            return [] if names.silent else [list(one) for one in names[profile_index][name]]
 
         def create_execution_context(self, strategy: Any = None) -> Any:
             return Context(self, has_memory=strategy is None)
@@ -58,10 +59,10 @@ def host(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> HostTensors:
                 return tuple(shape) == self.engine.get_tensor_shape(name)
             return bool(super().set_input_shape(name, shape))
 
-        def set_tensor_address(self, name: str, address: int) -> bool:
+        def set_tensor_address(self, name: str, memory: int) -> bool:
             if name in names:
-                assert not self.engine.driver.fake_cuda_is_device(ctypes.c_void_p(address), 1), f"{name} is on the GPU"
-            return bool(super().set_tensor_address(name, address))
+                assert not self.engine.driver.fake_cuda_is_device(ctypes.c_void_p(memory), 1), f"{name} is on the GPU"
+            return bool(super().set_tensor_address(name, memory))
 
         def infer_shapes(self) -> list[str]:
             inputs = self.engine.inputs

@@ -107,7 +107,7 @@ def test_a_build_counts_the_layers_that_the_dla_can_run(
     element: int, count: int, gpu: Any, write_onnx: Callable[..., ModelFile], tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setenv("FAKE_DLA_CORES", "2")
-    environment = BuildEnvironment(tmp_path, (8, 7), tmp_path / "timing")
+    environment = BuildEnvironment(tmp_path, (8, 6), tmp_path / "timing")
     library = load_library("tensorrt_rtx")
     built = build_engine(
         order(graph(write_onnx, element)), environment, library, lambda *_: None, is_cancelled=lambda: False
@@ -121,7 +121,7 @@ def test_a_build_for_a_dla_core_that_is_not_there_ends_with_the_reason(
     gpu: Any, write_onnx: Callable[..., ModelFile], tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setenv("FAKE_DLA_CORES", "1")
-    environment = BuildEnvironment(tmp_path, (8, 7), tmp_path / "timing")
+    environment = BuildEnvironment(tmp_path, (8, 6), tmp_path / "timing")
     with pytest.raises(BuildFault, match=r"no DLA core 1 .*the cores here are 0 to 0") as raised:
         build_engine(
             order(graph(write_onnx)), environment, load_library("tensorrt_rtx"), lambda *_: None, lambda: False

@@ -16,6 +16,7 @@ from edge_server.backends.cuda import cuda_driver
 from edge_server.core.model_spec import DynamicBatching, InputSpec, InstanceGroup, InstanceKind, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, InvalidRequest, LoadError, OutOfMemory, SessionLost
+from edge_server.plugins.tensorrt.backend import make
 from edge_server.plugins.tensorrt.library_adapter import EngineFault
 
 onnx = pytest.importorskip("onnx")
@@ -146,6 +147,26 @@ def test_a_session_that_fails_to_open_releases_its_engine(
         _open_with_groups(double_plan, (PLAIN,))
     assert not backend._shared._entries
     assert gpu.live() == before
+
+
+def test_a_library_that_does_not_start_fails_the_load_and_releases_the_gpu(
+    gpu: Any, double_plan: ModelFile, job: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = make("tensorrt_rtx")
+    trt = backend._library.trt
+
+    def refuse(logger: Any) -> None:
+        logger.log(
+            trt.ILogger.WARNING, "CUDA initialization failure with error: 35. Please check your CUDA installation"
+        )
+        raise TypeError("pybind11::init(): factory function returned nullptr")
+
+    monkeypatch.setattr(trt, "Runtime", refuse)
+    with pytest.raises(
+        LoadError, match=r"tensorrt_rtx cannot load it: .* does not start: the driver is older .* error: 35"
+    ):
+        backend.open(job(double_plan, backend="tensorrt_rtx", device_id=0, **BATCHING))
+    assert gpu.live() == 0
 
 
 def test_a_gpu_hidden_from_cuda_is_reported(gpu: Any, double_plan: ModelFile) -> None:

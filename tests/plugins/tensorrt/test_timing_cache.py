@@ -97,8 +97,8 @@ class Timed:
     def has_timing_cache(self) -> bool:
         return True
 
-    def Builder(self, logger: Any) -> Builder:
-        return Builder(self.real.trt.Builder(logger), self.given, builds=self.builds)
+    def create(self, factory: str) -> Builder:
+        return Builder(self.real.create(factory), self.given, builds=self.builds)
 
 
 @pytest.fixture
@@ -156,3 +156,15 @@ def test_an_engine_is_kept_even_if_its_timings_cannot_be_saved(
     run(timed, order, tmp_path)
     assert (tmp_path / "engine.plan").stat().st_size > 0
     assert not list(tmp_path.glob("*.part"))
+
+
+@pytest.mark.parametrize("capability", [(8, 7), (9, 0), (11, 0)])
+def test_an_unknown_compute_capability_is_refused_before_the_build(
+    order: EngineOrder, tmp_path: Path, capability: tuple[int, int]
+) -> None:
+    """TensorRT for RTX would build for another GPU, and the engine would not load."""
+    site, library = BuildEnvironment(tmp_path, capability, tmp_path / "timing.cache"), load_library("tensorrt_rtx")
+    given = f"{capability[0]}.{capability[1]} of this GPU, only for SM120, .*: use the library tensorrt"
+    with pytest.raises(BuildFault, match=given) as failed:
+        build_engine(order, site, library, lambda phase, percent: None, lambda: False)
+    assert failed.value.is_final

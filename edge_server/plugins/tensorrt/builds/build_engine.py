@@ -139,11 +139,11 @@ def build_engine(
     _check_precision(order, library)
     try:
         library.load_plugins(tuple(filter(None, order.options.get("trt_extra_plugin_lib_paths", "").split(";"))))
+        builder = library.create("Builder")
     except EngineFault as error:
-        raise BuildFault(str(error), is_final=True) from error
+        raise BuildFault(str(error), is_final=not _lacks_memory(str(error))) from error
     report("Reading the model", 0.0)
     with library.logger.captured() as errors:
-        builder = trt.Builder(library.logger)
         if "trt_dla_core" in order.options:
             try:
                 check_dla_core(int(order.options["trt_dla_core"]), builder.num_DLA_cores)
@@ -178,9 +178,8 @@ def build_engine(
                 said += (
                     "; a build for a DLA needs NVIDIA's DLA compiler (libnvdla_compiler.so), which JetPack 7.2 lacks"
                 )
-            lacks_memory = any(sign in said.lower() for sign in _MEMORY_WORDS)
             raise BuildFault(
-                f"{library.name} builds no engine: {message_line(Exception(said))}", is_final=not lacks_memory
+                f"{library.name} builds no engine: {message_line(Exception(said))}", is_final=not _lacks_memory(said)
             )
     if is_cancelled():
         raise BuildCancelled
@@ -189,6 +188,10 @@ def build_engine(
     _write_atomically(path, plan)
     took_s = time.monotonic() - start_s
     return BuiltEngine(path, hashlib.sha256(plan).hexdigest(), plan.nbytes, took_s, dla_layers)
+
+
+def _lacks_memory(said: str) -> bool:
+    return any(sign in said.lower() for sign in _MEMORY_WORDS)
 
 
 def _check_precision(order: EngineOrder, library: TensorRTLibrary) -> None:
@@ -210,7 +213,10 @@ def _check_precision(order: EngineOrder, library: TensorRTLibrary) -> None:
 
 def _configure(config: Any, order: EngineOrder, environment: BuildEnvironment, library: TensorRTLibrary) -> None:
     trt, flags = library.trt, library.trt.BuilderFlag
-    library.set_target(config, environment.capability)
+    try:
+        library.set_target(config, environment.capability)
+    except EngineFault as error:
+        raise BuildFault(str(error), is_final=True) from error
     wanted = _FLAGS[order.precision]
     if order.precision == "best" and onnx_file_info.arithmetic(order.path) == "int8":
         wanted = (*wanted, "INT8")

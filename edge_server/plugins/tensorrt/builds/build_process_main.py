@@ -74,7 +74,8 @@ def main() -> int:
         end = {"end": "failed", "reason": f"the engine is not used: {error}", "is_final": True}
     except (ValueError, OSError) as error:
         end = {"end": "failed", "reason": f"the model cannot be read: {message_line(error)}", "is_final": True}
-    except (EngineFault, CudaFault) as error:
+    except (EngineFault, CudaFault, RuntimeError, TypeError) as error:
+        # The last two are those of TensorRT's bindings.
         end = {"end": "failed", "reason": message_line(error), "is_final": False}
     lines.write(**end)
     # Without the interpreter's exit: libraries that are unloaded in the wrong order crash. All files are written.

@@ -61,8 +61,8 @@ def install(trt: Any, library: str) -> None:
             # A true one logs an error, and keeps what it had.
             self._dla_core = core if 0 <= core < _dla_cores() else self._dla_core
 
-        def deserialize_cuda_engine(self, plan: bytes) -> EngineDouble | None:
-            found = _find(hashlib.sha256(plan).hexdigest())
+        def deserialize_cuda_engine(self, serialized_engine: bytes) -> EngineDouble | None:
+            found = _find(hashlib.sha256(serialized_engine).hexdigest())
             if found is None:
                 self._logger.log(trt.ILogger.ERROR, "Serialization assertion failed: magic tag does not match")
                 return None
@@ -202,7 +202,7 @@ class EngineDouble:
         self.num_io_tensors = len(self.names)
         self.num_optimization_profiles = len(self.profiles)
 
-    def node(self, name: str) -> Any:
+    def _node(self, name: str) -> Any:
         return self.inputs.get(name) or self.outputs[name]
 
     def get_tensor_name(self, index: int) -> str:
@@ -212,33 +212,33 @@ class EngineDouble:
         return self.trt.TensorIOMode.INPUT if name in self.inputs else self.trt.TensorIOMode.OUTPUT
 
     def get_tensor_dtype(self, name: str) -> Any:
-        return getattr(self.trt.DataType, _TYPES[self.node(name).type][0])
+        return getattr(self.trt.DataType, _TYPES[self._node(name).type][0])
 
     def get_tensor_shape(self, name: str) -> tuple[int, ...]:
-        return tuple(size if isinstance(size, int) else -1 for size in self.node(name).shape)
+        return tuple(size if isinstance(size, int) else -1 for size in self._node(name).shape)
 
     def get_tensor_location(self, name: str) -> Any:
         return self.trt.TensorLocation.DEVICE
 
-    def layout(self, name: str, shape: tuple[int, ...]) -> Layout | None:
+    def _layout(self, name: str, shape: tuple[int, ...]) -> Layout | None:
         """Return where the elements of a tensor are; None if it is linear."""
         form = self.formats.get(name, "LINEAR")
-        return None if form == "LINEAR" else Layout(form, shape, np.dtype(_TYPES[self.node(name).type][1]).itemsize)
+        return None if form == "LINEAR" else Layout(form, shape, np.dtype(_TYPES[self._node(name).type][1]).itemsize)
 
     def get_tensor_format(self, name: str, profile_index: int = 0) -> Any:
         assert 0 <= profile_index < self.num_optimization_profiles
         return getattr(self.trt.TensorFormat, self.formats.get(name, "LINEAR"))
 
     def get_tensor_vectorized_dim(self, name: str, profile_index: int = 0) -> int:
-        layout = self.layout(name, tuple(max(size, 1) for size in self.get_tensor_shape(name)))
+        layout = self._layout(name, tuple(max(size, 1) for size in self.get_tensor_shape(name)))
         return -1 if layout is None else layout.vectorized_dim
 
     def get_tensor_components_per_element(self, name: str, profile_index: int = 0) -> int:
-        layout = self.layout(name, tuple(max(size, 1) for size in self.get_tensor_shape(name)))
+        layout = self._layout(name, tuple(max(size, 1) for size in self.get_tensor_shape(name)))
         return 1 if layout is None else layout.components
 
-    def get_tensor_profile_shape(self, name: str, number: int) -> list[tuple[int, ...]]:
-        return [tuple(shape) for shape in self.profiles[number][name]]
+    def get_tensor_profile_shape(self, name: str, profile_index: int) -> list[tuple[int, ...]]:
+        return [tuple(shape) for shape in self.profiles[profile_index][name]]
 
     def create_execution_context(self, strategy: Any = None) -> ContextDouble:
         return ContextDouble(self, has_memory=strategy is None)
@@ -276,8 +276,8 @@ class ContextDouble:
         self.addresses: dict[str, int] = {}
         self.allocators: dict[str, Any] = {}
 
-    def set_device_memory(self, address: int, size: int) -> None:
-        assert self.engine.driver.fake_cuda_is_device(address, size)
+    def set_device_memory(self, memory: int, size: int) -> None:
+        assert self.engine.driver.fake_cuda_is_device(memory, size)
         self.has_memory = True
 
     @property
@@ -294,11 +294,11 @@ class ContextDouble:
         self.engine.logger.log(self.engine.trt.ILogger.ERROR, said)
         return False
 
-    def set_optimization_profile_async(self, number: int, stream: int) -> bool:
-        if not self._may_have(number):
+    def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
+        if not self._may_have(profile_index):
             return False
-        self.profile, self.shapes = number, {}
-        return 0 <= number < len(self.engine.profiles)
+        self.profile, self.shapes = profile_index, {}
+        return 0 <= profile_index < len(self.engine.profiles)
 
     def set_input_shape(self, name: str, shape: Any) -> bool:
         if self.profile < 0:
@@ -321,40 +321,41 @@ class ContextDouble:
         known: dict[str, int] = {}
         for given, shape in self.shapes.items():
             known.update(
-                {k: v for k, v in zip(self.engine.node(given).shape, shape, strict=True) if isinstance(k, str)}
+                {k: v for k, v in zip(self.engine._node(given).shape, shape, strict=True) if isinstance(k, str)}
             )
-        return tuple(size if isinstance(size, int) else known.get(size, -1) for size in self.engine.node(name).shape)
+        return tuple(size if isinstance(size, int) else known.get(size, -1) for size in self.engine._node(name).shape)
 
     def get_tensor_strides(self, name: str) -> Any:
         shape = self.get_tensor_shape(name)
         if min(shape, default=0) < 0:
             return UnknownDims()
-        layout = self.engine.layout(name, shape)
+        layout = self.engine._layout(name, shape)
         if layout is None:
             return [int(np.prod(shape[axis + 1 :])) for axis in range(len(shape))]
         return list(layout.strides)
 
-    def set_tensor_address(self, name: str, address: int) -> bool:
-        self.addresses[name] = address
+    def set_tensor_address(self, name: str, memory: int) -> bool:
+        self.addresses[name] = memory
         return True
 
-    def set_output_allocator(self, name: str, allocator: Any) -> bool:
-        self.allocators[name] = allocator
+    def set_output_allocator(self, name: str, output_allocator: Any) -> bool:
+        self.allocators[name] = output_allocator
         return True
 
-    def execute_async_v3(self, stream: int) -> bool:
+    def execute_async_v3(self, stream_handle: int) -> bool:
         if not self.has_memory or os.environ.get("FAKE_ENGINE_FAULT") == "refuse":
             self.engine.logger.log(self.engine.trt.ILogger.ERROR, "enqueueV3: told to refuse, or has no memory")
             return False
-        if self.engine.driver.fake_cuda_is_capturing(stream):
+        if self.engine.driver.fake_cuda_is_capturing(stream_handle):
             rows = next(iter(self.shapes.values()))[0]
             if os.environ.get("FAKE_ENGINE_FAULT") in ("no graph", f"no graph of {rows}"):
-                self.engine.driver.fake_cuda_break_capture(stream)
+                self.engine.driver.fake_cuda_break_capture(stream_handle)
                 self.engine.logger.log(self.engine.trt.ILogger.ERROR, "enqueueV3: operation not permitted in a capture")
                 return False
             number = next(_numbers)
             _recorded[number] = self._run
-            assert self.engine.driver.fake_cuda_record(stream, ctypes.cast(_replay, ctypes.c_void_p), number) == 0
+            replay = ctypes.cast(_replay, ctypes.c_void_p)
+            assert self.engine.driver.fake_cuda_record(stream_handle, replay, number) == 0
             return True
         return self._run()
 
@@ -380,7 +381,7 @@ class ContextDouble:
         return True
 
     def _read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        layout = self.engine.layout(name, shape)
+        layout = self.engine._layout(name, shape)
         if layout is None:
             return self._memory(name, shape).copy()
         memory = self._memory(name, (layout.count,))
@@ -390,7 +391,7 @@ class ContextDouble:
         return memory[layout.offsets] + memory.dtype.type(memory[padding].any())  # type: ignore[no-any-return]
 
     def _write(self, name: str, values: np.ndarray) -> None:
-        layout = self.engine.layout(name, values.shape)
+        layout = self.engine._layout(name, values.shape)
         if layout is None:
             self._memory(name, values.shape)[...] = values
             return
@@ -399,7 +400,7 @@ class ContextDouble:
         memory[layout.offsets] = values
 
     def _memory(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        dtype = np.dtype(_TYPES[self.engine.node(name).type][1])
+        dtype = np.dtype(_TYPES[self.engine._node(name).type][1])
         size = int(np.prod(shape)) * dtype.itemsize
         address = self.addresses[name]
         assert size == 0 or self.engine.driver.fake_cuda_is_known(address, size), f"{name}: {size} bytes are not there"
