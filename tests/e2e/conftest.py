@@ -159,11 +159,12 @@ def start(
                 *limited, str(COMMAND), "serve", f"--model-repository={repository}",
                 "--http-port=0", "--grpc-port=0", "--metrics-port=0", *flags,
             ],
-            stdout=subprocess.PIPE, stderr=stderr, text=True, env=clean_environment(environment),
+            stdout=subprocess.PIPE, stderr=stderr, text=True,
+            env={"PYTHONFAULTHANDLER": "1", **clean_environment(environment)},
         )  # fmt: skip
     server = ServerProcess(process, stderr_path=stderr_path)
-    # A server that hangs while starting is ended, so that the read below ends too.
-    limit = threading.Timer(START_LIMIT_S, process.kill)
+    # A server that hangs while starting is ended, so that the read below ends too, and says where its threads are.
+    limit = threading.Timer(START_LIMIT_S, process.send_signal, (signal.SIGABRT,))
     limit.start()
     try:
         assert process.stdout is not None
