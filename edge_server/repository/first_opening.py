@@ -10,13 +10,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from edge_server.errors import LoadError
-from edge_server.json_child_process import JsonProcess
+from edge_server.json_child_process import JsonProcess, ReceiveTimeout
 from edge_server.repository.pbtxt import ConfigMessage, write_json
 from edge_server.repository.runtime_times import RuntimeTimes
 
 log = logging.getLogger(__name__)
 
 MODULE = "edge_server.repository.first_opening_main"
+
+TIMEOUT_S = 600.0
+"""A file that takes longer is opened without it: a process that hangs must not hold up the other models for ever."""
 
 
 class FirstOpenings:
@@ -76,9 +79,12 @@ def _open_in_child(job: Mapping[str, object]) -> str:
         return ""
     try:
         child.send(job)
-        if child.receive(None) is not None:
+        if child.receive(TIMEOUT_S) is not None:
             return ""
         child.join()
         return child.exit_description()
+    except ReceiveTimeout:
+        log.warning("model '%s' is opened here: a process of its own needs over %.0f s", job["model"], TIMEOUT_S)
+        return ""
     finally:
         child.kill()

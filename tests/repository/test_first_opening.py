@@ -66,6 +66,15 @@ def test_a_file_that_ends_the_process_is_refused_each_time(
             open_first()
 
 
+def test_a_process_that_hangs_does_not_hold_up_the_load(
+    open_first: Callable[[], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(first_opening, "MODULE", "code")  # an interpreter that waits for more input
+    monkeypatch.setattr(first_opening, "TIMEOUT_S", 0.5)
+    open_first()
+    assert "model 'm' is opened here: a process of its own needs over" in caplog.text
+
+
 def test_a_file_that_ends_openvino_is_refused_with_the_signal(file: Path, open_first: Callable[[], None]) -> None:
     # Pad needs a second input.
     tensors = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 2]) for name in "xy"]
