@@ -63,6 +63,12 @@ PATTERNS = (
             lambda n: ".)" * (n // 4) + "." + ")" * (n // 2)),
     Foreign("plugins.speech.synthesis.espeak_phonemes:_LAST_CHARACTERS", "match", ANCHORED, lambda n: "!" * n + "a"),
     Foreign("plugins.speech.synthesis.espeak_phonemes:_CLAUSE_END", "search", ONE_RUN, lambda n: "\n" + " " * n),
+    # -- the files of a board
+    Foreign("plugins.doctor.collect:_IDENTIFIERS", "sub", "a name before @ begins where no character of one is before",
+            lambda n: "1" * n),
+    Foreign("plugins.doctor.collect:_IDENTIFIERS", "sub", "a group of an address has four digits at most",
+            lambda n: "1:" * (n // 2)),
+    Foreign("plugins.doctor.collect:_IPV4", "sub", "a group has three digits at most", lambda n: "1." * (n // 2)),
     # -- clients and models: prompts, answers, grammars
     Foreign("plugins.language.text.text_grammar:_TOKEN", "match", ANCHORED, lambda n: '"' + "\\n" * (n // 2)),
     Foreign("plugins.language.text.text_grammar:_TOKEN", "match", ANCHORED, lambda n: "a" + " " * n),

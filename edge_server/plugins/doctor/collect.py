@@ -64,7 +64,7 @@ _ORDINARY = {
 """Words that tell no machine or user from others: a user `nvidia`, a host `orin-nano`."""
 _IDENTIFIERS = re.compile(
     r"(?:[0-9a-f]{0,4}:){4,7}[0-9a-f]{0,4}|[0-9a-f]{1,4}::[0-9a-f:]*|[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}"
-    r"|\b[0-9a-f]{32}\b|[\w.+-]+@[\w-]+\.[\w.]+",
+    r"|\b[0-9a-f]{32}\b|(?<![\w.+-])[\w.+-]+@[\w-]+\.[\w.]+",
     re.IGNORECASE,
 )
 """MAC and IPv6 addresses, UUIDs, machine ids, addresses of mail."""
