@@ -56,7 +56,8 @@ MODULES = {
 """Extra -> what its first use, by a model, a camera or a viewer, imports."""
 LARGE = {"jax", "llm", "llm-onnx", "ray"}
 OTHERS = {
-    "gpu", "lint", "pycuda", "pytorch", "rich", "tensorflow", "tensorrt", "tensorrt_rtx", "test", "test-all",
+    "gpu", "lint", "onnxruntime-gpu", "pycuda", "pytorch", "rich", "tensorflow", "tensorrt", "tensorrt-lean",
+    "tensorrt-rtx", "test", "test-all",
 }  # fmt: skip
 """Gigabytes, a GPU, nothing, or what the tests themselves run with."""
 

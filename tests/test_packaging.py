@@ -53,6 +53,11 @@ def wanted(metadata: importlib.metadata.PackageMetadata, extra: str, target: dic
 def test_cpu_and_gpu_name_the_devices_that_such_a_machine_uses(metadata: importlib.metadata.PackageMetadata) -> None:
     assert wanted(metadata, "cpu", X86) == {"opencv-python-headless", "onnxruntime", "openvino"}
     assert wanted(metadata, "gpu", X86) == {"opencv-python-headless", "onnxruntime-gpu", "tensorrt"}
+    # What PyPI has without NVIDIA's index, on both.
+    assert wanted(metadata, "onnxruntime-gpu", X86) == {"onnxruntime-gpu"}
+    for target in (X86, ARM):
+        assert wanted(metadata, "tensorrt-rtx", target) == {"tensorrt-rtx-cu13"}
+        assert wanted(metadata, "tensorrt-lean", target) == {"tensorrt-lean-cu13"}
     # A Jetson's TensorRT comes with its system, and PyPI has no onnxruntime-gpu for it.
     assert wanted(metadata, "gpu", ARM) == {"opencv-python-headless"}
 

@@ -21,11 +21,14 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 SOURCE = Path(__file__).parents[2]
 EXTRAS = tomllib.loads((SOURCE / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
-# `gpu` and `tensorrt` name what is for x86-64 alone, and `tensorrt_rtx` begins with a source package. `lint` and
-# `test-all` are for the project's work.
-LEFT_OUT = {"gpu", "tensorrt", "tensorrt_rtx", "lint", "test-all"}
-WITHOUT_WHEELS = {("pycuda", "3.10"), ("pycuda", "3.12"), ("llm-onnx", "3.10")}
-"""pycuda is built from its source. ONNX Runtime GenAI 0.18 needs Python 3.11, on x86-64 too."""
+# `gpu`, `onnxruntime-gpu` and `tensorrt` name what is for x86-64 alone; `lint` and `test-all` are for our own work.
+LEFT_OUT = {"gpu", "onnxruntime-gpu", "tensorrt", "lint", "test-all"}
+WITHOUT_WHEELS = {
+    *((extra, python) for extra in ("pycuda", "tensorrt-lean", "tensorrt-rtx") for python in ("3.10", "3.12")),
+    ("llm-onnx", "3.10"),
+}
+"""pycuda is built from its source. NVIDIA's two are small source packages whose bindings and libraries have wheels.
+ONNX Runtime GenAI 0.18 needs Python 3.11, on x86-64 too."""
 
 
 @pytest.mark.parametrize("python", ["3.10", "3.12"])

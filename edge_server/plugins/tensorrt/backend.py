@@ -25,6 +25,7 @@ from edge_server.backends import onnx_file_info
 from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, SessionInfo
 from edge_server.backends.cuda import cuda_driver
 from edge_server.backends.model_description import bounded_metadata, is_batchable
+from edge_server.backends.option_parsers import yes_or_no
 from edge_server.backends.runtime_errors import existing_file, file_title, load_error, message_line
 from edge_server.backends.shared_models import SharedModels, fingerprint
 from edge_server.core.model_spec import InputSpec, InstanceGroup, OutputSpec
@@ -36,6 +37,7 @@ from edge_server.plugins.tensorrt.engine_source import EngineSource
 from edge_server.plugins.tensorrt.library_adapter import EngineFault, load_library
 from edge_server.plugins.tensorrt.plan_file import read_plan
 from edge_server.plugins.tensorrt.session import EngineUse, TensorRTSession
+from edge_server.plugins.tensorrt.settings import VERSION_COMPATIBLE
 
 _TYPES = {
     1: DType.FP32, 2: DType.UINT8, 3: DType.INT8, 4: DType.UINT16, 5: DType.INT16, 6: DType.INT32, 7: DType.INT64,
@@ -67,6 +69,15 @@ class TensorRTBackend(Backend):
         self._library = load_library(name)
         self._shared: SharedModels[Any] = SharedModels()
 
+    @property
+    def has_builder(self) -> bool:
+        """Whether the library can build engines: its lean runtime cannot."""
+        return self._library.has_builder
+
+    def allow_host_code(self) -> None:
+        """Open version-compatible plans from now on, whose code for the host runs in this process."""
+        self._library.allows_host_code = True
+
     def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature:
         path = existing_file(file, self.default_filename)
         if path.suffix.lower() == ".onnx":
@@ -87,9 +98,17 @@ class TensorRTBackend(Backend):
                 "KIND_CPU, or there is no GPU"
             )
         _require_gpu(job.file, job.device_id)
+        # Not of the model's parameters: its author must not allow it. A child process learns it here.
+        if yes_or_no(job.spec.name, job.settings, VERSION_COMPATIBLE, False):
+            self.allow_host_code()
         if path.suffix.lower() != ".onnx":
             return self._open_plan(job, path, "as the model says", "")
         # An ONNX file needs an engine that was built for it.
+        if not self.has_builder:
+            raise LoadError(
+                f"model '{job.spec.name}': {self._library.name} builds no engine of an ONNX file: install the full "
+                "library (extra tensorrt), or give it a version-compatible plan as model.plan"
+            )
         order = engine_order(job.spec, job.file, job.device_id, self.name, self._library.version, job.settings)
         source = job.server.plugin("tensorrt") if job.server is not None else None
         engine = source.find_engine(order) if isinstance(source, EngineSource) else None
@@ -148,7 +167,7 @@ class TensorRTBackend(Backend):
                 if digest:
                     options["engine"] = digest
                 info = SessionInfo(
-                    f"{self.name} {self._library.version}",
+                    f"{self._library.name} {self._library.version}",
                     f"GPU:{job.device_id}",
                     precision,
                     options,

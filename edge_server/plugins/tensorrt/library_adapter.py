@@ -1,4 +1,4 @@
-"""Adapter to the libraries TensorRT 8.5 to 11 and TensorRT for RTX, which hides their differences.
+"""Adapter to the libraries TensorRT 8.5 to 11, its lean runtime, and TensorRT for RTX, which hides their differences.
 
 All of them have the API of named tensors, which came with 8.5. Each difference is in one method.
 """
@@ -79,7 +79,8 @@ class TensorRTLibrary:
     needs = "Builder"
 
     def __init__(self) -> None:
-        self.trt: Any = import_runtime(self.name, self.needs)
+        # Not every pip finds an extra by a name with underscores.
+        self.trt: Any = import_runtime(self.name, self.needs, self.name.replace("_", "-"))
         self.version: str = getattr(self.trt, "__version__", "of unknown version")
         if not hasattr(self.trt.ICudaEngine, "get_tensor_name"):
             raise BackendMissing(f"{self.name} {self.version} is too old: 8.5 is the first that is supported")
@@ -87,6 +88,8 @@ class TensorRTLibrary:
         self._lock = threading.Lock()
         self._runtimes: dict[int | None, Any] = {}
         """A runtime for each DLA core, as TensorRT has it, and one without."""
+        self.allows_host_code = False
+        """Whether plans are opened that hold code for this process, as version-compatible ones do. It is only set."""
 
     @property
     def major(self) -> int:
@@ -105,6 +108,10 @@ class TensorRTLibrary:
         raise EngineFault(f"{self.name} {self.version} does not start: " + (f"{cause} ({said})" if cause else said))
 
     # -- building -----------------------------------------------------------------------------------------------------
+
+    @property
+    def has_builder(self) -> bool:
+        return hasattr(self.trt, "Builder")
 
     @property
     def builds_types_of_file(self) -> bool:
@@ -142,11 +149,23 @@ class TensorRTLibrary:
                     check_dla_core(dla_core, runtime.num_DLA_cores)
                     runtime.DLA_core = dla_core
                 self._runtimes[dla_core] = runtime
+            if self.allows_host_code:
+                runtime.engine_host_code_allowed = True
             with self.logger.captured() as errors:
                 engine = runtime.deserialize_cuda_engine(plan)
             if engine is None:
-                raise EngineFault(errors.text() or "it was made by another version, for another GPU, or is damaged")
+                said = errors.text() or "it was made by another version, for another GPU, or is damaged"
+                raise EngineFault(said + self._refusal_hint(said))
         return engine
+
+    def _refusal_hint(self, said: str) -> str:
+        """Return what may help with a plan that was refused, as the end of the message."""
+        if "EngineHostCodeAllowed" not in said:
+            return ""
+        return (
+            "; the plan is version compatible and holds code that would run in this process: if you trust all plans of "
+            "this server, start it with --backend-config=tensorrt,version-compatible=true"
+        )
 
     def load_plugins(self, paths: tuple[str, ...]) -> None:
         """Register the plugins of TensorRT itself, and of the given libraries. Raises EngineFault."""
@@ -298,6 +317,18 @@ class TensorRTLibrary:
         return Allocator()
 
 
+class LeanLibrary(TensorRTLibrary):
+    """The `tensorrt_lean` package, which serves the backend `tensorrt` where the full library is missing. It has no
+    builder, and opens version-compatible plans only."""
+
+    name = "tensorrt_lean"
+    needs = "Runtime"
+
+    def _refusal_hint(self, said: str) -> str:
+        hint = super()._refusal_hint(said)
+        return hint or f"; {self.name} opens only plans that were built with the flag VERSION_COMPATIBLE"
+
+
 class RtxLibrary(TensorRTLibrary):
     """The `tensorrt_rtx` package. It compiles for the GPU when an execution context is created. So engines are built
     for a named target, without a GPU and without timing."""
@@ -347,7 +378,12 @@ def _format_of(engine: Any, name: str) -> dict[str, Any]:
         except TypeError:  # TensorRT 8.5 has one format for all profiles
             return {method(name)}
 
-    formats = sorted(item.name for item in ask(engine.get_tensor_format))
+    try:
+        formats = sorted(item.name for item in ask(engine.get_tensor_format))
+    except TypeError:
+        # The lean runtime's bindings lack TensorFormat. The text is that of ICudaEngine::getTensorFormatDesc.
+        texts = ask(engine.get_tensor_format_desc)
+        formats = sorted("LINEAR" if re.match("row.major linear", text.lower()) else text for text in texts)
     if formats == ["LINEAR"]:
         return {}
     dims, sizes = ask(engine.get_tensor_vectorized_dim), ask(engine.get_tensor_components_per_element)
@@ -364,8 +400,14 @@ _LIBRARIES: dict[str, type[TensorRTLibrary]] = {"tensorrt": TensorRTLibrary, "te
 
 
 def load_library(name: str) -> TensorRTLibrary:
-    """Import `tensorrt` or `tensorrt_rtx`. Raises BackendMissing."""
-    return _LIBRARIES[name]()
+    """Import `tensorrt`, or where it is missing its lean runtime, or `tensorrt_rtx`. Raises BackendMissing."""
+    try:
+        return _LIBRARIES[name]()
+    except BackendMissing:
+        if name == "tensorrt":
+            with contextlib.suppress(BackendMissing):
+                return LeanLibrary()
+        raise
 
 
 class CapturedErrors:

@@ -3,18 +3,23 @@ status about them."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge_server.backends import load_backend
+from edge_server.backends.option_parsers import yes_or_no
 from edge_server.config import ServerConfig
+from edge_server.config.server_config import settings_of_backend
+from edge_server.errors import LoadError
 from edge_server.frontends.http.routes import Route
 from edge_server.plugin import RunningPlugin, ServingCore, StatusPart
 from edge_server.plugins.tensorrt.builds.build_requirements import supported_library
 from edge_server.plugins.tensorrt.builds.http_routes import engine_routes, engines_json
 from edge_server.plugins.tensorrt.engine_source import EngineSource
-from edge_server.plugins.tensorrt.settings import EngineConfig
+from edge_server.plugins.tensorrt.settings import VERSION_COMPATIBLE, EngineConfig
 from edge_server.telemetry.metrics_page import Family
 
 if TYPE_CHECKING:
@@ -35,6 +40,16 @@ class EngineBuilds(RunningPlugin, EngineSource):
         self._library = supported_library(libraries) if settings.is_enabled else ""
         if self._library:
             self.onnx_backends = (self._library,)
+        # A plan is inspected before its backend gets the settings.
+        for name in libraries:
+            # The load of a model says that a library is missing, or that the value is no switch.
+            with contextlib.suppress(LoadError):
+                if yes_or_no("", settings_of_backend(config.backends, name), VERSION_COMPATIBLE, False):
+                    backend = load_backend(name)
+                    from edge_server.plugins.tensorrt.backend import TensorRTBackend
+
+                    assert isinstance(backend, TensorRTBackend)
+                    backend.allow_host_code()
         if settings.cache_dir:
             # OpenVINO compiles models for GPUs and NPUs: they are kept beside the engines.
             folder = Path(settings.cache_dir).parent / "openvino"

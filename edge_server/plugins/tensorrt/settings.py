@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from edge_server.config.setting import BOOLEAN, OPTIONAL_PATH, integer, number, setting
 
+VERSION_COMPATIBLE = "version-compatible"
+"""Key of `--backend-config=tensorrt,...`, as in Triton: opens plans that may hold code for the host."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:

@@ -13,11 +13,14 @@ import pytest
 from edge_server.backends import load_backend
 from edge_server.backends.base import ModelFile
 from edge_server.backends.cuda import cuda_driver
+from edge_server.config.merge_settings import parse_serve
 from edge_server.core.model_spec import DynamicBatching, InputSpec, InstanceGroup, InstanceKind, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, InvalidRequest, LoadError, OutOfMemory, SessionLost
+from edge_server.plugin import own_plugins
 from edge_server.plugins.tensorrt.backend import make
 from edge_server.plugins.tensorrt.library_adapter import EngineFault
+from edge_server.plugins.tensorrt.plugin import PLUGIN
 
 onnx = pytest.importorskip("onnx")
 helper, TensorProto = onnx.helper, onnx.TensorProto
@@ -167,6 +170,44 @@ def test_a_library_that_does_not_start_fails_the_load_and_releases_the_gpu(
     ):
         backend.open(job(double_plan, backend="tensorrt_rtx", device_id=0, **BATCHING))
     assert gpu.live() == 0
+
+
+def test_code_in_plans_is_allowed_by_the_operators_settings_not_by_a_model(
+    gpu: Any, double_plan: ModelFile, job: Callable[..., Any]
+) -> None:
+    backend = make("tensorrt_rtx")
+    common = {**BATCHING, "backend": "tensorrt_rtx", "device_id": 0}
+    backend.open(job(double_plan, **common, parameters={"version-compatible": "true"})).close()
+    assert backend._library.allows_host_code is False
+    with pytest.raises(LoadError, match="version-compatible must be yes or no, got 'perhaps'"):
+        backend.open(job(double_plan, **common, settings={"version-compatible": "perhaps"}))
+    backend.open(job(double_plan, **common, settings={"version-compatible": "true"})).close()
+    assert backend._library.allows_host_code is True
+
+
+@pytest.mark.parametrize(("value", "is_allowed"), [("true", True), ("false", False), ("perhaps", False)])
+def test_a_plan_with_code_is_inspected_under_the_operators_settings(
+    value: str, is_allowed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = load_backend("tensorrt_rtx")._library
+    monkeypatch.setattr(library, "allows_host_code", False)
+    flags = [
+        "--model-repository=.",
+        "--engine-builder=false",
+        f"--backend-config=tensorrt_rtx,version-compatible={value}",
+    ]
+    PLUGIN.prepare(parse_serve(flags, {}, own_plugins()).config)
+    assert library.allows_host_code is is_allowed
+
+
+def test_an_onnx_file_is_refused_where_the_library_has_no_builder(
+    gpu: Any, write_onnx: Callable[..., ModelFile], job: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = make("tensorrt_rtx")
+    monkeypatch.delattr(backend._library.trt, "Builder")
+    file = write_onnx([helper.make_node("Add", ["X", "X"], ["Y"])], [("X", FLOAT, ["n", 4])], [("Y", FLOAT, ["n", 4])])
+    with pytest.raises(LoadError, match=r"builds no engine of an ONNX file: install the full library"):
+        backend.open(job(file, backend="tensorrt_rtx", device_id=0, **BATCHING))
 
 
 def test_a_gpu_hidden_from_cuda_is_reported(gpu: Any, double_plan: ModelFile) -> None:

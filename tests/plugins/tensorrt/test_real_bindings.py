@@ -23,6 +23,9 @@ pytestmark = pytest.mark.full
 HERE = Path(__file__).parent
 FOLDER = os.environ.get("EDGE_TEST_TENSORRT_BINDINGS", "")
 VERSIONS = ("8.6.1", "10.3.0", "10.13.3.9", "11.4.0.106")
+LEAN = "lean-11.4.0.106"
+"""The lean runtime, whose folder has no `tensorrt`."""
+
 CLASSIFIER = HERE.parents[2] / "model_repository" / "efficientnet_lite0" / "1" / "model.onnx"
 
 PRELUDE = """
@@ -40,7 +43,7 @@ def run(version: str, script: str, *arguments: str, **environment: str) -> str:
         pytest.skip("needs NVIDIA's bindings: tests/plugins/tensorrt/fetch_bindings.sh")
     if not (Path(FOLDER) / version).is_dir():
         pytest.skip(f"there is no wheel of TensorRT's bindings {version} for Python {sys.version_info[:2]}")
-    stub = f"{FOLDER}/stub/{version.partition('.')[0]}"
+    stub = f"{FOLDER}/stub/{version.removeprefix('lean-').partition('.')[0]}"
     done = subprocess.run(
         [sys.executable, "-c", PRELUDE + script, "tensorrt", *arguments],
         env={**os.environ, "LD_LIBRARY_PATH": stub, "PYTHONPATH": f"{FOLDER}/{version}", **environment},
@@ -83,7 +86,7 @@ for has_own_memory in (True, False):
 """
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", [*VERSIONS, LEAN])
 def test_every_call_that_opens_and_runs_an_engine_is_one_of_the_bindings(version: str) -> None:
     run(version, EXECUTES)
 
@@ -173,7 +176,7 @@ if is_new and hasattr(trt, "Builder"):
 """
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", [*VERSIONS, LEAN])
 def test_tensorrt_can_call_the_allocator_the_logger_and_the_monitor(version: str) -> None:
     run(version, CALLED)
 
@@ -215,6 +218,51 @@ def test_without_a_code_in_its_line_the_report_has_the_line_alone() -> None:
     expected = "tensorrt 11.4.0.106 does not start: it logged: Unable to load library: libnvinfer_builder_resource"
     line = "Unable to load library: libnvinfer_builder_resource"
     assert run("11.4.0.106", STARTS, STUB_LOG=line).strip() == expected
+
+
+HOST_CODE = """
+from edge_server.plugins.tensorrt.library_adapter import EngineFault
+REFUSED = "Cannot deserialize engine with lean runtime since IRuntime::getEngineHostCodeAllowed() is false."
+runtime = library.create("Runtime")
+assert type(runtime).engine_host_code_allowed.fset is not None
+made = []
+class Runtime:
+    engine_host_code_allowed = False
+    def __init__(self, logger):
+        made.append(self)
+    def deserialize_cuda_engine(self, plan):
+        if not self.engine_host_code_allowed:
+            library.logger.log(trt.ILogger.ERROR, REFUSED)
+        return "engine" if self.engine_host_code_allowed else None
+trt.Runtime = Runtime
+try:
+    library.deserialise(b"plan")
+except EngineFault as fault:
+    assert str(fault).startswith(REFUSED), fault
+    assert "--backend-config=tensorrt,version-compatible=true" in str(fault), fault
+else:
+    raise AssertionError("the code of the plan may run")
+library.allows_host_code = True
+assert library.deserialise(b"plan") == "engine"
+assert len(made) == 1
+"""
+
+
+@pytest.mark.parametrize("version", [*VERSIONS, LEAN])
+def test_code_in_a_plan_runs_only_where_the_operator_allows_it(version: str) -> None:
+    run(version, HOST_CODE)
+
+
+def test_the_lean_runtime_serves_where_the_full_library_is_missing_and_builds_nothing() -> None:
+    script = """
+from edge_server.backends import load_backend
+from edge_server.plugins.tensorrt.builds import build_requirements
+print(library.name, library.version, load_backend("tensorrt").has_builder)
+build_requirements.cuda_driver.unavailable_reason = lambda: ""
+build_requirements.importlib.util.find_spec = lambda name: name == "tensorrt"
+print(repr(build_requirements.supported_library(["tensorrt"])))
+"""
+    assert run(LEAN, script).split() == ["tensorrt_lean", "11.4.0.106", "False", "''"]
 
 
 DOUBLED = {
@@ -269,7 +317,7 @@ def signatures(text: str) -> list[tuple[list[str], int]]:
     return found
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", [*VERSIONS, LEAN])
 def test_the_double_has_nothing_that_the_bindings_have_not(version: str) -> None:
     real: dict[str, dict[str, str]] = json.loads(run(version, DESCRIBE))
     members = doubled_members()

@@ -206,7 +206,8 @@ def _check_precision(order: EngineOrder, library: TensorRTLibrary) -> None:
     if order.precision == "fp16" and library.builds_types_of_file and written not in ("f16", "int8"):
         raise BuildFault(
             f"{library.name} {library.version} builds the types that the file has, which are {written or 'unknown'}: "
-            "precision fp16 needs a model converted to fp16",
+            "precision fp16 needs a file in half precision: export it so (torch: model.half()), or convert the ONNX "
+            "file (onnxconverter_common.float16)",
             is_final=True,
         )
 

@@ -24,9 +24,11 @@ def supported_library(libraries: Sequence[str]) -> str:
         return ""
     for name in installed:
         try:
-            load_backend(name)
+            backend = load_backend(name)
         except BackendMissing as error:
             log.warning("no engines are built with %s: %s", name, error.message)
+            continue
+        if not getattr(backend, "has_builder", False):
             continue
         try:
             cuda_driver.devices()
