@@ -57,7 +57,7 @@ def test_timestamps_are_the_cameras_after_its_first_sender_report(rtsp_camera):
     rtsp_camera.start()
     source = open_rtsp(rtsp_camera.url)
     picture = source.read()
-    assert picture.stamp_ns == 0
+    # 0 until the report, which comes before the first picture is read on a busy machine.
     while not picture.stamp_ns:
         picture = source.read()
     # The camera runs on this machine: both clocks are the same one. Its reports begin before an hour has passed.
