@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -281,7 +282,12 @@ class BatchPlan:
             )
         if spec.reshape is not None:
             return Tensor(name, spec.dtype, self._checked(name, array, None))
-        dtype = spec.dtype if is_declared_type else DType.from_numpy(array.dtype)
+        dtype = spec.dtype
+        if not is_declared_type:
+            with contextlib.suppress(KeyError):
+                dtype = DType.from_numpy(array.dtype)
+            if array.dtype != dtype.numpy:
+                self._declared(name, array)  # raises: no tensor type, or another byte order
         self._note(
             name,
             f"output '{name}' was answered as {dtype.value} {list(array.shape)}, but its configuration promises "

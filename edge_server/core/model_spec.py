@@ -188,6 +188,11 @@ class Recognised(NamedTuple):
     note: str
 
 
+FIRST_RESPONSE_BUCKETS_MS = (100.0, 500.0, 2000.0, 5000.0)
+"""Upper bounds of the histogram of first responses, unless `model_metrics` states others. They are Triton's
+(metric_model_reporter.h)."""
+
+
 @record(frozen=True, slots=True)
 class ModelSpec:
     """Complete configuration of one model: all names, types and shapes are known.
@@ -221,7 +226,7 @@ class ModelSpec:
     parameters: Mapping[str, str] = field(default_factory=dict)
     recognised: Recognised | None = None
     metric_tags: Mapping[str, str] = field(default_factory=dict)
-    first_response_buckets_ms: tuple[float, ...] = (100, 500, 2000, 5000)
+    first_response_buckets_ms: tuple[float, ...] = FIRST_RESPONSE_BUCKETS_MS
     optimization: Optimization = Optimization()
     ensemble: Ensemble | None = None
     sequence: SequenceBatching | None = None

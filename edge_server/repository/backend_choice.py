@@ -227,7 +227,7 @@ def _stated_backend(config: ConfigMessage, model: str) -> str:
 
 
 def _missing_file(version_dir: Path) -> str:
-    """Return what to do for a version folder without a well-known file, then what the folder holds."""
+    """Return the advice for a version folder without a file of a known name, and the list of the files in it."""
     try:
         names = sorted(entry.name for entry in version_dir.iterdir() if not entry.name.startswith("."))
     except OSError:

@@ -22,6 +22,7 @@ from edge_server.core.ensemble_and_sequence_spec import (
     StateTensor,
 )
 from edge_server.core.model_spec import (
+    FIRST_RESPONSE_BUCKETS_MS,
     Accelerator,
     ChatTemplate,
     DynamicBatching,
@@ -135,7 +136,7 @@ def to_spec(
 
 def _first_response_buckets(config: ConfigMessage) -> tuple[float, ...]:
     """Return the buckets of `model_metrics`, else Triton's. Raises BadModelConfig."""
-    buckets = (100.0, 500.0, 2000.0, 5000.0)
+    buckets: tuple[float, ...] = FIRST_RESPONSE_BUCKETS_MS
     for control in config.model_metrics.metric_control:
         if control.metric_identifier.family != _FIRST_RESPONSE_FAMILY:
             continue

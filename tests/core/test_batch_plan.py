@@ -178,6 +178,9 @@ def test_a_single_response_keeps_its_type_and_shape_but_for_an_output_with_a_res
     assert notes == list(plan.output_notes.values())
     (note,) = notes
     assert note.startswith("output 'OUT' was answered as INT64 [2], but its configuration promises FP32 [-1, -1]")
+    for wrong in (rows(1).astype(">f4"), rows(1).astype(np.complex64), np.array([["text"]])):
+        with pytest.raises(BackendError, match="with elements of type"):
+            plan.answer({"OUT": wrong}, request(rows(1)))
     assert plan.answer({"FLAT": rows(1, 4)}, request(rows(1)))[0].shape == (1, 2, 2)
     with pytest.raises(BackendError, match=r"answered output 'FLAT' with shape \[1, 3\], .* promises \[-1, 4\]"):
         plan.answer({"FLAT": rows(1, 3)}, request(rows(1)))

@@ -159,7 +159,7 @@ class TensorRTLibrary:
         return engine
 
     def _refusal_hint(self, said: str) -> str:
-        """Return what may help with a plan that was refused, as the end of the message."""
+        """Return advice for a plan that was refused, to end the error message."""
         if "EngineHostCodeAllowed" not in said:
             return ""
         return (
