@@ -3,6 +3,7 @@ failure. It uses paho-mqtt, the extra `mqtt`."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import socket
 import ssl
@@ -158,7 +159,9 @@ class MqttConnection:
         client, self._client = self._client, None
         if client is not None:
             client.disconnect()
-            client.loop_stop()
+            # paho 2.1 asks for its thread twice, and the thread forgets itself when it ends.
+            with contextlib.suppress(AttributeError):
+                client.loop_stop()
 
     def _make_client(self) -> Any:
         try:

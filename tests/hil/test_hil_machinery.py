@@ -21,10 +21,14 @@ ROOT = Path(__file__).parents[2]
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith("EDGE_")}
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rs", *arguments],
-        cwd=ROOT, capture_output=True, text=True, timeout=110, env={**kept, **environment}, check=False,
-    )  # fmt: skip
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rs", *arguments]
+    try:
+        return subprocess.run(
+            [*command, "-o", "faulthandler_timeout=60"],
+            cwd=ROOT, capture_output=True, text=True, timeout=110, env={**kept, **environment}, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as hang:
+        pytest.fail(f"no end: {hang.stdout!r}\n{hang.stderr!r}")
 
 
 def has_hardware() -> bool:

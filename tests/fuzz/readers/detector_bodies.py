@@ -10,7 +10,7 @@ from stubs import result_of
 
 from edge_server.plugins.cameras.endpoints.deepstack_endpoints import _least_score
 from edge_server.plugins.cameras.endpoints.zmq_detector import _header, _image
-from edge_server.plugins.vision.multipart_form import MAX_PARTS, form_file, form_parts
+from edge_server.plugins.vision.multipart_form import MAX_PARTS, form_parts, picture_file
 
 
 def _form(boundary: bytes, *parts: tuple[bytes, bytes]) -> bytes:
@@ -55,7 +55,7 @@ def _check_form(take: InputReader) -> None:
         form = dict(parts)
         least = result_of(lambda: _least_score(form))
         assert least is None or 0 <= least <= 1
-    result_of(lambda: form_file(body, content_type))
+    result_of(lambda: picture_file(body, content_type))
 
 
 def _check_written_form(take: InputReader) -> None:

@@ -16,7 +16,12 @@ import pytest
 import edge_server
 from edge_server.plugins.ros.recordings import shared_pictures
 from edge_server.plugins.ros.recordings.recording import RecordedFrame
-from edge_server.plugins.ros.recordings.replay import RecordingReplay, ReplayParameters, ReplaySummary
+from edge_server.plugins.ros.recordings.replay import (
+    MAX_IN_FLIGHT,
+    RecordingReplay,
+    ReplayParameters,
+    ReplaySummary,
+)
 from edge_server.plugins.ros.recordings.shared_pictures import SharedPictures
 from edge_server.protocol import messages
 from edge_server.protocol.frame_messages import Frame, FrameHeader, RegionSlice
@@ -213,7 +218,8 @@ def test_results_are_those_of_images_that_cross_the_socket(
         pictures.append(Frame(FrameHeader(seq=seq), 512, 512, "rgb8", 512 * 3, data=pixels.reshape(-1).data))
     summary, from_memory = replay(address_of(server), pictures)
     assert (summary.answered, summary.repeated) == (40, 0)
-    assert placed == [True] * 40
+    # Later ones may find no free slot while results wait to be read.
+    assert all(placed[: 2 * MAX_IN_FLIGHT + 1])
     assert regions_of(server) == []
     placed.clear()
     monkeypatch.setattr(shared_pictures, "MIN_IMAGE_BYTES", 1 << 30)

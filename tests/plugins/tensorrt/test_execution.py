@@ -155,6 +155,7 @@ def test_a_session_that_fails_to_open_releases_its_engine(
 def test_a_library_that_does_not_start_fails_the_load_and_releases_the_gpu(
     gpu: Any, double_plan: ModelFile, job: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    before = gpu.live()
     backend = make("tensorrt_rtx")
     trt = backend._library.trt
 
@@ -169,7 +170,7 @@ def test_a_library_that_does_not_start_fails_the_load_and_releases_the_gpu(
         LoadError, match=r"tensorrt_rtx cannot load it: .* does not start: the driver is older .* error: 35"
     ):
         backend.open(job(double_plan, backend="tensorrt_rtx", device_id=0, **BATCHING))
-    assert gpu.live() == 0
+    assert gpu.live() == before
 
 
 def test_code_in_plans_is_allowed_by_the_operators_settings_not_by_a_model(
@@ -187,7 +188,7 @@ def test_code_in_plans_is_allowed_by_the_operators_settings_not_by_a_model(
 
 @pytest.mark.parametrize(("value", "is_allowed"), [("true", True), ("false", False), ("perhaps", False)])
 def test_a_plan_with_code_is_inspected_under_the_operators_settings(
-    value: str, is_allowed: bool, monkeypatch: pytest.MonkeyPatch
+    gpu: Any, value: str, is_allowed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = load_backend("tensorrt_rtx")._library
     monkeypatch.setattr(library, "allows_host_code", False)
