@@ -79,7 +79,6 @@ class OnnxEngine:
 
     has_logprobs = False
     constraints = frozenset(("json_schema", "choice", "regex", "grammar"))
-    compiles_grammars = False
     max_top_logprobs = 0
     adapters: Sequence[str] = ()
     default_sampling = DEFAULT_SAMPLING

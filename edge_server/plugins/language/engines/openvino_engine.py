@@ -59,7 +59,6 @@ class OpenVinoEngine:
     has_logprobs = True
     begin_tokens: Sequence[int] = ()
     constraints = frozenset(("json_schema", "choice", "regex", "grammar"))
-    compiles_grammars = True
     max_top_logprobs = 0
     # OpenVINO GenAI 2026.4 applies adapters to all running sequences alike.
     adapters: Sequence[str] = ()

@@ -37,7 +37,6 @@ class ScriptedEngine:
 
     has_logprobs = True
     constraints = frozenset(("json_schema", "choice", "regex", "grammar"))
-    compiles_grammars = True
     max_top_logprobs = 0
     adapters: Sequence[str] = ()
     default_sampling = DEFAULT_SAMPLING

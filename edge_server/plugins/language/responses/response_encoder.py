@@ -215,8 +215,7 @@ class ResponseEncoder:
         }
         if choice is not None:
             response.update(completed_at=int(time.time()), usage=_usage(self._call, choice))
-        warnings = [*self._call.warnings, *(map(_own_place, choice.warnings) if choice is not None else ())]
-        return {**response, "warnings": warnings} if warnings else response
+        return {**response, "warnings": list(self._call.warnings)} if self._call.warnings else response
 
     def _emit_of_item(self, kind: str, index: int = -1, **members: Any) -> None:
         """Send an event of the last item, or of the one at `index`."""
