@@ -271,17 +271,14 @@ def test_messages_that_the_template_cannot_render_are_refused(start: Callable[..
         engine.chat_prompt([{"role": "user", "content": "x"}], ())
 
 
-def test_the_text_is_one_of_the_choices_or_matches_the_pattern(start: Callable[..., Driven]) -> None:
+def test_the_text_is_one_of_the_choices(start: Callable[..., Driven]) -> None:
     choices = ["1", "1a", "a_1_", "aa", 'quote "a" \\.|', "two\nlines", "Grüße", "room_1_on", "room_10_on"]
-    pattern = "(1|1a|_b|a_1_|a_1_a1)-[0-9]{2,3}(!|x y)?"
     driven = start()
     chosen = [driven.add("say hello", choice=tuple(choices), temperature=50.0) for _ in range(24)]
-    matching = [driven.add("say hello", regex=pattern, temperature=50.0) for _ in range(24)]
     driven.run()
     texts = {driven.text(number) for number in chosen}
     assert texts <= set(choices)
     assert len(texts) > 2
-    assert all(re.fullmatch(pattern, driven.text(number)) for number in matching)
 
 
 def test_variables_reach_the_template_as_they_are(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ import numpy as np
 
 from edge_server.backends.runtime_errors import import_runtime, message_line
 from edge_server.errors import InvalidRequest
-from edge_server.plugins.language.engines.grammar_text import write_rust_pattern
 from edge_server.plugins.language.engines.settings import LlmSettings
 from edge_server.plugins.language.engines.token_engine import (
     NO_VARIABLES,
@@ -27,12 +26,7 @@ from edge_server.plugins.language.engines.token_engine import (
     Sampling,
     TokenEvent,
 )
-from edge_server.plugins.language.text.pattern_automaton import BadPattern
-from edge_server.plugins.language.text.schema_check import walk_schemas
-from edge_server.plugins.language.text.string_states import FORMATS, plain_pattern
-from edge_server.plugins.language.text.text_grammar import text_grammar
 from edge_server.plugins.language.text.text_request import DEFAULT_SAMPLING
-from edge_server.plugins.language.text.tool_calls import schema_place
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +72,7 @@ class OnnxEngine:
     """
 
     has_logprobs = False
-    constraints = frozenset(("json_schema", "choice", "regex", "grammar"))
+    constraints = frozenset(("json_schema", "choice"))
     max_top_logprobs = 0
     adapters: Sequence[str] = ()
     default_sampling = DEFAULT_SAMPLING
@@ -204,12 +198,10 @@ class OnnxEngine:
                 options.set_top_p(sampling.top_p)
                 options.set_top_k(max(sampling.top_k, 0))
             if sampling.json_schema:
-                schema = {**_with_plain_patterns(json.loads(sampling.json_schema)), "x-guidance": _COMPACT}
+                schema = {**json.loads(sampling.json_schema), "x-guidance": _COMPACT}
                 options.set_guidance("json_schema", json.dumps(schema))
             elif sampling.choice:
                 options.set_guidance("regex", "|".join(map(_escape_pattern, sampling.choice)))
-            elif sampling.constraint:
-                options.set_guidance("regex", _rust_pattern(sampling))
             request.begin_turn(np.array(prompt, np.int32), options)
         except (RuntimeError, TypeError, ValueError) as error:
             said = message_line(error)
@@ -283,32 +275,6 @@ def _set_statement(variable: tuple[str, Any]) -> str:
 def _escape_pattern(text: str) -> str:
     """Return a regular expression for one text, in the syntax of Rust's crate regex."""
     return re.sub(r"([\\.+*?()|\[\]{}^$])", r"\\\1", text)
-
-
-def _rust_pattern(sampling: Sampling) -> str:
-    """Return the grammar of a sampling as a regular expression. Raises InvalidRequest."""
-    grammar = text_grammar(sampling)
-    if grammar.automaton is None:
-        raise InvalidRequest("grammar: the backend onnxruntime_genai takes no rules that lead to themselves")
-    return write_rust_pattern(grammar.rules["root"])
-
-
-def _with_plain_patterns(root: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema, changed, with patterns that the whole text matches without a backslash in its JSON: of others
-    the library makes wrong JSON. Raises InvalidRequest for one that needs them."""
-    for item in walk_schemas(root, lambda path: schema_place("json_schema", path)):
-        if "pattern" not in item.value and item.value.get("format") in FORMATS:
-            # The library does not know each of them.
-            item.value["pattern"] = FORMATS[item.value.pop("format")]
-        if isinstance(item.value.get("pattern"), str):
-            try:
-                item.value["pattern"] = f"^(?:{write_rust_pattern(plain_pattern(item.value['pattern']))})$"
-            except BadPattern:
-                raise InvalidRequest(
-                    f"{schema_place('json_schema', (*item.path, 'pattern'))}: the backend onnxruntime_genai takes no "
-                    "pattern that needs quotes, backslashes or control characters"
-                ) from None
-    return root
 
 
 def _is_random(sampling: Sampling) -> bool:

@@ -108,6 +108,8 @@ class ConstraintCheck:
         content = text.encode("utf-8", "surrogatepass")
         taken = self._matcher.try_consume_tokens(list(content))
         if taken < len(content):
+            while taken and content[taken] & 0xC0 == 0x80:  # within a character
+                taken -= 1
             rest = content[taken : taken + 40].decode("utf-8", "replace")
             raise ConstraintFailure(f"{self._name}: the text does not fit from {rest!r} on")
 
@@ -202,7 +204,9 @@ def _gbnf_to_lark(grammar: str) -> str:
         for name in ready:
             sizes[name] = len(rules[name]) + sum(sizes[found] for found in names[name])
             if name.isupper() and sizes[name] > MAX_WRITTEN_OUT:
-                raise BadSchema("grammar", f"a rule has more than {MAX_WRITTEN_OUT:,} characters when it is written out")
+                raise BadSchema(
+                    "grammar", f"a rule has more than {MAX_WRITTEN_OUT:,} characters when it is written out"
+                )
     return lark
 
 

@@ -564,9 +564,7 @@ class LlmSession(RequestSession):
         self._metrics.end(generation.arrived_s, generation.first_token_s, now_s, generation.output_tokens, finish)
         self._send(generation, finish)
 
-    def _fits(
-        self, generation: _Generation, check: ConstraintCheck, text: str, finish: FinishReason | None
-    ) -> bool:
+    def _fits(self, generation: _Generation, check: ConstraintCheck, text: str, finish: FinishReason | None) -> bool:
         """Return whether new text fits the constraint of its request. Otherwise end the request with an error."""
         if finish == "length":
             text = text.rstrip("\ufffd")  # a character that was cut
