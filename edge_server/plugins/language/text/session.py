@@ -232,8 +232,8 @@ class LlmSession(RequestSession):
             raise BadSchema("top_logprobs", problem)
         check = None
         if sampling.constraint:
-            is_called = tools is not None and tools.choice != "auto"
-            check = ConstraintCheck(sampling, tools.place if is_called else partial(schema_place, "json_schema"))
+            place = partial(schema_place, "json_schema") if tools is None or tools.choice == "auto" else tools.place
+            check = ConstraintCheck(sampling, place)
         prompt = self._read_prompt(request)
         if isinstance(prompt, ImagePrompt):
             known_tokens = prompt.text_tokens

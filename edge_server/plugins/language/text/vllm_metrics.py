@@ -38,7 +38,7 @@ class LlmMetrics:
         }
         self._constraint_failures = counter(
             "edge_llm_constraint_failures_total",
-            "Answers that did not obey their schema, expression, choice or grammar.",
+            "Answers that did not obey what constrained them.",
         )
         self._running = gauge("vllm:num_requests_running", "Requests in the running batch.")
         self._waiting = gauge("vllm:num_requests_waiting", "Requests that wait for room in the KV cache.")
