@@ -33,7 +33,8 @@ from edge_server.plugins.language.text.session import LlmSession
 from edge_server.plugins.language.text.text_request import read_request
 
 ANSWERS = {"count": "one two three four five", "greet": "Grüße, wörld!", "long": "x" * 200, "bounds": "[7]",
-           "twice": '{"a":1,"a":2}', "enum": '"ö"', "escaped": '"\\u00e4"', "spaced": '{"a" : 1}'}  # fmt: skip
+           "twice": '{"a":1,"a":2}', "enum": '"ö"', "escaped": '"\\u00e4"', "spaced": '{"a" : 1}',
+           "zeros": "[0.7500,0.50,0.7]"}  # fmt: skip
 
 
 class Client:
@@ -409,6 +410,8 @@ def test_a_finished_answer_that_does_not_obey_its_constraint_is_an_error_and_is_
         ("escaped", {"enum": ["ä"]}),
         ("spaced", {"type": "object", "properties": {"a": {"const": 1}}}),
         ("spaced", {}),
+        ("zeros", {"type": "array", "items": {"type": "number", "minimum": 0.5, "maximum": 0.75}}),
+        ("zeros", {"type": "array", "items": {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}}),
     ],
 )
 def test_json_fits_its_schema_however_it_is_written(serve: Callable[..., Served], question: str, schema: Any) -> None:

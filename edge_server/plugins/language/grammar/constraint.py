@@ -46,7 +46,9 @@ _LARK_HEAD = "%llguidance {}\n"
 _UNKNOWN_KEYS = re.compile(r'Unimplemented keys: \["([^"]+)"')
 _POSITION = re.compile(r"^(?:at )?[0-9]+\([0-9]+\): (?:failed to compile JSON schema: )?")
 _REASON = re.compile(r"^error: (.*)", re.MULTILINE)
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+_STRING_OR_FRACTION = re.compile(r'("(?:[^"\\]|\\.)*")|(-?[0-9]{1,400}\.[0-9]{1,400})([^0-9eE]|$)')
+_MAX_ZEROS = 8
+"""At the end of a fraction, with which it is tried."""
 _GBNF_PART = re.compile(r'("(?:[^"\\]|\\.)*")|(\[(?:[^\]\\]|\\.)*\])|#[^\n]*|\s+')
 _GBNF_RULE = re.compile(r"[A-Za-z0-9_-]+\s*::=")
 _GBNF_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([\[\]^-])|.)", re.DOTALL)
@@ -96,13 +98,33 @@ class ConstraintCheck:
         if self._is_json:
             try:
                 json.loads(self._text, object_pairs_hook=_without_duplicates)
-                self._consume(_STRING.sub(lambda text: _quote(json.loads(text[0])), self._text.strip()))
+                text, place = self._text.strip(), 0
+                for found in _STRING_OR_FRACTION.finditer(text):
+                    self._consume(text[place : found.start()])
+                    self._consume(
+                        _quote(json.loads(found[1])) if found[1] else self._known_fraction(found[2], found[3])
+                    )
+                    place = found.end()
+                self._consume(text[place:])
             except (ValueError, RecursionError) as error:
                 if isinstance(error, ConstraintFailure):
                     raise
                 raise ConstraintFailure(f"{self._name}: no JSON: {error}") from None
         if not self._matcher.is_accepting():
             raise ConstraintFailure(f"{self._name}: the text ends too early")
+
+    def _known_fraction(self, number: str, following: str) -> str:
+        """Return a fraction and the character after it as the library knows them: between some limits it takes 0.7 but
+        not 0.70, between others 0.70 alone."""
+        plain = number.rstrip("0")
+        for tried in (number, plain.removesuffix("."), *(plain + "0" * count for count in range(1, _MAX_ZEROS))):
+            content = list((tried + following).encode())
+            taken = self._matcher.try_consume_tokens(content)
+            fits = taken == len(content) and (following != "" or self._matcher.is_accepting())
+            self._matcher.rollback(taken)
+            if fits:
+                return tried + following
+        return number + following
 
     def _consume(self, text: str) -> None:
         content = text.encode("utf-8", "surrogatepass")
