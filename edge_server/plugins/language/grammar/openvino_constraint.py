@@ -101,17 +101,17 @@ _PLAIN: Ranges = without(((0x20, 0x10FFFF),), ((0x22, 0x22), (0x5C, 0x5C), (0xD8
 _CHARACTER = character_class(_PLAIN)
 """A character of a string with limits: none that JSON escapes."""
 
-_BASE = r"""
+_BASE = rf"""
 any ::= object | array | string | number | "true" | "false" | "null"
-object ::= "{" (member ("," member)*)? "}"
+object ::= "{{" (member ("," member)*)? "}}"
 member ::= string ":" any
 array ::= "[" (any ("," any)*)? "]"
 string ::= "\"" character* "\""
-character ::= [^"\\\x00-\x1f] | "\\" (["\\/bfnrt] | "u" [0-9a-cA-CeEfF] hex hex hex)
+character ::= {_CHARACTER} | "\\" (["\\/bfnrt] | "u" [0-9a-cA-CeEfF] hex hex hex)
 hex ::= [0-9a-fA-F]
-positive ::= [1-9] [0-9]{0,17}
+positive ::= [1-9] [0-9]{{0,17}}
 integer ::= "0" | "-"? positive
-number ::= "-"? ("0" | [1-9] [0-9]{0,14}) ("." [0-9]{1,15})? ([eE] [+-]? [0-9]{1,2})?
+number ::= "-"? ("0" | [1-9] [0-9]{{0,14}}) ("." [0-9]{{1,15}})? ([eE] [+-]? [0-9]{{1,2}})?
 """
 
 
@@ -265,7 +265,8 @@ class _Writer:
             raise self._bad(path, "expected schemas")
         one, other = ({key: value for key, value in part.items() if key not in _ANNOTATIONS} for part in (one, other))
         for first, second in ((one, other), (other, one)):
-            if "additionalProperties" in first and second.get("properties", {}).keys() - first.get("properties", {}):
+            is_open = first.get("additionalProperties", True) is True
+            if not is_open and second.get("properties", {}).keys() - first.get("properties", {}):
                 raise self._refuse(path, f"{path[-1]} with properties beside additionalProperties of another part")
         merged = {**one, **other}
         for key in one.keys() & other.keys():
