@@ -257,6 +257,9 @@ class Plugin:
     engine_backends: Sequence[str] = ()
     """Those of `backends` that serve an ONNX file through an engine, which is built first. Until then another runtime
     serves the file."""
+    address_schemes: Sequence[str] = ()
+    """Schemes of the addresses of model repositories that this plugin copies, for the error about another one. Read
+    only of plugins of this package."""
     is_required = False
     """Whether a server is not ready if this plugin fails in it."""
     after: Sequence[str] = ()

@@ -18,7 +18,7 @@ from edge_server.backends.option_parsers import is_isolated
 from edge_server.backends.runtime_errors import message_line
 from edge_server.errors import BackendMissing
 from edge_server.lazy_import import run_deferred_import
-from edge_server.own_plugins import missing_backend, plugin_objects
+from edge_server.own_plugins import plugin_objects
 
 _MODULES = {
     "onnxruntime": "edge_server.backends.onnxruntime.backend",
@@ -130,8 +130,7 @@ def _load_foreign_backend(name: str) -> Backend:
     found = tuple(importlib.metadata.entry_points(group=ENTRY_POINTS, name=name))
     if not found:
         raise BackendMissing(
-            missing_backend(name)
-            or f"no backend is called '{name}'{list_backends(name)}; a package may add one under the entry points "
+            f"no backend is called '{name}'{list_backends(name)}; a package may add one under the entry points "
             f"'{ENTRY_POINTS}'"
         )
     packages = sorted(

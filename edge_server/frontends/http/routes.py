@@ -12,7 +12,6 @@ from edge_server.errors import EdgeServerError, InvalidRequest, NotFound, Servin
 from edge_server.frontends.http.request import Handler, HttpRequest
 from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import HttpResponse
-from edge_server.own_plugins import missing_path
 
 _NAME = re.compile(r"\{(\w+)\}")
 _CACHED_ROUTES = 256
@@ -160,7 +159,7 @@ class PathRouter:
         routes = self._root.match(_segments(path), 0, texts) if path.startswith("/") else None
         if routes is None:
             hint = _INFERENCE_HINT if _INFERENCE_ELSEWHERE.fullmatch(path) else ""
-            raise NoSuchPath(missing_path(path) or f"Not Found{hint}")
+            raise NoSuchPath(f"Not Found{hint}")
         try:
             values = [unquote(text, errors="strict") for text in texts]
         except UnicodeDecodeError:
