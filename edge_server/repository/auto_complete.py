@@ -137,7 +137,7 @@ def _inspect_with(
     if gpu_file:
         check_relative(gpu_file, f"model '{model}': cc_model_filenames")
     file = _find_file(gpu_file or candidate.file_name or backend.default_filename, model, model_dir, version)
-    if backend.name == "onnxruntime":
+    if "model_operations" in backend.used_fields:
         # They run in this process, and are checked with the model's other files.
         prefix = f"model '{model}': model_operations.op_library_filename"
         libraries = [find_inside(model_dir, name, prefix) for name in config.model_operations.op_library_filename]
