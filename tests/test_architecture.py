@@ -22,6 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "lazy_import": set(),
     "bounded_http": set(),
+    "child_command": set(),
     "file_stamp": set(),
     "cgroup_limits": set(),
     "default_tls": set(),
@@ -86,6 +87,7 @@ EVERYBODYS = (
     "record",
     "forked_signals",
     "file_stamp",
+    "child_command",
 )
 
 PARTS_OF_BACKENDS = {
