@@ -112,7 +112,7 @@ _edge_server_values() {
     "stream --transport") echo tcp udp auto ;;
     "stream --encoding") echo bgr8 rgb8 mono8 jpeg png ;;
     "governor simulate --scenario") echo ambient-25 ambient-35 ambient-45 ambient-55 step dead-fan failing-sensor offset over-current all ;;
-    "ros bridge --transport") echo dds rclpy zenoh ros1 ;;
+    "ros bridge --transport") echo dds rclpy zenoh ;;
     "ros bridge --input-qos") echo DEFAULT SENSOR_DATA ;;
     "ros bridge --output-qos") echo DEFAULT SENSOR_DATA ;;
     "ros replay --return") echo detections classes mask map annotated ;;
