@@ -26,7 +26,7 @@ PLUGIN_OF: Mapping[str, str] = {
     for plugin, names in {
         "cameras": (
             "frames", "--frames-max-streams", "--frames-max-frame-bytes", "--frames-priority-weight",
-            "sources", "--sources-file", "--source", "--sink", "frigate", "--frigate-zmq",
+            "sources", "--sources-file", "--source", "--sink",
         ),
         "fleet": (
             "follow", "--follow", "--follow-root", "--box-id", "--box-groups", "--follow-interval-secs",

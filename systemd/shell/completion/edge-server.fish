@@ -127,7 +127,6 @@ complete -c edge-server -n '__edge_server_runs serve check' -l frames-priority-w
 complete -c edge-server -n '__edge_server_runs serve check' -l sources-file -r -d 'TOML file with a table [[sources]] for each camera that the server opens ...'
 complete -c edge-server -n '__edge_server_runs serve check' -l source -x -d 'A camera that the server opens itself, with the keys of a table ...'
 complete -c edge-server -n '__edge_server_runs serve check' -l sink -x -d 'A receiver of the results, with the keys of a table [[sinks]], such as ...'
-complete -c edge-server -n '__edge_server_runs serve check' -l frigate-zmq -x -d 'Answer Frigate\'s detectors of type zmq at this ZeroMQ address: ipc:///PATH ...'
 complete -c edge-server -n '__edge_server_runs serve check' -l follow -x -d 'Address of a signed repository (https://HOST/PATH, http://HOST/PATH or ...'
 complete -c edge-server -n '__edge_server_runs serve check' -l follow-root -r -d 'File with the root metadata of the signed repository: whose keys to trust'
 complete -c edge-server -n '__edge_server_runs serve check' -l box-id -x -d 'Name of this box for releases and reports'
