@@ -190,4 +190,4 @@ def test_frame_streams_are_unimplemented(served: tuple[str, str, Path]) -> None:
 def test_its_commands_are_those_of_the_core(run: ForkedCommands) -> None:
     commands = re.findall(r"^  (\w+) ", run("--help").stdout, re.MULTILINE)
     assert "serve" in commands
-    assert {"governor", "stream"} & set(commands) == set()
+    assert {"perf", "stream"} & set(commands) == set()

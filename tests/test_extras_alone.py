@@ -38,7 +38,6 @@ COMMANDS = {
 }
 """Extra -> arguments of Python. Ends with 0, or with what no library could change: no broker, no network, no file."""
 FLAGS = {
-    "frigate": ["--frigate-zmq=tcp://127.0.0.1:0"],
     "otel": ["--trace-config=mode=opentelemetry"],
     "policies": ["--policy-openpi=127.0.0.1:0", "--policy-groot=127.0.0.1:0"],
     "redis": ["--cache-config=redis,host=127.0.0.1", "--cache-config=redis,port=9"],
