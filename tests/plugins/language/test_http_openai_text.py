@@ -172,6 +172,10 @@ def test_a_chat_sets_variables_of_its_template(talker: Any) -> None:
                                                                                  "style": "brief"}),
         ({"enable_thinking": True, "reasoning_effort": "low"}, {"enable_thinking": True, "reasoning_effort": "low"}),
         ({"chat_template_kwargs": {"enable_thinking": True}, "enable_thinking": True}, {"enable_thinking": True}),
+        (
+            {"continue_final_message": True, "add_generation_prompt": False},
+            {"continue_final_message": True, "add_generation_prompt": False},
+        ),
     ):  # fmt: skip
         assert talker.post("/v1/chat/completions", chat(**members)).status == 200
         assert talker.service.requests.pop().inputs["messages"].value == {
@@ -184,8 +188,11 @@ def test_a_chat_sets_variables_of_its_template(talker: Any) -> None:
     ("members", "param", "message"),
     [
         ({"chat_template_kwargs": [1]}, "chat_template_kwargs", "expected an object, got an array"),
-        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "but none of add_generation_prompt"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "but none of bos_token"),
         ({"chat_template_kwargs": {"a b": 1}}, "chat_template_kwargs", "got 'a b'"),
+        ({"continue_final_message": True}, "chat_template_kwargs", "'add_generation_prompt' cannot both be true"),
+        ({"continue_final_message": "yes"}, "continue_final_message", "expected true or false, got a string"),
+        ({"chat_template_kwargs": {"add_generation_prompt": 0}}, "chat_template_kwargs", "expected true or false"),
         ({"chat_template_kwargs": {f"v{n}": 1 for n in range(17)}}, "chat_template_kwargs", "at most 16 variables"),
         ({"reasoning_effort": "much"}, "reasoning_effort", "expected none, minimal, low, medium, high, xhigh"),
         ({"reasoning_effort": []}, "reasoning_effort", "got '[]'"),

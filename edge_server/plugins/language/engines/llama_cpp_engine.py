@@ -164,6 +164,7 @@ class LlamaCppEngine:
         if tools:
             chat["tools"] = [dict(tool) for tool in tools]
         if variables:
+            chat["add_generation_prompt"] = variables.get("add_generation_prompt", True)
             chat["chat_template_kwargs"] = dict(variables)
         try:
             prompt = str(self._call("POST", "/apply-template", chat)["prompt"])
@@ -221,6 +222,8 @@ class LlamaCppEngine:
         parameters.ui = False
         parameters.verbosity = _ERRORS_ONLY
         parameters.warmup = False
+        # Otherwise it continues an assistant's message at the end, where other engines begin a new one.
+        parameters.prefill_assistant = False
         parameters.n_parallel = settings.max_num_seqs
         # A call of any other thread takes one too.
         parameters.n_threads_http = settings.max_num_seqs + 4
