@@ -272,8 +272,8 @@ def test_embeddings_refuse_members_that_might_change_the_vector(talker: Any) -> 
     [
         ({"messages": []}, "messages", "'messages': expected at least one message, got an empty list"),
         ({"messages": "hello"}, "messages", "'messages': expected a list of messages, got a string"),
-        ({"seed": -1}, "seed", "from 0 to 9223372036854775807, or none for another answer each time, got -1"),
-        ({"seed": 1 << 63}, "seed", "or none for another answer each time, got 9223372036854775808"),
+        ({"seed": -2}, "seed", "from 0 to 9223372036854775807, or -1 for another answer each time, got -2"),
+        ({"seed": 1 << 63}, "seed", "or -1 for another answer each time, got 9223372036854775808"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "expected a whole number from 0 to 20, got 21"),
         ({"top_logprobs": 1}, "top_logprobs", "'top_logprobs': only with 'logprobs' true"),
         ({"parallel_tool_calls": 1}, "parallel_tool_calls", "expected true or false"),
@@ -296,6 +296,11 @@ def test_choices_of_the_largest_seed_have_valid_seeds(talker: Any) -> None:
     assert talker.post("/v1/chat/completions", chat(seed=(1 << 63) - 1, n=2)).status == 200
     sampling = [json.loads(item.inputs["sampling_parameters"].array[0]) for item in talker.service.requests]
     assert [item["seed"] for item in sampling] == [(1 << 63) - 1, 0]
+
+
+def test_the_seed_minus_one_asks_for_none(talker: Any) -> None:
+    assert talker.post("/v1/chat/completions", chat(seed=-1, n=2)).status == 200
+    assert not any(b"seed" in item.inputs["sampling_parameters"].array[0] for item in talker.service.requests)
 
 
 def test_logprobs_of_a_chat_contain_the_chosen_token(talker: Any) -> None:

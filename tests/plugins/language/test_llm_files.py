@@ -88,6 +88,29 @@ def test_a_file_that_is_no_adapter_is_refused(tmp_path: Path, name: str, content
         find_adapters(tmp_path / "model.gguf")
 
 
+@pytest.mark.parametrize("read", [read_gguf, read_gguf_for_llama_cpp])
+@pytest.mark.parametrize(("kind", "advice"), [("adapter", "adapters/NAME.gguf"), ("mmproj", "mmproj.gguf")])
+def test_a_file_that_belongs_beside_a_model_is_named_in_its_place(
+    tmp_path: Path, read: Callable[[Path], LlmSize], kind: str, advice: str
+) -> None:
+    path = tmp_path / "model.gguf"
+    adapter, text = (ADAPTERS / "first.gguf").read_bytes(), len(kind).to_bytes(8, "little") + kind.encode()
+    path.write_bytes(adapter.replace(b"\7\0\0\0\0\0\0\0adapter", text, 1))
+    with pytest.raises(BadModelFile, match=f"general.type: expected 'model', got '{kind}': .*{advice}"):
+        read(path)
+
+
+@pytest.mark.parametrize("parameters", [{}, {"num_kv_blocks": "64"}])
+def test_a_context_above_the_models_own_is_refused_at_the_load(parameters: dict[str, str]) -> None:
+    with pytest.raises(LoadError, match="parameter max_context: expected 1 to 512, the model's context, got 513"):
+        read_settings("m", {"max_context": "513", **parameters}, read_gguf(TINY), 32)
+    with pytest.raises(LoadError, match="parameter max_context must be a whole number from 1, got '0'"):
+        read_settings("m", {"max_context": "0", **parameters}, read_gguf(TINY), 32)
+    assert read_settings("m", {"max_context": "512", **parameters}, read_gguf(TINY), 32).max_context == 512
+    # The files of some exports do not say it.
+    assert read_settings("m", {"max_context": "513", **parameters}, LlmSize(1, 0, 1), 32).max_context == 513
+
+
 def test_too_many_adapters_are_refused(tmp_path: Path) -> None:
     (tmp_path / "adapters").mkdir()
     for number in range(MAX_ADAPTERS + 1):

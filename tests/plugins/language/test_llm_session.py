@@ -677,6 +677,7 @@ def test_waiting_clients_that_disconnect_free_their_slots_at_once(
         ({"max_tokens": 1.5}, "max_tokens: expected a whole number"),
         ({"stop": 3}, "stop: expected a text or a list of texts"),
         ({"seed": True}, "seed"),
+        ({"seed": -2}, "seed: expected -1 to 9.2"),
         ({"n": 2}, "n: expected 1"),
         ({"ignore_eos": "x"}, "ignore_eos: expected true or false"),
         ({"temprature": 1}, "unknown sampling parameter 'temprature'"),

@@ -36,6 +36,11 @@ _TENSOR_TYPES = {
 _NO_MATRIX_TYPES = (0, 30)
 """F32 and BF16: OpenVINO GenAI 2026.4 reads vectors and the embedding in them, no other matrix."""
 _EMBEDDING = "token_embd.weight"
+_PLACES = {
+    "adapter": "a LoRA adapter: put it beside its model as adapters/NAME.gguf, for the backend llama_cpp",
+    "mmproj": "a projector of pictures: put it beside its model as mmproj.gguf, for the backend llama_cpp",
+}
+"""Of a GGUF file's `general.type`: what it is, if it is no model."""
 _TYPE_NAMES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K",
     12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
@@ -98,6 +103,7 @@ def read_gguf(path: Path) -> LlmSize:
     file_bytes = path.stat().st_size
     with open(path, "rb") as file:
         fields, tensor_count = _gguf_fields(file)
+        _check_is_model(fields)
         architecture = str(fields.get("general.architecture", ""))
         if architecture not in ARCHITECTURES:
             raise BadModelFile(
@@ -138,6 +144,7 @@ def read_gguf_for_llama_cpp(path: Path) -> LlmSize:
     take. Raises BadModelFile for a header that is cut short or has impossible numbers.
     """
     fields = read_gguf_metadata(path)
+    _check_is_model(fields)
     architecture = str(fields.get("general.architecture", ""))
 
     def numbers(key: str, default: list[int]) -> list[int]:
@@ -167,6 +174,12 @@ def read_gguf_for_llama_cpp(path: Path) -> LlmSize:
         values * _LLAMA_CPP_KV_BYTES_PER_VALUE,
         width,
     )
+
+
+def _check_is_model(fields: Mapping[str, object]) -> None:
+    kind = str(fields.get("general.type"))
+    if kind in _PLACES:
+        raise BadModelFile(f"general.type: expected 'model', got '{kind}': this is {_PLACES[kind]}")
 
 
 def read_gguf_metadata(path: Path, arrays: Collection[str] = ()) -> Mapping[str, object]:

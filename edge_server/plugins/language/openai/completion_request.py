@@ -265,10 +265,12 @@ def read_keep_alive(members: Mapping[str, Any]) -> float | None:
 def _sampling(members: Mapping[str, Any], *, is_chat: bool) -> dict[str, Any]:
     sampling = {name: members[name] for name in _COMMON if members.get(name) is not None}
     seed = sampling.get("seed")
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= _LARGEST_SEED):
+    if seed == -1:
+        del sampling["seed"]
+    elif seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= _LARGEST_SEED):
         raise BadMember(
             "seed",
-            f"'seed': expected a whole number from 0 to {_LARGEST_SEED}, or none for another answer each time, "
+            f"'seed': expected a whole number from 0 to {_LARGEST_SEED}, or -1 for another answer each time, "
             f"got {str(seed)[:40]}",
         )
     name = "max_completion_tokens" if members.get("max_completion_tokens") is not None else "max_tokens"
