@@ -533,14 +533,17 @@ class LlmSession(RequestSession):
         generation.cumulative_logprob += sum(event.logprobs)
         if generation.request.has_logprobs:
             tops = event.top_logprobs or [()] * len(event.tokens)
+            token_texts = event.token_texts or self._engine.decode([[token] for token in event.tokens])
             generation.unsent_logprobs += [
                 {
-                    "token": self._engine.decode([[token]])[0],
+                    "token": token_text,
                     "token_id": token,
                     "logprob": logprob,
                     **({"top_logprobs": top} if top else {}),
                 }
-                for token, logprob, top in zip(event.tokens, event.logprobs, tops, strict=False)
+                for token, token_text, logprob, top in zip(
+                    event.tokens, token_texts, event.logprobs, tops, strict=False
+                )
                 if token >= 0
             ]
         self._metrics.count_tokens(len(event.tokens))
