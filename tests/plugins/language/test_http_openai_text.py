@@ -449,6 +449,27 @@ def test_usage_has_the_cached_tokens_of_each_prompt_if_the_model_reports_them(ta
     assert events(talker.post("/v1/completions", body))[-1]["usage"] == expected
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/rerank", "/v2/rerank",
+        "/v1/messages", "/v1/messages/count_tokens", "/api/chat", "/api/generate", "/api/embed", "/api/embeddings",
+        "/api/show", "/v1/audio/speech",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("members", [{"nosuch": 1}, {"stream": 3, "input": 5}, {}])
+def test_an_unknown_model_is_answered_before_wrong_members_with_those_that_serve(
+    talker: Any, path: str, members: dict[str, Any]
+) -> None:
+    for model in ("nosuch", "nosuch:latest"):
+        reply = talker.post(path, {"model": model, **members})
+        assert reply.status == 404, reply.body
+        if path not in ("/v1/audio/speech", "/api/show"):
+            assert b"models that serve here: " in reply.body
+    if members and path != "/v1/audio/speech":
+        assert talker.post(path, {"model": "talker", **members}).status == 400
+
+
 @pytest.mark.parametrize("path", ["/v1/batches", "/v1/", "/v3/images/edits?x=1", "/v1/models/a/b"])
 def test_unknown_paths_get_openais_error(site: Any, path: str) -> None:
     for method in ("POST", "GET"):
