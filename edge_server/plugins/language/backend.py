@@ -30,8 +30,11 @@ from edge_server.plugins.language.engines import lora_adapters
 from edge_server.plugins.language.engines.generation_config import read_generation_config
 from edge_server.plugins.language.engines.lora_adapters import find_adapters
 from edge_server.plugins.language.engines.model_size import (
+    MODEL_FILE,
     BadModelFile,
     LlmSize,
+    describe_export,
+    describe_gguf,
     read_export,
     read_genai_config,
     read_gguf,
@@ -117,6 +120,10 @@ class _LlmBackend(Backend):
     def auto_complete(self, file: ModelFile, config_json: str) -> str | None:
         config = json.loads(config_json)
         config["max_batch_size"] = 0
+        # A client may have sent an earlier completed configuration.
+        config.setdefault("parameters", {}).pop(MODEL_FILE, None)
+        if said := self.describe(file):
+            config["parameters"][MODEL_FILE] = {"string_value": json.dumps(said)}
         config.setdefault("model_transaction_policy", {})["decoupled"] = True
         inputs = (*_INPUTS, _IMAGE_INPUT) if self.takes_pictures(file) else _INPUTS
         for key, tensors in (("input", inputs), ("output", _OUTPUTS)):
@@ -130,6 +137,13 @@ class _LlmBackend(Backend):
 
     def takes_pictures(self, file: ModelFile) -> bool:
         return False
+
+    def describe(self, file: ModelFile) -> Mapping[str, object]:
+        """Return what ollama's API tells of the model's file, under GGUF's names. Raises LoadError."""
+        try:
+            return describe_gguf(file.path) if file.path.suffix == ".gguf" else describe_export(file.path.parent)
+        except BadModelFile as error:
+            raise LoadError(f"{file_title(file)}: {error}") from None
 
 
 class OpenVinoLlmBackend(_LlmBackend):
@@ -196,8 +210,7 @@ class LlamaCppBackend(_LlmBackend):
     def auto_complete(self, file: ModelFile, config_json: str) -> str | None:
         """As the others, name the adapters for the APIs, and give `gpu_layers` an instance on a GPU."""
         config = json.loads(super().auto_complete(file, config_json) or config_json)
-        parameters = config.setdefault("parameters", {})
-        # A client may have sent an earlier completed configuration.
+        parameters = config["parameters"]
         parameters.pop(lora_adapters.PARAMETER, None)
         if names := ",".join(find_adapters(file.path)):
             parameters[lora_adapters.PARAMETER] = {"string_value": names}

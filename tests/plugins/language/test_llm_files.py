@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from edge_server import backends as backends_module
 from edge_server.backends.base import ModelFile
+from edge_server.core.model_spec import ModelSpec
 from edge_server.errors import BackendMissing, LoadError
 from edge_server.plugins.language.backend import make
 from edge_server.plugins.language.engines.generation_config import GenerationConfig, read_generation_config
@@ -31,6 +32,7 @@ from edge_server.plugins.language.engines.model_size import (
     ONNX_LOAD_FACTOR,
     BadModelFile,
     LlmSize,
+    describe_export,
     read_export,
     read_genai_config,
     read_gguf,
@@ -38,6 +40,7 @@ from edge_server.plugins.language.engines.model_size import (
 )
 from edge_server.plugins.language.engines.settings import memory_parts, read_settings
 from edge_server.plugins.language.engines.token_engine import Sampling
+from edge_server.plugins.language.ollama.model_reports import show_model
 from edge_server.plugins.language.text.incremental_detokenizer import IncrementalDetokenizer
 from edge_server.plugins.language.text.text_request import DEFAULT_SAMPLING
 from edge_server.repository.auto_complete import inspect_model
@@ -86,6 +89,55 @@ def test_a_file_that_is_no_adapter_is_refused(tmp_path: Path, name: str, content
     (tmp_path / "adapters" / name).write_bytes(TINY.read_bytes() if content is None else content)
     with pytest.raises(BadModelFile, match=reason):
         find_adapters(tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize("read", [read_gguf, read_gguf_for_llama_cpp])
+@pytest.mark.parametrize(("kind", "advice"), [("adapter", "adapters/NAME.gguf"), ("mmproj", "mmproj.gguf")])
+def test_a_file_that_belongs_beside_a_model_is_named_in_its_place(
+    tmp_path: Path, read: Callable[[Path], LlmSize], kind: str, advice: str
+) -> None:
+    path = tmp_path / "model.gguf"
+    adapter, text = (ADAPTERS / "first.gguf").read_bytes(), len(kind).to_bytes(8, "little") + kind.encode()
+    path.write_bytes(adapter.replace(b"\7\0\0\0\0\0\0\0adapter", text, 1))
+    with pytest.raises(BadModelFile, match=f"general.type: expected 'model', got '{kind}': .*{advice}"):
+        read(path)
+
+
+@pytest.mark.parametrize("parameters", [{}, {"num_kv_blocks": "64"}])
+def test_a_context_above_the_models_own_is_refused_at_the_load(parameters: dict[str, str]) -> None:
+    with pytest.raises(LoadError, match="parameter max_context: expected 1 to 512, the model's context, got 513"):
+        read_settings("m", {"max_context": "513", **parameters}, read_gguf(TINY), 32)
+    with pytest.raises(LoadError, match="parameter max_context must be a whole number from 1, got '0'"):
+        read_settings("m", {"max_context": "0", **parameters}, read_gguf(TINY), 32)
+    assert read_settings("m", {"max_context": "512", **parameters}, read_gguf(TINY), 32).max_context == 512
+    # The files of some exports do not say it.
+    assert read_settings("m", {"max_context": "513", **parameters}, LlmSize(1, 0, 1), 32).max_context == 513
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("backend", ["llama_cpp", "openvino_genai"])
+def test_ollamas_clients_are_shown_what_the_models_file_says(backend: str) -> None:
+    pytest.importorskip({"llama_cpp": "xllamacpp"}.get(backend, backend))
+    config = json.loads(make(backend).auto_complete(ModelFile(TINY, TINY.parent, 1), "{}") or "")
+    parameters = {name: item["string_value"] for name, item in config["parameters"].items()}
+    spec = ModelSpec("tiny", backend, "", 0, (), (), (), default_model_filename="tiny.gguf", parameters=parameters)
+    details = {"family": "llama", "families": ["llama"], "parameter_size": "148K", "quantization_level": "F16"}
+    shown = show_model(spec)
+    assert shown["details"] == {"parent_model": "", "format": "gguf", **details}
+    assert shown["model_info"] == {
+        "general.architecture": "llama",
+        "general.basename": "tiny",
+        "general.file_type": 1,
+        "general.parameter_count": 147_776,
+        "llama.context_length": 512,
+    }
+
+
+def test_an_export_is_described_by_its_config(tmp_path: Path) -> None:
+    assert describe_export(tmp_path) == {}
+    values = {"num_attention_heads": 4, "hidden_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 2048}
+    (tmp_path / "config.json").write_text(json.dumps({**values, "model_type": "qwen3"}))
+    assert describe_export(tmp_path) == {"general.architecture": "qwen3", "qwen3.context_length": 2048}
 
 
 def test_too_many_adapters_are_refused(tmp_path: Path) -> None:

@@ -207,6 +207,21 @@ def test_channels_are_reasoning_content_and_calls(
     assert client.responses[-1]["finish_reason"] == b"tool_calls"
 
 
+@pytest.mark.parametrize(
+    ("template", "begun", "reasoning", "content"),
+    [
+        ("</think>", "<think>\nopen", "so it is", "It is."),
+        ("</think>", "<think>x</think>\nhello", "", "hello"),
+        ("{{ tools }} <|channel|>analysis", "hello", "", "hello"),
+    ],
+)
+def test_an_answer_that_is_continued_goes_on_where_it_was(
+    thinker: Callable[..., Served], template: str, begun: str, reasoning: str, content: str
+) -> None:
+    given = {"add_generation_prompt": False, "continue_final_message": True}
+    assert parts(ask_chat(thinker(template), "x", begun, chat_template_kwargs=given)) == (reasoning, content)
+
+
 def test_constrained_text_of_a_model_with_channels_begins_after_the_head_of_the_content(
     thinker: Callable[..., Served],
 ) -> None:
@@ -662,6 +677,7 @@ def test_waiting_clients_that_disconnect_free_their_slots_at_once(
         ({"max_tokens": 1.5}, "max_tokens: expected a whole number"),
         ({"stop": 3}, "stop: expected a text or a list of texts"),
         ({"seed": True}, "seed"),
+        ({"seed": -2}, "seed: expected -1 to 9.2"),
         ({"n": 2}, "n: expected 1"),
         ({"ignore_eos": "x"}, "ignore_eos: expected true or false"),
         ({"temprature": 1}, "unknown sampling parameter 'temprature'"),

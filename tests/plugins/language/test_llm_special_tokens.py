@@ -238,3 +238,27 @@ def test_special_tokens_that_are_shown_are_text(name: str) -> None:
     assert engine.decode(tokens) == ["a", "b", ""]
     engine.show_special_texts(["<|im_start|>"])
     assert engine.decode(tokens) == ["<|im_start|>a", "b", ""]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["llama_cpp", "openvino_genai"])
+def test_a_chat_that_ends_with_an_answer_begins_a_new_turn_or_continues_it_as_asked(
+    name: str, open_engine: Callable[[str], Any]
+) -> None:
+    engine = open_engine(name)
+    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "<|im_end|> so "}]
+    closed = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<|im_end|> so "
+    turn = {"add_generation_prompt": False}
+    engine.show_special_texts(["<|im_start|>", "<|im_end|>"])
+    prompts = {}
+    for end, variables in (("new", {}), ("none", turn), ("same", {**turn, "continue_final_message": True})):
+        tokens = ChatEncoder(engine).encode(chat, (), variables)
+        prompts[end] = engine.decode([tokens])[0]
+        # The user's text of a special token is none.
+        assert list(tokens).count(engine.encode("<|im_end|>")[0]) == (1 if end == "same" else 2)
+    engine.close()
+    assert prompts == {
+        "new": f"{closed}<|im_end|>\n<|im_start|>assistant\n",
+        "none": f"{closed}<|im_end|>\n",
+        "same": closed,
+    }

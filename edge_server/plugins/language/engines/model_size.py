@@ -12,10 +12,13 @@ import json
 import math
 import platform
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
+
+MODEL_FILE = "language_model_file"
+"""Parameter of the completed configuration: what the file says of its model, as JSON, for ollama's API."""
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """GGUF's type number of a value -> code of `struct`."""
@@ -36,12 +39,24 @@ _TENSOR_TYPES = {
 _NO_MATRIX_TYPES = (0, 30)
 """F32 and BF16: OpenVINO GenAI 2026.4 reads vectors and the embedding in them, no other matrix."""
 _EMBEDDING = "token_embd.weight"
+_PLACES = {
+    "adapter": "a LoRA adapter: put it beside its model as adapters/NAME.gguf, for the backend llama_cpp",
+    "mmproj": "a projector of pictures: put it beside its model as mmproj.gguf, for the backend llama_cpp",
+}
+"""Of a GGUF file's `general.type`: what it is, if it is no model."""
 _TYPE_NAMES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K",
     12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
     20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
     29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
 }  # fmt: skip
+_FILE_TYPES = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M",
+    13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS",
+    21: "Q2_K_S", 22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S",
+    29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4",
+}  # fmt: skip
+"""GGUF's `general.file_type` -> name of the quantization; llama.h, `llama_ftype`."""
 _EXPORT_ADVICE = "serve an OpenVINO export instead (optimum-cli export openvino) or an ONNX export"
 _MAX_SHORT_ARRAY = 4096
 """Numbers of an array that is read: a number for each layer, not for each token."""
@@ -98,6 +113,7 @@ def read_gguf(path: Path) -> LlmSize:
     file_bytes = path.stat().st_size
     with open(path, "rb") as file:
         fields, tensor_count = _gguf_fields(file)
+        _check_is_model(fields)
         architecture = str(fields.get("general.architecture", ""))
         if architecture not in ARCHITECTURES:
             raise BadModelFile(
@@ -138,6 +154,7 @@ def read_gguf_for_llama_cpp(path: Path) -> LlmSize:
     take. Raises BadModelFile for a header that is cut short or has impossible numbers.
     """
     fields = read_gguf_metadata(path)
+    _check_is_model(fields)
     architecture = str(fields.get("general.architecture", ""))
 
     def numbers(key: str, default: list[int]) -> list[int]:
@@ -169,11 +186,45 @@ def read_gguf_for_llama_cpp(path: Path) -> LlmSize:
     )
 
 
+def _check_is_model(fields: Mapping[str, object]) -> None:
+    kind = str(fields.get("general.type"))
+    if kind in _PLACES:
+        raise BadModelFile(f"general.type: expected 'model', got '{kind}': this is {_PLACES[kind]}")
+
+
 def read_gguf_metadata(path: Path, arrays: Collection[str] = ()) -> Mapping[str, object]:
     """Return the metadata of a GGUF file; of an array with more than 4,096 numbers, or of texts, only its length,
     unless `arrays` names it. Raises BadModelFile."""
     with open(path, "rb") as file:
         return _gguf_fields(file, arrays)[0]
+
+
+def describe_gguf(path: Path) -> dict[str, object]:
+    """Return what a file says of its model, under GGUF's names: architecture, number of parameters (not of
+    one of several files), type of quantization, and context length. Raises BadModelFile."""
+    with open(path, "rb") as file:
+        fields, tensor_count = _gguf_fields(file)
+        parameters = sum(math.prod(shape) for _, shape, _, _ in _tensors(file, tensor_count))
+    architecture = str(fields.get("general.architecture", ""))[:80]
+    numbers = {name: fields.get(name) for name in ("general.file_type", f"{architecture}.context_length")}
+    if fields.get("split.count", 1) == 1:
+        numbers["general.parameter_count"] = parameters
+    known = {name: value for name, value in numbers.items() if isinstance(value, int)}
+    return {"general.architecture": architecture, **known}
+
+
+def describe_export(folder: Path) -> dict[str, object]:
+    """Return the same of an OpenVINO export, as far as its `config.json` says it."""
+    try:
+        architecture = str(json.loads((folder / "config.json").read_bytes())["model_type"])[:80]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return {}
+    return {"general.architecture": architecture, f"{architecture}.context_length": read_export(folder).context}
+
+
+def quantization_name(file_type: object) -> str:
+    """Return the name of GGUF's `general.file_type`, "" for an unknown one."""
+    return _FILE_TYPES.get(file_type, "") if isinstance(file_type, int) else ""
 
 
 def read_export(folder: Path) -> LlmSize:
@@ -241,19 +292,24 @@ def _gguf_fields(file: BinaryIO, arrays: Collection[str] = ()) -> tuple[dict[str
     return fields, tensor_count
 
 
-def _tensors_end(file: BinaryIO, count: int) -> int:
-    """Return the end of the last tensor, in bytes from the beginning of the data."""
+def _tensors(file: BinaryIO, count: int) -> Iterator[tuple[str, tuple[int, ...], int, int]]:
+    """Yield name, shape, type number and offset in the data of each tensor."""
     if count > _MAX_TENSORS:
         raise BadModelFile(f"expected at most {_MAX_TENSORS} tensors, got {count}")
-    end = 0
     for _ in range(count):
         name = _text(file)
         (dimensions,) = struct.unpack("<I", _exactly(file, 4))
         if dimensions > 4:
             raise BadModelFile(f"tensor '{name[:80]}': expected at most 4 dimensions, got {dimensions}")
         shape = struct.unpack(f"<{dimensions}Q", _exactly(file, 8 * dimensions))
-        kind, offset = struct.unpack("<IQ", _exactly(file, 12))
-        excluded = _NO_MATRIX_TYPES if dimensions > 1 and name != _EMBEDDING else ()
+        yield name, shape, *struct.unpack("<IQ", _exactly(file, 12))
+
+
+def _tensors_end(file: BinaryIO, count: int) -> int:
+    """Return the end of the last tensor, in bytes from the beginning of the data."""
+    end = 0
+    for name, shape, kind, offset in _tensors(file, count):
+        excluded = _NO_MATRIX_TYPES if len(shape) > 1 and name != _EMBEDDING else ()
         if kind not in _TENSOR_TYPES or kind in excluded:
             # Files named Q4_K_M and the like have Q5_0 and Q8_0 in tensors whose rows are no multiple of 256.
             known = ", ".join(_TYPE_NAMES[number] for number in _TENSOR_TYPES if number not in excluded)

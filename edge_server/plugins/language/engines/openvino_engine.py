@@ -136,9 +136,12 @@ class OpenVinoEngine:
     ) -> str:
         chat = [dict(message) for message in messages]
         described = [dict(tool) for tool in tools] or None
-        context = dict(variables) or None
+        context = dict(variables)
+        opens_answer = context.pop("add_generation_prompt", True)
         try:
-            return str(self._tokenizer.apply_chat_template(chat, True, tools=described, extra_context=context))
+            return str(
+                self._tokenizer.apply_chat_template(chat, opens_answer, tools=described, extra_context=context or None)
+            )
         except (RuntimeError, TypeError, ValueError) as error:
             said = _without_source_path(error)
         raise InvalidRequest(f"the model's chat template cannot write these messages: {said}")

@@ -38,7 +38,7 @@ from edge_server.plugins.language.engines.token_engine import (
     TokenEngine,
     TokenEvent,
 )
-from edge_server.plugins.language.template_variables import template_variables
+from edge_server.plugins.language.template_variables import CONTINUE, template_variables
 from edge_server.plugins.language.text.answer_parser import (
     CONTENT_HEAD,
     HARMONY_MARKS,
@@ -319,7 +319,8 @@ class LlmSession(RequestSession):
             if text is None:
                 tokens = self._chat_encoder.encode(messages, described, variables)
                 # The grammar of a constraint begins with the answer itself.
-                return [*tokens, *engine.encode(CONTENT_HEAD)] if self._has_channels and is_constrained else tokens
+                needs_head = self._has_channels and is_constrained and not request.variables.get(CONTINUE)
+                return [*tokens, *engine.encode(CONTENT_HEAD)] if needs_head else tokens
             tokens, begin = engine.encode(text), list(engine.begin_tokens)
             return tokens if list(tokens[: len(begin)]) == begin else [*begin, *tokens]
         if request.images and text is not None and not vision.has_image_tag(text):
@@ -333,17 +334,21 @@ class LlmSession(RequestSession):
     def _start_parser(self, request: TextRequest, prompt: Sequence[int] | ImagePrompt) -> AnswerParser | None:
         """Return the parser of the answer to a chat, None if the whole answer is content."""
         tools, tags = request.tools, self._reasoning_tags
-        calls, reasoning = None, None
+        calls, reasoning, continues = None, None, request.variables.get(CONTINUE)
         # A grammar leaves no room for reasoning and for channels.
         if not request.sampling.constraint:
             if self._has_channels:
-                return HarmonyParser(tools)
+                return None if continues else HarmonyParser(tools)
             if tags is not None:
                 if isinstance(prompt, ImagePrompt):
                     end = prompt.text
                 else:
                     end = self._engine.decode([prompt[-_TAG_TOKENS:]])[0]
-                reasoning = ReasoningParser(tags, is_open=end.rstrip().endswith(tags.open))
+                is_open = end.rstrip().endswith(tags.open)
+                if continues:
+                    begun = str(request.messages[-1]["content"]).rpartition(tags.open)
+                    is_open = bool(begun[1]) and tags.close not in begun[2]
+                reasoning = ReasoningParser(tags, is_open=is_open)
         if tools is not None:
             calls = ToolCallParser(tools, self._tool_format)
         return None if calls is None and reasoning is None else TaggedAnswerParser(reasoning, calls)
@@ -528,14 +533,17 @@ class LlmSession(RequestSession):
         generation.cumulative_logprob += sum(event.logprobs)
         if generation.request.has_logprobs:
             tops = event.top_logprobs or [()] * len(event.tokens)
+            token_texts = event.token_texts or self._engine.decode([[token] for token in event.tokens])
             generation.unsent_logprobs += [
                 {
-                    "token": self._engine.decode([[token]])[0],
+                    "token": token_text,
                     "token_id": token,
                     "logprob": logprob,
                     **({"top_logprobs": top} if top else {}),
                 }
-                for token, logprob, top in zip(event.tokens, event.logprobs, tops, strict=False)
+                for token, token_text, logprob, top in zip(
+                    event.tokens, token_texts, event.logprobs, tops, strict=False
+                )
                 if token >= 0
             ]
         self._metrics.count_tokens(len(event.tokens))

@@ -196,6 +196,7 @@ def read_sampling(
         raise bad("grammar", "rules in GBNF")
     if sum(map(bool, (schema, choice, regex, grammar))) > 1:
         raise InvalidRequest(f"{title}: expected one of the sampling parameters json_schema, choice, regex and grammar")
+    seed = whole("seed", -1, -1, (1 << 63) - 1)  # as in vLLM -1 is none
     adapter = values.get("lora_name") or ""
     if not isinstance(adapter, str):
         raise bad("lora_name", "the name of an adapter")
@@ -209,7 +210,7 @@ def read_sampling(
         top_p=number("top_p", defaults.top_p, 1e-6, 1.0),
         top_k=whole("top_k", defaults.top_k, -1),
         min_p=number("min_p", defaults.min_p, 0.0, 1.0),
-        seed=None if values.get("seed") is None else whole("seed", 0, 0, (1 << 63) - 1),
+        seed=None if seed == -1 else seed,
         repetition_penalty=number("repetition_penalty", defaults.repetition_penalty, 0.01, 100.0),
         presence_penalty=number("presence_penalty", 0.0, -2.0, 2.0),
         frequency_penalty=number("frequency_penalty", 0.0, -2.0, 2.0),
