@@ -53,7 +53,6 @@ PLUGIN_OF_BACKEND: Mapping[str, str] = {
     **dict.fromkeys(
         (
             "llama_cpp",
-            "onnxruntime_genai",
             "openvino_classification",
             "openvino_embeddings",
             "openvino_genai",

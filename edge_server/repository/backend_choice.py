@@ -43,7 +43,6 @@ _BACKENDS_OF_FILE = {
     "model.gguf": GGUF_ORDER,
     "openvino_encoder_model.xml": ("openvino_whisper",),
     "openvino_tokenizer.xml": ("openvino_genai",),
-    "genai_config.json": ("onnxruntime_genai",),
     "model.onnx.json": ("piper",),
     **dict.fromkeys(VOICES_OF_KOKORO, ("kokoro",)),
     "model.plan": ("tensorrt",),
@@ -73,7 +72,7 @@ _OTHER_SUFFIXES = {".engine": "model.plan"}
 """Suffixes that exporters write -> the file name that the format has here. Ultralytics names a plan .engine."""
 
 _MARKS_OF_FOLDERS = (
-    "genai_config.json", "model.onnx.json", "openvino_encoder_model.xml", "openvino_tokenizer.xml", *VOICES_OF_KOKORO,
+    "model.onnx.json", "openvino_encoder_model.xml", "openvino_tokenizer.xml", *VOICES_OF_KOKORO,
 )  # fmt: skip
 """Well-known files that lie beside the model's, and are not the model."""
 

@@ -26,7 +26,6 @@ DISTRIBUTIONS = {
     "litert": "ai-edge-litert",
     "llama_cpp": "xllamacpp",
     "onnxruntime": "onnxruntime",
-    "onnxruntime_genai": "onnxruntime-genai",
     "openvino": "openvino",
     "openvino_classification": "openvino-genai",
     "openvino_embeddings": "openvino-genai",

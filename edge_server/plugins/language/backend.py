@@ -1,10 +1,8 @@
-"""Loader of the backends of language models: `openvino_genai`, `llama_cpp`, `onnxruntime_genai` and, for tests,
-`scripted_llm`.
+"""Loader of the backends of language models: `openvino_genai`, `llama_cpp` and, for tests, `scripted_llm`.
 
 `openvino_genai` serves a GGUF file (llama, qwen2, qwen3) or the folder of an OpenVINO export, `llama_cpp` any GGUF
-file, `onnxruntime_genai` the folder of an ONNX export with `genai_config.json`. All run on the CPU, `llama_cpp` also on
-a GPU with CUDA, in a child process: OpenVINO GenAI holds the GIL in each step and ONNX Runtime GenAI while it loads a
-model, a fault of a library ends only that process, and its end gives the memory back.
+file. Both run on the CPU, `llama_cpp` also on a GPU with CUDA, in a child process: OpenVINO GenAI holds the GIL in each
+step, a fault of a library ends only that process, and its end gives the memory back.
 Parameters: see `settings`, and `niceness` of that process (5, of `llama_cpp` 0). The inputs and outputs are those of
 Triton's vLLM backend, with the input `messages` beside `text_input`.
 """
@@ -19,7 +17,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from edge_server.backends import onnx_file_info
 from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, RequestSession
 from edge_server.backends.custom_metrics import REGISTRY
 from edge_server.backends.isolation.isolated_session import IsolatedSession
@@ -33,7 +30,6 @@ from edge_server.plugins.language.engines.model_size import (
     BadModelFile,
     LlmSize,
     read_export,
-    read_genai_config,
     read_gguf,
     read_gguf_for_llama_cpp,
 )
@@ -57,21 +53,6 @@ was always busy left it 4 tokens a second of 209, with 0 it left 73, and the oth
 
 _LLAMA_CPP_PART_TOKENS = 256
 """The part of llama.cpp's KV cache that a sequence has for itself is a multiple of this."""
-
-_ONNX_CONTEXT = 4096
-"""Most tokens of a sequence of `onnxruntime_genai`, if the configuration says nothing. Each reserves memory for what it
-may need, and a chat may need all of it."""
-_NOT_FOR_ONNX = {
-    "num_kv_blocks": "the KV cache has room for max_num_seqs times max_context; set these",
-    "kv_cache_mb": "the KV cache has room for max_num_seqs times max_context; set these",
-    "max_num_batched_tokens": "a prompt is read in one step",
-    "enable_prefix_caching": "it computes every prompt",
-    "deterministic": "it computes as the model was exported",
-    "prompt_lookup": "it guesses no tokens",
-    "draft_model": "it guesses no tokens",
-    "gpu_layers": "it computes on the CPU",
-}
-"""Parameter that `onnxruntime_genai` cannot obey -> why."""
 
 _ALL_LAYERS = 999
 """`gpu_layers` if none are stated: more than a model has."""
@@ -97,7 +78,6 @@ def make(name: str) -> Backend:
     backends: Mapping[str, Callable[[str], Backend]] = {
         "openvino_genai": OpenVinoLlmBackend,
         "llama_cpp": LlamaCppBackend,
-        "onnxruntime_genai": OnnxLlmBackend,
     }
     return backends.get(name, ScriptedLlmBackend)(name)
 
@@ -209,26 +189,6 @@ class LlamaCppBackend(_LlmBackend):
         return IsolatedSession(job, open_llama_cpp)
 
 
-class OnnxLlmBackend(_LlmBackend):
-    """Opens models with ONNX Runtime GenAI in child processes."""
-
-    default_filename = "genai_config.json"
-    module = "onnxruntime_genai"
-    extra = "llm-onnx"
-
-    def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature | None:
-        _read_genai_size(file)
-        return None
-
-    def memory_parts(self, file: ModelFile, model: str, parameters: Mapping[str, str]) -> Mapping[str, int]:
-        size = _read_genai_size(file)
-        return memory_parts(_onnx_settings(model, parameters, size), size, _BLOCK_TOKENS)
-
-    def open(self, job: OpenJob) -> RequestSession:
-        _refuse_gpu(job)
-        return IsolatedSession(job, open_onnx)
-
-
 class ScriptedLlmBackend(_LlmBackend):
     """Opens scripts of answers; see `scripted_engine`. With the parameter `isolated` in a child process."""
 
@@ -258,17 +218,6 @@ def open_openvino(job: OpenJob) -> RequestSession:
 
         return _session(job, settings, lambda: OpenVinoVisionEngine(path, settings))
     return _session(job, settings, lambda: OpenVinoEngine(path, settings))
-
-
-def open_onnx(job: OpenJob) -> RequestSession:
-    """Open a model in this process. Raises LoadError. For the child process."""
-    from edge_server.plugins.language.engines.onnxruntime_genai_engine import OnnxEngine
-
-    _set_niceness(job)
-    size = _read_genai_size(job.file)
-    settings = _onnx_settings(job.spec.name, job.spec.parameters, size)
-    folder = job.file.path.parent
-    return _session(job, settings, lambda: OnnxEngine(folder, settings, _BLOCK_TOKENS, size.bytes_per_token))
 
 
 def open_llama_cpp(job: OpenJob) -> RequestSession:
@@ -349,27 +298,6 @@ def _openvino_settings(model: str, parameters: Mapping[str, str], size: LlmSize)
     return dataclasses.replace(settings, enable_prefix_caching=False) if settings.draft_model else settings
 
 
-def _onnx_settings(model: str, parameters: Mapping[str, str], size: LlmSize) -> LlmSettings:
-    """Return settings whose KV cache has room for every sequence. Raises LoadError."""
-    for key, reason in _NOT_FOR_ONNX.items():
-        if key in parameters:
-            raise LoadError(f"model '{model}': parameter {key}: not for the backend onnxruntime_genai: {reason}")
-    stated = {"max_context": str(min(size.context, _ONNX_CONTEXT)), **parameters}
-    settings = read_settings(model, stated, size, _BLOCK_TOKENS)
-    if not 1 <= settings.max_context <= size.context:
-        raise LoadError(
-            f"model '{model}': parameter max_context: expected 1 to {size.context}, the model's context, "
-            f"got {settings.max_context}"
-        )
-    blocks = settings.max_num_seqs * -(-settings.max_context // _BLOCK_TOKENS)
-    return dataclasses.replace(
-        settings,
-        num_kv_blocks=blocks,
-        max_num_batched_tokens=settings.max_context,
-        enable_prefix_caching=False,
-    )
-
-
 def _llama_cpp_settings(model: str, parameters: Mapping[str, str], size: LlmSize) -> LlmSettings:
     if "deterministic" in parameters:
         raise LoadError(f"model '{model}': parameter deterministic: the backend llama_cpp has no such mode")
@@ -413,18 +341,6 @@ def _read_llama_cpp_size(file: ModelFile) -> LlmSize:
         find_projector(path)
         return read_gguf_for_llama_cpp(path)
     except BadModelFile as error:
-        said = str(error)
-    raise LoadError(f"{file_title(file)}: {said}")
-
-
-def _read_genai_size(file: ModelFile) -> LlmSize:
-    """Return the size of a model from genai_config.json. Raises LoadError."""
-    path = existing_file(file, OnnxLlmBackend.default_filename)
-    try:
-        for onnx_file in path.parent.rglob("*.onnx"):
-            onnx_file_info.external_files(onnx_file, f"{file_title(file)}: '{onnx_file.name}'")
-        return read_genai_config(path)
-    except (BadModelFile, ValueError, OSError) as error:
         said = str(error)
     raise LoadError(f"{file_title(file)}: {said}")
 

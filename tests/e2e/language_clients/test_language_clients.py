@@ -249,7 +249,7 @@ def test_home_assistant_talks_and_uses_a_lamp(server: Any, tmp_path: Path) -> No
 def test_aiperf_measures_all_requests(server: Any, tmp_path: Path) -> None:
     tokenizer = tmp_path / "tokenizer"
     tokenizer.mkdir()
-    for file in (DATA / "tiny_llm/onnx").glob("*token*"):
+    for file in (DATA / "tiny_llm/tokenizer").glob("*token*"):
         shutil.copy(file, tokenizer)
     run(
         environment("aiperf") / "bin/aiperf", "profile", "--model", "tiny", "--url", server.url(""),

@@ -28,11 +28,9 @@ from edge_server.plugins.language.engines.model_size import (
     EXPORT_LOAD_FACTOR,
     GGUF_LOAD_FACTOR,
     KV_BYTES_PER_VALUE,
-    ONNX_LOAD_FACTOR,
     BadModelFile,
     LlmSize,
     read_export,
-    read_genai_config,
     read_gguf,
     read_gguf_for_llama_cpp,
 )
@@ -194,9 +192,7 @@ def test_a_damaged_header_only_fails_the_load(tmp_path_factory: pytest.TempPathF
         read_gguf_for_llama_cpp(path)
 
 
-@pytest.mark.parametrize(
-    ("backend", "extra"), [("openvino_genai", "llm"), ("llama_cpp", "llm-gguf"), ("onnxruntime_genai", "llm-onnx")]
-)
+@pytest.mark.parametrize(("backend", "extra"), [("openvino_genai", "llm"), ("llama_cpp", "llm-gguf")])
 def test_without_the_library_the_error_names_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, backend: str, extra: str
 ) -> None:
@@ -325,74 +321,6 @@ def test_the_memory_of_a_model_is_its_weights_and_its_full_cache() -> None:
     assert 0 < parts["activations"] < parts["process"]
 
 
-GENAI = {
-    "model": {
-        "context_length": 8192,
-        "decoder": {"num_hidden_layers": 30, "num_key_value_heads": 3, "head_size": 64},
-    },
-    "search": {"max_length": 4096},
-}
-
-
-def test_the_memory_of_an_onnx_export_is_computed_from_its_configuration(tmp_path: Path) -> None:
-    path = tmp_path / "genai_config.json"
-    (tmp_path / "model.onnx.data").write_bytes(bytes(1000))
-    path.write_text(json.dumps(GENAI))
-    size = read_genai_config(path)
-    weight_bytes = int((1000 + path.stat().st_size) * ONNX_LOAD_FACTOR)
-    assert size == LlmSize(weight_bytes, 4096, 2 * 30 * 3 * 64 * 4)
-    model = {**GENAI["model"], "vocab_size": 1000, "decoder": {**GENAI["model"]["decoder"], "hidden_size": 576}}
-    path.write_text(json.dumps({**GENAI, "model": model}))
-    assert read_genai_config(path).bytes_per_step_token == 576 * 120 + 1000 * 4
-    path.write_text(json.dumps({"model": GENAI["model"]}))
-    assert read_genai_config(path).context == 8192
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "expected JSON"),
-        ("[]", "expected a configuration of ONNX Runtime GenAI"),
-        ('{"model": {"context_length": 512}}', r"got an error: KeyError\('decoder'\)"),
-        (json.dumps(GENAI).replace("8192", '"many"'), "expected JSON with numbers"),
-        (json.dumps(GENAI).replace("8192", "0"), "expected a context of at least 2 tokens"),
-        (
-            json.dumps(GENAI).replace('"head_size"', '"hidden_size": -1, "head_size"'),
-            "expected no negative hidden_size",
-        ),
-        (json.dumps(GENAI).replace("8192", "1e999"), "expected JSON with numbers"),
-        ("[" * 100_000, "expected JSON"),
-    ],
-)
-def test_a_damaged_configuration_of_an_onnx_export_is_named(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "genai_config.json"
-    path.write_text(text)
-    with pytest.raises(BadModelFile, match=message):
-        read_genai_config(path)
-
-
-@pytest.mark.full
-def test_an_onnx_export_with_weights_outside_its_folder_is_refused(tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime_genai", reason="needs onnxruntime-genai, of the extra test-all")
-    import onnx
-
-    (tmp_path / "genai_config.json").write_text(json.dumps(GENAI))
-    weights = onnx.TensorProto(name="w", data_type=1, dims=[1], data_location=onnx.TensorProto.EXTERNAL)
-    weights.external_data.add(key="location", value="../weights.bin")
-    model = onnx.ModelProto(graph=onnx.GraphProto(initializer=[weights]))
-    (tmp_path / "decoder.onnx").write_bytes(model.SerializeToString())
-    file = ModelFile(tmp_path / "genai_config.json", tmp_path.parent, 1)
-    with pytest.raises(LoadError, match=r"'decoder\.onnx': external data of 'w': expected a file beside the model"):
-        make("onnxruntime_genai").inspect(file, {})
-
-
-def test_the_configuration_of_an_onnx_export_overrides_its_onnx_file(tmp_path: Path) -> None:
-    for name in ("genai_config.json", "model.onnx", "tokenizer.json"):
-        (tmp_path / name).touch()
-    found = candidates(new_config(), "talker", tmp_path)
-    assert [(one.backend, one.file_name) for one in found] == [("onnxruntime_genai", "genai_config.json")]
-
-
 @given(
     text=st.text(max_size=300),
     sizes=st.lists(st.integers(1, 9), min_size=1, max_size=20),
@@ -514,45 +442,6 @@ while not engine.is_idle():
 status = Path("/proc/self/status").read_text()
 print(int(status.partition("VmHWM:")[2].split()[0]) << 10, sum(memory_parts(settings, size, 32).values()))
 """
-
-
-ONNX_PROMPTS = """
-import sys
-from pathlib import Path
-from edge_server.backends.base import ModelFile
-from edge_server.plugins.language.backend import make
-from edge_server.plugins.language.engines.onnxruntime_genai_engine import OnnxEngine
-from edge_server.plugins.language.engines.settings import LlmSettings
-from edge_server.plugins.language.engines.token_engine import Sampling
-
-def peak_bytes():
-    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) << 10
-
-def answer(*prompts):
-    for number, length in prompts:
-        engine.add(number, [10 + place % 200 for place in range(length)], Sampling(8, temperature=0.0))
-    while not engine.is_idle():
-        engine.step()
-
-folder = Path(sys.argv[1])
-engine = OnnxEngine(folder, LlmSettings(8, 0, 8 * 16, 512, False, 1, False, 64), 32, 512)
-answer((1, 8))
-before = peak_bytes()
-answer((2, 500), (3, 500), (4, 500), (5, 500))
-parts = make("onnxruntime_genai").memory_parts(ModelFile(folder / "genai_config.json", folder.parent, 1), "m", {})
-print(peak_bytes() - before, parts["activations"], parts["KV cache"], peak_bytes(), sum(parts.values()))
-"""
-
-
-@pytest.mark.full
-def test_prompts_of_an_onnx_export_stay_within_the_computed_memory() -> None:
-    pytest.importorskip("onnxruntime_genai", reason="needs onnxruntime-genai, of the extra test-all")
-    command = [sys.executable, "-c", ONNX_PROMPTS, TINY.parent / "onnx"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    grown, activations, cache, peak, computed = map(int, done.stdout.split())
-    assert activations == 512 * (64 * 120 + 384 * 4)
-    assert activations // 2 < grown <= activations + cache, done.stdout
-    assert peak <= computed
 
 
 @pytest.mark.full
