@@ -53,7 +53,6 @@ PLUGIN_OF_BACKEND: Mapping[str, str] = {
     **dict.fromkeys(
         (
             "llama_cpp",
-            "openvino_classification",
             "openvino_embeddings",
             "openvino_genai",
             "openvino_rerank",
@@ -71,9 +70,8 @@ PLUGIN_OF_PATH: Mapping[str, str] = {
     **dict.fromkeys(("/", "/docs/api"), "dashboard"),
     **dict.fromkeys(("/edge/v1/cameras", "/edge/v1/streams"), "cameras"),
     **dict.fromkeys(("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models"), "language"),
-    **dict.fromkeys(("/v1/responses", "/v1/rerank", "/v1/score", "/rerank", "/score"), "language"),
-    **dict.fromkeys(("/v1/embed", "/v2/embed", "/classify"), "language"),
-    **dict.fromkeys(("/api/chat", "/api/generate", "/api/tags", "/v1/messages", "/tokenize"), "language"),
+    **dict.fromkeys(("/v1/responses", "/v1/rerank", "/rerank"), "language"),
+    **dict.fromkeys(("/api/chat", "/api/generate", "/api/tags", "/v1/messages"), "language"),
     **dict.fromkeys(("/v1/audio/speech", "/v1/audio/transcriptions", "/v1/audio/translations"), "speech"),
     "/edge/v1/governor": "governor",
     "/edge/v1/policies": "policies",

@@ -27,7 +27,6 @@ DISTRIBUTIONS = {
     "llama_cpp": "xllamacpp",
     "onnxruntime": "onnxruntime",
     "openvino": "openvino",
-    "openvino_classification": "openvino-genai",
     "openvino_embeddings": "openvino-genai",
     "openvino_rerank": "openvino-genai",
     "openvino_genai": "openvino-genai",

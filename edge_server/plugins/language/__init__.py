@@ -5,7 +5,6 @@ command `chat`.
 `engines`. `routes` has the paths of the HTTP APIs, for these and other models with text tensors: `openai` makes
 inference requests of calls and runs them, the other APIs translate their calls to its.
 The libraries run in child processes, because OpenVINO GenAI holds the GIL in each step. `scripted_engine` needs no
-library. `openvino_embeddings`, `openvino_rerank` and
-`openvino_classification` are backends of their own, for models that give vectors, that score pairs of texts, and that
-classify texts.
+library. `openvino_embeddings` and `openvino_rerank` are backends of their own, for models that give vectors, and that
+score pairs of texts.
 """

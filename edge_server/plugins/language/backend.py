@@ -61,7 +61,7 @@ _INPUTS = (
     ("text_input", "STRING", 1), ("messages", "STRING", 1), ("stream", "BOOL", 1), ("sampling_parameters", "STRING", 1),
     ("exclude_input_in_output", "BOOL", 1), ("return_finish_reason", "BOOL", 1), ("return_num_input_tokens", "BOOL", 1),
     ("return_num_output_tokens", "BOOL", 1), ("return_logprobs", "BOOL", 1), ("return_cumulative_logprob", "BOOL", 1),
-    ("tokenize", "BOOL", 1), ("token_ids", "INT32", -1),
+    ("tokenize", "BOOL", 1),
 )  # fmt: skip
 _IMAGE_INPUT = ("image", "STRING", -1)
 """Of models that take pictures."""

@@ -1,6 +1,5 @@
 """Routes of the text APIs, and their forms of errors: OpenAI's (/v1/chat/completions, /v1/responses and others, and the
-same under /v3/), vLLM's (/tokenize, /classify), Cohere's (/v1/embed), Anthropic's (/v1/messages) and ollama's
-(/api/chat and others).
+same under /v3/), Jina's and Cohere's rerank, Anthropic's (/v1/messages) and ollama's (/api/chat and others).
 
 The endpoints of an API are imported for its first request.
 """
@@ -18,11 +17,9 @@ from edge_server.service import InferenceService
 
 if TYPE_CHECKING:
     from edge_server.plugins.language.anthropic.endpoints import AnthropicEndpoints
-    from edge_server.plugins.language.cohere.endpoints import CohereEndpoints
     from edge_server.plugins.language.ollama.endpoints import OllamaEndpoints
     from edge_server.plugins.language.openai.endpoints import OpenAiEndpoints
     from edge_server.plugins.language.responses.endpoints import ResponseEndpoints
-    from edge_server.plugins.language.vllm.endpoints import VllmEndpoints
 
 _SCHEMAS = "edge_server.plugins.language.schemas"
 _JSON_BODY = "edge_server.frontends.http.schemas:JSON_BODY"
@@ -36,8 +33,6 @@ def language_routes(service: InferenceService, may_change_models: Callable[[Requ
     return (
         *_openai_routes(service, may_change_models),
         *_response_routes(service, may_change_models),
-        *_vllm_routes(service, may_change_models),
-        *_cohere_routes(service, may_change_models),
         *_anthropic_routes(service, may_change_models),
         *_ollama_routes(service, may_change_models),
     )
@@ -78,12 +73,6 @@ def _openai_routes(service: InferenceService, may_change_models: Callable[[Reque
                 handler=handler(lambda endpoints: endpoints.rerank),
                 schema=_JSON_BODY,
             ),
-            _post(
-                f"{base}/score",
-                summary="Score pairs of texts, as in vLLM's API",
-                handler=handler(lambda endpoints: endpoints.score),
-                schema=_JSON_BODY,
-            ),
             _get(
                 f"{base}/models",
                 summary="List the models for text, as in OpenAI's API",
@@ -105,14 +94,6 @@ def _openai_routes(service: InferenceService, may_change_models: Callable[[Reque
                 schema=_JSON_BODY,
             )
         )
-    lines.append(
-        _post(
-            "/score",
-            summary="Score pairs of texts, as in vLLM's API",
-            handler=handler(lambda endpoints: endpoints.score),
-            schema=_JSON_BODY,
-        )
-    )
     return lines
 
 
@@ -161,58 +142,6 @@ def _response_routes(service: InferenceService, may_change_models: Callable[[Req
             ),
         )
     return lines
-
-
-def _vllm_routes(service: InferenceService, may_change_models: Callable[[RequestHead], bool]) -> Sequence[Route]:
-    def make() -> VllmEndpoints:
-        from edge_server.plugins.language.vllm.endpoints import VllmEndpoints
-
-        return VllmEndpoints(service, may_change_models)
-
-    handler = DeferredEndpoints(make).handler
-    return (
-        _post(
-            "/tokenize",
-            summary="Tokens of a prompt or a chat, as in vLLM's API",
-            handler=handler(lambda endpoints: endpoints.tokenize),
-            schema=_JSON_BODY,
-        ),
-        _post(
-            "/detokenize",
-            summary="Text of tokens, as in vLLM's API",
-            handler=handler(lambda endpoints: endpoints.detokenize),
-            schema=_JSON_BODY,
-        ),
-        _post(
-            "/classify",
-            summary="Classify texts, as in vLLM's API",
-            handler=handler(lambda endpoints: endpoints.classify),
-            schema=_JSON_BODY,
-        ),
-    )
-
-
-def _cohere_routes(service: InferenceService, may_change_models: Callable[[RequestHead], bool]) -> Sequence[Route]:
-    def make() -> CohereEndpoints:
-        from edge_server.plugins.language.cohere.endpoints import CohereEndpoints
-
-        return CohereEndpoints(service, may_change_models)
-
-    handler = DeferredEndpoints(make).handler
-    return (
-        _post(
-            "/v1/embed",
-            summary="Embed texts, as in Cohere's API",
-            handler=handler(lambda endpoints: endpoints.embed),
-            schema=_JSON_BODY,
-        ),
-        _post(
-            "/v2/embed",
-            summary="Embed texts, as in version 2 of Cohere's API",
-            handler=handler(lambda endpoints: endpoints.embed_v2),
-            schema=_JSON_BODY,
-        ),
-    )
 
 
 def _anthropic_routes(service: InferenceService, may_change_models: Callable[[RequestHead], bool]) -> Sequence[Route]:
@@ -307,7 +236,7 @@ def refusal_body(head: RequestHead, error: EdgeServerError) -> bytes | None:
 
         return to_json({"error": unknown_path(head.method, head.target)})
     path = head.target.partition("?")[0]
-    if path not in (*("/tokenize", "/detokenize", "/classify", "/score"), *("/rerank", "/v2/rerank", "/v2/embed")) and (
+    if path not in ("/rerank", "/v2/rerank") and (
         not path.startswith(("/v1/", "/v3/")) or path.startswith("/v1/vision/")  # DeepStack's
     ):
         return None
