@@ -56,7 +56,6 @@ PLUGIN_OF_BACKEND: Mapping[str, str] = {
             "openvino_embeddings",
             "openvino_genai",
             "openvino_rerank",
-            "scripted_llm",
         ),
         "language",
     ),

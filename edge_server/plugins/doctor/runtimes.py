@@ -19,7 +19,7 @@ _SECTION = "runtimes"
 _TIMEOUT_S = 120.0
 """Longest time to import one runtime and to run the sample; TensorRT builds an engine first."""
 
-_WITHOUT_LIBRARY = ("c_abi", "ensemble", "identity", "python", "repeat", "scripted_llm", "square", "stub")
+_WITHOUT_LIBRARY = ("c_abi", "ensemble", "identity", "python", "repeat", "square", "stub")
 _ALIASES = ("fil", "tflite")
 DISTRIBUTIONS = {
     "forest": "treelite",

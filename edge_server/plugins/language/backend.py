@@ -1,4 +1,4 @@
-"""Loader of the backends of language models: `openvino_genai`, `llama_cpp` and, for tests, `scripted_llm`.
+"""Loader of the backends of language models: `openvino_genai` and `llama_cpp`.
 
 `openvino_genai` serves a GGUF file (llama, qwen2, qwen3) or the folder of an OpenVINO export, `llama_cpp` any GGUF
 file. Both run on the CPU, `llama_cpp` also on a GPU with CUDA, in a child process: OpenVINO GenAI holds the GIL in each
@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 
 from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, RequestSession
-from edge_server.backends.custom_metrics import REGISTRY
 from edge_server.backends.isolation.isolated_session import IsolatedSession
 from edge_server.backends.option_parsers import whole_number
 from edge_server.backends.runtime_errors import existing_file, file_title, import_runtime, open_with_library
@@ -33,7 +32,6 @@ from edge_server.plugins.language.engines.model_size import (
     read_gguf,
     read_gguf_for_llama_cpp,
 )
-from edge_server.plugins.language.engines.scripted_engine import ScriptedEngine
 from edge_server.plugins.language.engines.settings import LlmSettings, memory_parts, read_settings
 from edge_server.plugins.language.engines.token_engine import TokenEngine
 from edge_server.plugins.language.text.session import LlmSession
@@ -75,23 +73,19 @@ _OUTPUTS = (
 
 
 def make(name: str) -> Backend:
-    backends: Mapping[str, Callable[[str], Backend]] = {
-        "openvino_genai": OpenVinoLlmBackend,
-        "llama_cpp": LlamaCppBackend,
-    }
-    return backends.get(name, ScriptedLlmBackend)(name)
+    return LlamaCppBackend(name) if name == "llama_cpp" else OpenVinoLlmBackend(name)
 
 
-class _LlmBackend(Backend):
-    """What all have in common: the inputs and outputs. `extra` installs the module `module`; "" if there is none."""
+class LlmBackend(Backend):
+    """What both have in common: the inputs and outputs. `extra` installs the module `module`."""
 
     isolates_itself = True
-    module = ""
-    extra = ""
+    module: str
+    extra: str
 
     def __init__(self, name: str) -> None:
         self.name = name
-        if self.extra and importlib.util.find_spec(self.module) is None:
+        if importlib.util.find_spec(self.module) is None:
             raise BackendMissing(f"runtime {name} is not installed; {install_hint(self.extra)}")
 
     def auto_complete(self, file: ModelFile, config_json: str) -> str | None:
@@ -112,7 +106,7 @@ class _LlmBackend(Backend):
         return False
 
 
-class OpenVinoLlmBackend(_LlmBackend):
+class OpenVinoLlmBackend(LlmBackend):
     """Opens models with OpenVINO GenAI in child processes."""
 
     default_filename = "model.gguf"
@@ -150,7 +144,7 @@ def find_projector(path: Path) -> Path | None:
     return found[0] if found else None
 
 
-class LlamaCppBackend(_LlmBackend):
+class LlamaCppBackend(LlmBackend):
     """Opens GGUF files, with their LoRA adapters, with llama.cpp in child processes."""
 
     default_filename = "model.gguf"
@@ -189,23 +183,6 @@ class LlamaCppBackend(_LlmBackend):
         return IsolatedSession(job, open_llama_cpp)
 
 
-class ScriptedLlmBackend(_LlmBackend):
-    """Opens scripts of answers; see `scripted_engine`. With the parameter `isolated` in a child process."""
-
-    default_filename = "script.json"
-
-    def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature | None:
-        existing_file(file, self.default_filename)
-        return None
-
-    def open(self, job: OpenJob) -> RequestSession:
-        if job.spec.parameters.get("isolated"):
-            return IsolatedSession(job, open_scripted)
-        if job.server is not None:
-            job.server.add_metrics(REGISTRY.views)
-        return open_scripted(job)
-
-
 def open_openvino(job: OpenJob) -> RequestSession:
     """Open a model in this process. Raises LoadError. For the child process."""
     from edge_server.plugins.language.engines.openvino_engine import OpenVinoEngine
@@ -235,13 +212,6 @@ def open_llama_cpp(job: OpenJob) -> RequestSession:
     else:
         make_engine = partial(LlamaCppEngine, job.file.path)
     return _session(job, settings, lambda: make_engine(settings, _BLOCK_TOKENS, size.bytes_per_token, job.device_id))
-
-
-def open_scripted(job: OpenJob) -> RequestSession:
-    """Open a script in this process. Raises LoadError."""
-    path = existing_file(job.file, ScriptedLlmBackend.default_filename)
-    settings = read_settings(job.spec.name, job.spec.parameters, LlmSize(path.stat().st_size, 0, 0), _BLOCK_TOKENS)
-    return _session(job, settings, lambda: ScriptedEngine(path, settings))
 
 
 def _set_niceness(job: OpenJob, default: int = _NICENESS) -> None:

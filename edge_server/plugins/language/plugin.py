@@ -34,7 +34,6 @@ class LanguagePlugin(Plugin):
             "llama_cpp": "edge_server.plugins.language.backend",
             "openvino_embeddings": "edge_server.plugins.language.engines.openvino_embeddings",
             "openvino_rerank": "edge_server.plugins.language.engines.openvino_rerank",
-            "scripted_llm": "edge_server.plugins.language.backend",
         }
     )
     data_backends = ("llama_cpp", "openvino_embeddings", "openvino_genai", "openvino_rerank")

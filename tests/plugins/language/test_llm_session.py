@@ -26,11 +26,11 @@ from edge_server.errors import (
     SessionLost,
 )
 from edge_server.plugins.language.engines.model_size import LlmSize
-from edge_server.plugins.language.engines.scripted_engine import ScriptedEngine
 from edge_server.plugins.language.engines.settings import read_settings
 from edge_server.plugins.language.engines.token_engine import Sampling, TokenEvent
 from edge_server.plugins.language.text.session import LlmSession
 from edge_server.plugins.language.text.text_request import read_request
+from tests.kit.packages.scripted_llm import ScriptedEngine
 
 ANSWERS = {"count": "one two three four five", "greet": "Grüße, wörld!", "long": "x" * 200}
 
