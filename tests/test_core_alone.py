@@ -155,7 +155,7 @@ def test_a_value_that_a_missing_plugin_serves_names_what_to_install(
     [
         ("model.pt", "pytorch", "runtimes"),
         ("model.plan", "tensorrt", "tensorrt"),
-        ("model.gguf", "openvino_genai", "language"),
+        ("model.gguf", "llama_cpp", "language"),
     ],
 )
 def test_a_model_for_a_missing_backend_names_what_to_install(

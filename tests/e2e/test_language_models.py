@@ -600,7 +600,7 @@ def test_the_metrics_have_vllms_names(server: Any) -> None:
 
 @pytest.fixture(scope="module")
 def tiny_server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The folder and the file alone, without a configuration; and one that computes in f32."""
+    """Two models with OpenVINO GenAI, of which one computes in f32."""
     models = tmp_path_factory.mktemp("tiny")
     for name, parameters in (
         ("tiny", ""),
@@ -609,8 +609,7 @@ def tiny_server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     ):  # fmt: skip
         (models / name / "1").mkdir(parents=True)
         shutil.copy(TINY, models / name / "1/model.gguf")
-        if parameters:
-            (models / name / "config.pbtxt").write_text(parameters)
+        (models / name / "config.pbtxt").write_text(f'backend: "openvino_genai" {parameters}')
     with serve(models) as running:
         yield running
 
@@ -985,18 +984,15 @@ class TestEmbeddingExport:
 
 @pytest.fixture(scope="module")
 def llama_cpp_server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A file of one sequence at a time, one of several whose configuration names the engine, and one with adapters."""
+    """The folder and the file alone, without a configuration; one with adapters; and one of one sequence at a time."""
     models = tmp_path_factory.mktemp("llama_cpp")
     (models / "adapted/1").mkdir(parents=True)
     shutil.copy(TINY, models / "adapted/1/model.gguf")
     shutil.copytree(ADAPTERS, models / "adapted/1/adapters")
-    for name, text in (
-        ("single", 'parameters { key: "max_num_seqs" value { string_value: "1" } }'),
-        ("talker", 'backend: "llama_cpp"'),
-    ):
+    for name in ("single", "talker"):
         (models / name / "1").mkdir(parents=True)
         shutil.copy(TINY, models / name / "1/model.gguf")
-        (models / name / "config.pbtxt").write_text(text)
+    (models / "single/config.pbtxt").write_text('parameters { key: "max_num_seqs" value { string_value: "1" } }')
     with serve(models) as running:
         yield running
 
@@ -1018,12 +1014,8 @@ class TestLlamaCpp:
             thread.join(60)
         assert found == QUESTIONS
 
-    def test_one_sequence_at_a_time_is_served_by_it_and_the_index_says_why(self, llama_cpp_server: Any) -> None:
-        assert "llama_cpp: fixed order for max_num_seqs 1" in llama_cpp_server.notes("single")
-        _, answer = llama_cpp_server.ask(
-            "/v1/chat/completions", {**chat("say hello", temperature=0), "model": "single"}
-        )
-        assert answer["choices"][0]["message"]["content"] == QUESTIONS["say hello"]
+    def test_a_file_without_a_configuration_is_served_by_it_and_the_index_says_why(self, llama_cpp_server: Any) -> None:
+        assert "llama_cpp: fixed order" in llama_cpp_server.notes("talker")
 
     def test_a_stream_sends_the_text_in_pieces_until_a_stop_string(self, llama_cpp_server: Any) -> None:
         call = chat("count from three", temperature=0, stream=True, stop=[" seven"])
@@ -1108,6 +1100,7 @@ def test_a_real_model_knows_the_capital_of_france(serve: Any, tmp_path: Path) ->
 
     (tmp_path / "talker/1").mkdir(parents=True)
     (tmp_path / "talker/1/model.gguf").symlink_to(os.environ["EDGE_TEST_LANGUAGE_MODEL"])
+    (tmp_path / "talker/config.pbtxt").write_text('backend: "openvino_genai"')
     with (
         serve(tmp_path, "--allow-external-links") as running,
         openai.OpenAI(base_url=running.url("/v1"), api_key="none") as client,
@@ -1129,7 +1122,7 @@ class TestIdleModels:
         (tmp_path / "exact/1").mkdir(parents=True)
         shutil.copy(TINY, tmp_path / "exact/1/model.gguf")
         (tmp_path / "exact/config.pbtxt").write_text(
-            'parameters { key: "idle_unload_s" value { string_value: "1" } }'
+            'backend: "openvino_genai" parameters { key: "idle_unload_s" value { string_value: "1" } }'
             'parameters { key: "niceness" value { string_value: "3" } }'
         )
         with (
@@ -1162,7 +1155,7 @@ class TestFilesThatCannotBeServed:
     ) -> None:
         (tmp_path / "broken/1").mkdir(parents=True)
         (tmp_path / "broken/1/model.gguf").write_bytes(change(TINY.read_bytes()))
-        # Else llama.cpp, where it is installed, has the last word.
+        # Else llama.cpp, where it is installed, has the first word.
         (tmp_path / "broken/config.pbtxt").write_text('backend: "openvino_genai"')
         (tmp_path / "good/1").mkdir(parents=True)
         (tmp_path / "good/config.pbtxt").write_text('backend: "scripted_llm"')
@@ -1179,7 +1172,7 @@ class TestFilesThatCannotBeServed:
             (tmp_path / name / "1").mkdir(parents=True)
             shutil.copy(TINY, tmp_path / name / "1/model.gguf")
             (tmp_path / name / "config.pbtxt").write_text(
-                f'parameters {{ key: "num_kv_blocks" value {{ string_value: "{blocks}" }} }}'
+                f'backend: "openvino_genai" parameters {{ key: "num_kv_blocks" value {{ string_value: "{blocks}" }} }}'
             )
         with serve(tmp_path) as running:
             index = {entry["name"]: entry for entry in running.ask("/v2/repository/index", {})[1]}

@@ -138,11 +138,16 @@ def test_the_parts_of_sequences_are_rounded_up_in_the_memory_of_llama_cpp(tmp_pa
     assert cached_tokens(max_context="260", num_kv_blocks="32") == 32 * 32
 
 
-def test_a_file_with_adapters_goes_to_llama_cpp_first(tmp_path: Path) -> None:
-    shutil.copy(TINY, tmp_path / "model.gguf")
-    assert candidates(new_config(), "m", tmp_path)[0].backend == "openvino_genai"
-    shutil.copytree(ADAPTERS, tmp_path / "adapters")
-    assert candidates(new_config(), "m", tmp_path)[0].backend == "llama_cpp"
+def test_a_file_with_adapters_goes_to_llama_cpp_also_if_the_other_engine_was_measured_as_the_faster_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    model = _gguf_model(monkeypatch, tmp_path, TINY.read_bytes())
+    times = RuntimeTimes(tmp_path)
+    times.put(model / "1/model.gguf", {"llama_cpp": 30.0, "openvino_genai": 10.0}, DEFAULT_MAX_NUM_SEQS)
+    shutil.copytree(ADAPTERS, model / "1/adapters")
+    inspected = inspect_model(new_config(), "talker", model, 1, runtime_times=times)
+    assert inspected.backend.name == "llama_cpp"
+    assert inspected.unlogged_notes == ("llama_cpp: fixed order for LoRA adapters",)
 
 
 def test_another_format_is_refused(tmp_path: Path) -> None:
@@ -201,39 +206,36 @@ def test_without_the_library_the_error_names_how_to_install_it(
         make(backend)
 
 
-@pytest.mark.parametrize(
-    ("max_num_seqs", "backends", "reason"),
-    [
-        (None, ["openvino_genai", "llama_cpp"], "openvino_genai: fixed order"),
-        ("8", ["openvino_genai", "llama_cpp"], "openvino_genai: fixed order"),
-        ("1", ["llama_cpp", "openvino_genai"], "llama_cpp: fixed order for max_num_seqs 1"),
-    ],
-)
-def test_the_number_of_sequences_decides_which_engine_is_tried_first(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, max_num_seqs: str | None, backends: list[str], reason: str
+def test_llama_cpp_is_tried_first_unless_the_configuration_names_the_other_engine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     model = _gguf_model(monkeypatch, tmp_path, TINY.read_bytes())
     config = new_config()
-    if max_num_seqs is not None:
-        config.parameters["max_num_seqs"].string_value = max_num_seqs
-    assert [item.backend for item in candidates(config, "talker", model / "1")] == backends
+    assert [item.backend for item in candidates(config, "talker", model / "1")] == ["llama_cpp", "openvino_genai"]
     inspected = inspect_model(config, "talker", model, 1)
-    assert inspected.backend.name == backends[0]
-    assert inspected.unlogged_notes == (reason,)
+    assert inspected.backend.name == "llama_cpp"
+    assert inspected.unlogged_notes == ("llama_cpp: fixed order",)
     assert inspected.has_alternatives
     assert not inspected.skipped
-    config.backend = backends[1]
+    config.backend = "openvino_genai"
     inspected = inspect_model(config, "talker", model, 1)
-    assert inspected.backend.name == backends[1]
+    assert inspected.backend.name == "openvino_genai"
     assert not inspected.unlogged_notes
+
+
+def test_without_llama_cpp_openvino_serves_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    model = _gguf_model(monkeypatch, tmp_path, TINY.read_bytes(), "openvino_genai")
+    inspected = inspect_model(new_config(), "talker", model, 1)
+    assert inspected.backend.name == "openvino_genai"
+    assert "backend 'llama_cpp' was skipped for 'openvino_genai': runtime llama_cpp is not" in inspected.skipped[0]
 
 
 @pytest.mark.parametrize(
     ("max_num_seqs", "ms", "reason"),
     [
-        (None, (30.0, 10.0), "llama_cpp: 3.0 times as fast as openvino_genai, measured"),
-        ("1", (10.0, 30.0), "openvino_genai: 3.0 times as fast as llama_cpp, measured"),
-        ("1", (10.0, 11.0), "llama_cpp: fixed order, no other is 20 % faster, measured"),
+        (None, (30.0, 10.0), "openvino_genai: 3.0 times as fast as llama_cpp, measured"),
+        ("1", (10.0, 30.0), "llama_cpp: fixed order, no other is 20 % faster, measured"),
+        ("1", (11.0, 10.0), "llama_cpp: fixed order, no other is 20 % faster, measured"),
     ],
 )
 def test_measured_times_decide_which_engine_is_tried_first(
@@ -255,9 +257,13 @@ def test_the_default_number_of_sequences_is_the_same_for_the_choice_and_the_engi
     assert read_settings("m", {}, LlmSize(0, 0, 0), 32).max_num_seqs == DEFAULT_MAX_NUM_SEQS
 
 
-def test_a_type_that_openvino_cannot_read_goes_to_llama_cpp(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_type_that_openvino_cannot_read_goes_to_llama_cpp_also_if_it_was_measured_as_the_slower_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     model = _gguf_model(monkeypatch, tmp_path, _with_tensor_type(6))
-    inspected = inspect_model(new_config(), "talker", model, 1)
+    times = RuntimeTimes(tmp_path)
+    times.put(model / "1/model.gguf", {"llama_cpp": 30.0, "openvino_genai": 10.0}, DEFAULT_MAX_NUM_SEQS)
+    inspected = inspect_model(new_config(), "talker", model, 1, runtime_times=times)
     assert inspected.backend.name == "llama_cpp"
     assert len(inspected.skipped) == 1
     assert "backend 'openvino_genai' was skipped for 'llama_cpp': tensor 'blk.1.ffn_down" in inspected.skipped[0]
@@ -268,7 +274,7 @@ def test_without_llama_cpp_the_error_for_such_a_type_names_its_extra(
 ) -> None:
     model = _gguf_model(monkeypatch, tmp_path, _with_tensor_type(6), "openvino_genai")
     with pytest.raises(
-        LoadError, match=r"OpenVINO GenAI reads there, got Q5_0.*llama_cpp.*pip install '\.\[llm-gguf\]'"
+        LoadError, match=r"llama_cpp.*pip install '\.\[llm-gguf\]'.*OpenVINO GenAI reads there, got Q5_0"
     ):
         inspect_model(new_config(), "talker", model, 1)
 
