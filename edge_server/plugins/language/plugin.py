@@ -32,8 +32,8 @@ class LanguagePlugin(Plugin):
         {
             "openvino_genai": "edge_server.plugins.language.backend",
             "llama_cpp": "edge_server.plugins.language.backend",
-            "openvino_embeddings": "edge_server.plugins.language.engines.openvino_embeddings",
-            "openvino_rerank": "edge_server.plugins.language.engines.openvino_rerank",
+            "openvino_embeddings": "edge_server.plugins.language.embeddings.openvino_embeddings",
+            "openvino_rerank": "edge_server.plugins.language.embeddings.openvino_rerank",
         }
     )
     data_backends = ("llama_cpp", "openvino_embeddings", "openvino_genai", "openvino_rerank")
