@@ -69,7 +69,6 @@ def open_scripted(job: OpenJob) -> RequestSession:
 class ScriptedEngine:
     """See TokenEngine. `steps` counts the steps, `added` the sequences that it was given."""
 
-    has_logprobs = True
     constraints = frozenset(("json_schema", "choice", "regex", "grammar"))
     compiles_grammars = True
     max_top_logprobs = 0

@@ -204,11 +204,6 @@ class LlmSession(RequestSession):
         room = engine.total_blocks * engine.block_tokens
         most = min(room, engine.max_context or room)
         request = read_request(execution.request, engine.default_sampling)
-        if (request.has_logprobs or request.has_cumulative_logprob) and not engine.has_logprobs:
-            raise InvalidRequest(
-                f"inference request to model '{self._model}': expected none of return_logprobs and "
-                f"return_cumulative_logprob: {engine.name} does not tell the probabilities of tokens"
-            )
         tools = request.tools
         if tools is not None and tools.choice == "auto" and self._tool_format is None:
             raise InvalidRequest(
