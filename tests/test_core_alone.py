@@ -153,7 +153,7 @@ def test_a_value_that_a_missing_plugin_serves_is_refused_with_the_reason(
 
 @pytest.mark.parametrize(
     ("file", "backend"),
-    [("model.pt", "pytorch"), ("model.plan", "tensorrt"), ("model.gguf", "openvino_genai")],
+    [("model.pt", "pytorch"), ("model.plan", "tensorrt"), ("model.gguf", "llama_cpp")],
 )
 def test_a_model_for_a_missing_backend_names_it(run: ForkedCommands, tmp_path: Path, file: str, backend: str) -> None:
     (tmp_path / "model" / "1").mkdir(parents=True)

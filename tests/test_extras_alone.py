@@ -27,7 +27,6 @@ COMMANDS = {
     "litert": [*PROBE, "litert"],
     "llm": [*PROBE, "openvino_genai"],
     "llm-gguf": [*PROBE, "llama_cpp"],
-    "llm-onnx": [*PROBE, "onnxruntime_genai"],
     "mqtt": ["-m", "edge_server", "fleet", "status", "--mqtt=mqtt://127.0.0.1:9", "all"],
     "onnxruntime": [*PROBE, "onnxruntime"],
     "openvino": [*PROBE, "openvino"],
@@ -53,7 +52,7 @@ MODULES = {
     "vision": "cv2",
 }
 """Extra -> what its first use, by a model, a camera or a viewer, imports."""
-LARGE = {"jax", "llm", "llm-onnx", "ray"}
+LARGE = {"jax", "llm", "ray"}
 OTHERS = {
     "gpu", "lint", "onnxruntime-gpu", "pycuda", "pytorch", "rich", "tensorflow", "tensorrt", "tensorrt-lean",
     "tensorrt-rtx", "test", "test-all",

@@ -30,8 +30,8 @@ _MODULES = {
 }
 """Backend name -> module with a function `make(name) -> Backend`."""
 
-_TEST_DOUBLES = frozenset({"scripted_llm", "stub"})
-"""Backends that only tests want: no list for users names them."""
+_TEST_DOUBLE = "stub"
+"""Backend that only tests want: no list for users names it."""
 
 _DATA_BACKENDS = ("onnxruntime", "openvino", "identity", "repeat", "square", "stub")
 """Those of `_MODULES` whose model files are data; see `Plugin.data_backends`."""
@@ -78,7 +78,7 @@ def list_backends(unknown: str) -> str:
     """Return the end of an error about an unknown name: the nearest name, if any is near, and all names."""
     import difflib
 
-    names = sorted(set(backend_names()) - _TEST_DOUBLES)
+    names = sorted(set(backend_names()) - {_TEST_DOUBLE})
     near = difflib.get_close_matches(unknown[:200], names, n=1)
     near = near or [name for name in names if unknown and name.startswith(unknown)]
     return (f", did you mean '{near[0]}'?" if near else ";") + f" there are {', '.join(names)}"

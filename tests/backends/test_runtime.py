@@ -65,7 +65,6 @@ def test_an_unknown_backend_is_refused_with_the_known_ones() -> None:
     with pytest.raises(BackendMissing, match=r"no backend is called 'caffe'; there are .*onnxruntime") as caught:
         load_backend("caffe")
     assert "stub" not in caught.value.message
-    assert "scripted_llm" not in caught.value.message
 
 
 def test_a_misspelt_backend_is_refused_with_the_nearest_name() -> None:

@@ -5,9 +5,8 @@ Schemas are made at random from the parts that were found to be slow (long and a
 optional properties, alternatives, literals, depth), those near the limits most of all; the slowest found so far are
 changed and tried again. Each is given to the engine in a child process. It prints the worst processor times of the
 first step, which compiles, and of any later step, less those of a step without a schema, with the schemas. MODEL is a
-GGUF file for OpenVINO GenAI, or the folder of an export for ONNX Runtime GenAI. It should have a real vocabulary
-(EDGE_TEST_LANGUAGE_MODEL); by default it is the tiny one of the tests, whose 384 tokens show only what does not depend
-on the vocabulary. Needs the extra `llm` or `llm-onnx`.
+GGUF file for OpenVINO GenAI. It should have a real vocabulary (EDGE_TEST_LANGUAGE_MODEL); by default it is the tiny one
+of the tests, whose 384 tokens show only what does not depend on the vocabulary. Needs the extra `llm`.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from edge_server.errors import BadSchema, InvalidRequest
-from edge_server.plugins.language.engines.model_size import read_genai_config, read_gguf
-from edge_server.plugins.language.engines.onnxruntime_genai_engine import OnnxEngine
+from edge_server.plugins.language.engines.model_size import read_gguf
 from edge_server.plugins.language.engines.openvino_engine import OpenVinoEngine
 from edge_server.plugins.language.engines.settings import read_settings
 from edge_server.plugins.language.engines.token_engine import Sampling, TokenEngine
@@ -36,7 +34,6 @@ from edge_server.plugins.language.text.schema_check import check_schema
 from edge_server.plugins.language.text.tool_calls import schema_place
 
 TINY = Path(__file__).parents[1] / "data/tiny_llm/tiny.gguf"
-TINY_ONNX = TINY.parent / "onnx"
 TOKENS = 16
 HANG_S = 20.0
 """A schema that takes longer ends the engine's process."""
@@ -47,9 +44,6 @@ _FORMATS = ("date", "date-time", "time", "email", "uri", "uuid", "ipv4", "ipv6",
 
 
 def open_engine(path: Path) -> TokenEngine:
-    if path.is_dir():
-        size = read_genai_config(path / "genai_config.json")
-        return OnnxEngine(path, read_settings("model", {}, size, 32), 32, size.bytes_per_token)
     parameters = {"num_kv_blocks": "64", "enable_prefix_caching": "false"}
     return OpenVinoEngine(path, read_settings("model", parameters, read_gguf(path), 32))
 
@@ -62,9 +56,7 @@ def serve(path: Path) -> None:
         times, error = [], ""
         begin = time.process_time()
         try:
-            # ONNX Runtime GenAI has no seed on a CPU.
-            seed = None if path.is_dir() else number
-            engine.add(number, prompt, Sampling(TOKENS, seed=seed, json_schema=json.loads(line)))
+            engine.add(number, prompt, Sampling(TOKENS, seed=number, json_schema=json.loads(line)))
         except InvalidRequest as refusal:
             times, error = [(time.process_time() - begin) * 1e3], refusal.message
         while not engine.is_idle():
@@ -237,7 +229,7 @@ def search(path: Path, seconds: float, seed: int) -> list[tuple[float, float, st
     """Return the slowest: milliseconds of the first step, of the slowest later one, and the schema."""
     chance = random.Random(seed)
     generator, engine = Generator(chance), Engine(path)
-    vocabulary = 384 if path in (TINY, TINY_ONNX) else 49_152
+    vocabulary = 384 if path == TINY else 49_152
     found: list[tuple[float, float, str]] = []
     made = refused = failed = 0
     end_s = time.monotonic() + seconds

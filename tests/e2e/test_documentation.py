@@ -323,6 +323,13 @@ NEED_TUF = [
     pytest.mark.full,
     pytest.mark.skipif(importlib.util.find_spec("tuf") is None, reason="needs tuf, of the extra test-all"),
 ]
+NEED_ENGINES = [
+    pytest.mark.full,
+    pytest.mark.skipif(
+        any(importlib.util.find_spec(name) is None for name in ("xllamacpp", "openai")),
+        reason="needs xllamacpp and openai, of the extra test-all",
+    ),
+]
 LANGUAGE_MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
 RUN = {
     "docs/quickstart.md": (),
@@ -335,13 +342,8 @@ RUN = {
     "docs/fleet.md": NEED_TUF,
     "docs/signed-releases.md": NEED_TUF,
     "docs/operations.md": [pytest.mark.full],
-    "docs/language-models.md": [
-        pytest.mark.full,
-        pytest.mark.skipif(
-            any(importlib.util.find_spec(name) is None for name in ("openvino_genai", "openai")),
-            reason="needs openvino-genai and openai, of the extra test-all",
-        ),
-    ],
+    "docs/language-models.md": NEED_ENGINES,
+    "docs/text-apis.md": NEED_ENGINES,
 }
 """Pages with blocks that this module runs -> marks of their test."""
 

@@ -80,7 +80,6 @@ class LlamaCppEngine:
     The constructor raises RuntimeError for a file that the library cannot load, BadModelFile, and BackendMissing.
     """
 
-    has_logprobs = True
     constraints = frozenset(("json_schema", "choice", "regex", "grammar", "logit_bias"))
     compiles_grammars = False
     max_top_logprobs = 20

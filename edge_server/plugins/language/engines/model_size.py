@@ -1,9 +1,8 @@
 """Computation of a language model's memory from its files, before it is opened: weights, context, and KV cache per
 token.
 
-Formats: GGUF version 2 and 3 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), `config.json` of Hugging Face
-beside an OpenVINO export, and `genai_config.json` of ONNX Runtime GenAI
-(https://onnxruntime.ai/docs/genai/reference/config.html).
+Formats: GGUF version 2 and 3 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), and `config.json` of Hugging
+Face beside an OpenVINO export.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ _FILE_TYPES = {
     29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4",
 }  # fmt: skip
 """GGUF's `general.file_type` -> name of the quantization; llama.h, `llama_ftype`."""
-_EXPORT_ADVICE = "serve an OpenVINO export instead (optimum-cli export openvino) or an ONNX export"
+_EXPORT_ADVICE = "serve an OpenVINO export instead (optimum-cli export openvino)"
 _MAX_SHORT_ARRAY = 4096
 """Numbers of an array that is read: a number for each layer, not for each token."""
 _ALIGNMENT = 32
@@ -78,15 +77,6 @@ EXPORT_LOAD_FACTOR = 2.0
 """The same for an OpenVINO export: its file is mapped, and the runtime keeps the weights in a layout of its own."""
 
 
-ONNX_LOAD_FACTOR = 1.25
-"""The same for an ONNX export. Measured with 73 million parameters in f32."""
-_ONNX_KV_BYTES_PER_VALUE = 4
-_ONNX_BYTES_PER_NUMBER = 120
-"""Of one token in a step, for each number between two layers; beside it the step keeps each token's logits in f32.
-Measured with exports in f32: 78 where the layers are 2.75 times as wide inside, 115 where 5.5 times, with 4 layers and
-with 12, and a fifth more after prompts of several lengths."""
-
-
 class BadModelFile(Exception):
     """The file is not what it should be. The message says what and where."""
 
@@ -94,14 +84,12 @@ class BadModelFile(Exception):
 @dataclass(frozen=True, slots=True)
 class LlmSize:
     """`weight_bytes`: memory while the weights are opened. `context`: most tokens, 0 if the files do not say.
-    `bytes_per_token`: the KV cache of one token, 0 if unknown. `width`: numbers between two layers for one token.
-    `bytes_per_step_token`: activations of one token in a step, 0 if they follow from the width."""
+    `bytes_per_token`: the KV cache of one token, 0 if unknown. `width`: numbers between two layers for one token."""
 
     weight_bytes: int
     context: int
     bytes_per_token: int
     width: int = 0
-    bytes_per_step_token: int = 0
 
 
 def read_gguf(path: Path) -> LlmSize:
@@ -243,35 +231,6 @@ def read_export(folder: Path) -> LlmSize:
     except (OSError, ValueError, TypeError, KeyError, ArithmeticError, RecursionError):
         # ArithmeticError: no heads, or a number like 1e999.
         return LlmSize(weight_bytes, 0, 0)
-
-
-def read_genai_config(path: Path) -> LlmSize:
-    """Return the size from `genai_config.json`. Raises BadModelFile for a file without a decoder and its context."""
-    try:
-        config = json.loads(path.read_bytes())
-        model = config["model"]
-        decoder = model["decoder"]
-        context = int(model["context_length"])
-        # The engine accepts no sequence that is longer.
-        context = min(context, int(config.get("search", {}).get("max_length") or context))
-        numbers = (
-            2 * int(decoder["num_hidden_layers"]) * int(decoder["num_key_value_heads"]) * int(decoder["head_size"])
-        )
-        width, vocabulary = int(decoder.get("hidden_size", 0)), int(model.get("vocab_size", 0))
-    except (ValueError, OverflowError, RecursionError) as error:
-        raise BadModelFile(f"expected JSON with numbers, got an error: {error}") from None
-    except (TypeError, KeyError, AttributeError) as error:
-        raise BadModelFile(f"expected a configuration of ONNX Runtime GenAI, got an error: {error!r}") from None
-    if context < 2 or numbers < 1:
-        raise BadModelFile(f"expected a context of at least 2 tokens and layers, got {context} and {numbers}")
-    if width < 0 or vocabulary < 0:
-        raise BadModelFile(f"expected no negative hidden_size and vocab_size, got {width} and {vocabulary}")
-    return LlmSize(
-        int(_folder_bytes(path.parent) * ONNX_LOAD_FACTOR),
-        context,
-        numbers * _ONNX_KV_BYTES_PER_VALUE,
-        bytes_per_step_token=width * _ONNX_BYTES_PER_NUMBER + vocabulary * 4,
-    )
 
 
 def _folder_bytes(folder: Path) -> int:

@@ -56,7 +56,6 @@ class OpenVinoEngine:
     constructor raises whatever the library raises for a file that it cannot load, BadModelFile, and BackendMissing.
     """
 
-    has_logprobs = True
     begin_tokens: Sequence[int] = ()
     constraints = frozenset(("json_schema", "choice", "regex", "grammar"))
     compiles_grammars = True

@@ -73,8 +73,7 @@ def memory_parts(settings: LlmSettings, size: LlmSize, block_tokens: int) -> dic
         "weights": size.weight_bytes,
         "KV cache": cached_tokens * size.bytes_per_token,
         "activations": size.width
-        * (settings.max_num_batched_tokens * _ACTIVATION_BYTES_PER_NUMBER + longest * _CONTEXT_BYTES_PER_NUMBER)
-        + settings.max_num_batched_tokens * size.bytes_per_step_token,
+        * (settings.max_num_batched_tokens * _ACTIVATION_BYTES_PER_NUMBER + longest * _CONTEXT_BYTES_PER_NUMBER),
     }
 
 

@@ -119,8 +119,6 @@ class TokenEngine(Protocol):
     """Most tokens of prompt and answer together, 0 if the model states no limit."""
     vocabulary_size: int
     """Number of different tokens."""
-    has_logprobs: bool
-    """Whether events carry the probabilities of tokens."""
     constraints: frozenset[str]
     """Names of the parameters by which it can constrain a text: see Sampling."""
     compiles_grammars: bool

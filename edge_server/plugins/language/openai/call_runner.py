@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Request, Response, SubmittedRequest
@@ -28,18 +28,15 @@ from edge_server.plugins.language.engines.lora_adapters import adapter_names
 from edge_server.plugins.language.openai.completion_request import BadMember, CompletionRequest, read_model
 from edge_server.plugins.language.openai.completion_response import CompletionChoice, ErrorFormat
 from edge_server.plugins.language.openai.embedding_request import EmbeddingRequest, Embeddings, embedding_tensors
-from edge_server.plugins.language.openai.score_request import ScoreRequest, Scores, is_cross_encoder
+from edge_server.plugins.language.openai.rerank_request import RerankRequest, Scores, is_cross_encoder
 from edge_server.protocol.raw_tensors import Buffer
 from edge_server.service import Handle, InferenceService
-
-if TYPE_CHECKING:
-    from edge_server.plugins.language.vllm.classification_request import Classes, ClassificationRequest
 
 _LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Call = TypeVar("Call", CompletionRequest, EmbeddingRequest, ScoreRequest, "ClassificationRequest")
-TextsCall = TypeVar("TextsCall", EmbeddingRequest, ScoreRequest, "ClassificationRequest")
+Call = TypeVar("Call", CompletionRequest, EmbeddingRequest, RerankRequest)
+TextsCall = TypeVar("TextsCall", EmbeddingRequest, RerankRequest)
 
 _KEEP_ALIVE_S = 15.0
 """Time without an event after which something without effect is sent, so that proxies keep the stream open."""
@@ -224,23 +221,14 @@ class CallRunner:
         """Answer a call whose parser is `parse` with the JSON that `encode` returns. Raises EdgeServerError."""
         return await self._answer(request, parse, lambda call, *found: encode(call, call.embeddings(*found)))
 
-    async def score(
+    async def rerank(
         self,
         request: HttpRequest,
-        parse: Callable[[Buffer], ScoreRequest],
-        encode: Callable[[ScoreRequest, Scores], object],
+        parse: Callable[[Buffer], RerankRequest],
+        encode: Callable[[RerankRequest, Scores], object],
     ) -> HttpResponse:
         """Answer a call whose parser is `parse` with the JSON that `encode` returns. Raises EdgeServerError."""
         return await self._answer(request, parse, lambda call, *found: encode(call, call.scores(*found)))
-
-    async def classify(
-        self,
-        request: HttpRequest,
-        parse: Callable[[Buffer], ClassificationRequest],
-        encode: Callable[[ClassificationRequest, Classes], object],
-    ) -> HttpResponse:
-        """Answer a call whose parser is `parse` with the JSON that `encode` returns. Raises EdgeServerError."""
-        return await self._answer(request, parse, lambda call, *found: encode(call, call.classes(*found)))
 
     async def _answer(
         self,

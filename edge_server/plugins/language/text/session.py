@@ -52,7 +52,7 @@ from edge_server.plugins.language.text.reasoning import ReasoningParser, find_re
 from edge_server.plugins.language.text.schema_check import check_choice, check_grammar, check_schema
 from edge_server.plugins.language.text.special_tokens import ChatEncoder
 from edge_server.plugins.language.text.text_grammar import TextGrammar
-from edge_server.plugins.language.text.text_request import TextRequest, read_request, read_token_ids
+from edge_server.plugins.language.text.text_request import TextRequest, read_request
 from edge_server.plugins.language.text.tool_calls import (
     ToolCallDelta,
     ToolCallParser,
@@ -203,16 +203,7 @@ class LlmSession(RequestSession):
         engine = self._engine
         room = engine.total_blocks * engine.block_tokens
         most = min(room, engine.max_context or room)
-        token_ids = read_token_ids(execution.request, engine.vocabulary_size, most)
-        if token_ids is not None:
-            execution.send({"text_output": _texts(engine.decode([token_ids])[0])}, is_final=True)
-            return
         request = read_request(execution.request, engine.default_sampling)
-        if (request.has_logprobs or request.has_cumulative_logprob) and not engine.has_logprobs:
-            raise InvalidRequest(
-                f"inference request to model '{self._model}': expected none of return_logprobs and "
-                f"return_cumulative_logprob: {engine.name} does not tell the probabilities of tokens"
-            )
         tools = request.tools
         if tools is not None and tools.choice == "auto" and self._tool_format is None:
             raise InvalidRequest(

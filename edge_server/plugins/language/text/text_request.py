@@ -64,23 +64,6 @@ class TextRequest:
     """Whether the answer is the prompt's tokens, and no text."""
 
 
-def read_token_ids(request: Request, vocabulary_size: int, max_count: int) -> Sequence[int] | None:
-    """Return the tokens of a request that is to decode them, None if it brings a prompt. Raises InvalidRequest."""
-    tensor = request.inputs.get("token_ids")
-    if tensor is None:
-        return None
-    title = f"inference request to model '{request.model}': input 'token_ids'"
-    if not request.inputs.keys().isdisjoint(("text_input", "messages")):
-        raise InvalidRequest(f"{title}: expected neither 'text_input' nor 'messages' beside it")
-    if not 1 <= tensor.array.size <= max_count:
-        raise InvalidRequest(f"{title}: expected 1 to {max_count} tokens, got {tensor.array.size}")
-    tokens: list[int] = tensor.array.ravel().tolist()
-    unknown = next((token for token in tokens if not 0 <= token < vocabulary_size), None)
-    if unknown is not None:
-        raise InvalidRequest(f"{title}: expected tokens from 0 to {vocabulary_size - 1}, got {unknown}")
-    return tokens
-
-
 def read_request(request: Request, defaults: Sampling = DEFAULT_SAMPLING) -> TextRequest:
     """Return the checked request. `defaults` are the model's, for what it does not say. Raises InvalidRequest."""
     title = f"inference request to model '{request.model}'"
