@@ -193,6 +193,10 @@ class BackendError(ServingFault):
     """A runtime rejected the inputs or failed during execution."""
 
 
+class ConstraintFailed(BackendError):
+    """A language model's finished answer does not obey the constraint that the request put on it."""
+
+
 class WrongOutput(BackendError):
     """A model returned what its configuration or its interface rules out, so that other inputs do not help."""
 

@@ -70,8 +70,8 @@ PATTERNS = (
             lambda n: "1:" * (n // 2)),
     Foreign("plugins.doctor.collect:_IPV4", "sub", "a group has three digits at most", lambda n: "1." * (n // 2)),
     # -- clients and models: prompts, answers, grammars
-    Foreign("plugins.language.text.text_grammar:_TOKEN", "match", ANCHORED, lambda n: '"' + "\\n" * (n // 2)),
-    Foreign("plugins.language.text.text_grammar:_TOKEN", "match", ANCHORED, lambda n: "a" + " " * n),
+    Foreign("plugins.language.grammar.constraint:_GBNF_PART", "sub", ANCHORED, lambda n: "a" + " " * n),
+    Foreign("plugins.language.grammar.constraint:_GBNF_ESCAPE", "sub", ANCHORED, lambda n: "\\n" * (n // 2)),
     Foreign("plugins.language.text.answer_parser:_CHANNEL", "search", ONE_RUN, lambda n: "<|channel|>" + " " * n),
     Foreign("plugins.language.text.answer_parser:_FUNCTION", "search", "64 characters at most",
             lambda n: " to=functions.aa" * (n // 16)),

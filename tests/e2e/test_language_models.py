@@ -319,8 +319,8 @@ def test_prompts_and_choices_are_answered_together_and_each_prompt_counts_once(s
     assert texts == [ANSWERS["hello"]] * 2 + [COUNT] * 2
 
 
-SLOW_PATTERN = {"type": "object", "properties": {"x": {"type": "string", "pattern": "^((a{1,1000}){1,1000}){1,1000}$"}}}
-NAMED = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SLOW_PATTERN}}
+UNKNOWN = {"type": "object", "properties": {"x": {"type": "array", "uniqueItems": True}}}
+NAMED = {"type": "json_schema", "json_schema": {"name": "answer", "schema": UNKNOWN}}
 
 
 @pytest.mark.parametrize(
@@ -331,7 +331,7 @@ NAMED = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SLOW
         *(
             (
                 {
-                    "tools": [TOOL, {"type": "function", "function": {"name": "slow", "parameters": SLOW_PATTERN}}],
+                    "tools": [TOOL, {"type": "function", "function": {"name": "slow", "parameters": UNKNOWN}}],
                     "tool_choice": choice,
                 },
                 "tools[1].function.parameters",
@@ -340,60 +340,64 @@ NAMED = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SLOW
         ),
     ],
 )
-def test_a_schema_that_compiles_too_slowly_is_refused_with_its_location(
+def test_a_schema_that_cannot_be_enforced_is_refused_with_the_place_of_its_keyword(
     server: Any, more: dict[str, Any], place: str
 ) -> None:
     status, answer = server.ask("/v1/chat/completions", chat("hello", **more))
     assert status == 400
     assert answer["error"]["message"] == (
-        f"{place}.properties.x.pattern: repetitions multiply to 1,000,000,000; at most 1,000"
+        f"{place}.properties.x.uniqueItems: the keyword 'uniqueItems' cannot be enforced; leave it out"
     )
     assert answer["error"]["param"] == re.split(r"[.\[]", place)[0]
     assert answer["error"]["type"] == "invalid_request_error"
 
 
-LONG_TEXT = {"type": "object", "properties": {"essay": {"type": "string", "maxLength": 5000}}}
-
-
 @pytest.mark.parametrize(
-    ("more", "place"),
+    "more",
     [
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": LONG_TEXT}}},
-            "response_format.json_schema.schema",
-        ),
-        (
-            {
-                "tools": [TOOL, {"type": "function", "function": {"name": "long", "parameters": LONG_TEXT}}],
-                "tool_choice": "required",
-            },
-            "tools[1].function.parameters",
-        ),
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": {}}}},
+        {"structured_outputs": {"json": {}}},
+        {"guided_json": {}},
+        {"tools": [TOOL], "tool_choice": "required"},
+        {"structured_outputs": {"choice": ["Hello"]}},
     ],
 )
-def test_limits_missing_from_the_grammar_are_named_in_the_response(
-    server: Any, more: dict[str, Any], place: str
-) -> None:
+def test_a_finished_answer_that_does_not_obey_is_an_error_without_content(server: Any, more: dict[str, Any]) -> None:
     call = chat("hello", **more)
-    expected = [
-        f"{place}.properties.essay.maxLength: not enforced, because the grammar would take too long to compile "
-        "(docs/limits.md)"
-    ]
     status, answer = server.ask("/v1/chat/completions", call)
-    assert (status, answer["warnings"]) == (200, expected)
-    chunks = events(server, "/v1/chat/completions", {**call, "stream": True, "n": 2})[:-1]
-    assert [chunk.get("warnings") for chunk in chunks if chunk["choices"][0]["finish_reason"]] == [expected] * 2
-    assert not any("warnings" in chunk for chunk in chunks if not chunk["choices"][0]["finish_reason"])
+    assert (status, set(answer), answer["error"]["type"]) == (500, {"error"}, "constraint_failed")
+    assert "constraint_failed: scripted wrote what does not obey the request: " in answer["error"]["message"]
+    *found, last = events(server, "/v1/chat/completions", {**call, "stream": True})
+    assert last["error"]["type"] == "constraint_failed"
+    assert not any(chunk["choices"][0]["finish_reason"] for chunk in found)
+
+
+def test_the_other_protocols_check_a_finished_answer_too(server: Any) -> None:
+    messages = [{"role": "user", "content": "hello"}]
+    for path, body in (
+        ("/api/chat", {"messages": messages, "format": {}, "stream": False}),
+        ("/api/generate", {"prompt": "hello", "format": {}, "stream": False}),
+        ("/v1/responses", {"input": "hello", "text": {"format": {"type": "json_schema", "name": "a", "schema": {}}}}),
+        ("/v1/messages", {"messages": messages, "max_tokens": 100,
+                          "output_config": {"format": {"type": "json_schema", "schema": {}}}}),
+    ):  # fmt: skip
+        status, answer = server.ask(path, {"model": "talker", **body})
+        assert (status, "constraint_failed" in json.dumps(answer)) == (500, True), path
+    sampling = json.dumps({"json_schema": {}, "max_tokens": 100})
+    status, answer = server.ask("/v2/models/talker/generate", {"text_input": "hello", "sampling_parameters": sampling})
+    assert (status, "constraint_failed: scripted wrote" in answer["error"]) == (500, True)
+    with pytest.raises(AssertionError, match="InferenceServerException"):
+        grpc_stream(server, "hello", json_schema={})
 
 
 def test_the_other_protocols_refuse_such_a_schema_too(server: Any) -> None:
     status, answer = server.ask(
         "/v2/models/talker/generate",
-        {"text_input": "hello", "sampling_parameters": json.dumps({"json_schema": SLOW_PATTERN})},
+        {"text_input": "hello", "sampling_parameters": json.dumps({"json_schema": UNKNOWN})},
     )
-    assert (status, "json_schema.properties.x.pattern: repetitions multiply" in answer["error"]) == (400, True)
+    assert (status, "json_schema.properties.x.uniqueItems: the keyword" in answer["error"]) == (400, True)
     with pytest.raises(AssertionError) as caught:
-        grpc_stream(server, "hello", json_schema=SLOW_PATTERN)
+        grpc_stream(server, "hello", json_schema=UNKNOWN)
     assert "InferenceServerException" in str(caught.value)
 
 
@@ -418,7 +422,7 @@ def test_an_unsupported_constraint_parameter_is_refused_by_name(
 
 
 def test_optional_tools_are_not_compiled(server: Any) -> None:
-    tools = [TOOL, {"type": "function", "function": {"name": "slow", "parameters": SLOW_PATTERN}}]
+    tools = [TOOL, {"type": "function", "function": {"name": "slow", "parameters": UNKNOWN}}]
     assert server.ask("/v1/chat/completions", chat("hello", tools=tools))[0] == 200
 
 

@@ -70,7 +70,7 @@ _OUTPUTS = (
     ("text_output", "STRING", -1), ("finish_reason", "STRING", -1), ("num_input_tokens", "UINT32", 1),
     ("num_cached_tokens", "UINT32", 1), ("num_output_tokens", "UINT32", -1), ("num_reasoning_tokens", "UINT32", 1),
     ("logprobs", "STRING", -1), ("cumulative_logprob", "FP32", -1), ("tool_calls", "STRING", -1),
-    ("reasoning_content", "STRING", -1), ("warnings", "STRING", -1), ("token_ids", "INT32", -1),
+    ("reasoning_content", "STRING", -1), ("token_ids", "INT32", -1),
     ("max_context", "UINT32", 1),
 )  # fmt: skip
 

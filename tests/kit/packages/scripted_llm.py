@@ -70,7 +70,6 @@ class ScriptedEngine:
     """See TokenEngine. `steps` counts the steps, `added` the sequences that it was given."""
 
     constraints = frozenset(("json_schema", "choice", "regex", "grammar"))
-    compiles_grammars = True
     max_top_logprobs = 0
     adapters: Sequence[str] = ()
     default_sampling = DEFAULT_SAMPLING

@@ -12,7 +12,7 @@ import pytest
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
-from edge_server.errors import BadSchema, Throttled
+from edge_server.errors import BadSchema, ConstraintFailed, Throttled
 
 FLAGS = ("stream", "tokenize")
 TALKER = ModelSpec(
@@ -388,6 +388,21 @@ def test_an_error_in_a_stream_is_its_last_event(talker: Any) -> None:
         "type": "error",
         "error": {"type": "invalid_request_error", "message": "tools[0].input_schema.x: too slow"},
     }
+
+
+def test_an_answer_that_does_not_obey_its_schema_is_an_error_and_no_end(talker: Any) -> None:
+    error = ConstraintFailed("constraint_failed: json_schema: no JSON")
+
+    def fail(request: Request) -> list[Response]:
+        return [response(request, text_output="a"), Response(request.model, 1, request.id, error=error)]
+
+    expected = {"type": "error", "error": {"type": "constraint_failed", "message": error.message}}
+    talker.service.models["talker"] = (TALKER, fail)
+    found = events(ask(talker, stream=True))
+    assert found[-1] == expected
+    assert not any(item["type"] in ("message_delta", "message_stop") for item in found)
+    reply = ask(talker)
+    assert (reply.status, reply.json) == (500, expected)
 
 
 def test_a_refusal_keeps_its_status_and_headers(talker: Any) -> None:

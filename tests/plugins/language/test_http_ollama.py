@@ -15,7 +15,7 @@ import pytest
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
-from edge_server.errors import BadSchema, Throttled
+from edge_server.errors import BadSchema, ConstraintFailed, Throttled
 from edge_server.plugins.language.openai import call_runner
 
 TALKER = ModelSpec(
@@ -48,7 +48,7 @@ def two_words(request: Request) -> list[Response]:
     return [
         response(request, text_output="two"),
         response(request, text_output=" words"),
-        response(request, is_final=True, text_output="", finish_reason="stop", warnings="json_schema.a: not enforced"),
+        response(request, is_final=True, text_output="", finish_reason="stop"),
     ]
 
 
@@ -340,6 +340,23 @@ def test_an_error_in_a_stream_is_its_last_line(talker: Any) -> None:
     lines = [json.loads(text) for text in reply.body.splitlines()]
     assert lines[0]["message"]["content"] == "a"
     assert lines[1:] == [{"error": "format.properties.x: too slow"}]
+
+
+def test_an_answer_that_does_not_obey_its_schema_is_an_error_and_no_end(talker: Any) -> None:
+    def fail(request: Request) -> list[Response]:
+        error = ConstraintFailed("constraint_failed: json_schema: no JSON")
+        return [response(request, text_output="a"), Response(request.model, 1, request.id, error=error)]
+
+    talker.service.models["talker"] = (TALKER, fail)
+    for path, own in (("chat", {"messages": HELLO}), ("generate", {"prompt": "hi"})):
+        reply = talker.post(f"/api/{path}", {"model": "talker", "format": {}, **own})
+        first, *last = (json.loads(text) for text in reply.body.splitlines())
+        assert not first["done"]
+        assert last == [{"error": "constraint_failed: json_schema: no JSON"}]
+        talker.service.models["talker"] = (TALKER, lambda request: fail(request)[1:])
+        reply = talker.post(f"/api/{path}", {"model": "talker", "format": {}, "stream": False, **own})
+        assert (reply.status, reply.json) == (500, last[0])
+        talker.service.models["talker"] = (TALKER, fail)
 
 
 def test_a_refusal_keeps_its_status_and_headers(talker: Any) -> None:

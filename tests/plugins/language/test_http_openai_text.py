@@ -16,6 +16,7 @@ from edge_server.config import RestrictedGroup
 from edge_server.core.model_spec import ChatTemplate, InputSpec, ModelSpec, OutputSpec
 from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
+from edge_server.errors import ConstraintFailed
 from edge_server.plugins.language.openai import call_runner
 
 NAMES = ("text_output", "finish_reason", "logprobs", "tool_calls", "reasoning_content")
@@ -478,6 +479,30 @@ def test_unknown_paths_get_openais_error(site: Any, path: str) -> None:
         error = reply.json["error"]
         assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", None, "unknown_url")
         assert error["message"].startswith(f"unknown path: {method} {path}; of OpenAI's API this server has /v1/chat")
+
+
+def test_an_answer_that_does_not_obey_its_schema_is_an_error_and_no_end(talker: Any) -> None:
+    error = ConstraintFailed("constraint_failed: json_schema: no JSON")
+
+    def fail(request: Request) -> list[Response]:
+        return [response(request, text_output="a"), Response(request.model, 1, request.id, error=error)]
+
+    expected = {"message": error.message, "type": "constraint_failed", "param": None, "code": "constraint_failed"}
+    talker.service.models["talker"] = (TALKER, fail)
+    for path, own in (
+        ("chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("completions", {"prompt": "a"}),
+    ):
+        call = {"model": "talker", "structured_outputs": {"json": {}}, **own}
+        reply = talker.post(f"/v1/{path}", call)
+        assert (reply.status, reply.json) == (500, {"error": expected})
+        *found, last = [
+            json.loads(part.removeprefix("data: "))
+            for part in talker.post(f"/v1/{path}", {**call, "stream": True}).body.decode().split("\n\n")[:-1]
+        ]
+        assert last == {"error": expected}
+        assert found
+        assert not any(choice["finish_reason"] for chunk in found for choice in chunk["choices"])
 
 
 def test_wrong_methods_and_missing_tokens_get_openais_error(open_site: Any) -> None:

@@ -13,7 +13,7 @@ import pytest
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
-from edge_server.errors import BackendError, BadSchema, ContextTooLong, Throttled
+from edge_server.errors import BackendError, BadSchema, ConstraintFailed, ContextTooLong, Throttled
 from edge_server.plugins.language.responses.response_store import StoredResponse, TextResponseStore, memory_bytes
 
 NAMES = ("text_output", "finish_reason", "tool_calls", "reasoning_content", "logprobs", "warnings")
@@ -597,6 +597,21 @@ def test_a_stream_that_fails_ends_with_its_failure(talker: Any) -> None:
     assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
     assert last["response"]["error"] == {"code": "server_error", "message": "the engine stopped"}
     assert talker.get(f"/v1/responses/{last['response']['id']}").status == 404
+
+
+def test_an_answer_that_does_not_obey_its_schema_is_a_failure(talker: Any) -> None:
+    error = ConstraintFailed("constraint_failed: json_schema: no JSON")
+
+    def fail(request: Request) -> list[Response]:
+        return [response(request, text_output="a"), Response(request.model, 1, request.id, error=error)]
+
+    talker.service.models["talker"] = (TALKER, fail)
+    found = events(ask(talker, stream=True))
+    assert (found[-1]["type"], found[-1]["response"]["status"]) == ("response.failed", "failed")
+    assert found[-1]["response"]["error"] == {"code": "constraint_failed", "message": error.message}
+    assert not any(item["type"] == "response.completed" for item in found)
+    reply = ask(talker)
+    assert (reply.status, reply.json["error"]["type"]) == (500, "constraint_failed")
 
 
 @pytest.mark.parametrize(

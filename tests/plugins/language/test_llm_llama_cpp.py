@@ -463,12 +463,6 @@ def test_a_schema_is_obeyed(drive: Callable[..., Driven]) -> None:
     assert text == json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-@pytest.mark.parametrize("schema", [{"type": "string", "format": "regex"}, {"type": "nosuch"}, {"not": {}}])
-def test_a_schema_that_it_cannot_enforce_is_refused(drive: Callable[..., Driven], schema: dict[str, Any]) -> None:
-    with pytest.raises(InvalidRequest, match="backend llama_cpp enforces schemas of type, enum"):
-        drive().add("give me json", 20, json_schema=json.dumps(schema))
-
-
 def test_min_tokens_are_refused(drive: Callable[..., Driven]) -> None:
     with pytest.raises(InvalidRequest, match="min_tokens: the backend llama_cpp has none"):
         drive().add("say hello", 20, min_tokens=5)

@@ -17,7 +17,7 @@ from edge_server.core.json_tensor import JsonTensor
 from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import (
-    BackendError,
+    ConstraintFailed,
     ContextTooLong,
     EdgeServerError,
     InvalidRequest,
@@ -32,7 +32,9 @@ from edge_server.plugins.language.text.session import LlmSession
 from edge_server.plugins.language.text.text_request import read_request
 from tests.kit.packages.scripted_llm import ScriptedEngine
 
-ANSWERS = {"count": "one two three four five", "greet": "Grüße, wörld!", "long": "x" * 200}
+ANSWERS = {"count": "one two three four five", "greet": "Grüße, wörld!", "long": "x" * 200, "bounds": "[7]",
+           "twice": '{"a":1,"a":2}', "enum": '"ö"', "escaped": '"\\u00e4"', "spaced": '{"a" : 1}',
+           "zeros": "[0.7500,0.50,0.7]"}  # fmt: skip
 
 
 class Client:
@@ -41,8 +43,6 @@ class Client:
     def __init__(self, request: Request) -> None:
         self.request = request
         self.responses: list[dict[str, Any]] = []
-        self.warnings: list[list[str]] = []
-        """Of each response."""
         self.error: EdgeServerError | None = None
         self.ended = threading.Event()
         self.came = threading.Condition()
@@ -57,7 +57,6 @@ class Client:
     def send(self, outputs: Mapping[str, Any], *, is_final: bool = False, parameters: Any = None) -> None:
         with self.came:
             self.responses.append({name: array.ravel()[0] for name, array in outputs.items()})
-            self.warnings.append([item.decode() for item in outputs.get("warnings", ())])
             self.came.notify_all()
         if is_final:
             self.ended.set()
@@ -302,8 +301,8 @@ def test_a_streamed_reasoning_arrives_in_pieces(thinker: Callable[..., Served]) 
 def test_text_under_a_schema_or_of_a_prompt_or_of_another_template_is_content(thinker: Callable[..., Served]) -> None:
     served = thinker("</think>")
     for client in (
-        ask_chat(served, "cut", sampling={"json_schema": {"type": "object"}}),
-        ask_chat(served, "cut", sampling={"choice": ["a"]}),
+        ask_chat(served, "cut", sampling={"regex": "<think>.*"}),
+        ask_chat(served, "cut", sampling={"choice": ["<think>and then"]}),
         served.ask("cut"),
         ask_chat(thinker("no tags"), "cut"),
     ):
@@ -313,11 +312,34 @@ def test_text_under_a_schema_or_of_a_prompt_or_of_another_template_is_content(th
 @pytest.mark.parametrize(
     ("sampling", "message"),
     [
-        ({"regex": "(?=a)a"}, "regex: of the groups that begin with '(?' only '(?:' and '(?P<name>' are supported"),
-        ({"regex": "(.*a.{5}){2}"}, "regex: too expensive: it costs"),
-        ({"grammar": "root ::= other"}, "grammar: rule 'root' names the rule 'other', which there is not"),
-        ({"grammar": 'root ::= (root "a" | "b")'}, "grammar: rule 'root' leads to itself"),
-        ({"grammar": "root ::= a a a a\na ::= b b b b\nb ::= c c\nc ::= ." + " .{1}" * 9}, "too expensive"),
+        ({"regex": "(?=a)a"}, "regex: cannot be enforced: look-around, including look-ahead and look-behind, is not"),
+        ({"regex": "a" * 16_385}, "regex: expected at most 16,384 bytes, got 16,385"),
+        ({"grammar": "root ::= other"}, "grammar: expected rules in GBNF: Rule 'other' not found"),
+        ({"grammar": "x ::= root\nroot ::= a30\na0 ::= 'x'"}, "grammar: expected rules in GBNF"),
+        (
+            {"grammar": 'root ::= "b" a30\na0 ::= "x"\n' + "\n".join(f"a{i + 1} ::= a{i} a{i}" for i in range(30))},
+            "grammar: a rule has more than 100,000 characters when it is written out",
+        ),
+        ({"grammar": 'root ::= "a"\n' * 101}, "grammar: expected at most 100 rules, got more"),
+        (
+            {"json_schema": {"properties": {"a": {"uniqueItems": True}}}},
+            "json_schema.properties.a.uniqueItems: the",
+        ),
+        ({"json_schema": {"not": {"type": "null"}}}, "json_schema.not: the keyword 'not' cannot be enforced"),
+        ({"json_schema": {"not": {}, "x-guidance": {"lenient": True}}}, "the keyword 'not' cannot be enforced"),
+        ({"json_schema": {"type": "nosuch"}}, "json_schema: cannot be enforced: Invalid type: nosuch"),
+        (
+            {"json_schema": {"type": "string", "format": "regex"}},
+            "cannot be enforced: Unknown format: regex",
+        ),
+        ({"json_schema": {"if": {}, "then": {}}}, "json_schema.if: the keyword 'if' cannot be enforced"),
+        ({"json_schema": {"dependentRequired": {"a": ["b"]}}}, "the keyword 'dependentRequired' cannot be enforced"),
+        ({"json_schema": {"type": "integer", "multipleOf": 999983}}, "json_schema.multipleOf: cannot be enforced"),
+        ({"json_schema": {"enum": list(range(2000))}}, "a schema may have at most 1,500 parts"),
+        (
+            {"json_schema": {"type": "number", "minimum": 2, "maximum": 1}},
+            "cannot be enforced: Unsatisfiable schema",
+        ),
         ({"grammar": 3}, "sampling parameter grammar: expected rules in GBNF, got '3'"),
         ({"regex": 3}, "sampling parameter regex: expected a regular expression, got '3'"),
         ({"logit_bias": {"1": 5}}, "logit_bias: scripted does not have it"),
@@ -333,7 +355,7 @@ def test_text_under_a_schema_or_of_a_prompt_or_of_another_template_is_content(th
         ({"choice": ["a", ""]}, "sampling parameter choice: expected a list of texts"),
         ({"choice": ["a"], "regex": "a"}, "expected one of the sampling parameters json_schema, choice, regex and"),
         ({"choice": ["a"] * 1001}, "choice: expected at most 1,000 texts, got 1,001"),
-        ({"choice": ["a" * 6000, "b" * 6000]}, "choice: expected texts of at most 11,428 bytes together, got 12,000"),
+        ({"choice": ["a" * 10_000, "b" * 10_000]}, "choice: expected at most 16,384 bytes, got 20,004"),
     ],
 )
 def test_a_constraint_that_cannot_be_enforced_is_refused(
@@ -363,22 +385,48 @@ def test_a_text_that_fits_its_grammar_is_sent(
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize(
-    ("question", "constraint", "sent"),
+    ("question", "constraint", "sent", "reason"),
     [
-        ("count", {"regex": "one two five"}, "one two "),
-        ("count", {"regex": "one two three four five six"}, "one two three four fiv"),
-        ("count", {"grammar": 'root ::= [a-z] root | "!" | "x"'}, "one"),
+        ("count", {"regex": "one two five"}, "one two ", "regex: the text does not fit from 't' on"),
+        ("count", {"regex": "one two three four five six"}, "one two three four fiv", "regex: the text ends too early"),
+        ("count", {"grammar": 'root ::= [a-z] root | "!" | "x"'}, "one", "grammar: the text does not fit from ' ' on"),
+        ("count", {"choice": ["one", "two"]}, "one", "choice: the text does not fit from ' ' on"),
+        ("count", {"json_schema": {}}, "one two three four fiv", "json_schema: no JSON: "),
+        ("bounds", {"json_schema": {"minimum": 0, "maximum": 1}}, "[7", "json_schema: the text does not fit from '"),
+        ("twice", {"json_schema": {}}, '{"a":1,"a":2', "json_schema: the name 'a' occurs twice in an object"),
+        ("enum", {"json_schema": {"enum": ["ä"]}}, '"ö', "json_schema: the text does not fit from 'ö\"' on"),
     ],
 )
-def test_another_text_than_its_grammar_has_does_not_leave(
-    serve: Callable[..., Served], question: str, constraint: Any, sent: str, stream: bool
+def test_a_finished_answer_that_does_not_obey_its_constraint_is_an_error_and_is_counted(
+    serve: Callable[..., Served], question: str, constraint: Any, sent: str, reason: str, stream: bool
 ) -> None:
+    if question in ("bounds",):
+        constraint = {"json_schema": {"type": "array", "items": {"type": "integer", **constraint["json_schema"]}}}
     served = serve()
     client = served.ask(question, stream=stream, **constraint)
-    with pytest.raises(BackendError, match=f"{next(iter(constraint))}: scripted wrote another text than it constrains"):
+    with pytest.raises(ConstraintFailed) as caught:
         _ = client.text
+    assert f"constraint_failed: scripted wrote what does not obey the request: {reason}" in caught.value.message
     assert b"".join(item["text_output"] for item in client.responses).decode() == (sent if stream else "")
+    assert not any(item["finish_reason"] for item in client.responses)
+    (view,) = [view for view in REGISTRY.views() if view.name == "edge_llm_constraint_failures_total"]
+    assert sum(sample.value for sample in view.samples if dict(sample.labels)["model"] == "talker") == 1
     assert served.ask("count").text == ANSWERS["count"]
+
+
+@pytest.mark.parametrize(
+    ("question", "schema"),
+    [
+        ("enum", {"enum": ["ä", "日本", "ö"]}),
+        ("escaped", {"enum": ["ä"]}),
+        ("spaced", {"type": "object", "properties": {"a": {"const": 1}}}),
+        ("spaced", {}),
+        ("zeros", {"type": "array", "items": {"type": "number", "minimum": 0.5, "maximum": 0.75}}),
+        ("zeros", {"type": "array", "items": {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}}),
+    ],
+)
+def test_json_fits_its_schema_however_it_is_written(serve: Callable[..., Served], question: str, schema: Any) -> None:
+    assert serve().ask(question, json_schema=schema).text == ANSWERS[question]
 
 
 @pytest.mark.parametrize(
@@ -605,7 +653,7 @@ def test_no_two_schemas_are_compiled_by_one_step_or_by_two_in_a_row(
     add, step, release = served.engine.add, served.engine.step, threading.Event()
 
     def record_add(number: int, prompt: Any, sampling: Any) -> None:
-        log.append("schema" if sampling.json_schema else "plain")
+        log.append("schema" if sampling.choice else "plain")
         add(number, prompt, sampling)
 
     def record_step() -> Any:
@@ -616,29 +664,12 @@ def test_no_two_schemas_are_compiled_by_one_step_or_by_two_in_a_row(
     served.engine.add, served.engine.step = record_add, record_step  # type: ignore[method-assign]
     running = served.ask("long")
     assert eventually(lambda: log == ["plain", "step"])
-    clients = [served.ask("count", json_schema={"type": "object"}) for _ in range(4)] + [served.ask("greet")]
+    clients = [served.ask("count", choice=[ANSWERS["count"]]) for _ in range(4)] + [served.ask("greet")]
     release.set()
     assert [client.text for client in clients] == [ANSWERS["count"]] * 4 + [ANSWERS["greet"]]
     assert running.text == ANSWERS["long"]
     first = "".join({"schema": "C", "plain": "p", "step": "."}[item] for item in log)
     assert first.startswith("p.Cp..C..C..C.."), first
-
-
-def test_the_last_response_names_the_limits_missing_from_the_grammar(serve: Callable[..., Served]) -> None:
-    served = serve()
-    essays = {f"p{index}": {"type": "string", "maxLength": 5000} for index in range(10)}
-    for schema, count in (({"type": "string", "maxLength": 5000}, 1), ({"type": "object", "properties": essays}, 9)):
-        client = served.ask("count", json_schema=schema)
-        assert client.text == ANSWERS["count"]
-        *deltas, end = client.warnings
-        assert not any(deltas)
-        assert len(end) == count
-        assert all("not enforced" in warning for warning in end)
-    assert end[0].startswith("json_schema.properties.p0.maxLength: ") or "json_schema.properties.p9.maxLength" in end[0]
-    assert end[-1].startswith("2 more length limits and formats: ")
-    client = served.ask("count", json_schema={"type": "string", "maxLength": 5})
-    assert client.text == ANSWERS["count"]
-    assert not any(client.warnings)
 
 
 def test_waiting_clients_that_disconnect_free_their_slots_at_once(

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edge_server.errors import BadSchema, EdgeServerError, ErrorCode
+from edge_server.errors import BadSchema, ConstraintFailed, EdgeServerError, ErrorCode
 from edge_server.frontends.v2.json_parser import to_json
 from edge_server.plugins.language.openai.completion_request import CompletionRequest
 from edge_server.plugins.language.openai.completion_response import (
@@ -74,7 +74,7 @@ class MessageEncoder:
             events += self._end_block()
             end = {"stop_reason": _stop_reason(choice), "stop_sequence": None}
             counts = _output_counts(choice)
-            events.append({"type": "message_delta", "delta": end, "usage": counts, **_warnings(self._call, choice)})
+            events.append({"type": "message_delta", "delta": end, "usage": counts, **_warnings(self._call)})
             events.append({"type": "message_stop"})
         return [_event(item) for item in events]
 
@@ -94,7 +94,7 @@ class MessageEncoder:
         if choice.reasoning and self._shows_thinking:
             content.insert(0, {"type": "thinking", "thinking": choice.reasoning, "signature": _SIGNATURE})
         message = self._message(content, _stop_reason(choice), choices, _output_counts(choice))
-        return {**message, **_warnings(self._call, choice)}
+        return {**message, **_warnings(self._call)}
 
     def _message(
         self,
@@ -141,7 +141,8 @@ def error_object(error: EdgeServerError) -> dict[str, Any]:
     message = error.message
     if isinstance(error, BadSchema):
         message = f"{_own_place(error.place)}: {error.problem}"
-    return {"type": "error", "error": {"type": _ERROR_TYPES.get(error.code, "api_error"), "message": message}}
+    kind = "constraint_failed" if isinstance(error, ConstraintFailed) else _ERROR_TYPES.get(error.code, "api_error")
+    return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 def _event(value: Mapping[str, Any]) -> bytes:
@@ -166,10 +167,9 @@ def _tool_use(call: Mapping[str, Any], value: object) -> dict[str, Any]:
     return {"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": value}
 
 
-def _warnings(call: CompletionRequest, choice: CompletionChoice) -> dict[str, Any]:
+def _warnings(call: CompletionRequest) -> dict[str, Any]:
     """Return the member `warnings`; no member without warnings."""
-    found = [*call.warnings, *map(_own_place, choice.warnings)]
-    return {"warnings": found} if found else {}
+    return {"warnings": list(call.warnings)} if call.warnings else {}
 
 
 def _own_place(text: str) -> str:

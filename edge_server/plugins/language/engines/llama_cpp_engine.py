@@ -27,9 +27,7 @@ from typing import Any, BinaryIO, NamedTuple
 from edge_server.backends.runtime_errors import import_runtime, message_line
 from edge_server.cgroup_limits import limited_cores
 from edge_server.errors import InvalidRequest
-from edge_server.plugins.language.engines.compact_grammar import choice_grammar, compact_grammar
 from edge_server.plugins.language.engines.generation_config import read_generation_config
-from edge_server.plugins.language.engines.grammar_text import write_gbnf
 from edge_server.plugins.language.engines.locked_folder import locked_folder
 from edge_server.plugins.language.engines.lora_adapters import find_adapters
 from edge_server.plugins.language.engines.model_size import read_gguf_metadata
@@ -43,7 +41,7 @@ from edge_server.plugins.language.engines.token_engine import (
     TokenEvent,
     TopLogprobs,
 )
-from edge_server.plugins.language.text.text_grammar import text_grammar
+from edge_server.plugins.language.grammar.constraint import write_grammar
 
 _WAIT_S = 0.05
 """Time after which a step that has read nothing returns, so that the session notices clients that have left."""
@@ -81,7 +79,6 @@ class LlamaCppEngine:
     """
 
     constraints = frozenset(("json_schema", "choice", "regex", "grammar", "logit_bias"))
-    compiles_grammars = False
     max_top_logprobs = 20
 
     def __init__(
@@ -284,19 +281,8 @@ class LlamaCppEngine:
             options["logit_bias"] = [(token, bias if bias > -100 else False) for token, bias in sampling.logit_bias]
         if sampling.seed is not None:
             options["seed"] = sampling.seed % 0xFFFFFFFF  # this number asks for a random one
-        if sampling.json_schema:
-            options["grammar"] = compact_grammar(sampling.json_schema)
-            # The library's own conversion is not used: if it fails, the library allows any text.
-            if not options["grammar"]:
-                raise InvalidRequest(
-                    "json_schema: the backend llama_cpp enforces schemas of type, enum, const, anyOf, oneOf, $ref, "
-                    "properties, required, additionalProperties, items, minItems, maxItems, minLength, maxLength, "
-                    "pattern, formats and limits of integers; got others, or values of them that it cannot enforce"
-                )
-        elif sampling.choice:
-            options["grammar"] = choice_grammar(sampling.choice)
-        elif sampling.constraint:
-            options["grammar"] = write_gbnf(text_grammar(sampling))
+        if sampling.constraint:
+            options["grammar"] = write_grammar(sampling)
         return options
 
     def _start_waiting(self) -> None:

@@ -7,9 +7,11 @@ openvino-genai 2026.4.
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Mapping, Sequence, Set
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,7 @@ from edge_server.backends.openvino.lean_import import import_openvino
 from edge_server.backends.runtime_errors import import_runtime, message_line
 from edge_server.cgroup_limits import limited_cores
 from edge_server.errors import InvalidRequest
-from edge_server.plugins.language.engines.compact_grammar import choice_grammar, compact_grammar
 from edge_server.plugins.language.engines.generation_config import read_generation_config
-from edge_server.plugins.language.engines.grammar_text import write_gbnf
 from edge_server.plugins.language.engines.openvino_tokenizer import open_tokenizer
 from edge_server.plugins.language.engines.settings import LlmSettings
 from edge_server.plugins.language.engines.token_engine import (
@@ -31,7 +31,8 @@ from edge_server.plugins.language.engines.token_engine import (
     Sampling,
     TokenEvent,
 )
-from edge_server.plugins.language.text.text_grammar import text_grammar
+from edge_server.plugins.language.grammar.openvino_constraint import openvino_grammar
+from edge_server.plugins.language.text.tool_calls import schema_place
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +59,6 @@ class OpenVinoEngine:
 
     begin_tokens: Sequence[int] = ()
     constraints = frozenset(("json_schema", "choice", "regex", "grammar"))
-    compiles_grammars = True
     max_top_logprobs = 0
     # OpenVINO GenAI 2026.4 applies adapters to all running sequences alike.
     adapters: Sequence[str] = ()
@@ -224,22 +224,11 @@ class OpenVinoEngine:
         config.repetition_penalty = sampling.repetition_penalty
         config.presence_penalty = sampling.presence_penalty
         config.frequency_penalty = sampling.frequency_penalty
-        if sampling.json_schema:
-            # The library has no option for JSON without white space, of which small models write lines and lines.
-            grammar = compact_grammar(sampling.json_schema)
-            if not grammar and re.search(r'"(?:pattern|patternProperties)"\s*:', sampling.json_schema):
-                # The library's own conversion of patterns allows other texts too.
-                raise InvalidRequest(
-                    "json_schema: with the backend openvino_genai a schema may have a pattern beside keywords of "
-                    "compact JSON alone (docs/language-models.md#tools)"
-                )
-            kind = {"grammar": grammar} if grammar else {"json_schema": sampling.json_schema}
-            config.structured_output_config = self._library.StructuredOutputConfig(**kind)
-        elif sampling.choice:
-            grammar = choice_grammar(sampling.choice)
-            config.structured_output_config = self._library.StructuredOutputConfig(grammar=grammar)
-        elif sampling.constraint:
-            grammar = write_gbnf(text_grammar(sampling))
+        if name := sampling.constraint:
+            value = getattr(sampling, name)
+            grammar = openvino_grammar(
+                name, json.loads(value) if name == "json_schema" else value, partial(schema_place, name)
+            )
             config.structured_output_config = self._library.StructuredOutputConfig(grammar=grammar)
         return config
 

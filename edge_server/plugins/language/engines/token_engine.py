@@ -121,8 +121,6 @@ class TokenEngine(Protocol):
     """Number of different tokens."""
     constraints: frozenset[str]
     """Names of the parameters by which it can constrain a text: see Sampling."""
-    compiles_grammars: bool
-    """Whether it compares each state of a grammar with the whole vocabulary before it begins a text."""
     max_top_logprobs: int
     """Largest `top_logprobs`."""
     default_sampling: Sampling

@@ -93,7 +93,7 @@ class OllamaEncoder:
         """
         now_ns = time.monotonic_ns()
         first_ns = self._first_text_ns or self._begin_ns
-        warnings = [*self._call.warnings, *(re.sub(r"^json_schema\b", "format", text) for text in choice.warnings)]
+        warnings = self._call.warnings
         return {
             **part,
             "done_reason": "length" if choice.finish_reason == "length" else "stop",

@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from edge_server.core.request_response import Response
-from edge_server.errors import BadSchema, ContextTooLong, EdgeServerError, ErrorCode, NotFound
+from edge_server.errors import BadSchema, ConstraintFailed, ContextTooLong, EdgeServerError, ErrorCode, NotFound
 from edge_server.frontends.v2.json_parser import to_json
 from edge_server.plugins.language.openai.completion_request import BadMember, CompletionRequest
 
@@ -69,8 +69,6 @@ class CompletionChoice:
     output_tokens: int = 0
     reasoning_tokens: int | None = None
     """Of the output tokens, None if the model does not tell."""
-    warnings: list[str] = field(default_factory=list)
-    """What the model did not obey."""
 
     def add(self, response: Response) -> None:
         """Take a response without an error."""
@@ -102,7 +100,6 @@ class CompletionChoice:
                 self.tool_calls.append(call)
             function = self.tool_calls[part["index"]]["function"]
             function["arguments"] = function.get("arguments", "") + part["function"].get("arguments", "")
-        self.warnings += [item.decode("utf-8", "replace") for item in outputs.get("warnings", ())]
         reason = next((item.decode() for item in outputs.get("finish_reason", ()) if item), None)
         # A model without this output ends for a reason of its own.
         self.finish_reason = reason or ("stop" if response.is_final else None)
@@ -135,7 +132,7 @@ class OpenAiEncoder:
         call = self._call
         kind = "chat.completion" if call.is_chat else "text_completion"
         answer = {**_head(call, kind), "choices": [_whole(call, choice) for choice in choices]}
-        return {**answer, "usage": usage(call, choices), **_warnings(call, choices)}
+        return {**answer, "usage": usage(call, choices), **_warnings(call)}
 
 
 def event(value: object) -> bytes:
@@ -169,7 +166,7 @@ def _chunks(call: CompletionRequest, choice: CompletionChoice) -> list[dict[str,
         found.append({"index": choice.index, "text": choice.delta, "logprobs": logprobs, "finish_reason": end})
     events = [_chunk(call, [item]) for item in found]
     if choice.finish_reason:
-        events[-1].update(_warnings(call, [choice]))
+        events[-1].update(_warnings(call))
     return events
 
 
@@ -194,7 +191,7 @@ def usage(call: CompletionRequest, choices: Sequence[CompletionChoice]) -> dict[
 def error_object(error: EdgeServerError) -> dict[str, Any]:
     """Return an error in OpenAI's form. Its client shows message, param and code."""
     code = param = None
-    message = error.message
+    message, kind = error.message, _TYPES.get(error.code, "server_error")
     if isinstance(error, BadMember):
         param = error.param
     elif isinstance(error, BadSchema):
@@ -202,6 +199,8 @@ def error_object(error: EdgeServerError) -> dict[str, Any]:
         param, message = re.split(r"[.\[]", place)[0], f"{place}: {error.problem}"
     elif isinstance(error, ContextTooLong):
         code = "context_length_exceeded"
+    elif isinstance(error, ConstraintFailed):
+        code = kind = "constraint_failed"
     elif isinstance(error, UnknownPath):
         code = "unknown_url"
     elif error.code is ErrorCode.NOT_FOUND:
@@ -209,7 +208,7 @@ def error_object(error: EdgeServerError) -> dict[str, Any]:
     return {
         "error": {
             "message": message,
-            "type": _TYPES.get(error.code, "server_error"),
+            "type": kind,
             "param": param,
             "code": code,
         }
@@ -219,10 +218,9 @@ def error_object(error: EdgeServerError) -> dict[str, Any]:
 OPENAI_ERRORS = ErrorFormat(error_object, lambda error: event(error_object(error)))
 
 
-def _warnings(call: CompletionRequest, choices: Sequence[CompletionChoice]) -> dict[str, Any]:
-    """Return the member `warnings`, each warning once; no member without warnings."""
-    found = [*call.warnings, *(_openai_place(text) for choice in choices for text in choice.warnings)]
-    return {"warnings": list(dict.fromkeys(found))} if found else {}
+def _warnings(call: CompletionRequest) -> dict[str, Any]:
+    """Return the member `warnings`; no member without warnings."""
+    return {"warnings": list(call.warnings)} if call.warnings else {}
 
 
 def _openai_place(text: str) -> str:

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edge_server.errors import BadSchema, EdgeServerError, ErrorCode, NotFound
+from edge_server.errors import BadSchema, ConstraintFailed, EdgeServerError, ErrorCode, NotFound
 from edge_server.frontends.v2.json_parser import to_json
 from edge_server.plugins.language.openai.completion_request import BadMember, CompletionRequest
 from edge_server.plugins.language.openai.completion_response import (
@@ -82,7 +82,9 @@ class ResponseEncoder:
         """Return the end of a stream that an error cuts short."""
         self._begin_stream()
         message = error_object(error)["error"]["message"]
-        failure = {"code": _FAILURE_CODES.get(error.code, "server_error"), "message": message}
+        is_disobedient = isinstance(error, ConstraintFailed)
+        code = "constraint_failed" if is_disobedient else _FAILURE_CODES.get(error.code, "server_error")
+        failure = {"code": code, "message": message}
         self._emit("response.failed", response=self._response("failed", error=failure))
         return self._take_events()
 
@@ -215,8 +217,7 @@ class ResponseEncoder:
         }
         if choice is not None:
             response.update(completed_at=int(time.time()), usage=_usage(self._call, choice))
-        warnings = [*self._call.warnings, *(map(_own_place, choice.warnings) if choice is not None else ())]
-        return {**response, "warnings": warnings} if warnings else response
+        return {**response, "warnings": list(self._call.warnings)} if self._call.warnings else response
 
     def _emit_of_item(self, kind: str, index: int = -1, **members: Any) -> None:
         """Send an event of the last item, or of the one at `index`."""

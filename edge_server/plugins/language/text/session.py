@@ -23,6 +23,7 @@ from edge_server.backends.isolation.process_channel import one_message
 from edge_server.errors import (
     BackendError,
     BadSchema,
+    ConstraintFailed,
     ContextTooLong,
     EdgeServerError,
     InvalidRequest,
@@ -38,6 +39,7 @@ from edge_server.plugins.language.engines.token_engine import (
     TokenEngine,
     TokenEvent,
 )
+from edge_server.plugins.language.grammar.constraint import ConstraintCheck, ConstraintFailure
 from edge_server.plugins.language.template_variables import CONTINUE, template_variables
 from edge_server.plugins.language.text.answer_parser import (
     CONTENT_HEAD,
@@ -46,12 +48,9 @@ from edge_server.plugins.language.text.answer_parser import (
     HarmonyParser,
     TaggedAnswerParser,
 )
-from edge_server.plugins.language.text.grammar_check import MAX_STACKS, GrammarCheck, TooManyWays
 from edge_server.plugins.language.text.incremental_detokenizer import IncrementalDetokenizer
 from edge_server.plugins.language.text.reasoning import ReasoningParser, find_reasoning_tags
-from edge_server.plugins.language.text.schema_check import check_choice, check_grammar, check_schema
 from edge_server.plugins.language.text.special_tokens import ChatEncoder
-from edge_server.plugins.language.text.text_grammar import TextGrammar
 from edge_server.plugins.language.text.text_request import TextRequest, read_request
 from edge_server.plugins.language.text.tool_calls import (
     ToolCallDelta,
@@ -74,11 +73,8 @@ _GUESS_IMAGE_TOKENS = 576
 """Tokens of a picture that are expected before any has been seen: those of LLaVA 1.5."""
 _MAX_KNOWN = 128
 """Answers whose lengths are remembered."""
-_NOT_ENFORCED = "not enforced, because the grammar would take too long to compile (docs/limits.md)"
 _TAG_TOKENS = 16
 """At the end of a prompt, in which its last tag is looked for."""
-_MAX_NAMED = 8
-"""Keywords of a schema that warnings name."""
 
 
 class _Generation:
@@ -91,10 +87,10 @@ class _Generation:
         prompt: Sequence[int] | ImagePrompt,
         prompt_tokens: int,
         engine: TokenEngine,
-        warnings: Sequence[str],
+        check: ConstraintCheck | None,
     ) -> None:
         self.execution = execution
-        self.warnings = warnings
+        self.check = check
         self.request = request
         self.prompt = prompt
         self.prompt_tokens = prompt_tokens
@@ -116,7 +112,6 @@ class _Generation:
         self.answer: AnswerParser | None = None
         self.reasoning_tokens = 0
         """Tokens up to the end of the reasoning, its tags included."""
-        self.grammar: GrammarCheck | None = None
 
 
 class LlmSession(RequestSession):
@@ -210,8 +205,7 @@ class LlmSession(RequestSession):
                 f"inference request to model '{self._model}': its chat template does not show how it calls tools; set "
                 "the parameter tool_call_parser"
             )
-        sampling, warnings = request.sampling, []
-        grammar: TextGrammar | None = None
+        sampling = request.sampling
         if sampling.constraint and sampling.constraint not in engine.constraints:
             known = ", ".join(sorted(engine.constraints))
             raise BadSchema(sampling.constraint, f"{engine.name} does not have it; it has {known}")
@@ -227,17 +221,10 @@ class LlmSession(RequestSession):
             most_told = max(engine.max_top_logprobs, 1)
             problem = f"expected at most {most_told}, got {sampling.top_logprobs}: {engine.name} does not tell more"
             raise BadSchema("top_logprobs", problem)
-        if sampling.choice:
-            check_choice(sampling.choice, "choice")
-        elif sampling.regex or sampling.grammar:
-            grammar = check_grammar(sampling, engine.vocabulary_size if engine.compiles_grammars else 0)
-        elif sampling.json_schema:
+        check = None
+        if sampling.constraint:
             place = partial(schema_place, "json_schema") if tools is None or tools.choice == "auto" else tools.place
-            schema, left_out = check_schema(sampling.json_schema, engine.vocabulary_size, place)
-            sampling = dataclasses.replace(sampling, json_schema=schema)
-            warnings = [f"{name}: {_NOT_ENFORCED}" for name in left_out[:_MAX_NAMED]]
-            if len(left_out) > _MAX_NAMED:
-                warnings.append(f"{len(left_out) - _MAX_NAMED} more length limits and formats: {_NOT_ENFORCED}")
+            check = ConstraintCheck(sampling, place)
         prompt = self._read_prompt(request)
         if isinstance(prompt, ImagePrompt):
             known_tokens = prompt.text_tokens
@@ -262,9 +249,7 @@ class LlmSession(RequestSession):
                 f"inference request to model '{self._model}': the prompt is too long: expected less than {most} "
                 f"tokens, got {known_tokens}"
             )
-        generation = _Generation(execution, request, prompt, tokens, engine, warnings)
-        if grammar is not None:
-            generation.grammar = self._start_check(grammar, sampling.constraint)
+        generation = _Generation(execution, request, prompt, tokens, engine, check)
         if request.prompt is None:
             generation.answer = self._start_parser(request, prompt)
         max_tokens = min(sampling.max_tokens or most, most - known_tokens)
@@ -546,7 +531,7 @@ class LlmSession(RequestSession):
             if finish is None:
                 self._engine.cancel(generation.sequence_id)
             finish = "stop"
-        if generation.grammar is not None and not self._fits(generation, text, finish):
+        if generation.check is not None and not self._fits(generation, generation.check, text, finish):
             return
         if generation.answer is not None:
             was_reasoning = generation.answer.is_reasoning
@@ -578,36 +563,25 @@ class LlmSession(RequestSession):
         self._metrics.end(generation.arrived_s, generation.first_token_s, now_s, generation.output_tokens, finish)
         self._send(generation, finish)
 
-    def _start_check(self, grammar: TextGrammar, name: str) -> GrammarCheck:
-        try:
-            return GrammarCheck(grammar)
-        except TooManyWays:
-            raise BadSchema(name, f"its rules fit a text in more than {MAX_STACKS} ways") from None
-
-    def _fits(self, generation: _Generation, text: str, finish: FinishReason | None) -> bool:
-        """Return whether new text fits the grammar of its request. Otherwise end the request with an error."""
-        check = generation.grammar
-        assert check is not None
+    def _fits(self, generation: _Generation, check: ConstraintCheck, text: str, finish: FinishReason | None) -> bool:
+        """Return whether new text fits the constraint of its request. Otherwise end the request with an error."""
         if finish == "length":
             text = text.rstrip("\ufffd")  # a character that was cut
         try:
-            fits = check.add(text)
-            problem = "another text than it constrains"
-        except TooManyWays:
-            fits, problem = False, f"a text that fits it in more than {MAX_STACKS} ways, so that it is not checked"
-        if fits and finish == "stop" and not generation.text.is_stopped:
-            fits = check.is_complete
-        if fits:
+            check.add(text)
+            # What the client's own stop string ended may be incomplete.
+            if finish == "stop" and not generation.text.is_stopped:
+                check.finish()
+        except ConstraintFailure as failure:
+            problem = f"constraint_failed: {self._engine.name} wrote what does not obey the request: {failure}"
+        else:
             return True
         if finish is None:
             self._engine.cancel(generation.sequence_id)
         self._end(generation)
-        generation.execution.fail(
-            BackendError(
-                f"inference request to model '{self._model}': {generation.sampling.constraint}: {self._engine.name} "
-                f"wrote {problem}"
-            )
-        )
+        self._metrics.count_constraint_failure()
+        error = ConstraintFailed(f"inference request to model '{self._model}': {problem}")
+        generation.execution.fail(error)
         return False
 
     def _send(self, generation: _Generation, finish: FinishReason | None) -> None:
@@ -633,8 +607,6 @@ class LlmSession(RequestSession):
             outputs["tool_calls"] = _texts(json.dumps(generation.unsent_tool_calls))
         if has_reasoning:
             outputs["reasoning_content"] = _texts(generation.unsent_reasoning)
-        if finish is not None and generation.warnings:
-            outputs["warnings"] = _texts(*generation.warnings)
         generation.unsent, generation.unsent_reasoning, generation.unsent_tokens = "", "", 0
         generation.unsent_logprobs, generation.unsent_tool_calls = [], []
         generation.execution.send(outputs, is_final=finish is not None)

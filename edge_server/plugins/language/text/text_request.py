@@ -164,8 +164,8 @@ def read_sampling(
         raise bad("stop", "a text or a list of texts")
     if len(stops) > _MAX_STOPS or any(len(item) > _MAX_STOP_CHARACTERS for item in stops):
         raise bad("stop", f"at most {_MAX_STOPS} texts of at most {_MAX_STOP_CHARACTERS} characters")
-    schema = values.get("json_schema") or ""
-    if schema and isinstance(schema, dict):
+    schema = values.get("json_schema")
+    if isinstance(schema, dict):  # an empty one is for any JSON
         schema = json.dumps(schema)
     elif schema and (not isinstance(schema, str) or not isinstance(_json(schema, title), dict)):
         raise bad("json_schema", "a JSON schema, as an object or its text")
@@ -199,7 +199,7 @@ def read_sampling(
         frequency_penalty=number("frequency_penalty", 0.0, -2.0, 2.0),
         stop=tuple(stops),
         ignore_eos=bool(values.get("ignore_eos", False)),
-        json_schema=schema,
+        json_schema=schema or "",
         top_logprobs=whole("logprobs", 0, 0, MAX_TOP_LOGPROBS),
         logit_bias=_read_bias(values, title),
         choice=tuple(choice),

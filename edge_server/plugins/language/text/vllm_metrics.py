@@ -36,6 +36,10 @@ class LlmMetrics:
             reason: counter("vllm:request_success_total", "Requests that ended.", finished_reason=reason)
             for reason in ("stop", "length")
         }
+        self._constraint_failures = counter(
+            "edge_llm_constraint_failures_total",
+            "Answers that did not obey what constrained them.",
+        )
         self._running = gauge("vllm:num_requests_running", "Requests in the running batch.")
         self._waiting = gauge("vllm:num_requests_waiting", "Requests that wait for room in the KV cache.")
         self._cache_use = gauge("vllm:kv_cache_usage_perc", "Used part of the KV cache, 0 to 1.")
@@ -64,6 +68,9 @@ class LlmMetrics:
         self._whole_s.observe(now_s - arrived_s)
         if tokens > 1:
             self._each_s.observe((now_s - first_token_s) / (tokens - 1))
+
+    def count_constraint_failure(self) -> None:
+        self._constraint_failures.add(1)
 
     def set_load(self, running: int, waiting: int, stats: EngineStats) -> None:
         self._running.set(running)
