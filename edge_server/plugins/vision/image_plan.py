@@ -1,7 +1,7 @@
 """Conversion of images to the input tensor of one model: size, colours, number type, layout; computed once from its
 configuration.
 
-`image_parameters` documents the keys. This module checks them against the input's layout, size and data type.
+`image_parameters` declares the keys. This module checks them against the input's layout, size and data type.
 """
 
 from __future__ import annotations
