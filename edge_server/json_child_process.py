@@ -10,12 +10,13 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from edge_server.child_command import child_command
 
 _MAX_STDERR_LINES = 5
 _MAX_STDERR_LINE_LENGTH = 300
@@ -35,7 +36,7 @@ class JsonProcess:
     def __init__(self, module: str) -> None:
         """Start it. Raises OSError."""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module],
+            child_command(module),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
         self._messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()

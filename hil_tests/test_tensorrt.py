@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,13 @@ import numpy as np
 import pytest
 
 from edge_server.backends import load_backend
-from edge_server.backends.base import ModelFile, OpenJob, Session
+from edge_server.backends.base import Backend, ModelFile, OpenJob, Session
 from edge_server.backends.cuda import cuda_driver
 from edge_server.core.model_spec import InputSpec, InstanceGroup, InstanceKind, ModelSpec, OutputSpec
 from edge_server.core.output_difference import compare_arrays
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError
+from edge_server.plugins.tensorrt.backend import make
 from edge_server.plugins.tensorrt.builds.build_engine import BuildEnvironment, build_engine
 from edge_server.plugins.tensorrt.engine_options import TOLERANCES
 from edge_server.plugins.tensorrt.engine_order import EngineOrder, Profile, Range
@@ -59,7 +61,9 @@ def plan(library: str, tmp_path: Path) -> Callable[..., ModelFile]:
 def open_it(library: str) -> Iterator[Callable[..., Session]]:
     opened: list[Any] = []
 
-    def make(file: ModelFile, config: dict[str, Any] | None = None, **more: Any) -> Session:
+    def make(
+        file: ModelFile, config: dict[str, Any] | None = None, backend: Backend | None = None, **more: Any
+    ) -> Session:
         given: dict[str, Any] = {
             "max_batch_size": 8,
             "inputs": (InputSpec("input", DType.FP32, (3, 224, 224)),),
@@ -70,7 +74,7 @@ def open_it(library: str) -> Iterator[Callable[..., Session]]:
             name="hil", backend=library, platform="", config_json=json.dumps(config or {}),
             instance_groups=(InstanceGroup("hil", InstanceKind.GPU, 1, (0,)),), **given,
         )  # fmt: skip
-        opened.append(load_backend(library).open(OpenJob(spec, file, "hil_0_0", 0)))
+        opened.append((backend or load_backend(library)).open(OpenJob(spec, file, "hil_0_0", 0)))
         session: Session = opened[-1]
         return session
 
@@ -160,6 +164,37 @@ def test_an_output_whose_size_depends_on_the_data_is_complete(
         given = np.zeros(64, "f4")
         given[positions] = 1
         np.testing.assert_array_equal(session.run({"X": given}, ["Y"])["Y"], [positions])
+
+
+def test_the_lean_runtime_runs_a_version_compatible_plan(
+    open_it: Callable[..., Session], library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if library != "tensorrt":
+        pytest.skip("TensorRT for RTX has no lean runtime")
+    trt: Any = pytest.importorskip("tensorrt")
+    pytest.importorskip("tensorrt_lean")
+    logger = trt.Logger(trt.Logger.ERROR)
+    builder = trt.Builder(logger)
+    network = load_library("tensorrt").make_network(builder)
+    parser = trt.OnnxParser(network, logger)
+    assert parser.parse_from_file(str(CLASSIFIER)), parser.get_error(0)
+    shapes = builder.create_optimization_profile()
+    shapes.set_shape("input", *((count, 3, 224, 224) for count in (1, 4, 8)))
+    config = builder.create_builder_config()
+    config.add_optimization_profile(shapes)
+    config.set_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
+    # Without the code of a runtime in it, which needs the operator's word.
+    config.set_flag(trt.BuilderFlag.EXCLUDE_LEAN_RUNTIME)
+    (tmp_path / "hil" / "1").mkdir(parents=True)
+    path = tmp_path / "hil" / "1" / "model.plan"
+    path.write_bytes(bytes(builder.build_serialized_network(network, config)))
+
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    backend = make("tensorrt")
+    assert not backend.has_builder
+    session = open_it(ModelFile(path, tmp_path / "hil", 1), backend=backend)
+    for rows in (1, 3, 8):
+        check(session, rows)
 
 
 def test_gpu_memory_is_freed(plan: Callable[..., ModelFile], library: str) -> None:

@@ -171,9 +171,11 @@ cat >"$home/bin/edge-server" <<LAUNCHER
 # of updates.
 here=\$(dirname "\$(readlink -f "\$0")")
 export EDGE_UPDATE_HOME="\${here%/versions/*}"
-PYTHONPATH="\$here/../lib\${PYTHONPATH:+:\$PYTHONPATH}" exec "\${EDGE_PYTHON:-/usr/bin/python$python}" -m edge_server "\$@"
+PYTHONPATH="\$here/../lib\${PYTHONPATH:+:\$PYTHONPATH}" exec "\${EDGE_PYTHON:-/usr/bin/python$python}" "\$here/../lib/edge-server" "\$@"
 LAUNCHER
 chmod 755 "$home/bin/edge-server"
+# Not by python -m, which would import what lies in the current folder.
+cp "$home/lib/edge_server/__main__.py" "$home/lib/edge-server"
 echo "$version" >"$home/version"
 chmod -R u=rwX,go=rX "$home"
 mkdir -p "$root/usr/bin" "$root/opt/edge_server/bin"

@@ -48,7 +48,7 @@ def test_on_other_machines_every_test_skips_with_the_reason(tmp_path: Path) -> N
     if has_hardware():
         pytest.skip("this box has hardware that they run on")
     done = run("hil_tests", f"--report={tmp_path / 'report'}", "--ignore-glob=*/test_tensorrt*.py")
-    assert done.returncode == 0, done.stdout
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     report = json.loads((tmp_path / "report/report.json").read_text())
     assert report["counts"]["passed"] == report["counts"]["failed"] == 0
     assert report["counts"]["skipped"] >= 18
@@ -67,7 +67,7 @@ def test_an_archive_of_a_board_is_read_on_any_machine(make_board: Any, tmp_path:
     root, archive = make_board(name).root, tmp_path / "board.tar.gz"
     collect(SysfsFiles(root), root, archive)
     done = run("hil_tests/test_board_archive.py", f"--board={archive}")
-    assert done.returncode == 0, done.stdout
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert done.stdout.startswith("....  "), done.stdout
 
 
@@ -95,7 +95,7 @@ def test_a_forced_run_writes_a_report_marked_as_forced(tmp_path: Path) -> None:
         "hil_tests/test_soak.py", "hil_tests/test_frame_streams.py", "hil_tests/test_shared_memory.py", "-k", "not 4",
         f"--report={report}", EDGE_HIL_FORCE="cpu", EDGE_HIL_SOAK_SECONDS="8",
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     found = json.loads((report / "report.json").read_text())
     assert found["is_proof_of_the_tests_only"]
     assert (found["counts"]["passed"], found["counts"]["failed"]) == (3, 0)
@@ -146,7 +146,7 @@ def test_the_tests_of_tensorrt_pass_over_its_double(fake_gpu: Any, tmp_path: Pat
     """They would be the first to meet a real GPU: at the least they fit the code of today."""
     double = ("-p", "hil_double", "hil_tests/test_tensorrt.py", f"--report={tmp_path}")
     done = run(*double, EDGE_HIL_FORCE="cpu", EDGE_HIL_NO_BOX="1", PYTHONPATH=str(Path(__file__).parent))
-    assert done.returncode == 0, done.stdout
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert json.loads((tmp_path / "report.json").read_text())["counts"]["passed"] >= 5
 
 

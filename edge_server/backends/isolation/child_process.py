@@ -12,7 +12,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from typing import Any
 from edge_server.backends.base import Execution, ModelFile
 from edge_server.backends.isolation.process_channel import Arena, Channel
 from edge_server.backends.runtime_errors import file_title, log_with_traceback, message_line
+from edge_server.child_command import child_command
 from edge_server.core.request_response import Request
 from edge_server.errors import LoadError
 
@@ -56,7 +56,7 @@ class ModelChildProcess:
                 try:
                     # Spawned, not forked: this process has threads, and runtimes that do not survive a fork.
                     self._process = subprocess.Popen(
-                        [sys.executable, "-m", module, *map(str, fds), str(log_level())],
+                        child_command(module, *map(str, fds), str(log_level())),
                         stdin=subprocess.DEVNULL,
                         pass_fds=fds,
                         start_new_session=True,

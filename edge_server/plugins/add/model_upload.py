@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tempfile
 import threading
 from functools import partial
 from pathlib import Path
 
+from edge_server.child_command import child_command
 from edge_server.errors import Draining, InvalidRequest, NotReady, ServingFault, Unsupported
 from edge_server.frontends.http.access_check import AccessCheck
 from edge_server.frontends.http.request import HttpRequest
@@ -92,7 +92,7 @@ class ModelUploads:
 
     def _run(self, file: Path, picture: Path | None) -> str:
         """Run the command and return the report that it prints. Raises InvalidRequest with its error."""
-        command = [sys.executable, "-m", "edge_server", "add", str(file), f"--model-repository={self._repository}"]
+        command = child_command("edge_server", "add", str(file), f"--model-repository={self._repository}")
         command += [f"--state-dir={self._measurements_dir}"] if self._measurements_dir else []
         command += [f"--picture={picture}"] if picture is not None else []
         with self._lock:

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_server.backends.cuda.cuda_driver import LIBRARY
+from edge_server.child_command import child_command
 from edge_server.plugins.doctor.machine import installed_packages
 from edge_server.plugins.doctor.runtimes import DISTRIBUTIONS
 from edge_server.plugins.governor.sensors.nvml_sensor import NvmlSensor
@@ -176,7 +177,7 @@ def _scrub(value: Any, patterns: Sequence[re.Pattern[str]]) -> Any:
 
 def _ask_driver(what: str) -> Any:
     """Return the answers of "cuda" or "nvml", from a process of its own: a broken driver hangs, or ends its process."""
-    command = [sys.executable, "-m", "edge_server.plugins.doctor.collect", what]
+    command = child_command("edge_server.plugins.doctor.collect", what)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_DRIVER_TIMEOUT_S, check=False)
         return json.loads(done.stdout)

@@ -7,11 +7,11 @@ import importlib.metadata
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from edge_server.backends import backend_names
+from edge_server.child_command import child_command
 from edge_server.errors import install_hint
 from edge_server.plugins.doctor.finding import Finding, FindingLevel
 
@@ -89,7 +89,7 @@ def _same_files_twice() -> Iterator[Finding]:
 
 def run_probe(name: str) -> Mapping[str, Any]:
     """Try one runtime in its own process. The result has a "problem" if the process crashes or does not end."""
-    command = [sys.executable, "-m", "edge_server.plugins.doctor.probe_runtime", name]
+    command = child_command("edge_server.plugins.doctor.probe_runtime", name)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:

@@ -76,8 +76,11 @@ class ExecutionContext:
         """Select the profile, unless it is selected already. Raises EngineFault."""
         if self.profile == number:
             return
-        if self._profile_count > 1 and not self.context.set_optimization_profile_async(number, self._stream):
-            raise EngineFault(f"profile {number} cannot be used")
+        if self._profile_count > 1:
+            with self._library.logger.captured() as errors:
+                is_selected = self.context.set_optimization_profile_async(number, self._stream)
+            if not is_selected:
+                raise EngineFault(f"profile {number} cannot be used: {errors.text() or 'no reason was given'}")
         self.profile = number
 
     def set_strides(self, names: Container[str]) -> None:

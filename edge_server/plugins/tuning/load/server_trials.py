@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from collections import deque
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edge_server.child_command import child_command
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import EdgeServerError, InvalidRequest
 from edge_server.plugins.tuning.clients.client_interface import MeasuredRequest, RequestRefused, Unreachable
@@ -110,12 +110,12 @@ def private_server(
 
 
 def _start_server(name: str, repository: Path, log: Path) -> subprocess.Popen[str]:
-    command = [
-        sys.executable, "-m", "edge_server", "serve", f"--model-repository={repository}",
+    command = child_command(
+        "edge_server", "serve", f"--model-repository={repository}",
         "--model-control-mode=explicit", f"--load-model={name}", "--allow-external-links=true",
         "--http-port=0", "--grpc-port=0", "--allow-metrics=false", "--log-info=false", "--exit-on-error=false",
         "--http-address=127.0.0.1", "--grpc-address=127.0.0.1",
-    ]  # fmt: skip
+    )  # fmt: skip
     with log.open("w") as errors:
         # In a new session, so that Ctrl-C reaches only this process, which then stops the server.
         return subprocess.Popen(
