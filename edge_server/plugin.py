@@ -265,6 +265,11 @@ class Plugin:
     after: Sequence[str] = ()
     """Names of plugins that are prepared, built and started before this one, if they are there."""
 
+    def parameter_names(self) -> Iterable[str]:
+        """Return the names of models' `parameters` that this plugin declares, for warnings about misspelt ones. Read
+        only of plugins of this package, when a name is not one of the core's."""
+        return ()
+
     def check(self, config: ServerConfig) -> Sequence[str]:
         """Return warnings about settings that are valid but probably not intended. Raises ConfigError."""
         return ()

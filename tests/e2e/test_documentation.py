@@ -41,7 +41,7 @@ from edge_server.plugins.cameras.source_and_sink_settings import check_required_
 from edge_server.plugins.fleet.publish.command import read_rollout
 from edge_server.plugins.fleet.release import read_release
 from edge_server.repository import pbtxt
-from edge_server.repository.parameter_names import READ_NAMES
+from edge_server.repository.parameter_names import read_names
 from tests.e2e.conftest import COMMAND, clean_environment
 from tests.e2e.yolo_exports import ULTRALYTICS, detect, export
 
@@ -237,7 +237,7 @@ def read_toml(path: Path) -> None:
 
 
 def read_pbtxt(path: Path) -> None:
-    assert set(pbtxt.read_file(path, "m").parameters) <= READ_NAMES
+    assert set(pbtxt.read_file(path, "m").parameters) <= read_names()
 
 
 READERS: dict[str, Callable[[Path], object]] = {
