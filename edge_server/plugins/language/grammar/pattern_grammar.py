@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 MAX_REPETITIONS = 1_000
-"""Copies of a part of a pattern by the quantifiers around it."""
+"""Characters of a part of a pattern that its quantifier counts, of all copies together."""
 _MAX_DEPTH = 32
 """Of groups inside each other."""
 
@@ -24,7 +24,8 @@ _CLASSES = {
 }
 _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0}
 _LINE_ENDS = ((10, 10), (13, 13), (0x2028, 0x2029))
-_ESCAPED = ((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0xD800, 0xDFFF))
+_SURROGATES = (0xD800, 0xDFFF)
+_ESCAPED = ((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C), _SURROGATES)
 """Characters that stand in a JSON string only as escapes."""
 _HEXADECIMAL = re.compile(r"x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|u\{([0-9a-fA-F]{1,6})\}")
 _GROUP = re.compile(r"\((?:\?:|\?P?<[A-Za-z_]\w*>|(?!\?))")
@@ -38,15 +39,16 @@ class BadPattern(ValueError):
 
 
 class Part(NamedTuple):
-    """An expression, the fewest and the most characters of its texts, and how many wide classes it is written with."""
+    """An expression, the fewest and the most characters of its texts, and how many classes and wide ones it counts."""
 
     text: str
     least: int
     most: int | None
+    size: int
     width: int
 
 
-_EMPTY = Part('""', 0, 0, 0)
+_EMPTY = Part('""', 0, 0, 0, 0)
 
 
 def pattern_grammar(pattern: str, *, is_json: bool) -> Part:
@@ -68,7 +70,30 @@ def literal(text: str) -> str:
 
 
 def character_class(ranges: Ranges) -> str:
-    return f"[{''.join(_escape(low) + (f'-{_escape(high)}' if high > low else '') for low, high in ranges)}]"
+    """Return the class of these characters.
+
+    xgrammar (of OpenVINO GenAI 2026.4) takes bytes that are no UTF-8 for [^"], too, and others for ranges whose UTF-8
+    differs in more than one byte and what follows it.
+    """
+    aligned = [part for low, high in ranges for part in _aligned(low, high)]
+    return f"[{''.join(_escape_range(low, high) for low, high in aligned)}]"
+
+
+def _aligned(low: int, high: int) -> list[tuple[int, int]]:
+    for start in (0x80, 0x800, 0x10000):
+        if low < start <= high:
+            return [*_aligned(low, start - 1), *_aligned(start, high)]
+    for mask in (0x3F, 0xFFF, 0x3FFFF) if low >= 0x80 else ():
+        if low | mask != high | mask:
+            if low & mask:
+                return [*_aligned(low, low | mask), *_aligned((low | mask) + 1, high)]
+            if high & mask != mask:
+                return [*_aligned(low, (high | mask) - mask - 1), *_aligned((high | mask) - mask, high)]
+    return [(low, high)]
+
+
+def _escape_range(low: int, high: int) -> str:
+    return _escape(low) + (f"-{_escape(high)}" if high > low else "")
 
 
 def _escape(code: int) -> str:
@@ -136,12 +161,13 @@ class _Reader:
 
     def _repeat(self, part: Part, least: int, most: int | None) -> Part:
         copies = max(least, most or 0)
-        if copies > MAX_REPETITIONS or part.width * copies > MAX_REPETITIONS:
-            raise BadPattern(f"its quantifiers repeat a part more than {MAX_REPETITIONS:,} times")
+        if copies * max(part.size, 1) > MAX_REPETITIONS:
+            raise BadPattern(f"its quantifiers count more than {MAX_REPETITIONS:,} characters")
         if most == 0 or part.most == 0:
             return _EMPTY
         total = None if most is None or part.most is None else part.most * most
-        return Part(repeated(part.text, least, most), part.least * least, total, part.width * max(copies, 1))
+        text, copies = repeated(part.text, least, most), max(copies, 1)
+        return Part(text, part.least * least, total, part.size * copies, part.width * copies)
 
     def _atom(self, depth: int) -> Part:
         if found := _GROUP.match(self._left):
@@ -207,14 +233,14 @@ class _Reader:
     def _characters(self, ranges: Ranges) -> Part:
         if self._is_json:
             if len(ranges) == 1 and ranges[0][0] == ranges[0][1] != 0x7F:
-                return Part(literal(json.dumps(chr(ranges[0][0]), ensure_ascii=False)[1:-1]), 1, 1, 0)
+                return Part(literal(json.dumps(chr(ranges[0][0]), ensure_ascii=False)[1:-1]), 1, 1, 1, 0)
             ranges = without(ranges, _ESCAPED)
         else:
-            ranges = without(ranges, _ESCAPED[-1:])
+            ranges = without(ranges, (_SURROGATES,))
         if not ranges:
             raise BadPattern("a class has no characters that may stand there")
         count = sum(high - low + 1 for low, high in ranges)
-        return Part(character_class(ranges), 1, 1, int(count > _NARROW))
+        return Part(character_class(ranges), 1, 1, 1, int(count > _NARROW))
 
 
 _NARROW = 40
@@ -237,7 +263,8 @@ def _join(parts: Sequence[Part]) -> Part:
     most = [part.most for part in parts]
     total = None if None in most else sum(count or 0 for count in most)
     text = " ".join(part.text for part in parts)
-    return Part(f"({text})", sum(part.least for part in parts), total, sum(part.width for part in parts))
+    size, width = sum(part.size for part in parts), sum(part.width for part in parts)
+    return Part(f"({text})", sum(part.least for part in parts), total, size, width)
 
 
 def _choose(parts: Sequence[Part]) -> Part:
@@ -246,4 +273,5 @@ def _choose(parts: Sequence[Part]) -> Part:
     most = [part.most for part in parts]
     total = None if None in most else max(count or 0 for count in most)
     text = " | ".join(part.text for part in parts)
-    return Part(f"({text})", min(part.least for part in parts), total, sum(part.width for part in parts))
+    size, width = sum(part.size for part in parts), sum(part.width for part in parts)
+    return Part(f"({text})", min(part.least for part in parts), total, size, width)
