@@ -207,7 +207,7 @@ KEYWORDS: list[Any] = [
     {"oneOf": [{"type": "string", "maxLength": 3}, {"type": "string", "minLength": 2}]},
     {"oneOf": [_CAT, _DOG], "type": "object"},
     {"allOf": [_object({"a": {"type": "boolean"}}, "a"), _object({"b": {"type": "null"}}, "b")]},
-    {"allOf": [_object({"a": {"type": "number"}}, "a"), _object({"a": {"minimum": 3}}), _object({"a": {"maximum": 9}})]},
+    {"allOf": [_object({"a": {"type": "number"}}, "a"), _object({"a": {"minimum": 3, "maximum": 9}})]},
     {"allOf": [_object({"a": {"type": "boolean"}}, "a", additionalProperties=False), _object({"b": {}}, "b")]},
     {"allOf": [{"type": ["integer", "string"]}, {"type": ["number", "null"]}], "minimum": 2},
     {"allOf": [{"pattern": "^a"}, {"pattern": "b$"}], "type": "string"},
