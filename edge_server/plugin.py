@@ -257,10 +257,18 @@ class Plugin:
     engine_backends: Sequence[str] = ()
     """Those of `backends` that serve an ONNX file through an engine, which is built first. Until then another runtime
     serves the file."""
+    address_schemes: Sequence[str] = ()
+    """Schemes of the addresses of model repositories that this plugin copies, for the error about another one. Read
+    only of plugins of this package."""
     is_required = False
     """Whether a server is not ready if this plugin fails in it."""
     after: Sequence[str] = ()
     """Names of plugins that are prepared, built and started before this one, if they are there."""
+
+    def parameter_names(self) -> Iterable[str]:
+        """Return the names of models' `parameters` that this plugin declares, for warnings about misspelt ones. Read
+        only of plugins of this package, when a name is not one of the core's."""
+        return ()
 
     def check(self, config: ServerConfig) -> Sequence[str]:
         """Return warnings about settings that are valid but probably not intended. Raises ConfigError."""

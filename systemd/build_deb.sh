@@ -175,7 +175,7 @@ PYTHONPATH="\$here/../lib\${PYTHONPATH:+:\$PYTHONPATH}" exec "\${EDGE_PYTHON:-/u
 LAUNCHER
 chmod 755 "$home/bin/edge-server"
 # Not by python -m, which would import what lies in the current folder.
-cp "$home/lib/edge_server/__main__.py" "$home/lib/edge-server"
+printf 'from edge_server.cli.main import main\n\nraise SystemExit(main())\n' >"$home/lib/edge-server"
 echo "$version" >"$home/version"
 chmod -R u=rwX,go=rX "$home"
 mkdir -p "$root/usr/bin" "$root/opt/edge_server/bin"

@@ -22,11 +22,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "lazy_import": set(),
     "bounded_http": set(),
+    "child_command": set(),
     "file_stamp": set(),
     "cgroup_limits": set(),
     "default_tls": set(),
-    "json_child_process": set(),
-    "json_child_side": set(),
     "mqtt_connection": {"config", "errors"},
     "own_plugins": set(),
     "record": set(),
@@ -38,15 +37,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "backends": {"core", "errors"},
     "memory": {"core", "errors", "config", "protocol"},
     "telemetry": {"core", "errors", "config"},
-    "repository": {
-        "core", "errors", "config", "telemetry", "protocol", "backends", "json_child_process", "json_child_side",
-    },
+    "repository": {"core", "errors", "config", "telemetry", "protocol", "backends"},
     "serving": {"core", "errors", "config", "telemetry", "memory", "backends"},
     "plugin": {"core", "errors", "config", "telemetry", "repository", "service", "serving", "frontends"},
     "plugins": {
         "core", "errors", "config", "protocol", "memory", "telemetry", "repository", "serving", "service",
-        "frontends", "backends", "client", "plugin", "cli", "json_child_process", "json_child_side", "mqtt_connection",
-        "bounded_http",
+        "frontends", "backends", "client", "plugin", "cli", "mqtt_connection", "bounded_http",
     },
     "service": {"core", "errors", "config", "telemetry", "memory", "serving"},
     "frontends": {"core", "errors", "config", "telemetry", "memory", "service", "protocol"},
@@ -91,6 +87,7 @@ EVERYBODYS = (
     "record",
     "forked_signals",
     "file_stamp",
+    "child_command",
 )
 
 PARTS_OF_BACKENDS = {
@@ -98,6 +95,7 @@ PARTS_OF_BACKENDS = {
     "repository": {
         "edge_server.backends.load_backend", "edge_server.backends.backend_names", "edge_server.backends.ONNX_ORDER",
         "edge_server.backends.data_backends", "edge_server.backends.engine_backends", "edge_server.backends.base",
+        "edge_server.backends.isolation.json_child_process", "edge_server.backends.isolation.json_child_side",
     },
 }  # fmt: skip
 """Who may see backends, and which part of it."""

@@ -27,7 +27,6 @@ COMMANDS = {
     "litert": [*PROBE, "litert"],
     "llm": [*PROBE, "openvino_genai"],
     "llm-gguf": [*PROBE, "llama_cpp"],
-    "llm-onnx": [*PROBE, "onnxruntime_genai"],
     "mqtt": ["-m", "edge_server", "fleet", "status", "--mqtt=mqtt://127.0.0.1:9", "all"],
     "onnxruntime": [*PROBE, "onnxruntime"],
     "openvino": [*PROBE, "openvino"],
@@ -38,7 +37,6 @@ COMMANDS = {
 }
 """Extra -> arguments of Python. Ends with 0, or with what no library could change: no broker, no network, no file."""
 FLAGS = {
-    "frigate": ["--frigate-zmq=tcp://127.0.0.1:0"],
     "otel": ["--trace-config=mode=opentelemetry"],
     "policies": ["--policy-openpi=127.0.0.1:0", "--policy-groot=127.0.0.1:0"],
     "redis": ["--cache-config=redis,host=127.0.0.1", "--cache-config=redis,port=9"],
@@ -54,7 +52,7 @@ MODULES = {
     "vision": "cv2",
 }
 """Extra -> what its first use, by a model, a camera or a viewer, imports."""
-LARGE = {"jax", "llm", "llm-onnx", "ray"}
+LARGE = {"jax", "llm", "ray"}
 OTHERS = {
     "gpu", "lint", "onnxruntime-gpu", "pycuda", "pytorch", "rich", "tensorflow", "tensorrt", "tensorrt-lean",
     "tensorrt-rtx", "test", "test-all",

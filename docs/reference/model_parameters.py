@@ -1,14 +1,24 @@
-"""Generator of model-parameters.md, from the declarations of the plugin `vision`."""
+"""Generator of model-parameters.md, from the declarations of the plugins `vision` and `policies`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
-from edge_server.plugins.policies import policy
-from edge_server.plugins.vision import image_parameters
-from edge_server.plugins.vision.declared_parameter import DeclaredParameter
-from edge_server.plugins.vision.outputs import output_parameters
-from edge_server.plugins.vision.outputs.output_parameters import TRAITS, Activation
+from edge_server.config.setting import Setting
+from edge_server.plugins.policies.policy import Policy
+from edge_server.plugins.vision.image_parameters import Declaration
+from edge_server.plugins.vision.outputs.output_parameters import (
+    HEAD_KEYS,
+    Activation,
+    AnomalyDeclaration,
+    ClassDeclaration,
+    DepthDeclaration,
+    DetectionDeclaration,
+    HeadKind,
+    MaskDeclaration,
+)
+from edge_server.plugins.vision.parameter_tables import default_text, settings_of
 
 _INTRODUCTION = """\
 They say how a picture becomes the input, and what the outputs mean. `edge-server add` writes them, and
@@ -56,38 +66,43 @@ always work.
 
 def generate() -> str:
     """Return the text of the page below its note."""
+    detections = settings_of(DetectionDeclaration).values()
     return "\n".join([
         "# Parameters of image models\n",
         _INTRODUCTION,
-        "## How an image becomes the input\n", *_keys(image_parameters.PARAMETERS), "", _IMAGES,
+        "## How an image becomes the input\n", *_keys(Declaration), "", _IMAGES,
         "## What the outputs mean\n", _OUTPUTS,
-        "### Detections, with every head\n", *_keys(output_parameters.COMMON_PARAMETERS), "",
-        "### Detections, with some heads\n", *_keys(output_parameters.HEAD_PARAMETERS), "",
-        "### Classes\n", *_keys(output_parameters.CLASS_PARAMETERS), "",
-        "### A mask of the picture\n", *_keys(output_parameters.MASK_PARAMETERS), "",
-        "### Depth\n", *_keys(output_parameters.DEPTH_PARAMETERS), "",
-        "### Anomaly maps\n", *_keys(output_parameters.ANOMALY_PARAMETERS), "",
+        "### Detections, with every head\n", *_table_of(item for item in detections if item.flag not in HEAD_KEYS), "",
+        "### Detections, with some heads\n", *_table_of(item for item in detections if item.flag in HEAD_KEYS), "",
+        "### Classes\n", *_keys(ClassDeclaration), "",
+        "### A mask of the picture\n", *_keys(MaskDeclaration), "",
+        "### Depth\n", *_keys(DepthDeclaration), "",
+        "### Anomaly maps\n", *_keys(AnomalyDeclaration), "",
         "## Heads\n", _HEADS, *_heads(),
-        "", "## Robot policies\n", "See [robots](../robots.md).\n", *_keys(policy.PARAMETERS),
+        "", "## Robot policies\n", "See [robots](../robots.md).\n", *_keys(Policy),
         "", "## Checks at the load of any model\n", _WARMUP,
     ]) + "\n"  # fmt: skip
 
 
-def _keys(parameters: Sequence[DeclaredParameter]) -> Iterator[str]:
-    rows = [(f"`{item.key}`", item.value, item.default, item.meaning) for item in parameters]
-    yield from _table(("Key", "Value", "Default", "Meaning"), rows)
+def _keys(declaration: type[Any]) -> Iterator[str]:
+    return _table_of(settings_of(declaration).values())
+
+
+def _table_of(settings: Iterable[Setting]) -> Iterator[str]:
+    rows = [(f"`{item.flag}`", item.kind.metavar, default_text(item), item.help) for item in settings]
+    return _table(("Key", "Value", "Default", "Meaning"), rows)
 
 
 def _heads() -> Iterator[str]:
     rows = []
-    for kind, traits in TRAITS.items():
-        has_boxes = "detection_box_unit" in traits.keys
-        boxes = f"{traits.format.value} {traits.unit.value}" if has_boxes else ""
-        activation = "" if traits.activation is Activation.NONE else f"detection_activation {traits.activation.value}"
-        keys = [key.removeprefix("detection_") for key in traits.keys if key.removeprefix("detection_") not in _NMS]
+    for kind in HeadKind:
+        has_boxes = "detection_box_unit" in kind.keys
+        boxes = f"{kind.format.value} {kind.unit.value}" if has_boxes else ""
+        activation = "" if kind.activation is Activation.NONE else f"detection_activation {kind.activation.value}"
+        keys = [key.removeprefix("detection_") for key in kind.keys if key.removeprefix("detection_") not in _NMS]
         rows.append((
-            f"`{kind.value}`", traits.outputs, ", ".join(filter(None, (boxes, activation))),
-            ", ".join((["NMS"] if traits.needs_nms else []) + keys),
+            f"`{kind.value}`", kind.outputs, ", ".join(filter(None, (boxes, activation))),
+            ", ".join((["NMS"] if kind.needs_nms else []) + keys),
         ))  # fmt: skip
     yield from _table(("`detection_head`", "Outputs", "Defaults", "Keys `detection_...`"), rows)
 

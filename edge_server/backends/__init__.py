@@ -18,7 +18,7 @@ from edge_server.backends.option_parsers import is_isolated
 from edge_server.backends.runtime_errors import message_line
 from edge_server.errors import BackendMissing
 from edge_server.lazy_import import run_deferred_import
-from edge_server.own_plugins import missing_backend, plugin_objects
+from edge_server.own_plugins import plugin_objects
 
 _MODULES = {
     "onnxruntime": "edge_server.backends.onnxruntime.backend",
@@ -30,8 +30,8 @@ _MODULES = {
 }
 """Backend name -> module with a function `make(name) -> Backend`."""
 
-_TEST_DOUBLES = frozenset({"scripted_llm", "stub"})
-"""Backends that only tests want: no list for users names them."""
+_TEST_DOUBLE = "stub"
+"""Backend that only tests want: no list for users names it."""
 
 _DATA_BACKENDS = ("onnxruntime", "openvino", "identity", "repeat", "square", "stub")
 """Those of `_MODULES` whose model files are data; see `Plugin.data_backends`."""
@@ -78,7 +78,7 @@ def list_backends(unknown: str) -> str:
     """Return the end of an error about an unknown name: the nearest name, if any is near, and all names."""
     import difflib
 
-    names = sorted(set(backend_names()) - _TEST_DOUBLES)
+    names = sorted(set(backend_names()) - {_TEST_DOUBLE})
     near = difflib.get_close_matches(unknown[:200], names, n=1)
     near = near or [name for name in names if unknown and name.startswith(unknown)]
     return (f", did you mean '{near[0]}'?" if near else ";") + f" there are {', '.join(names)}"
@@ -130,8 +130,7 @@ def _load_foreign_backend(name: str) -> Backend:
     found = tuple(importlib.metadata.entry_points(group=ENTRY_POINTS, name=name))
     if not found:
         raise BackendMissing(
-            missing_backend(name)
-            or f"no backend is called '{name}'{list_backends(name)}; a package may add one under the entry points "
+            f"no backend is called '{name}'{list_backends(name)}; a package may add one under the entry points "
             f"'{ENTRY_POINTS}'"
         )
     packages = sorted(

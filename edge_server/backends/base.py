@@ -37,7 +37,7 @@ reported with the package's name.
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
@@ -338,6 +338,10 @@ class Backend(abc.ABC):
     needs_every_input: bool = False
     """Whether no run may leave out an input of the file, unless `inspect` says that it is optional: the runtime fails,
     or computes with what an earlier request left there."""
+
+    used_fields: Collection[str] = ()
+    """Those fields of config.pbtxt that this backend uses and others do not, of `cc_model_filenames`,
+    `model_operations`, `optimization.cuda` and `instance_group.secondary_devices`."""
 
     @abc.abstractmethod
     def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature | None:

@@ -50,6 +50,7 @@ class Setting:
     `default` is a value, or a function that returns it if it depends on the machine. A setting with a `separator` is
     repeatable; the separator stands between the values in its environment variable. `aliases` are other flags for it.
     `cache_folder`: an empty value becomes this folder, in the cache folder of the service manager or the user.
+    Plugins declare the parameters of models in the same form: the flag is the key in config.pbtxt, the name the field.
     """
 
     name: str

@@ -17,7 +17,6 @@ from edge_server.config.server_config import DeclaredSettings
 from edge_server.config.setting import VARIABLE_PREFIX, ConfigError, Setting, nearest
 from edge_server.config.toml_file import read_toml
 from edge_server.config.triton_flag_compatibility import DEPRECATED, IGNORED, TRACE_FLAGS
-from edge_server.own_plugins import missing_plugin
 from edge_server.record import record
 
 CONFIG_FLAG = "--config"
@@ -102,8 +101,7 @@ def read_flags(argv: Sequence[str], declared: DeclaredSettings) -> Flags:
         elif flag in declared.by_flag:
             _read_flag(flags, declared.by_flag[flag], flag, value, rest)
         elif token.startswith("-"):
-            missing = missing_plugin(flag)
-            raise ConfigError(missing or f"unknown flag {flag}{nearest(flag, (*declared.by_flag, *_OTHER_FLAGS))}")
+            raise ConfigError(f"unknown flag {flag}{nearest(flag, (*declared.by_flag, *_OTHER_FLAGS))}")
         else:
             more = f", did you mean '--model-repository={token}'?" if os.path.isdir(token) else ""
             raise ConfigError(f"unexpected argument '{token}'{more}")
@@ -147,9 +145,7 @@ def read_environment(environ: Mapping[str, str], declared: DeclaredSettings) -> 
             continue
         setting = declared.by_variable.get(variable)
         if setting is None:
-            missing = missing_plugin("--" + variable.removeprefix(VARIABLE_PREFIX).lower().replace("_", "-"), variable)
-            hint = nearest(variable, declared.by_variable)
-            raise ConfigError(missing or f"unknown environment variable {variable}{hint}")
+            raise ConfigError(f"unknown environment variable {variable}{nearest(variable, declared.by_variable)}")
         if setting.separator == ":":
             parts = _PATHS.findall(text)
         else:
@@ -170,8 +166,7 @@ def read_file(path: str, declared: DeclaredSettings) -> dict[str, Given]:
             hint = f", did you mean {' or '.join(names_in_tables)}?" if names_in_tables else ""
             raise ConfigError(f"{path}: key {section} is in no table{hint}")
         if section not in declared.titles:
-            missing = missing_plugin(section, f"{path}: table [{section}]")
-            raise ConfigError(missing or f"{path}: unknown table [{section}]{nearest(section, declared.titles)}")
+            raise ConfigError(f"{path}: unknown table [{section}]{nearest(section, declared.titles)}")
         if not isinstance(table, dict):
             raise ConfigError(f"{path}: {section} must be a table [{section}]")
         if section + "." == BACKENDS:

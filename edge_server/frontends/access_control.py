@@ -110,7 +110,7 @@ def check_plugin_port(
 ) -> None:
     """Check whether a plugin may open a port of its own, without TLS, for inference.
 
-    `flag`=`address` opens it: [SCHEME://]HOST:PORT[/...] or ipc://PATH. `clients` names its protocol. `needs_key`:
+    `flag`=`address` opens it: HOST:PORT[/...]. `clients` names its protocol. `needs_key`:
     requests of the category inference need a key or a token. `sends_key`: so do those of this port. Raises
     InvalidRequest if inference would be open to clients that HTTP or gRPC refuse. Where only programs of this machine
     can reach the port, client certificates and keys of gRPC are replaced by a warning in the log.
@@ -129,9 +129,8 @@ def check_plugin_port(
     proofs = " and ".join(name for name, is_demanded in demands.items() if is_demanded)
     if not proofs:
         return
-    scheme, _, place = address.rpartition("://")
     problem = f"{flag}={address}: {proofs} asks for a proof that clients of {clients} cannot give"
-    if scheme == "ipc" or _is_local(place.partition("/")[0].rpartition(":")[0]):
+    if _is_local(address.partition("/")[0].rpartition(":")[0]):
         log.warning("%s; programs of this machine run inference without it", problem)
         return
     remedy = "listen on 127.0.0.1"

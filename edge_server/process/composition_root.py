@@ -22,7 +22,7 @@ from edge_server.memory.available_memory import MemoryFloor
 from edge_server.memory.cuda_shared_memory import CudaMemoryRegistry
 from edge_server.memory.malloc_settings import trim
 from edge_server.memory.shared_memory import SharedMemoryRegistry
-from edge_server.own_plugins import unknown_address
+from edge_server.own_plugins import plugin_objects
 from edge_server.plugin import Plugin, ServingCore
 from edge_server.process.running_plugins import RunningPlugins
 from edge_server.record import record
@@ -166,7 +166,11 @@ def _scanner(config: RepositoryConfig, plugins: RunningPlugins) -> Scanner:
     folders = plugins.local_folders()
     for path in config.paths:
         if "://" in path and path not in folders:
-            raise InvalidRequest(unknown_address(path))
+            # Only the scheme, because the rest may hold credentials.
+            scheme = path.partition("://")[0]
+            copied = [f"{name}://" for plugin in plugin_objects() for name in plugin.address_schemes]
+            expected = ", or one of ".join(filter(None, ("a folder", ", ".join(copied))))
+            raise InvalidRequest(f"model repository at {scheme}://: expected {expected}")
     roots = [folders.get(path, Path(path)) for path in config.paths]
     scanner = Scanner(roots, config.model_config_name, allows_external_links=config.allows_external_links)
     scanner.check_roots()

@@ -105,7 +105,7 @@ class StreamRequest:
 class FrameHeader:
     """std_msgs/Header and a sequence number. The server returns it unchanged. Only tracking reads it: the stamp.
 
-    `sec` holds both the uint32 of ROS 1 and the int32 of ROS 2.
+    `sec` holds a uint32; ROS 2 reads the same bits as an int32.
     """
 
     sec: int = 0

@@ -17,7 +17,6 @@ from edge_server.repository.backend_choice import (
     GGUF_ORDER,
     BackendCandidate,
     candidates,
-    llama_cpp_reason,
     needs_llama_cpp,
     sequences_at_once,
 )
@@ -85,10 +84,10 @@ def inspect_model(
         suffix = Path(choices[0].file_name).suffix.lower()
         if suffix in (".onnx", ".gguf"):
             choice = "fixed order"
-        if choices[0].backend == GGUF_ORDER[-1]:
-            choice = f"fixed order for {llama_cpp_reason(config, version_dir)}"
         names = [item.backend for item in choices]
-        is_language_model = set(names) == set(GGUF_ORDER) and not needs_llama_cpp(version_dir)
+        is_language_model = set(names) == set(GGUF_ORDER)
+        if is_language_model and (only_way := needs_llama_cpp(version_dir)):
+            choice, is_language_model = f"fixed order for {only_way}", False
         # Not the order of a plugin, whose backends come first.
         if runtime_times is not None and (is_language_model or set(names) == set(ONNX_ORDER)):
             file = ModelFile(version_dir / choices[0].file_name, model_dir, version)
@@ -137,7 +136,7 @@ def _inspect_with(
     if gpu_file:
         check_relative(gpu_file, f"model '{model}': cc_model_filenames")
     file = _find_file(gpu_file or candidate.file_name or backend.default_filename, model, model_dir, version)
-    if backend.name == "onnxruntime":
+    if "model_operations" in backend.used_fields:
         # They run in this process, and are checked with the model's other files.
         prefix = f"model '{model}': model_operations.op_library_filename"
         libraries = [find_inside(model_dir, name, prefix) for name in config.model_operations.op_library_filename]

@@ -30,8 +30,9 @@ _SAVED_MODEL = "tensorflow_savedmodel"
 _SAVED_MODEL_ORDER = ("tensorflow", "openvino")
 """Runtimes to try, in this order, if the configuration names the SavedModel platform and no backend."""
 
-GGUF_ORDER = ("openvino_genai", "llama_cpp")
-"""Runtimes for a GGUF file whose configuration names no backend, in this order. See `llama_cpp_reason`."""
+GGUF_ORDER = ("llama_cpp", "openvino_genai")
+"""Runtimes for a GGUF file whose configuration names no backend, in this order. The rule is in
+docs/language-models.md#the-default-engine."""
 
 DEFAULT_MAX_NUM_SEQS = 8
 """Sequences that a language model continues together by default, as in `LlmSettings`."""
@@ -43,7 +44,6 @@ _BACKENDS_OF_FILE = {
     "model.gguf": GGUF_ORDER,
     "openvino_encoder_model.xml": ("openvino_whisper",),
     "openvino_tokenizer.xml": ("openvino_genai",),
-    "genai_config.json": ("onnxruntime_genai",),
     "model.onnx.json": ("piper",),
     **dict.fromkeys(VOICES_OF_KOKORO, ("kokoro",)),
     "model.plan": ("tensorrt",),
@@ -73,7 +73,7 @@ _OTHER_SUFFIXES = {".engine": "model.plan"}
 """Suffixes that exporters write -> the file name that the format has here. Ultralytics names a plan .engine."""
 
 _MARKS_OF_FOLDERS = (
-    "genai_config.json", "model.onnx.json", "openvino_encoder_model.xml", "openvino_tokenizer.xml", *VOICES_OF_KOKORO,
+    "model.onnx.json", "openvino_encoder_model.xml", "openvino_tokenizer.xml", *VOICES_OF_KOKORO,
 )  # fmt: skip
 """Well-known files that lie beside the model's, and are not the model."""
 
@@ -163,25 +163,12 @@ def candidates(
         file_name, backends = _well_known_file(version_dir)
     if backends == ONNX_ORDER:
         backends = onnx_order
-    if backends == GGUF_ORDER and llama_cpp_reason(config, version_dir):
-        backends = GGUF_ORDER[::-1]
     if backends:
         return tuple(BackendCandidate(backend, file_name) for backend in backends)
     suffix = model.rpartition(".")[2]
     if suffix != model and suffix in backend_names():
         return (BackendCandidate(suffix, file_name),)
     raise BadModelConfig(f"model '{model}': {_missing_file(version_dir)}, and the configuration names no backend")
-
-
-def llama_cpp_reason(config: ConfigMessage, version_dir: Path) -> str:
-    """Return why llama.cpp is tried first for a GGUF file, "" if it is not.
-
-    It alone has LoRA adapters and projectors for pictures. It generates faster with one sequence at a time and takes
-    half the memory; OpenVINO GenAI is faster with several (docs/language-models.md).
-    """
-    if only_way := needs_llama_cpp(version_dir):
-        return only_way
-    return "max_num_seqs 1" if sequences_at_once(config) == 1 else ""
 
 
 def needs_llama_cpp(version_dir: Path) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from edge_server.core.ensemble_and_sequence_spec import (
@@ -53,14 +53,8 @@ _TIMEOUT_ACTIONS = (TimeoutAction.REJECT, TimeoutAction.DELAY)
 
 _IGNORED: tuple[tuple[str, Callable[[Any], bool]], ...] = (
     ("runtime", lambda config: bool(config.runtime)),
-    (
-        "cc_model_filenames",
-        lambda config: bool(config.cc_model_filenames) and config.backend not in ("tensorrt", "tensorrt_rtx"),
-    ),
-    (
-        "model_operations",
-        lambda config: bool(config.model_operations.op_library_filename) and config.backend != "onnxruntime",
-    ),
+    ("cc_model_filenames", lambda config: bool(config.cc_model_filenames)),
+    ("model_operations", lambda config: bool(config.model_operations.op_library_filename)),
     (
         "model_metrics of other families",
         lambda config: any(
@@ -70,10 +64,7 @@ _IGNORED: tuple[tuple[str, Callable[[Any], bool]], ...] = (
     ),
     ("model_repository_agents", lambda config: bool(config.model_repository_agents.agents)),
     ("optimization.priority", lambda config: config.optimization.priority != 0),
-    (
-        "optimization.cuda",
-        lambda config: config.optimization.HasField("cuda") and not config.backend.startswith("tensorrt"),
-    ),
+    ("optimization.cuda", lambda config: config.optimization.HasField("cuda")),
     ("optimization.eager_batching", lambda config: config.optimization.eager_batching),
     (
         "optimization.gather_kernel_buffer_threshold",
@@ -81,15 +72,11 @@ _IGNORED: tuple[tuple[str, Callable[[Any], bool]], ...] = (
     ),
     ("instance_group.passive", lambda config: any(g.passive for g in config.instance_group)),
     ("instance_group.host_policy", lambda config: any(g.host_policy for g in config.instance_group)),
-    (
-        "instance_group.secondary_devices",
-        lambda config: (
-            any(g.secondary_devices for g in config.instance_group) and not config.backend.startswith("tensorrt")
-        ),
-    ),
+    ("instance_group.secondary_devices", lambda config: any(g.secondary_devices for g in config.instance_group)),
     ("is_non_linear_format_io", lambda config: any(i.is_non_linear_format_io for i in (*config.input, *config.output))),
 )
-"""Fields that clients can read back but that have no effect, each with a test whether a configuration sets it."""
+"""Fields that clients can read back but that have no effect unless the backend uses them, each with a test whether a
+configuration sets it."""
 
 
 def to_spec(
@@ -97,13 +84,15 @@ def to_spec(
     labels: Mapping[str, tuple[str, ...]] | None = None,
     notes: tuple[str, ...] = (),
     chat_template: ChatTemplate | None = None,
+    used_fields: Collection[str] = (),
 ) -> ModelSpec:
-    """Return the specification of a complete configuration. `labels` maps an output's name to its class names.
+    """Return the specification of a complete configuration. `labels` maps an output's name to its class names,
+    `used_fields` are the backend's.
 
     The specification's notes are `notes`, and one note for each field that has no effect.
     """
     known_labels = labels or {}
-    unused = [field for field, is_set in _IGNORED if is_set(config)]
+    unused = [field for field, is_set in _IGNORED if field not in used_fields and is_set(config)]
     return ModelSpec(
         name=config.name,
         backend=config.backend,

@@ -9,8 +9,8 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+from edge_server.backends.isolation.json_child_process import JsonProcess, ReceiveTimeout
 from edge_server.errors import LoadError
-from edge_server.json_child_process import JsonProcess, ReceiveTimeout
 from edge_server.repository.pbtxt import ConfigMessage, write_json
 from edge_server.repository.runtime_times import RuntimeTimes
 

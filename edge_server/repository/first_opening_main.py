@@ -8,9 +8,9 @@ from pathlib import Path
 
 from edge_server.backends import load_backend
 from edge_server.backends.base import OpenJob
+from edge_server.backends.isolation.json_child_side import exit_at_once, start_child, write_message
 from edge_server.config.server_config import settings_of_backend
 from edge_server.errors import EdgeServerError
-from edge_server.json_child_side import exit_at_once, start_child, write_message
 from edge_server.repository.resolve_version import ResolveOptions, resolve
 from edge_server.repository.scan import Scanner, with_config
 

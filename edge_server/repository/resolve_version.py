@@ -3,7 +3,7 @@ open."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -128,7 +128,7 @@ def _resolve(
     metadata = _NOTHING
     if inspected.signature is not None and options.recognisers:
         metadata = {**read_metadata_files(inspected.file), **inspected.signature.metadata}
-    spec = _make_spec(config, model, options, notes, metadata)
+    spec = _make_spec(config, model, options, notes, metadata, inspected.backend.used_fields)
     unsure = frozenset[str]() if inspected.signature is None else unsure_outputs(config, inspected.signature)
     spec = replace(
         spec,
@@ -183,6 +183,7 @@ def _make_spec(
     options: ResolveOptions,
     notes: tuple[str, ...],
     metadata: Mapping[str, str] = _NOTHING,
+    used_fields: Collection[str] = (),
 ) -> ModelSpec:
     """Return the checked specification of a complete configuration."""
     check_complete(config, model.name)
@@ -197,7 +198,7 @@ def _make_spec(
         from edge_server.repository.chat_template import read_chat_template  # an idle server does without it
 
         template = read_chat_template(model.name, model.path, tokenizer)
-    spec = to_spec(config, labels, notes, template)
+    spec = to_spec(config, labels, notes, template, used_fields)
     for recognise in options.recognisers:
         if (found := recognise(spec, metadata)) is not None:
             spec = replace(spec, recognised=found, notes=(*spec.notes, found.note))

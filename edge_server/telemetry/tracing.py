@@ -21,7 +21,6 @@ from edge_server.core.trace_settings import (
     parse_trace_level,
 )
 from edge_server.errors import BackendMissing
-from edge_server.own_plugins import missing_trace_mode
 from edge_server.telemetry.trace_sampling import RemoteParent, TraceSampler, remote_parent
 
 if TYPE_CHECKING:
@@ -129,7 +128,7 @@ class Traces:
             export = None
             if self._config.mode == OPENTELEMETRY:
                 if self._make_export is None:
-                    raise BackendMissing(missing_trace_mode(OPENTELEMETRY))
+                    raise BackendMissing(f"trace mode {OPENTELEMETRY}: no plugin exports traces")
                 export = self._make_export()
             self._collector = TraceCollector(export)
         models = {name: sampler_for(name, self._model_samplers.get(name), item) for name, item in by_model.items()}

@@ -15,12 +15,10 @@ from edge_server.backends.base import ModelFile
 from edge_server.backends.runtime_errors import load_error
 from edge_server.backends.shared_models import SharedModels
 from edge_server.errors import BackendMissing, LoadError, OutOfMemory
-from edge_server.own_plugins import PLUGIN_OF_BACKEND, plugin_objects
 
 ASK = """
 from edge_server.backends import load_backend
 from edge_server.errors import BackendMissing
-from edge_server.own_plugins import PLUGIN_OF_BACKEND, plugin_objects
 for attempt in range(2):
     try:
         load_backend("{name}")
@@ -67,7 +65,6 @@ def test_an_unknown_backend_is_refused_with_the_known_ones() -> None:
     with pytest.raises(BackendMissing, match=r"no backend is called 'caffe'; there are .*onnxruntime") as caught:
         load_backend("caffe")
     assert "stub" not in caught.value.message
-    assert "scripted_llm" not in caught.value.message
 
 
 def test_a_misspelt_backend_is_refused_with_the_nearest_name() -> None:
@@ -145,7 +142,3 @@ def test_a_file_that_is_not_onnx_raises_or_yields_nothing(content: bytes, tmp_pa
     except ValueError:
         return
     assert found is None
-
-
-def test_the_backends_of_a_missing_plugin_are_known() -> None:
-    assert {name: plugin.name for plugin in plugin_objects() for name in plugin.backends} == PLUGIN_OF_BACKEND

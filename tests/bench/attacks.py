@@ -551,6 +551,7 @@ def measure(name: str, seconds: float, server_options: dict[str, Any]) -> dict[s
         if name == patterns_of_constrained_text.__name__:
             (Path(folder) / "language/1").mkdir(parents=True)
             shutil.copy(LANGUAGE_MODEL, Path(folder) / "language/1/model.gguf")
+            (Path(folder) / "language/config.pbtxt").write_text('backend: "openvino_genai"')
         elif name == hostile_cameras.__name__:
             shutil.copytree(DETECTOR, Path(folder) / DETECTOR.name)
         elif FLAGS[name]:

@@ -119,7 +119,7 @@ def main() -> None:
     seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 10.0
     with tempfile.TemporaryDirectory() as folder:
         for name, config in (
-            ("language", ""),
+            ("language", 'backend: "openvino_genai"'),
             (
                 "other",
                 'backend: "identity" input { name: "INPUT0" data_type: TYPE_FP32 dims: [1] } '

@@ -97,7 +97,7 @@ def main() -> None:
         version.mkdir(parents=True)
         shutil.copy(path, version / "model.gguf")
         lines = [f'parameters {{ key: "{k}" value {{ string_value: "{v}" }} }}' for k, v in parameters.items()]
-        (version.parent / "config.pbtxt").write_text("\n".join(lines))
+        (version.parent / "config.pbtxt").write_text("\n".join(('backend: "openvino_genai"', *lines)))
         with running(Path(folder)) as server:
             server_run(server.http, 1)
             engine_run(engine, prompt, 1, numbers)

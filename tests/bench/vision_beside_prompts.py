@@ -93,7 +93,7 @@ def main() -> None:
         version.mkdir(parents=True)
         shutil.copy(file, version / "model.gguf")
         (version.parent / "config.pbtxt").write_text(
-            'parameters { key: "threads" value { string_value: "1" } } '
+            'backend: "openvino_genai" parameters { key: "threads" value { string_value: "1" } } '
             'parameters { key: "enable_prefix_caching" value { string_value: "false" } }'
         )
         with running(Path(folder)) as started:

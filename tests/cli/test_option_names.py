@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
 from edge_server.cli import main
 from edge_server.plugin import own_plugins
 from edge_server.plugins.cameras.commands import stream
-from edge_server.plugins.governor import command as governor
 from edge_server.plugins.tuning import analyze, optimize, perf
 
 PARSERS = {"perf": perf, "stream": stream, "optimize": optimize, "analyze": analyze}
@@ -45,21 +43,6 @@ def test_an_option_has_its_common_name_and_accepts_the_older_one(
     assert f" {older} " not in told
 
 
-@pytest.mark.parametrize("flag", ["--svg", "--picture"])
-@pytest.mark.parametrize("action", ["simulate", "replay"])
-def test_the_governor_command_accepts_picture_and_svg(
-    action: str, flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trace = tmp_path / "trace.csv"
-    trace.write_text("time_s,temperature_c\n0,50\n1,60\n")
-    where = [str(trace)] if action == "replay" else ["--scenario=all"]
-    told = f"{flag} {tmp_path}/no/x.svg" if action == "replay" else "draws one scenario"
-    with pytest.raises(SystemExit) as caught:
-        governor.run([action, *where, flag, str(tmp_path / "no" / "x.svg")])
-    assert caught.value.code == 2
-    assert told.replace("--picture", "--svg") in capsys.readouterr().err
-
-
 def test_an_invalid_value_names_the_option_as_it_was_spelt(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main.main(["stream", *NEEDED["stream"], "--version=newest"])
@@ -69,7 +52,6 @@ def test_an_invalid_value_names_the_option_as_it_was_spelt(capsys: pytest.Captur
 SUBCOMMANDS = {
     "cameras": ["find"],
     "fleet": ["status"],
-    "governor": ["simulate", "replay"],
     "ros": ["bridge", "replay"],
 }
 COMMANDS = [
@@ -95,8 +77,6 @@ def test_each_command_and_subcommand_names_the_nearest_option(
         ("perf -m=m --proto=http", "unrecognized arguments: --proto=http, did you mean '--protocol'?"),
         ("fleet status a --timout=3",
          "edge-server fleet status: error: unrecognized arguments: --timout=3, did you mean '--timeout'?"),
-        ("governor simulate --sed=3",
-         "edge-server governor simulate: error: unrecognized arguments: --sed=3, did you mean '--seed'?"),
         # What is missing may be missing because of its spelling.
         ("perf --modl=m", "required: -m/--model; unrecognized arguments: --modl=m, did you mean '--model'?"),
         ("status --htp-port 3", "arguments: --htp-port 3; the address of the server is --url=http://127.0.0.1:PORT"),
@@ -110,10 +90,9 @@ def test_each_command_and_subcommand_names_the_nearest_option(
         ("models one -v", "arguments: -v; tensors and load times are in edge-server status -v"),
         ("status --xyzzy", "edge-server status: error: unrecognized arguments: --xyzzy"),
         ("perf --version=3", "the following arguments are required: -m/--model"),
-        ("governor simulat", ", did you mean 'simulate'?"),
         ("cameras fnd", ", did you mean 'find'?"),
         ("ros bridg", "edge-server ros: there is no command 'bridg', did you mean 'bridge'?"),
-        ("governor simulate --scenario=dead-fam", ", did you mean 'dead-fan'?"),
+        ("ros bridge --model=m --transport=zenho", ", did you mean 'zenoh'?"),
         ("chat m --system --seed=3", "edge-server chat: error: --system needs a value: --system=..."),
         ("perf -m", "edge-server perf: error: --model needs a value: --model=..."),
     ],

@@ -8,7 +8,6 @@ from edge_server.config.merge_settings import DEMO_MODELS
 from edge_server.config.server_config import DeclaredSettings, settings_of_backend
 from edge_server.config.setting_sources import _OTHER_FLAGS
 from edge_server.config.triton_flag_compatibility import DEPRECATED, IGNORED
-from edge_server.own_plugins import PLUGIN_OF
 from edge_server.plugin import own_plugins
 
 PLUGINS = own_plugins()
@@ -437,12 +436,3 @@ def test_a_flag_or_variable_sets_whether_a_lost_gpu_ends_the_process():
     assert not parse().config.lifecycle.exits_on_gpu_loss
     assert parse("--exit-on-gpu-loss").config.lifecycle.exits_on_gpu_loss
     assert parse(EDGE_SERVER_EXIT_ON_GPU_LOSS="true").config.lifecycle.exits_on_gpu_loss
-
-
-def test_settings_of_bundled_plugins_are_known_when_the_plugin_is_absent():
-    declared = {item.flag: item.section for item in SETTINGS if item.section in DECLARED.plugin_tables}
-    owners = {table.name: plugin.name for plugin in PLUGINS for table in plugin.tables}
-    expected = {flag: owners[section] for flag, section in declared.items()} | owners
-    assert expected == PLUGIN_OF
-    with pytest.raises(ConfigError, match=r"EDGE_SERVER_SYSFS_ROOT needs the plugin 'governor'"):
-        parse_serve([REPOSITORY], {"EDGE_SERVER_SYSFS_ROOT": "/x"})

@@ -31,6 +31,8 @@ import pytest
 from onnx import TensorProto, helper
 
 COMMAND = Path(sys.executable).parent / "edge-server"
+PACKAGES = Path(__file__).parents[1] / "kit/packages"
+"""Backends of another package, for each server; see tests/README.md."""
 READY = re.compile(r"edge-server \S+ is ready: (.*)")
 START_LIMIT_S = 120.0
 
@@ -152,6 +154,8 @@ def start(
     repository: Path, *flags: str, stderr_path: Path, environment: Mapping[str, str] | None = None, ulimit: str = ""
 ) -> ServerProcess:
     """Start a server on free ports and wait for its ready line. `ulimit` are arguments of the shell's command."""
+    variables = clean_environment(environment)
+    packages = (variables.get("PYTHONPATH"), str(PACKAGES))
     limited = ["sh", "-c", f'ulimit {ulimit} && exec "$0" "$@"'] if ulimit else []
     with open(stderr_path, "w") as stderr:
         process = subprocess.Popen(
@@ -160,7 +164,7 @@ def start(
                 "--http-port=0", "--grpc-port=0", "--metrics-port=0", *flags,
             ],
             stdout=subprocess.PIPE, stderr=stderr, text=True,
-            env={"PYTHONFAULTHANDLER": "1", **clean_environment(environment)},
+            env={"PYTHONFAULTHANDLER": "1", **variables, "PYTHONPATH": os.pathsep.join(filter(None, packages))},
         )  # fmt: skip
     server = ServerProcess(process, stderr_path=stderr_path)
     # A server that hangs while starting is ended, so that the read below ends too, and says where its threads are.

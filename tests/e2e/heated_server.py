@@ -17,7 +17,7 @@ import grpc
 from tritonclient.grpc import service_pb2
 
 from edge_server.client import Delivery, Frame, FrameDropped, FrameHeader, FrameResult, FrameStream
-from edge_server.plugins.governor.simulation.thermal_model import ThermalModel, ThermalModelConstants
+from tests.plugins.governor.thermal_model import ThermalModel, ThermalModelConstants
 
 TIME = 20.0
 TICK_S = 0.2

@@ -460,19 +460,19 @@ def test_a_file_that_no_runtime_opens_leaves_nothing_behind(folder: Path, capsys
 
 
 @pytest.mark.full
-@pytest.mark.skipif(importlib.util.find_spec("openvino_genai") is None, reason="needs the extra llm")
+@pytest.mark.skipif(importlib.util.find_spec("xllamacpp") is None, reason="needs the extra llm-gguf")
 def test_a_language_model_is_opened_before_it_is_added(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copy(TINY_LANGUAGE_MODEL, folder / "tiny.gguf")
     # The header is whole, so that only the runtime finds that a value is missing.
     damaged = TINY_LANGUAGE_MODEL.read_bytes().replace(b"layer_norm_rms_epsilon", b"layer_norm_rms_epsilxx")
     (folder / "damaged.gguf").write_bytes(damaged)
     assert main(["add", "damaged.gguf", "--model-repository=models"]) == 2
-    assert "'damaged.gguf': openvino_genai cannot load it" in capsys.readouterr().err
+    assert "'damaged.gguf': llama_cpp cannot load it" in capsys.readouterr().err
     assert list((folder / "models").iterdir()) == []
     assert main(["add", "tiny.gguf", "--model-repository=models"]) == 0
     said = capsys.readouterr().out
-    assert re.search(r"^tiny.gguf: \d+\.\d kB, opened by openvino_genai\nkind    a language model\n", said), said
-    assert re.search(r"^openvino_genai \S+ +CPU .* \d+ +-$", said, re.MULTILINE), said
+    assert re.search(r"^tiny.gguf: \d+\.\d kB, opened by llama_cpp\nkind    a language model\n", said), said
+    assert re.search(r"^llama_cpp .+ +CPU .* \d+ +-$", said, re.MULTILINE), said
 
 
 @pytest.mark.full

@@ -41,7 +41,7 @@ from edge_server.plugins.cameras.source_and_sink_settings import check_required_
 from edge_server.plugins.fleet.publish.command import read_rollout
 from edge_server.plugins.fleet.release import read_release
 from edge_server.repository import pbtxt
-from edge_server.repository.parameter_names import READ_NAMES
+from edge_server.repository.parameter_names import read_names
 from tests.e2e.conftest import COMMAND, clean_environment
 from tests.e2e.yolo_exports import ULTRALYTICS, detect, export
 
@@ -61,8 +61,9 @@ OPTIONS_OF_OTHERS = {
     "--uninstall", "--wheels", "--create", "--now", "--report", "--hypothesis-profile", "--work",
     "--site-needs-contact", "--modelfile", "--reload", "--workers", "--force-reinstall", "--purge", "--input",
     "--quick-generate-key", "--exclude", "--server", "--listen", "--dry", "--only", "--seconds", "--split", "--extras",
+    "--set",
 }  # fmt: skip
-"""Options of curl, pip, python, uvicorn, docker, ollama, systemd, gpg, rsync, the installer, the package builder,
+"""Options of curl, pip, python, uvicorn, docker, helm, ollama, systemd, gpg, rsync, the installer, the package builder,
 the bridge for LeRobot and the tests; the misspelling in an error message; and the plugin of plugins.md."""
 
 
@@ -236,7 +237,7 @@ def read_toml(path: Path) -> None:
 
 
 def read_pbtxt(path: Path) -> None:
-    assert set(pbtxt.read_file(path, "m").parameters) <= READ_NAMES
+    assert set(pbtxt.read_file(path, "m").parameters) <= read_names()
 
 
 READERS: dict[str, Callable[[Path], object]] = {
@@ -322,6 +323,13 @@ NEED_TUF = [
     pytest.mark.full,
     pytest.mark.skipif(importlib.util.find_spec("tuf") is None, reason="needs tuf, of the extra test-all"),
 ]
+NEED_ENGINES = [
+    pytest.mark.full,
+    pytest.mark.skipif(
+        any(importlib.util.find_spec(name) is None for name in ("xllamacpp", "openai")),
+        reason="needs xllamacpp and openai, of the extra test-all",
+    ),
+]
 LANGUAGE_MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
 RUN = {
     "docs/quickstart.md": (),
@@ -334,13 +342,8 @@ RUN = {
     "docs/fleet.md": NEED_TUF,
     "docs/signed-releases.md": NEED_TUF,
     "docs/operations.md": [pytest.mark.full],
-    "docs/language-models.md": [
-        pytest.mark.full,
-        pytest.mark.skipif(
-            any(importlib.util.find_spec(name) is None for name in ("openvino_genai", "openai")),
-            reason="needs openvino-genai and openai, of the extra test-all",
-        ),
-    ],
+    "docs/language-models.md": NEED_ENGINES,
+    "docs/text-apis.md": NEED_ENGINES,
 }
 """Pages with blocks that this module runs -> marks of their test."""
 

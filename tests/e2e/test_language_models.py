@@ -445,7 +445,7 @@ def test_optional_tools_are_not_compiled(server: Any) -> None:
         ({"logprobs": True, "top_logprobs": 5}, 400, "top_logprobs", None),
         ({"n": 0}, 400, "n", None),
         ({"n": 1000}, 400, "n", None),
-        ({"seed": -1}, 400, "seed", None),
+        ({"seed": -2}, 400, "seed", None),
         ({"max_tokens": 0}, 400, "max_tokens", None),
         ({"stream_options": {"include_usage": True}}, 400, "stream_options", None),
         ({"response_format": {"type": "xml"}}, 400, "response_format", None),
@@ -552,39 +552,11 @@ def test_openais_client_gets_reasoning_apart_and_switches_it(server: Any) -> Non
             ask(messages=question, reasoning_effort="high")
 
 
-def test_tokens_are_told_and_decoded_as_in_vllms_api(server: Any) -> None:
-    assert server.ask("/tokenize", {"model": "talker", "prompt": "hi é"}) == (
-        200,
-        {"count": 5, "max_model_len": 8192, "tokens": list("hi é".encode()), "token_strs": None},
-    )
-    _, answer = server.ask("/tokenize", chat("hello", tools=[TOOL], add_generation_prompt=True))
-    assert answer["tokens"] == list(b"hello")
-    assert server.ask("/detokenize", {"model": "talker", "tokens": answer["tokens"]}) == (200, {"prompt": "hello"})
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "status", "said"),
-    [
-        ("tokenize", {"prompt": ["a", "b"]}, 400, "'prompt': expected a text, got an array"),
-        ("tokenize", {"prompt": ""}, 400, "expected a prompt, got an empty one"),
-        ("tokenize", {"prompt": "a", "return_token_strs": True}, 400, "'return_token_strs' is not supported"),
-        ("tokenize", {"messages": []}, 400, "'messages': expected at least one message"),
-        ("tokenize", {"prompt": "a", "model": "nosuch"}, 404, "'nosuch' is not found"),
-        ("tokenize", {"prompt": "a", "model": "caller"}, 400, "model 'caller' shows no tokens: it needs an input"),
-        ("detokenize", {"tokens": "a"}, 400, "'tokens': expected a list of tokens, got a string"),
-        ("detokenize", {"tokens": [1, True]}, 400, "'tokens[1]': expected a whole number from 0 to"),
-        ("detokenize", {"tokens": [1 << 31]}, 400, "'tokens[0]': expected a whole number from 0 to"),
-        ("detokenize", {"tokens": [300]}, 400, "expected tokens from 0 to 256, got 300"),
-        ("detokenize", {"tokens": []}, 400, "expected 1 to 8192 tokens, got 0"),
-        ("detokenize", {"tokens": [1], "model": "plain"}, 400, "model 'plain' shows no tokens"),
-    ],
-)
-def test_an_invalid_call_about_tokens_gets_openais_error(
-    server: Any, path: str, body: dict[str, Any], status: int, said: str
-) -> None:
-    given, answer = server.ask(f"/{path}", {"model": "talker", **body})
-    assert (given, answer["error"]["type"]) == (status, "invalid_request_error")
-    assert said in answer["error"]["message"]
+def test_anthropics_count_of_a_chat_names_a_model_that_shows_no_tokens(server: Any) -> None:
+    assert server.ask("/v1/messages/count_tokens", chat("hello", model="talker")) == (200, {"input_tokens": 5})
+    status, answer = server.ask("/v1/messages/count_tokens", chat("hello", model="caller"))
+    assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
+    assert "model 'caller' shows no tokens: it needs an input 'tokenize'" in answer["error"]["message"]
 
 
 def test_a_body_that_is_not_json_gets_openais_error(server: Any) -> None:
@@ -632,7 +604,7 @@ def test_the_metrics_have_vllms_names(server: Any) -> None:
 
 @pytest.fixture(scope="module")
 def tiny_server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The folder and the file alone, without a configuration; and one that computes in f32."""
+    """Two models with OpenVINO GenAI, of which one computes in f32."""
     models = tmp_path_factory.mktemp("tiny")
     for name, parameters in (
         ("tiny", ""),
@@ -641,8 +613,7 @@ def tiny_server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     ):  # fmt: skip
         (models / name / "1").mkdir(parents=True)
         shutil.copy(TINY, models / name / "1/model.gguf")
-        if parameters:
-            (models / name / "config.pbtxt").write_text(parameters)
+        (models / name / "config.pbtxt").write_text(f'backend: "openvino_genai" {parameters}')
     with serve(models) as running:
         yield running
 
@@ -779,15 +750,11 @@ class TestRealEngine:
     def test_tokens_of_a_chat_are_those_of_its_usage(self, client: Any, tiny_server: Any) -> None:
         question = "what is the capital of Japan?"
         messages = [{"role": "user", "content": question}]
-        _, found = tiny_server.ask("/tokenize", {"model": "exact", "messages": messages})
-        assert found["count"] == len(found["tokens"]) == ask(client, question).usage.prompt_tokens
-        assert found["max_model_len"] == 512
-        _, text = tiny_server.ask("/detokenize", {"model": "exact", "tokens": found["tokens"]})
-        assert text["prompt"] == f"user\n{question}\nassistant\n"
-        _, plain = tiny_server.ask("/tokenize", {"model": "exact", "prompt": f"Grüße{question}"})
-        assert tiny_server.ask("/detokenize", {"model": "exact", "tokens": plain["tokens"]})[1] == {
-            "prompt": f"Grüße{question}"
-        }
+        _, found = tiny_server.ask("/v2/models/exact/generate", {"messages": json.dumps(messages), "tokenize": True})
+        assert len(found["token_ids"]) == ask(client, question).usage.prompt_tokens
+        assert found["max_context"] == 512
+        _, counted = tiny_server.ask("/v1/messages/count_tokens", {"model": "exact", "messages": messages})
+        assert counted == {"input_tokens": len(found["token_ids"])}
 
     def test_the_same_seed_gives_the_same_text(self, client: Any) -> None:
         texts = {
@@ -881,12 +848,6 @@ def embedding_server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> It
     (models / "incomplete/1/openvino_tokenizer.xml").unlink()
     for name, classes in (("scorer", 1), ("classifier", 2)):
         cross_encoder(models / name, classes)
-    for name, classes, kind in (("sorter", 3, None), ("tagger", 2, "multi_label_classification")):
-        cross_encoder(models / name, classes)
-        (models / name / "config.pbtxt").write_text('backend: "openvino_classification"')
-        config = json.loads((TINY_EMBEDDINGS / "config.json").read_bytes())
-        named = {**config, "problem_type": kind, "id2label": {"0": "bad", "1": "good"}}
-        (models / name / "1/config.json").write_text(json.dumps(named))
     embedding_model(models / "nested", {"matryoshka_dimensions": "4, 8", "normalize": "false"})
     with serve(models) as running:
         yield running
@@ -996,56 +957,28 @@ class TestEmbeddingExport:
         np.testing.assert_allclose([scores[index] for index in range(len(documents))], expected, atol=1e-3)
         assert list(scores.values()) == sorted(scores.values(), reverse=True)
         assert answer["usage"]["total_tokens"] == tokens
-        _, answer = embedding_server.ask("/v1/score", {"model": name, "text_1": query, "text_2": documents})
-        np.testing.assert_allclose([item["score"] for item in answer["data"]], expected, atol=1e-3)
 
     def test_a_pair_that_is_too_long_is_refused_with_length_and_limit(self, embedding_server: Any) -> None:
-        call = {"model": "scorer", "text_1": "x " * 30, "text_2": ["x " * 31]}
-        status, answer = embedding_server.ask("/v1/score", call)
+        call = {"model": "scorer", "query": "x " * 30, "documents": ["x " * 31]}
+        status, answer = embedding_server.ask("/v1/rerank", call)
         assert (status, answer["usage"]["total_tokens"]) == (200, 64)
-        status, answer = embedding_server.ask("/v1/score", {**call, "text_2": ["a", "x " * 32]})
+        status, answer = embedding_server.ask("/v1/rerank", {**call, "documents": ["a", "x " * 32]})
         assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
         assert "a query and a document of at most 64 tokens together, got 65" in answer["error"]["message"]
         # A document of the same tokens, cut to as many as fit.
-        call = {"model": "scorer", "query": "x " * 30, "documents": ["x " * 90, "x"]}
+        call = {**call, "documents": ["x " * 90, "x"]}
         status, answer = embedding_server.ask("/v2/rerank", {**call, "max_tokens_per_doc": 31})
         assert status == 200, answer
         assert answer["usage"]["total_tokens"] == 64 + 34
         _, expected = embedding_server.ask("/v2/rerank", {**call, "documents": ["x " * 31, "x"]})
         assert answer["results"] == expected["results"]
 
-    @pytest.mark.parametrize("name", ["sorter", "tagger"])
-    def test_classes_are_those_of_the_bare_libraries(
-        self, embedding_server: Any, tmp_path_factory: pytest.TempPathFactory, name: str
-    ) -> None:
-        import openvino
-        import openvino_genai
-
-        folder = tmp_path_factory.mktemp("bare")
-        cross_encoder(folder, 3 if name == "sorter" else 2)
-        compiled = openvino.Core().compile_model(folder / "1/openvino_model.xml", "CPU")
-        tokenizer = openvino_genai.Tokenizer(str(TINY_EMBEDDINGS))
-        status, answer = embedding_server.ask("/classify", {"model": name, "input": TEXTS})
-        assert status == 200, answer
-        tokens = 0
-        for text, item in zip(TEXTS, answer["data"], strict=True):
-            ids = np.array(tokenizer.encode([text]).input_ids.data, np.int64)
-            inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
-            powers = np.exp(compiled({key.get_any_name(): inputs[key.get_any_name()] for key in compiled.inputs})[0][0])
-            expected = powers / powers.sum() if name == "sorter" else powers / (1 + powers)
-            np.testing.assert_allclose(item["probs"], expected, atol=1e-3)
-            best = int(np.argmax(item["probs"]))
-            assert (item["label"], item["num_classes"]) == (["bad", "good", "LABEL_2"][best], len(expected))
-            tokens += ids.size
-        assert answer["usage"]["prompt_tokens"] == tokens
-        status, answer = embedding_server.ask("/classify", {"model": name, "input": ["a", "x " * 70]})
-        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
-
     def test_embeddings_are_compared_by_their_cosine(self, embedding_server: Any, client: Any) -> None:
         vectors = [np.array(item.embedding) for item in client.embeddings.create(model="default", input=TEXTS).data]
-        _, answer = embedding_server.ask("/v1/score", {"model": "default", "text_1": TEXTS[0], "text_2": TEXTS})
+        _, answer = embedding_server.ask("/v1/rerank", {"model": "default", "query": TEXTS[0], "documents": TEXTS})
+        scores = {item["index"]: item["relevance_score"] for item in answer["results"]}
         expected = [float(vectors[0] @ vector) for vector in vectors]
-        np.testing.assert_allclose([item["score"] for item in answer["data"]], expected, atol=1e-3)
+        np.testing.assert_allclose([scores[index] for index in range(len(TEXTS))], expected, atol=1e-3)
 
     def test_an_unservable_model_has_its_reason(self, embedding_server: Any) -> None:
         index = {entry["name"]: entry for entry in embedding_server.ask("/v2/repository/index", {})[1]}
@@ -1055,18 +988,15 @@ class TestEmbeddingExport:
 
 @pytest.fixture(scope="module")
 def llama_cpp_server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A file of one sequence at a time, one of several whose configuration names the engine, and one with adapters."""
+    """The folder and the file alone, without a configuration; one with adapters; and one of one sequence at a time."""
     models = tmp_path_factory.mktemp("llama_cpp")
     (models / "adapted/1").mkdir(parents=True)
     shutil.copy(TINY, models / "adapted/1/model.gguf")
     shutil.copytree(ADAPTERS, models / "adapted/1/adapters")
-    for name, text in (
-        ("single", 'parameters { key: "max_num_seqs" value { string_value: "1" } }'),
-        ("talker", 'backend: "llama_cpp"'),
-    ):
+    for name in ("single", "talker"):
         (models / name / "1").mkdir(parents=True)
         shutil.copy(TINY, models / name / "1/model.gguf")
-        (models / name / "config.pbtxt").write_text(text)
+    (models / "single/config.pbtxt").write_text('parameters { key: "max_num_seqs" value { string_value: "1" } }')
     with serve(models) as running:
         yield running
 
@@ -1088,12 +1018,8 @@ class TestLlamaCpp:
             thread.join(60)
         assert found == QUESTIONS
 
-    def test_one_sequence_at_a_time_is_served_by_it_and_the_index_says_why(self, llama_cpp_server: Any) -> None:
-        assert "llama_cpp: fixed order for max_num_seqs 1" in llama_cpp_server.notes("single")
-        _, answer = llama_cpp_server.ask(
-            "/v1/chat/completions", {**chat("say hello", temperature=0), "model": "single"}
-        )
-        assert answer["choices"][0]["message"]["content"] == QUESTIONS["say hello"]
+    def test_a_file_without_a_configuration_is_served_by_it_and_the_index_says_why(self, llama_cpp_server: Any) -> None:
+        assert "llama_cpp: fixed order" in llama_cpp_server.notes("talker")
 
     def test_a_stream_sends_the_text_in_pieces_until_a_stop_string(self, llama_cpp_server: Any) -> None:
         call = chat("count from three", temperature=0, stream=True, stop=[" seven"])
@@ -1134,7 +1060,8 @@ class TestLlamaCpp:
             assert server.ask("/v2/models/adapted/generate", call)[1]["text_output"] == texts[name]
         assert QUESTIONS["say hello"].startswith(texts["adapted"])
         assert len(set(texts.values())) == 3
-        assert server.ask("/tokenize", {**question, "model": "adapted:first"})[1]["count"] > 5
+        _, counted = server.ask("/v1/messages/count_tokens", {**question, "model": "adapted:first"})
+        assert counted["input_tokens"] > 5
 
     def test_an_adapter_that_is_not_there_is_an_unknown_model(self, llama_cpp_server: Any) -> None:
         for model in ("adapted:third", "talker:first", "nosuch:first"):
@@ -1166,70 +1093,6 @@ class TestLlamaCpp:
         assert answer["choices"][0]["message"]["content"] == QUESTIONS["say hello"]
 
 
-@pytest.fixture(scope="module")
-def onnx_server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The folder of an ONNX export, without a configuration."""
-    models = tmp_path_factory.mktemp("onnx")
-    shutil.copytree(TINY.parent / "onnx", models / "talker/1")
-    with serve(models) as running:
-        yield running
-
-
-@pytest.mark.full
-@pytest.mark.skipif(
-    importlib.util.find_spec("onnxruntime_genai") is None, reason="needs onnxruntime-genai, of the extra test-all"
-)
-class TestOnnxExport:
-    def test_concurrent_chats_each_get_their_text(self, onnx_server: Any) -> None:
-        found: dict[str, str] = {}
-
-        def one(question: str) -> None:
-            _, answer = onnx_server.ask("/v1/chat/completions", chat(question, temperature=0))
-            found[question] = answer["choices"][0]["message"]["content"]
-
-        threads = [threading.Thread(target=one, args=(question,)) for question in QUESTIONS]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        assert found == QUESTIONS
-
-    def test_usage_has_the_cached_tokens_that_the_library_reports(self, onnx_server: Any) -> None:
-        call = chat("say hello", temperature=0)
-        _, answer = onnx_server.ask("/v1/chat/completions", call)
-        streamed = {**call, "stream": True, "stream_options": {"include_usage": True}}
-        last = events(onnx_server, "/v1/chat/completions", streamed)[-2]
-        for usage in (answer["usage"], last["usage"]):
-            assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
-
-    def test_a_stream_sends_the_text_in_pieces_until_a_stop_string(self, onnx_server: Any) -> None:
-        call = chat("count from three", temperature=0, stream=True, stop=["nineteen"])
-        found = events(onnx_server, "/v1/chat/completions", call)
-        pieces = [event["choices"][0]["delta"].get("content", "") for event in found[:-1]]
-        assert "".join(pieces) == COUNT.partition("nineteen")[0]
-        assert len(pieces) > 10
-
-    @pytest.mark.parametrize(
-        ("more", "message"),
-        [
-            ({"seed": 7}, "sampling parameter seed"),
-            ({"frequency_penalty": 1}, "sampling parameter frequency_penalty"),
-            ({"logprobs": True}, "does not tell the probabilities"),
-            ({"messages": [{"role": "user", "content": "x " * 3000}]}, "less than 512 tokens, got"),
-            ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nosuch"}}}},
-             "nosuch"),
-        ],
-    )  # fmt: skip
-    def test_an_unsupported_option_is_a_bad_request_and_disturbs_no_other(
-        self, onnx_server: Any, more: dict[str, Any], message: str
-    ) -> None:
-        status, answer = onnx_server.ask("/v1/chat/completions", chat("say hello") | more)
-        assert status == 400
-        assert message in answer["error"]["message"]
-        _, answer = onnx_server.ask("/v1/chat/completions", chat("say hello", temperature=0))
-        assert answer["choices"][0]["message"]["content"] == ANSWERS["hello"]
-
-
 @pytest.mark.full
 @pytest.mark.soak
 @pytest.mark.skipif(
@@ -1241,6 +1104,7 @@ def test_a_real_model_knows_the_capital_of_france(serve: Any, tmp_path: Path) ->
 
     (tmp_path / "talker/1").mkdir(parents=True)
     (tmp_path / "talker/1/model.gguf").symlink_to(os.environ["EDGE_TEST_LANGUAGE_MODEL"])
+    (tmp_path / "talker/config.pbtxt").write_text('backend: "openvino_genai"')
     with (
         serve(tmp_path, "--allow-external-links") as running,
         openai.OpenAI(base_url=running.url("/v1"), api_key="none") as client,
@@ -1262,7 +1126,7 @@ class TestIdleModels:
         (tmp_path / "exact/1").mkdir(parents=True)
         shutil.copy(TINY, tmp_path / "exact/1/model.gguf")
         (tmp_path / "exact/config.pbtxt").write_text(
-            'parameters { key: "idle_unload_s" value { string_value: "1" } }'
+            'backend: "openvino_genai" parameters { key: "idle_unload_s" value { string_value: "1" } }'
             'parameters { key: "niceness" value { string_value: "3" } }'
         )
         with (
@@ -1295,7 +1159,7 @@ class TestFilesThatCannotBeServed:
     ) -> None:
         (tmp_path / "broken/1").mkdir(parents=True)
         (tmp_path / "broken/1/model.gguf").write_bytes(change(TINY.read_bytes()))
-        # Else llama.cpp, where it is installed, has the last word.
+        # Else llama.cpp, where it is installed, has the first word.
         (tmp_path / "broken/config.pbtxt").write_text('backend: "openvino_genai"')
         (tmp_path / "good/1").mkdir(parents=True)
         (tmp_path / "good/config.pbtxt").write_text('backend: "scripted_llm"')
@@ -1312,7 +1176,7 @@ class TestFilesThatCannotBeServed:
             (tmp_path / name / "1").mkdir(parents=True)
             shutil.copy(TINY, tmp_path / name / "1/model.gguf")
             (tmp_path / name / "config.pbtxt").write_text(
-                f'parameters {{ key: "num_kv_blocks" value {{ string_value: "{blocks}" }} }}'
+                f'backend: "openvino_genai" parameters {{ key: "num_kv_blocks" value {{ string_value: "{blocks}" }} }}'
             )
         with serve(tmp_path) as running:
             index = {entry["name"]: entry for entry in running.ask("/v2/repository/index", {})[1]}

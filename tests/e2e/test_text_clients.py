@@ -47,6 +47,7 @@ def server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any
     script = {"answers": {"why": THOUGHT}, "chat_template": "{{ enable_thinking }}</think>"}
     (models / "thinker/1/script.json").write_text(json.dumps(script))
     shutil.copy(TINY, models / "tiny/1/model.gguf")
+    (models / "tiny/config.pbtxt").write_text('backend: "openvino_genai"')
     with serve(models) as running:
         yield running
 

@@ -13,6 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from edge_server.backends.base import ModelSignature
+from edge_server.backends.onnxruntime.backend import OnnxRuntimeBackend
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.core.version_lifecycle import Resolved
@@ -610,6 +611,7 @@ def test_a_library_of_operators_is_inside_the_models_folder(
         'backend: "onnxruntime" model_operations { op_library_filename: "libops.so" }',
         {"1/model.onnx": b"x", "libops.so": b"x"},
     )
+    onnx_backends[1].used_fields = OnnxRuntimeBackend.used_fields
     found = resolved()
     assert found.file.operator_libraries == ((root / "m/libops.so").resolve(),)
     assert not any("model_operations" in note for note in found.spec.notes)

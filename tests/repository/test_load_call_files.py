@@ -50,7 +50,6 @@ def parameter(key: str, value: str = "x") -> str:
         (config(backend="jax", default_model_filename="model.npy"), ["1/model.npy"]),
         (config(backend="tensorrt", default_model_filename="model.bin"), ["1/model.bin"]),
         (config(backend="tensorrt", cc_model_filenames={"8.7": "a.bin"}), ["1/model.onnx", "1/a.bin"]),
-        (config(backend="onnxruntime_genai"), ["1/genai_config.json"]),
         (config(backend="of_another_package"), ["1/model.bin"]),
         (config(backend="pytorch"), []),
         (config(backend="python"), ["1/weights.bin"]),

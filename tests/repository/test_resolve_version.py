@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from edge_server.backends.base import Backend
+from edge_server.backends.onnxruntime.backend import OnnxRuntimeBackend
 from edge_server.core.model_spec import (
     Accelerator,
     InstanceGroup,
@@ -21,6 +23,7 @@ from edge_server.core.model_spec import (
 )
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendMissing, BadModelConfig, LoadError
+from edge_server.plugins.tensorrt.backend import TensorRTBackend
 from edge_server.repository.config_to_spec import to_spec
 from edge_server.repository.pbtxt import parse_text
 from edge_server.repository.resolve_version import ResolveOptions, resolve
@@ -228,13 +231,13 @@ def test_the_buckets_of_the_first_response_are_the_models_own(add_model: Any, id
         to_spec(message)
 
 
-@pytest.mark.parametrize(("backend", "count"), [("tensorrt", 0), ("tensorrt_rtx", 0), ("onnxruntime", 2)])
-def test_graphs_and_dla_cores_have_an_effect_with_tensorrt_only(backend: str, count: int) -> None:
+@pytest.mark.parametrize(("backend", "count"), [(TensorRTBackend, 0), (OnnxRuntimeBackend, 2)])
+def test_graphs_and_dla_cores_have_an_effect_with_tensorrt_only(backend: type[Backend], count: int) -> None:
     text = (
-        f'name: "m" backend: "{backend}" optimization {{ cuda {{ graphs: true }} }} '
+        'name: "m" backend: "b" optimization { cuda { graphs: true } } '
         "instance_group { secondary_devices { kind: KIND_NVDLA device_id: 1 } }"
     )
-    assert len(to_spec(parse_text(text.encode(), "m")).notes) == count
+    assert len(to_spec(parse_text(text.encode(), "m"), used_fields=backend.used_fields).notes) == count
 
 
 IO = 'input { name: "x" data_type: TYPE_FP32 dims: 3 } output { name: "y" data_type: TYPE_FP32 dims: 3 } '

@@ -91,7 +91,7 @@ def test_the_packages_contain_the_code_the_bundled_models_the_documents_and_noth
     expected = {re.sub("^docs/", f"{documents}/", name) for name in tracked} - {documents}
     program = unpacked / "opt/edge_server/packages/program/lib"
     own = [path for path in program.rglob("*") if path.is_symlink() or path.is_file()]
-    assert {path.relative_to(program).as_posix() for path in own} == expected
+    assert {path.relative_to(program).as_posix() for path in own} == expected | {"edge-server"}
     # Copies, as the links would lead nowhere on the machine that installs it.
     assert [path.name for path in own if path.is_symlink()] == ["demo_models"]
     assert os.readlink(program / "edge_server/demo_models") == "/opt/edge_server/models"
@@ -169,7 +169,7 @@ def test_all_imports_come_from_the_package(unpacked: Path) -> None:
     version = (unpacked / "opt/edge_server/current").resolve()
     script = (version / "bin/edge-server").read_text()
     probe = version / "bin/probe"
-    probe.write_text(script.replace('-m edge_server "$@"', "-c '" + code + "'"))
+    probe.write_text(script.replace('"$here/../lib/edge-server" "$@"', "-c '" + code + "'"))
     done = subprocess.run(
         ["sh", str(probe)], capture_output=True, text=True, timeout=60, env=environment(), cwd="/", check=False
     )
@@ -177,6 +177,16 @@ def test_all_imports_come_from_the_package(unpacked: Path) -> None:
     assert done.returncode == 0, done.stderr
     library = version / "lib"
     assert all(Path(path).resolve().is_relative_to(library) for path in json.loads(done.stdout)), done.stdout
+
+
+def test_the_command_imports_nothing_from_the_current_folder(unpacked: Path, tmp_path: Path) -> None:
+    for name in ("edge_server", "json", "pkgutil"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(3)\n")
+    done = subprocess.run(
+        [unpacked / "opt/edge_server/current/bin/edge-server", "--version"],
+        capture_output=True, text=True, timeout=60, env=environment(), cwd=tmp_path, check=False,
+    )  # fmt: skip
+    assert done.stdout.startswith("edge-server "), done.stderr
 
 
 BUNDLED = ("model_repository/efficientnet_lite0/1/model.onnx", "model_repository/face_detection_yunet/config.pbtxt")

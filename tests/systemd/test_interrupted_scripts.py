@@ -23,7 +23,6 @@ def program(path: Path, text: str = "exit 0") -> None:
     [
         ("fleet/fetch_haproxy.sh", "EDGE_TEST_HAPROXY", "bin/haproxy"),
         ("plugins/ros/fetch_colcon.sh", "EDGE_TEST_COLCON", "bin/colcon"),
-        ("plugins/ros/fetch_ros1.sh", "EDGE_TEST_ROS1_MASTER", "usr/bin/rosmaster"),
         ("serving/fetch_redis.sh", "EDGE_TEST_REDIS_SERVER", "usr/bin/redis-server"),
         ("systemd/fetch_systemd.sh", "EDGE_TEST_SYSTEMD_ANALYZE", "bin/systemd-analyze"),
     ],
@@ -32,7 +31,6 @@ def test_downloads_in_a_folder_with_spaces_are_found(tmp_path: Path, script: str
     folder = tmp_path / "a folder with blanks"
     program(folder / found)
     (folder / "complete").touch()
-    (folder / "usr/lib/python3/dist-packages/rospy").mkdir(parents=True)
     code = f'eval "$("$1" "$2")" && printf %s "${variable}"'
     done = subprocess.run(
         ["sh", "-euc", code, "sh", str(ROOT / "tests" / script), str(folder)],

@@ -51,8 +51,8 @@ class TestBash:
 
     def test_subcommands_are_offered(self) -> None:
         assert bash_offers("ros", "") == ["bridge", "replay"]
-        assert bash_offers("governor", "replay", "--trip") == ["--trip-c"]
-        assert bash_offers("governor", "simulate", "--trip") == []
+        assert bash_offers("ros", "bridge", "--node") == ["--node-name"]
+        assert bash_offers("ros", "replay", "--node") == []
 
     @pytest.mark.parametrize(
         "words", [("--grpc-transport", ""), ("--grpc-transport", "="), ("--grpc-transport", "=", "")]

@@ -70,6 +70,7 @@ class OnnxRuntimeBackend(Backend):
     default_filename = "model.onnx"
     default_instance_count = 2
     compares_output_sizes = needs_every_input = True
+    used_fields = ("model_operations",)
 
     def __init__(self, name: str) -> None:
         self.name = name

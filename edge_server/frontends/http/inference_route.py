@@ -40,7 +40,6 @@ from edge_server.frontends.v2.json_codec import DecodedRequest, decode_infer, pa
 from edge_server.frontends.v2.requested_outputs import RequestedOutput
 from edge_server.frontends.v2.version_text import parse_version
 from edge_server.memory.region_pins import RequestRegions
-from edge_server.own_plugins import PLUGIN_OF_BODY, missing_body_decoder
 from edge_server.service import READING_THREAD_HOLD_US, Handle, InferenceService
 
 if TYPE_CHECKING:
@@ -109,20 +108,21 @@ class InferenceContext:
         self.infer_json_cache = InferJsonCache(service.shared_memory)
         self._header_pattern = header_pattern
         self._body_decoders = body_decoders
-        self._decoded_types = (*body_decoders, *PLUGIN_OF_BODY)
 
     def target(self, head: RequestHead, model: str, version: str, caller: str) -> InferTarget:
         """Return the target of requests with this head. `caller` is the name of their token, or "".
 
-        Raises InvalidRequest and Unsupported.
+        Raises InvalidRequest.
         """
         headers = head.headers
         text = headers.get(HEADER_LENGTH)
         json_size = None if text is None else parse_header_length(text)
         content_type = headers.get("Content-Type") or ""
         decode_body = None
-        if json_size is None and content_type.startswith(self._decoded_types):
-            decode_body = partial(self._find_decoder(content_type), content_type)
+        if json_size is None:
+            for beginning, decoder in self._body_decoders.items():
+                if content_type.startswith(beginning):
+                    decode_body = partial(decoder, content_type)
         extra = header_parameters(headers.items(), self._header_pattern)
         encoding = request_encoding(headers.get("Content-Encoding"))
         return InferTarget(
@@ -139,12 +139,6 @@ class InferenceContext:
             not (extra or encoding or decode_body),
             max(0, json_size or 0),
         )
-
-    def _find_decoder(self, content_type: str) -> BodyDecoder:
-        for beginning, decoder in self._body_decoders.items():
-            if content_type.startswith(beginning):
-                return decoder
-        raise Unsupported(missing_body_decoder(content_type))
 
 
 class InferTarget(NamedTuple):

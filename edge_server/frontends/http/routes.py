@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Generic, NamedTuple, TypeAlias, TypeVar
+from pkgutil import resolve_name
+from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import unquote
 
 from edge_server.errors import EdgeServerError, InvalidRequest, NotFound, ServingFault
 from edge_server.frontends.http.request import Handler, HttpRequest
 from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import HttpResponse
-from edge_server.own_plugins import missing_path
 
 _NAME = re.compile(r"\{(\w+)\}")
 _CACHED_ROUTES = 256
@@ -21,8 +21,6 @@ _INFERENCE_ELSEWHERE = re.compile(r"(/[^/]+)*[/:](infer|invocations|predict|pred
 """Paths for inference of other servers, and misspelt ones of this server."""
 
 _INFERENCE_HINT = "; inference is POST /v2/models/NAME/infer"
-
-T = TypeVar("T")
 
 
 class Route(NamedTuple):
@@ -46,19 +44,21 @@ class Route(NamedTuple):
     """`module:NAME` of its OperationSchema, see `schemas`. Without one, it needs no body and answers a JSON object."""
 
 
-class DeferredEndpoints(Generic[T]):
-    """Handlers of an object that is made, and its module imported, for the first request to one of them."""
+class DeferredEndpoints:
+    """Handlers of objects that are made, and their modules imported, for the first request to one of them. `arguments`
+    are those of their classes. Of each class there is one object."""
 
-    def __init__(self, make: Callable[[], T]) -> None:
-        self._make = functools.cache(make)
+    def __init__(self, *arguments: Any) -> None:
+        self._make = functools.cache(lambda name: resolve_name(name)(*arguments))
 
-    def handler(self, method: Callable[[T], Handler]) -> Handler:
-        """Return a handler, given the function that takes it from the object."""
+    def handler(self, name: str) -> Handler:
+        """Return the handler `module:Class.method`."""
+        class_name, _, method = name.rpartition(".")
+        return functools.partial(self._handle, class_name, method)
 
-        async def handle(request: HttpRequest) -> HttpResponse | None:
-            return await method(self._make())(request)
-
-        return handle
+    async def _handle(self, class_name: str, method: str, request: HttpRequest) -> HttpResponse | None:
+        handler: Handler = getattr(self._make(class_name), method)
+        return await handler(request)
 
 
 RefusalBody: TypeAlias = Callable[[RequestHead, EdgeServerError], "bytes | None"]
@@ -160,7 +160,7 @@ class PathRouter:
         routes = self._root.match(_segments(path), 0, texts) if path.startswith("/") else None
         if routes is None:
             hint = _INFERENCE_HINT if _INFERENCE_ELSEWHERE.fullmatch(path) else ""
-            raise NoSuchPath(missing_path(path) or f"Not Found{hint}")
+            raise NoSuchPath(f"Not Found{hint}")
         try:
             values = [unquote(text, errors="strict") for text in texts]
         except UnicodeDecodeError:

@@ -32,8 +32,6 @@ _STAGING_PREFIX = ".add-"
 _MAX_ENTRIES = 10_000
 """Maximum number of entries of a folder that is searched for a model file."""
 _TOKENIZER, _DETOKENIZER = "openvino_tokenizer.xml", "openvino_detokenizer.xml"
-_WHOLE_FOLDERS = ("genai_config.json", _TOKENIZER)
-"""Files that mark a folder whose files belong together, a language model."""
 _SAVED_MODEL = "saved_model.pb"
 _GENERIC_NAMES = ("inference", "model")
 """Names of files that say nothing, in a folder that does."""
@@ -86,7 +84,7 @@ def find_sources(paths: Sequence[Path]) -> NewModels:
     for path in given:
         names = _entries(path) if path.is_dir() else []
         several = [name for name in names if name.endswith(".onnx")]
-        if len(several) > 1 and not any(mark in names for mark in _WHOLE_FOLDERS):
+        if len(several) > 1 and _TOKENIZER not in names:
             files += [find_source(path / name) for name in several[: MAX_TOGETHER + 1]]
             text_files += [path / name for name in names if name.endswith(".txt")][:MAX_TOGETHER]
         else:
@@ -130,7 +128,7 @@ def _of_folder(folder: Path) -> NewModelFiles:
             f"'{folder}' is already the folder of a model: copy it into the repository as it is, by `cp -r "
             f"{shlex.quote(str(folder))} model_repository/`"
         )
-    if any(mark in names for mark in _WHOLE_FOLDERS):
+    if _TOKENIZER in names:
         copies = tuple((folder / entry, entry) for entry in names if not entry.startswith("."))
         # A model that only reads texts makes vectors of them.
         is_embedding = _TOKENIZER in names and _DETOKENIZER not in names

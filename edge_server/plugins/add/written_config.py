@@ -11,17 +11,17 @@ from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.errors import ServingFault
 from edge_server.plugins.add.new_model import LABELS
 from edge_server.plugins.add.picture_trial import Reading
-from edge_server.plugins.policies import policy
+from edge_server.plugins.policies.policy import Policy
 from edge_server.plugins.policies.recognition import recognise_policy
-from edge_server.plugins.vision import image_parameters
-from edge_server.plugins.vision.outputs import output_parameters
-from edge_server.plugins.vision.outputs.output_parameters import HeadKind
+from edge_server.plugins.vision.image_parameters import Declaration
+from edge_server.plugins.vision.outputs.output_parameters import DECLARATIONS, HeadKind
+from edge_server.plugins.vision.parameter_tables import settings_of
 from edge_server.plugins.vision.recognition import UNDECIDED
 from edge_server.repository.pbtxt import parse_text
 
 _WIDTH = 100
-_MEANINGS = {
-    item.key: item for item in (*image_parameters.PARAMETERS, *output_parameters.PARAMETERS, *policy.PARAMETERS)
+_DECLARED = {
+    key: item for declared in (Declaration, *DECLARATIONS, Policy) for key, item in settings_of(declared).items()
 }
 _OFTEN_CHANGED = {"detection_score_threshold": "0.25", "track": "bytetrack"}
 """Parameters of a detector that are written as comments, with a value."""
@@ -122,9 +122,8 @@ def describe_tensor(tensor: InputSpec | OutputSpec, spec: ModelSpec) -> str:
 
 def _parameters(parameters: Mapping[str, str]) -> Iterator[str]:
     for key, text in parameters.items():
-        known = _MEANINGS.get(key)
-        if known is not None:
-            yield from _comments([f"{known.meaning} ({known.value})"])
+        if known := _DECLARED.get(key):
+            yield from _comments([f"{known.help} ({known.kind.metavar})"])
         yield parameter_line(key, text)
 
 

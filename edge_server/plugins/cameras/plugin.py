@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from edge_server.config.setting import SettingTable
 from edge_server.plugin import Command, Plugin, RunningPlugin
-from edge_server.plugins.cameras.settings import FramesConfig, FrigateConfig, SourcesConfig
+from edge_server.plugins.cameras.settings import FramesConfig, SourcesConfig
 
 if TYPE_CHECKING:
     from edge_server.config import ServerConfig
@@ -19,7 +19,6 @@ class CamerasPlugin(Plugin):
     tables = (
         SettingTable("frames", "Frame streams", FramesConfig),
         SettingTable("sources", "Cameras of the server", SourcesConfig),
-        SettingTable("frigate", "Frigate", FrigateConfig),
     )
     commands = (
         Command(

@@ -1,9 +1,8 @@
-"""The plugin `cameras` in a running server: starts frame streams, the cameras that the server opens itself, and the
-detectors for video recorders."""
+"""The plugin `cameras` in a running server: starts frame streams, and the cameras that the server opens
+itself."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,17 +12,14 @@ from edge_server.errors import NotFound
 from edge_server.frontends.http.routes import Route
 from edge_server.plugin import RunningPlugin, ServingCore, StatusPart
 from edge_server.plugins.cameras.endpoints.frame_service import SERVICE, FrameService
-from edge_server.plugins.cameras.settings import FramesConfig, FrigateConfig, SourcesConfig
+from edge_server.plugins.cameras.settings import FramesConfig, SourcesConfig
 from edge_server.telemetry.metrics_page import Family
 
 if TYPE_CHECKING:
     from edge_server.core.model_spec import ModelSpec
     from edge_server.core.version_lifecycle import SampleRun
     from edge_server.frontends.grpc.rpc_table import StreamService
-    from edge_server.plugins.cameras.endpoints.zmq_detector import ZmqDetector
     from edge_server.plugins.cameras.server_cameras import ServerCameras
-
-_DETECTOR_STOP_S = 2.0
 
 
 class Cameras(RunningPlugin):
@@ -34,9 +30,7 @@ class Cameras(RunningPlugin):
     def __init__(self, config: ServerConfig) -> None:
         self._frames_config = config.table(FramesConfig)
         self._sources_config = config.table(SourcesConfig)
-        self._zmq_address = config.table(FrigateConfig).zmq_address
         self._server_cameras: ServerCameras | None = None
-        self._detector: ZmqDetector | None = None
 
     def build(self, core: ServingCore) -> None:
         self._core = core
@@ -77,30 +71,6 @@ class Cameras(RunningPlugin):
         problem = model_problem(spec) if asking else ""
         return [f"{title} cannot be asked: {problem}" for title in asking] if problem else ()
 
-    def start(self) -> None:
-        """Raises InvalidRequest if Frigate's clients would need a key or a certificate, ServingFault for an address in
-        use."""
-        if not self._zmq_address:
-            return
-        from edge_server.frontends.access_control import check_plugin_port
-        from edge_server.plugins.cameras.endpoints.zmq_detector import ZmqDetector
-
-        address, access = self._zmq_address, self._core.access
-
-        def needs_key() -> bool:
-            return access.is_guarded("inference")
-
-        check_plugin_port(
-            self._core.config, "--frigate-zmq", address, "Frigate", needs_key=needs_key(), sends_key=False
-        )
-        self._loop = asyncio.get_running_loop()
-        detector = ZmqDetector(self._core.service, address, needs_key)
-        detector.start()
-        self._detector = detector
-
-    def addresses(self) -> Sequence[str]:
-        return () if self._detector is None else (f"Frigate {self._zmq_address}",)
-
     def models_known(self) -> None:
         if not self._sources_config.is_used:
             return
@@ -124,8 +94,6 @@ class Cameras(RunningPlugin):
     def stop(self, timeout_s: float) -> None:
         if self._server_cameras is not None:
             self._server_cameras.close()
-        if self._detector is not None:
-            asyncio.run_coroutine_threadsafe(self._detector.stop(), self._loop).result(_DETECTOR_STOP_S)
 
     def rpcs(self) -> Sequence[StreamService]:
         from edge_server.frontends.grpc.rpc_table import StreamService

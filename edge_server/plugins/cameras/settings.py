@@ -1,8 +1,7 @@
-"""Declarations of the settings of cameras: frame streams, the cameras that the server opens itself, and Frigate."""
+"""Declarations of the settings of cameras: frame streams, and the cameras that the server opens itself."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,12 +9,6 @@ from edge_server.config.setting import OPTIONAL_PATH, Kind, integer, setting
 
 if TYPE_CHECKING:
     from edge_server.plugins.cameras.source_and_sink_settings import SinkEntry, SourceEntry
-
-
-def _parse_zmq_address(text: str) -> str:
-    if text and not re.fullmatch(r"ipc:///[^\s]+|tcp://[^\s/]+:[0-9]{1,5}", text):
-        raise ValueError("expected ipc:///PATH or tcp://HOST:PORT")
-    return text
 
 
 def _parse_source(text: str) -> SourceEntry:
@@ -56,19 +49,6 @@ class FramesConfig:
         integer(0, 100),
         "Turns of a priority for one turn of the next lower one, while streams of both wait for a model; 0: streams of "
         "lower priority wait until no other does.",
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class FrigateConfig:
-    """The video recorder Frigate as a client."""
-
-    zmq_address: str = setting(
-        "",
-        "--frigate-zmq",
-        Kind("address", _parse_zmq_address),
-        "Answer Frigate's detectors of type zmq at this ZeroMQ address: ipc:///PATH or tcp://HOST:PORT. It asks for no "
-        "key. Needs the extra frigate.",
     )
 
 

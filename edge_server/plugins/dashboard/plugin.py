@@ -11,7 +11,6 @@ from edge_server.plugin import Plugin, RunningPlugin, ServingCore
 if TYPE_CHECKING:
     from edge_server.config import ServerConfig
     from edge_server.frontends.http.routes import Route
-    from edge_server.plugins.dashboard.page_endpoints import PageEndpoints
 
 
 class DashboardPlugin(Plugin):
@@ -34,35 +33,53 @@ class _Dashboard(RunningPlugin):
     def routes(self) -> Sequence[Route]:
         from edge_server.frontends.http.routes import DeferredEndpoints, Route
 
-        def make() -> PageEndpoints:
-            from edge_server.plugins.dashboard.page_endpoints import PageEndpoints
-
-            return PageEndpoints(self._core, self._gauges)
-
-        handler = DeferredEndpoints(make).handler
-        index, file = handler(lambda page: page.index), handler(lambda page: page.file)
-        panel = handler(lambda page: page.panel)
-        access, reference = handler(lambda page: page.access), handler(lambda page: page.reference)
-        history = handler(lambda page: page.history)
-        documents, document = handler(lambda page: page.documents), handler(lambda page: page.document)
+        handler = DeferredEndpoints(self._core, self._gauges).handler
+        page = "edge_server.plugins.dashboard.page_endpoints:PageEndpoints"
         schemas = "edge_server.plugins.dashboard.schemas"
         # Open to everyone: a browser cannot send a key for the page itself.
         return (
-            Route("GET", "/", "", "The page of the server", index, schema=f"{schemas}:PAGE"),
-            Route("GET", "/page/{file}", "", "Files of the page", file, schema=f"{schemas}:FILE"),
+            Route("GET", "/", "", "The page of the server", handler(f"{page}.index"), schema=f"{schemas}:PAGE"),
+            Route("GET", "/page/{file}", "", "Files of the page", handler(f"{page}.file"), schema=f"{schemas}:FILE"),
             Route(
                 "GET",
                 "/page/{plugin}/{file}",
                 "",
                 "Sections that plugins add to the page",
-                panel,
+                handler(f"{page}.panel"),
                 schema=f"{schemas}:FILE",
             ),
-            Route("GET", "/edge/v1/page", "", "What the page may show and change for this caller", access),
-            Route("GET", "/edge/v1/history", "statistics", "Gauges of the last half hour", history),
-            Route("GET", "/docs", "", "Documents of the project as a page", documents, schema=f"{schemas}:PAGE"),
-            Route("GET", "/docs/text/{file}", "", "A document as Markdown", document, schema=f"{schemas}:FILE"),
-            Route("GET", "/docs/api", "", "Reference of this API as a page", reference, schema=f"{schemas}:PAGE"),
+            Route(
+                "GET",
+                "/edge/v1/page",
+                "",
+                "What the page may show and change for this caller",
+                handler(f"{page}.access"),
+            ),
+            Route("GET", "/edge/v1/history", "statistics", "Gauges of the last half hour", handler(f"{page}.history")),
+            Route(
+                "GET",
+                "/docs",
+                "",
+                "Documents of the project as a page",
+                handler(f"{page}.documents"),
+                schema=f"{schemas}:PAGE",
+            ),
+            Route(
+                "GET",
+                "/docs/text/{file}",
+                "",
+                "A document as Markdown",
+                handler(f"{page}.document"),
+                schema=f"{schemas}:FILE",
+            ),
+            Route(
+                "GET",
+                "/docs/api",
+                "",
+                "Reference of this API as a page",
+                handler(f"{page}.reference"),
+                schema=f"{schemas}:PAGE",
+            ),
         )
 
 

@@ -19,16 +19,14 @@ _SECTION = "runtimes"
 _TIMEOUT_S = 120.0
 """Longest time to import one runtime and to run the sample; TensorRT builds an engine first."""
 
-_WITHOUT_LIBRARY = ("c_abi", "ensemble", "identity", "python", "repeat", "scripted_llm", "square", "stub")
+_WITHOUT_LIBRARY = ("c_abi", "ensemble", "identity", "python", "repeat", "square", "stub")
 _ALIASES = ("fil", "tflite")
 DISTRIBUTIONS = {
     "forest": "treelite",
     "litert": "ai-edge-litert",
     "llama_cpp": "xllamacpp",
     "onnxruntime": "onnxruntime",
-    "onnxruntime_genai": "onnxruntime-genai",
     "openvino": "openvino",
-    "openvino_classification": "openvino-genai",
     "openvino_embeddings": "openvino-genai",
     "openvino_rerank": "openvino-genai",
     "openvino_genai": "openvino-genai",

@@ -1,12 +1,11 @@
-"""Entry module of the plugin `governor`: declares its settings and its command, and imports the rest when a server uses
-it."""
+"""Entry module of the plugin `governor`: declares its settings, and imports the rest when a server uses it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from edge_server.config.setting import SettingTable
-from edge_server.plugin import Command, Plugin, RunningPlugin
+from edge_server.plugin import Plugin, RunningPlugin
 from edge_server.plugins.governor.settings import GovernorConfig
 
 if TYPE_CHECKING:
@@ -16,15 +15,6 @@ if TYPE_CHECKING:
 class GovernorPlugin(Plugin):
     name = "governor"
     tables = (SettingTable("governor", "Governor", GovernorConfig),)
-    commands = (
-        Command(
-            "governor",
-            "test the control policy for heat and power, on a simulated board or recorded temperatures",
-            "edge_server.plugins.governor.command",
-            "Measurement",
-        ),
-    )
-
     is_required = True  # without it nothing keeps the machine within its limits
 
     def prepare(self, config: ServerConfig) -> RunningPlugin:

@@ -4,8 +4,6 @@ command `chat`.
 `backend` opens the models. `text` turns requests into token sequences and tokens into text, over any `TokenEngine` of
 `engines`. `routes` has the paths of the HTTP APIs, for these and other models with text tensors: `openai` makes
 inference requests of calls and runs them, the other APIs translate their calls to its.
-The libraries run in child processes, because they hold the GIL: OpenVINO GenAI in each step, ONNX Runtime GenAI while
-it loads a model. `scripted_engine` needs no library. `openvino_embeddings`, `openvino_rerank` and
-`openvino_classification` are backends of their own, for models that give vectors, that score pairs of texts, and that
-classify texts.
+The libraries run in child processes, because OpenVINO GenAI holds the GIL in each step. `embeddings` has
+backends of their own, for models that give vectors, and that score pairs of texts.
 """

@@ -1,10 +1,8 @@
-"""Loader of the backends of language models: `openvino_genai`, `llama_cpp`, `onnxruntime_genai` and, for tests,
-`scripted_llm`.
+"""Loader of the backends of language models: `openvino_genai` and `llama_cpp`.
 
 `openvino_genai` serves a GGUF file (llama, qwen2, qwen3) or the folder of an OpenVINO export, `llama_cpp` any GGUF
-file, `onnxruntime_genai` the folder of an ONNX export with `genai_config.json`. All run on the CPU, `llama_cpp` also on
-a GPU with CUDA, in a child process: OpenVINO GenAI holds the GIL in each step and ONNX Runtime GenAI while it loads a
-model, a fault of a library ends only that process, and its end gives the memory back.
+file. Both run on the CPU, `llama_cpp` also on a GPU with CUDA, in a child process: OpenVINO GenAI holds the GIL in each
+step, a fault of a library ends only that process, and its end gives the memory back.
 Parameters: see `settings`, and `niceness` of that process (5, of `llama_cpp` 0). The inputs and outputs are those of
 Triton's vLLM backend, with the input `messages` beside `text_input`.
 """
@@ -19,9 +17,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from edge_server.backends import onnx_file_info
 from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, RequestSession
-from edge_server.backends.custom_metrics import REGISTRY
 from edge_server.backends.isolation.isolated_session import IsolatedSession
 from edge_server.backends.option_parsers import whole_number
 from edge_server.backends.runtime_errors import existing_file, file_title, import_runtime, open_with_library
@@ -30,14 +26,15 @@ from edge_server.plugins.language.engines import lora_adapters
 from edge_server.plugins.language.engines.generation_config import read_generation_config
 from edge_server.plugins.language.engines.lora_adapters import find_adapters
 from edge_server.plugins.language.engines.model_size import (
+    MODEL_FILE,
     BadModelFile,
     LlmSize,
+    describe_export,
+    describe_gguf,
     read_export,
-    read_genai_config,
     read_gguf,
     read_gguf_for_llama_cpp,
 )
-from edge_server.plugins.language.engines.scripted_engine import ScriptedEngine
 from edge_server.plugins.language.engines.settings import LlmSettings, memory_parts, read_settings
 from edge_server.plugins.language.engines.token_engine import TokenEngine
 from edge_server.plugins.language.text.session import LlmSession
@@ -58,21 +55,6 @@ was always busy left it 4 tokens a second of 209, with 0 it left 73, and the oth
 _LLAMA_CPP_PART_TOKENS = 256
 """The part of llama.cpp's KV cache that a sequence has for itself is a multiple of this."""
 
-_ONNX_CONTEXT = 4096
-"""Most tokens of a sequence of `onnxruntime_genai`, if the configuration says nothing. Each reserves memory for what it
-may need, and a chat may need all of it."""
-_NOT_FOR_ONNX = {
-    "num_kv_blocks": "the KV cache has room for max_num_seqs times max_context; set these",
-    "kv_cache_mb": "the KV cache has room for max_num_seqs times max_context; set these",
-    "max_num_batched_tokens": "a prompt is read in one step",
-    "enable_prefix_caching": "it computes every prompt",
-    "deterministic": "it computes as the model was exported",
-    "prompt_lookup": "it guesses no tokens",
-    "draft_model": "it guesses no tokens",
-    "gpu_layers": "it computes on the CPU",
-}
-"""Parameter that `onnxruntime_genai` cannot obey -> why."""
-
 _ALL_LAYERS = 999
 """`gpu_layers` if none are stated: more than a model has."""
 
@@ -80,7 +62,7 @@ _INPUTS = (
     ("text_input", "STRING", 1), ("messages", "STRING", 1), ("stream", "BOOL", 1), ("sampling_parameters", "STRING", 1),
     ("exclude_input_in_output", "BOOL", 1), ("return_finish_reason", "BOOL", 1), ("return_num_input_tokens", "BOOL", 1),
     ("return_num_output_tokens", "BOOL", 1), ("return_logprobs", "BOOL", 1), ("return_cumulative_logprob", "BOOL", 1),
-    ("tokenize", "BOOL", 1), ("token_ids", "INT32", -1),
+    ("tokenize", "BOOL", 1),
 )  # fmt: skip
 _IMAGE_INPUT = ("image", "STRING", -1)
 """Of models that take pictures."""
@@ -94,29 +76,28 @@ _OUTPUTS = (
 
 
 def make(name: str) -> Backend:
-    backends: Mapping[str, Callable[[str], Backend]] = {
-        "openvino_genai": OpenVinoLlmBackend,
-        "llama_cpp": LlamaCppBackend,
-        "onnxruntime_genai": OnnxLlmBackend,
-    }
-    return backends.get(name, ScriptedLlmBackend)(name)
+    return LlamaCppBackend(name) if name == "llama_cpp" else OpenVinoLlmBackend(name)
 
 
-class _LlmBackend(Backend):
-    """What all have in common: the inputs and outputs. `extra` installs the module `module`; "" if there is none."""
+class LlmBackend(Backend):
+    """What both have in common: the inputs and outputs. `extra` installs the module `module`."""
 
     isolates_itself = True
-    module = ""
-    extra = ""
+    module: str
+    extra: str
 
     def __init__(self, name: str) -> None:
         self.name = name
-        if self.extra and importlib.util.find_spec(self.module) is None:
+        if importlib.util.find_spec(self.module) is None:
             raise BackendMissing(f"runtime {name} is not installed; {install_hint(self.extra)}")
 
     def auto_complete(self, file: ModelFile, config_json: str) -> str | None:
         config = json.loads(config_json)
         config["max_batch_size"] = 0
+        # A client may have sent an earlier completed configuration.
+        config.setdefault("parameters", {}).pop(MODEL_FILE, None)
+        if said := self.describe(file):
+            config["parameters"][MODEL_FILE] = {"string_value": json.dumps(said)}
         config.setdefault("model_transaction_policy", {})["decoupled"] = True
         inputs = (*_INPUTS, _IMAGE_INPUT) if self.takes_pictures(file) else _INPUTS
         for key, tensors in (("input", inputs), ("output", _OUTPUTS)):
@@ -131,8 +112,15 @@ class _LlmBackend(Backend):
     def takes_pictures(self, file: ModelFile) -> bool:
         return False
 
+    def describe(self, file: ModelFile) -> Mapping[str, object]:
+        """Return what ollama's API tells of the model's file, under GGUF's names. Raises LoadError."""
+        try:
+            return describe_gguf(file.path) if file.path.suffix == ".gguf" else describe_export(file.path.parent)
+        except BadModelFile as error:
+            raise LoadError(f"{file_title(file)}: {error}") from None
 
-class OpenVinoLlmBackend(_LlmBackend):
+
+class OpenVinoLlmBackend(LlmBackend):
     """Opens models with OpenVINO GenAI in child processes."""
 
     default_filename = "model.gguf"
@@ -170,7 +158,7 @@ def find_projector(path: Path) -> Path | None:
     return found[0] if found else None
 
 
-class LlamaCppBackend(_LlmBackend):
+class LlamaCppBackend(LlmBackend):
     """Opens GGUF files, with their LoRA adapters, with llama.cpp in child processes."""
 
     default_filename = "model.gguf"
@@ -196,8 +184,7 @@ class LlamaCppBackend(_LlmBackend):
     def auto_complete(self, file: ModelFile, config_json: str) -> str | None:
         """As the others, name the adapters for the APIs, and give `gpu_layers` an instance on a GPU."""
         config = json.loads(super().auto_complete(file, config_json) or config_json)
-        parameters = config.setdefault("parameters", {})
-        # A client may have sent an earlier completed configuration.
+        parameters = config["parameters"]
         parameters.pop(lora_adapters.PARAMETER, None)
         if names := ",".join(find_adapters(file.path)):
             parameters[lora_adapters.PARAMETER] = {"string_value": names}
@@ -207,43 +194,6 @@ class LlamaCppBackend(_LlmBackend):
 
     def open(self, job: OpenJob) -> RequestSession:
         return IsolatedSession(job, open_llama_cpp)
-
-
-class OnnxLlmBackend(_LlmBackend):
-    """Opens models with ONNX Runtime GenAI in child processes."""
-
-    default_filename = "genai_config.json"
-    module = "onnxruntime_genai"
-    extra = "llm-onnx"
-
-    def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature | None:
-        _read_genai_size(file)
-        return None
-
-    def memory_parts(self, file: ModelFile, model: str, parameters: Mapping[str, str]) -> Mapping[str, int]:
-        size = _read_genai_size(file)
-        return memory_parts(_onnx_settings(model, parameters, size), size, _BLOCK_TOKENS)
-
-    def open(self, job: OpenJob) -> RequestSession:
-        _refuse_gpu(job)
-        return IsolatedSession(job, open_onnx)
-
-
-class ScriptedLlmBackend(_LlmBackend):
-    """Opens scripts of answers; see `scripted_engine`. With the parameter `isolated` in a child process."""
-
-    default_filename = "script.json"
-
-    def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature | None:
-        existing_file(file, self.default_filename)
-        return None
-
-    def open(self, job: OpenJob) -> RequestSession:
-        if job.spec.parameters.get("isolated"):
-            return IsolatedSession(job, open_scripted)
-        if job.server is not None:
-            job.server.add_metrics(REGISTRY.views)
-        return open_scripted(job)
 
 
 def open_openvino(job: OpenJob) -> RequestSession:
@@ -258,17 +208,6 @@ def open_openvino(job: OpenJob) -> RequestSession:
 
         return _session(job, settings, lambda: OpenVinoVisionEngine(path, settings))
     return _session(job, settings, lambda: OpenVinoEngine(path, settings))
-
-
-def open_onnx(job: OpenJob) -> RequestSession:
-    """Open a model in this process. Raises LoadError. For the child process."""
-    from edge_server.plugins.language.engines.onnxruntime_genai_engine import OnnxEngine
-
-    _set_niceness(job)
-    size = _read_genai_size(job.file)
-    settings = _onnx_settings(job.spec.name, job.spec.parameters, size)
-    folder = job.file.path.parent
-    return _session(job, settings, lambda: OnnxEngine(folder, settings, _BLOCK_TOKENS, size.bytes_per_token))
 
 
 def open_llama_cpp(job: OpenJob) -> RequestSession:
@@ -286,13 +225,6 @@ def open_llama_cpp(job: OpenJob) -> RequestSession:
     else:
         make_engine = partial(LlamaCppEngine, job.file.path)
     return _session(job, settings, lambda: make_engine(settings, _BLOCK_TOKENS, size.bytes_per_token, job.device_id))
-
-
-def open_scripted(job: OpenJob) -> RequestSession:
-    """Open a script in this process. Raises LoadError."""
-    path = existing_file(job.file, ScriptedLlmBackend.default_filename)
-    settings = read_settings(job.spec.name, job.spec.parameters, LlmSize(path.stat().st_size, 0, 0), _BLOCK_TOKENS)
-    return _session(job, settings, lambda: ScriptedEngine(path, settings))
 
 
 def _set_niceness(job: OpenJob, default: int = _NICENESS) -> None:
@@ -349,27 +281,6 @@ def _openvino_settings(model: str, parameters: Mapping[str, str], size: LlmSize)
     return dataclasses.replace(settings, enable_prefix_caching=False) if settings.draft_model else settings
 
 
-def _onnx_settings(model: str, parameters: Mapping[str, str], size: LlmSize) -> LlmSettings:
-    """Return settings whose KV cache has room for every sequence. Raises LoadError."""
-    for key, reason in _NOT_FOR_ONNX.items():
-        if key in parameters:
-            raise LoadError(f"model '{model}': parameter {key}: not for the backend onnxruntime_genai: {reason}")
-    stated = {"max_context": str(min(size.context, _ONNX_CONTEXT)), **parameters}
-    settings = read_settings(model, stated, size, _BLOCK_TOKENS)
-    if not 1 <= settings.max_context <= size.context:
-        raise LoadError(
-            f"model '{model}': parameter max_context: expected 1 to {size.context}, the model's context, "
-            f"got {settings.max_context}"
-        )
-    blocks = settings.max_num_seqs * -(-settings.max_context // _BLOCK_TOKENS)
-    return dataclasses.replace(
-        settings,
-        num_kv_blocks=blocks,
-        max_num_batched_tokens=settings.max_context,
-        enable_prefix_caching=False,
-    )
-
-
 def _llama_cpp_settings(model: str, parameters: Mapping[str, str], size: LlmSize) -> LlmSettings:
     if "deterministic" in parameters:
         raise LoadError(f"model '{model}': parameter deterministic: the backend llama_cpp has no such mode")
@@ -413,18 +324,6 @@ def _read_llama_cpp_size(file: ModelFile) -> LlmSize:
         find_projector(path)
         return read_gguf_for_llama_cpp(path)
     except BadModelFile as error:
-        said = str(error)
-    raise LoadError(f"{file_title(file)}: {said}")
-
-
-def _read_genai_size(file: ModelFile) -> LlmSize:
-    """Return the size of a model from genai_config.json. Raises LoadError."""
-    path = existing_file(file, OnnxLlmBackend.default_filename)
-    try:
-        for onnx_file in path.parent.rglob("*.onnx"):
-            onnx_file_info.external_files(onnx_file, f"{file_title(file)}: '{onnx_file.name}'")
-        return read_genai_config(path)
-    except (BadModelFile, ValueError, OSError) as error:
         said = str(error)
     raise LoadError(f"{file_title(file)}: {said}")
 

@@ -32,21 +32,11 @@ class LanguagePlugin(Plugin):
         {
             "openvino_genai": "edge_server.plugins.language.backend",
             "llama_cpp": "edge_server.plugins.language.backend",
-            "onnxruntime_genai": "edge_server.plugins.language.backend",
-            "openvino_classification": "edge_server.plugins.language.engines.openvino_classification",
-            "openvino_embeddings": "edge_server.plugins.language.engines.openvino_embeddings",
-            "openvino_rerank": "edge_server.plugins.language.engines.openvino_rerank",
-            "scripted_llm": "edge_server.plugins.language.backend",
+            "openvino_embeddings": "edge_server.plugins.language.embeddings.openvino_embeddings",
+            "openvino_rerank": "edge_server.plugins.language.embeddings.openvino_rerank",
         }
     )
-    # Not onnxruntime_genai: its configuration names libraries of operators.
-    data_backends = (
-        "llama_cpp",
-        "openvino_classification",
-        "openvino_embeddings",
-        "openvino_genai",
-        "openvino_rerank",
-    )
+    data_backends = ("llama_cpp", "openvino_embeddings", "openvino_genai", "openvino_rerank")
 
     def prepare(self, config: ServerConfig) -> RunningPlugin:
         return _Language()

@@ -1,6 +1,5 @@
 """Routes of the text APIs, and their forms of errors: OpenAI's (/v1/chat/completions, /v1/responses and others, and the
-same under /v3/), vLLM's (/tokenize, /classify), Cohere's (/v1/embed), Anthropic's (/v1/messages) and ollama's
-(/api/chat and others).
+same under /v3/), Jina's and Cohere's rerank, Anthropic's (/v1/messages) and ollama's (/api/chat and others).
 
 The endpoints of an API are imported for its first request.
 """
@@ -8,293 +7,77 @@ The endpoints of an API are imported for its first request.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 
 from edge_server.errors import EdgeServerError
 from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.routes import DeferredEndpoints, NoSuchPath, Route
 from edge_server.service import InferenceService
 
-if TYPE_CHECKING:
-    from edge_server.plugins.language.anthropic.endpoints import AnthropicEndpoints
-    from edge_server.plugins.language.cohere.endpoints import CohereEndpoints
-    from edge_server.plugins.language.ollama.endpoints import OllamaEndpoints
-    from edge_server.plugins.language.openai.endpoints import OpenAiEndpoints
-    from edge_server.plugins.language.responses.endpoints import ResponseEndpoints
-    from edge_server.plugins.language.vllm.endpoints import VllmEndpoints
-
 _SCHEMAS = "edge_server.plugins.language.schemas"
 _JSON_BODY = "edge_server.frontends.http.schemas:JSON_BODY"
 
-_post = partial(Route, "POST", category="inference")
-_get = partial(Route, "GET", category="metadata")
+_COMPLETION = f"{_SCHEMAS}:COMPLETION"
+_LINE_STREAM = f"{_SCHEMAS}:LINE_STREAM"
+
+_OPENAI = "edge_server.plugins.language.openai.endpoints:OpenAiEndpoints"
+_RESPONSES = "edge_server.plugins.language.responses.endpoints:ResponseEndpoints"
+_ANTHROPIC = "edge_server.plugins.language.anthropic.endpoints:AnthropicEndpoints"
+_OLLAMA = "edge_server.plugins.language.ollama.endpoints:OllamaEndpoints"
+
+_RERANK = "Sort documents by their relevance to a query, as in Jina's and Cohere's APIs"
+_CANCEL = "Refused, because no response is made in the background, as in OpenAI's API"
+
+_Line: TypeAlias = tuple[str, str, str, str, str, str]
+
+# fmt: off
+_OF_OPENAI: Sequence[_Line] = (
+    ("POST", "/chat/completions", "inference", f"{_OPENAI}.chat", _COMPLETION, "Continue a chat, as in OpenAI's API"),
+    ("POST", "/completions", "inference", f"{_OPENAI}.complete", _COMPLETION, "Complete a text, as in OpenAI's API"),
+    ("POST", "/embeddings", "inference", f"{_OPENAI}.embed", _JSON_BODY, "Embed texts, as in OpenAI's API"),
+    ("POST", "/rerank", "inference", f"{_OPENAI}.rerank", _JSON_BODY, _RERANK),
+    ("GET", "/models", "metadata", f"{_OPENAI}.models", "", "List the models for text, as in OpenAI's API"),
+    ("GET", "/models/{model}", "metadata", f"{_OPENAI}.model", "", "One model, as in OpenAI's API"),
+    ("POST", "/responses", "inference", f"{_RESPONSES}.create", _COMPLETION,
+     "Continue a chat, as in OpenAI's API for responses"),
+    # Who may make responses may read and delete those whose ids it knows.
+    ("GET", "/responses/{response}", "inference", f"{_RESPONSES}.show", "", "A stored response, as in OpenAI's API"),
+    ("DELETE", "/responses/{response}", "inference", f"{_RESPONSES}.delete", "",
+     "Delete a stored response, as in OpenAI's API"),
+    ("GET", "/responses/{response}/input_items", "inference", f"{_RESPONSES}.input_items", "",
+     "What a stored response was made from, as in OpenAI's API"),
+    ("POST", "/responses/{response}/cancel", "inference", f"{_RESPONSES}.cancel", "", _CANCEL),
+)
+_OF_OTHERS: Sequence[_Line] = (
+    # Cohere's newer clients, and those of vLLM
+    ("POST", "/v2/rerank", "inference", f"{_OPENAI}.rerank", _JSON_BODY, _RERANK),
+    ("POST", "/rerank", "inference", f"{_OPENAI}.rerank", _JSON_BODY, _RERANK),
+    ("POST", "/v1/messages", "inference", f"{_ANTHROPIC}.create", _COMPLETION,
+     "Continue a chat, as in Anthropic's API"),
+    ("POST", "/v1/messages/count_tokens", "inference", f"{_ANTHROPIC}.count_tokens", _JSON_BODY,
+     "Count the tokens of a chat, as in Anthropic's API"),
+    ("POST", "/api/chat", "inference", f"{_OLLAMA}.chat", _LINE_STREAM, "Continue a chat, as in ollama's API"),
+    ("POST", "/api/generate", "inference", f"{_OLLAMA}.generate", _LINE_STREAM, "Answer a prompt, as in ollama's API"),
+    ("POST", "/api/embed", "inference", f"{_OLLAMA}.embed", _JSON_BODY, "Embed texts, as in ollama's API"),
+    ("POST", "/api/embeddings", "inference", f"{_OLLAMA}.embed_prompt", _JSON_BODY,
+     "Embed a text, as in ollama's older API"),
+    ("GET", "/api/tags", "metadata", f"{_OLLAMA}.tags", "", "List the models for text, as in ollama's API"),
+    ("GET", "/api/ps", "metadata", f"{_OLLAMA}.loaded", "", "List the loaded models for text, as in ollama's API"),
+    ("POST", "/api/show", "metadata", f"{_OLLAMA}.show", _JSON_BODY, "One model, as in ollama's API"),
+    ("GET", "/api/version", "metadata", f"{_OLLAMA}.version", "", "Version of ollama whose API this is"),
+)
+# fmt: on
 
 
 def language_routes(service: InferenceService, may_change_models: Callable[[RequestHead], bool]) -> Sequence[Route]:
     """Return the routes. `may_change_models` returns whether the sender of a request may load and unload models."""
-    return (
-        *_openai_routes(service, may_change_models),
-        *_response_routes(service, may_change_models),
-        *_vllm_routes(service, may_change_models),
-        *_cohere_routes(service, may_change_models),
-        *_anthropic_routes(service, may_change_models),
-        *_ollama_routes(service, may_change_models),
-    )
-
-
-def _openai_routes(service: InferenceService, may_change_models: Callable[[RequestHead], bool]) -> Sequence[Route]:
-    def make() -> OpenAiEndpoints:
-        from edge_server.plugins.language.openai.endpoints import OpenAiEndpoints
-
-        return OpenAiEndpoints(service, may_change_models)
-
-    handler = DeferredEndpoints(make).handler
-    lines: list[Route] = []
-    completion = f"{_SCHEMAS}:COMPLETION"
-    for base in ("/v1", "/v3"):  # OpenVINO Model Server has this API under /v3
-        lines += (
-            _post(
-                f"{base}/chat/completions",
-                summary="Continue a chat, as in OpenAI's API",
-                handler=handler(lambda endpoints: endpoints.chat),
-                schema=completion,
-            ),
-            _post(
-                f"{base}/completions",
-                summary="Complete a text, as in OpenAI's API",
-                handler=handler(lambda endpoints: endpoints.complete),
-                schema=completion,
-            ),
-            _post(
-                f"{base}/embeddings",
-                summary="Embed texts, as in OpenAI's API",
-                handler=handler(lambda endpoints: endpoints.embed),
-                schema=_JSON_BODY,
-            ),
-            _post(
-                f"{base}/rerank",
-                summary="Sort documents by their relevance to a query, as in Jina's and Cohere's APIs",
-                handler=handler(lambda endpoints: endpoints.rerank),
-                schema=_JSON_BODY,
-            ),
-            _post(
-                f"{base}/score",
-                summary="Score pairs of texts, as in vLLM's API",
-                handler=handler(lambda endpoints: endpoints.score),
-                schema=_JSON_BODY,
-            ),
-            _get(
-                f"{base}/models",
-                summary="List the models for text, as in OpenAI's API",
-                handler=handler(lambda endpoints: endpoints.models),
-            ),
-            _get(
-                f"{base}/models/{{model}}",
-                summary="One model, as in OpenAI's API",
-                handler=handler(lambda endpoints: endpoints.model),
-            ),
-        )
-    # Cohere's newer clients, and those of vLLM
-    for path in ("/v2/rerank", "/rerank"):
-        lines.append(
-            _post(
-                path,
-                summary="Sort documents by their relevance to a query, as in Cohere's API",
-                handler=handler(lambda endpoints: endpoints.rerank),
-                schema=_JSON_BODY,
-            )
-        )
-    lines.append(
-        _post(
-            "/score",
-            summary="Score pairs of texts, as in vLLM's API",
-            handler=handler(lambda endpoints: endpoints.score),
-            schema=_JSON_BODY,
-        )
-    )
-    return lines
-
-
-def _response_routes(service: InferenceService, may_change_models: Callable[[RequestHead], bool]) -> Sequence[Route]:
-    def make() -> ResponseEndpoints:
-        from edge_server.plugins.language.responses.endpoints import ResponseEndpoints
-
-        return ResponseEndpoints(service, may_change_models)
-
-    handler = DeferredEndpoints(make).handler
-    lines: list[Route] = []
-    for base in ("/v1", "/v3"):
-        lines += (
-            _post(
-                f"{base}/responses",
-                summary="Continue a chat, as in OpenAI's API for responses",
-                handler=handler(lambda endpoints: endpoints.create),
-                schema=f"{_SCHEMAS}:COMPLETION",
-            ),
-            # Who may make responses may read and delete those whose ids it knows.
-            Route(
-                "GET",
-                f"{base}/responses/{{response}}",
-                category="inference",
-                summary="A stored response, as in OpenAI's API",
-                handler=handler(lambda endpoints: endpoints.show),
-            ),
-            Route(
-                "DELETE",
-                f"{base}/responses/{{response}}",
-                category="inference",
-                summary="Delete a stored response, as in OpenAI's API",
-                handler=handler(lambda endpoints: endpoints.delete),
-            ),
-            Route(
-                "GET",
-                f"{base}/responses/{{response}}/input_items",
-                category="inference",
-                summary="What a stored response was made from, as in OpenAI's API",
-                handler=handler(lambda endpoints: endpoints.input_items),
-            ),
-            _post(
-                f"{base}/responses/{{response}}/cancel",
-                summary="Refused, because no response is made in the background, as in OpenAI's API",
-                handler=handler(lambda endpoints: endpoints.cancel),
-            ),
-        )
-    return lines
-
-
-def _vllm_routes(service: InferenceService, may_change_models: Callable[[RequestHead], bool]) -> Sequence[Route]:
-    def make() -> VllmEndpoints:
-        from edge_server.plugins.language.vllm.endpoints import VllmEndpoints
-
-        return VllmEndpoints(service, may_change_models)
-
-    handler = DeferredEndpoints(make).handler
-    return (
-        _post(
-            "/tokenize",
-            summary="Tokens of a prompt or a chat, as in vLLM's API",
-            handler=handler(lambda endpoints: endpoints.tokenize),
-            schema=_JSON_BODY,
-        ),
-        _post(
-            "/detokenize",
-            summary="Text of tokens, as in vLLM's API",
-            handler=handler(lambda endpoints: endpoints.detokenize),
-            schema=_JSON_BODY,
-        ),
-        _post(
-            "/classify",
-            summary="Classify texts, as in vLLM's API",
-            handler=handler(lambda endpoints: endpoints.classify),
-            schema=_JSON_BODY,
-        ),
-    )
-
-
-def _cohere_routes(service: InferenceService, may_change_models: Callable[[RequestHead], bool]) -> Sequence[Route]:
-    def make() -> CohereEndpoints:
-        from edge_server.plugins.language.cohere.endpoints import CohereEndpoints
-
-        return CohereEndpoints(service, may_change_models)
-
-    handler = DeferredEndpoints(make).handler
-    return (
-        _post(
-            "/v1/embed",
-            summary="Embed texts, as in Cohere's API",
-            handler=handler(lambda endpoints: endpoints.embed),
-            schema=_JSON_BODY,
-        ),
-        _post(
-            "/v2/embed",
-            summary="Embed texts, as in version 2 of Cohere's API",
-            handler=handler(lambda endpoints: endpoints.embed_v2),
-            schema=_JSON_BODY,
-        ),
-    )
-
-
-def _anthropic_routes(service: InferenceService, may_change_models: Callable[[RequestHead], bool]) -> Sequence[Route]:
-    def make() -> AnthropicEndpoints:
-        from edge_server.plugins.language.anthropic.endpoints import AnthropicEndpoints
-
-        return AnthropicEndpoints(service, may_change_models)
-
-    handler = DeferredEndpoints(make).handler
-    return (
-        _post(
-            "/v1/messages",
-            summary="Continue a chat, as in Anthropic's API",
-            handler=handler(lambda endpoints: endpoints.create),
-            schema=f"{_SCHEMAS}:COMPLETION",
-        ),
-        _post(
-            "/v1/messages/count_tokens",
-            summary="Count the tokens of a chat, as in Anthropic's API",
-            handler=handler(lambda endpoints: endpoints.count_tokens),
-            schema=_JSON_BODY,
-        ),
-    )
-
-
-def _ollama_routes(service: InferenceService, may_change_models: Callable[[RequestHead], bool]) -> Sequence[Route]:
-    def make() -> OllamaEndpoints:
-        from edge_server.plugins.language.ollama.endpoints import OllamaEndpoints
-
-        return OllamaEndpoints(service, may_change_models)
-
-    handler = DeferredEndpoints(make).handler
-    generation = f"{_SCHEMAS}:LINE_STREAM"
-    return (
-        _post(
-            "/api/chat",
-            summary="Continue a chat, as in ollama's API",
-            handler=handler(lambda endpoints: endpoints.chat),
-            schema=generation,
-        ),
-        _post(
-            "/api/generate",
-            summary="Answer a prompt, as in ollama's API",
-            handler=handler(lambda endpoints: endpoints.generate),
-            schema=generation,
-        ),
-        _post(
-            "/api/embed",
-            summary="Embed texts, as in ollama's API",
-            handler=handler(lambda endpoints: endpoints.embed),
-            schema=_JSON_BODY,
-        ),
-        _post(
-            "/api/embeddings",
-            summary="Embed a text, as in ollama's older API",
-            handler=handler(lambda endpoints: endpoints.embed_prompt),
-            schema=_JSON_BODY,
-        ),
-        _get(
-            "/api/tags",
-            summary="List the models for text, as in ollama's API",
-            handler=handler(lambda endpoints: endpoints.tags),
-        ),
-        _get(
-            "/api/ps",
-            summary="List the loaded models for text, as in ollama's API",
-            handler=handler(lambda endpoints: endpoints.loaded),
-        ),
-        Route(
-            "POST",
-            "/api/show",
-            category="metadata",
-            summary="One model, as in ollama's API",
-            handler=handler(lambda endpoints: endpoints.show),
-            schema=_JSON_BODY,
-        ),
-        _get(
-            "/api/version",
-            summary="Version of ollama whose API this is",
-            handler=handler(lambda endpoints: endpoints.version),
-        ),
-    )
+    handler = DeferredEndpoints(service, may_change_models).handler
+    # OpenVINO Model Server has OpenAI's API under /v3.
+    return [
+        Route(method, base + path, category, summary, handler(name), schema=schema)
+        for base, lines in (("/v1", _OF_OPENAI), ("/v3", _OF_OPENAI), ("", _OF_OTHERS))
+        for method, path, category, name, schema, summary in lines
+    ]
 
 
 def refusal_body(head: RequestHead, error: EdgeServerError) -> bytes | None:
@@ -307,7 +90,7 @@ def refusal_body(head: RequestHead, error: EdgeServerError) -> bytes | None:
 
         return to_json({"error": unknown_path(head.method, head.target)})
     path = head.target.partition("?")[0]
-    if path not in (*("/tokenize", "/detokenize", "/classify", "/score"), *("/rerank", "/v2/rerank", "/v2/embed")) and (
+    if path not in ("/rerank", "/v2/rerank") and (
         not path.startswith(("/v1/", "/v3/")) or path.startswith("/v1/vision/")  # DeepStack's
     ):
         return None

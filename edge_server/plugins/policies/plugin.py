@@ -39,6 +39,12 @@ class PoliciesPlugin(Plugin):
     )
     tables = (SettingTable("policies", "Robot policies", PoliciesConfig),)
 
+    def parameter_names(self) -> Iterable[str]:
+        from edge_server.plugins.policies.policy import Policy
+        from edge_server.plugins.vision.parameter_tables import settings_of
+
+        return settings_of(Policy)
+
     def prepare(self, config: ServerConfig) -> RunningPlugin:
         return _Policies(config.table(PoliciesConfig))
 

@@ -1,8 +1,9 @@
 """Policy of a robot: a model that declares parameters `policy_*`, with the conversion of observations to its inputs and
 of its outputs to actions.
 
-PARAMETERS lists the keys. An observation is a map, as robots send it: arrays, numbers and texts by name. Maps inside it
-count as names with slashes: {"images": {"top": ...}} has the key "images/top". It has no batch dimension.
+The fields of Policy declare the keys. An observation is a map, as robots send it: arrays, numbers and texts by name.
+Maps inside it count as names with slashes: {"images": {"top": ...}} has the key "images/top". It has no batch
+dimension.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from edge_server.config.setting import Kind, setting
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BadModelConfig, InvalidRequest
-from edge_server.plugins.vision.declared_parameter import DeclaredParameter, describe_unknown
 from edge_server.plugins.vision.image_plan import ImagePlan, make_image_plans
+from edge_server.plugins.vision.parameter_tables import NOT_STATED, ParameterReader, kind_of, settings_of, text_kind
 from edge_server.plugins.vision.resize import Color
 from edge_server.record import record
 
@@ -29,32 +31,7 @@ if TYPE_CHECKING:
 MAX_HORIZON = 10_000
 _MAX_FRAMES = 100
 
-PARAMETERS = (
-    DeclaredParameter("policy_action_key", "key", "none: no policy", "key of the actions in an answer, as actions"),
-    DeclaredParameter("policy_inputs", "INPUT=KEY, ...", "the inputs' names", "keys of the observation, by input"),
-    DeclaredParameter("policy_horizon", f"1 to {MAX_HORIZON}", "all", "number of actions in an answer"),
-    DeclaredParameter("policy_dt_ms", "milliseconds", "not stated", "time between two actions"),
-    DeclaredParameter("policy_max_age_ms", "milliseconds", "any age", "age of an observation that ends its use"),
-    DeclaredParameter(
-        "policy_previous_input",
-        "input",
-        "none",
-        "gets the actions that are left of the chunk before, filled up with zeros",
-    ),
-    DeclaredParameter("policy_frozen_input", "input", "none", "gets how many of these are fixed: 0 without any"),
-    DeclaredParameter(
-        "policy_frame_steps",
-        "-15, 0",
-        "consecutive",
-        "time steps of an input's frames, 0 is the newest; for GR00T's clients",
-    ),
-    DeclaredParameter("policy_metadata", "JSON object", "{}", "what a client gets when it connects"),
-)
-"""All keys that begin with `policy_`."""
-
 MAX_DEPTH = 8
-_PREFIX = "policy_"
-_KEYS = tuple(parameter.key for parameter in PARAMETERS)
 
 
 @record(frozen=True, slots=True)
@@ -66,27 +43,87 @@ class ObservationField:
     images: ImagePlan | None
 
 
+def _parse_action_key(given: str) -> str:
+    if not 0 < len(given) <= 200:
+        raise ValueError("expected 1 to 200 characters")
+    return given
+
+
+def _positive(largest: float, values: str, default: str, *, is_whole: bool = False) -> Kind:
+    def parse(given: str) -> float:
+        try:
+            value = float(given)
+        except ValueError:
+            value = math.nan
+        if not 0 < value <= largest or (is_whole and value != int(value)):
+            raise ValueError(f"expected a {'whole ' if is_whole else ''}number above 0, at most {largest:g}")
+        return int(value) if is_whole else value
+
+    return kind_of(values, parse, default)
+
+
+def _parse_frame_steps(given: str) -> tuple[int, ...]:
+    try:
+        steps = tuple(int(part) for part in given.split(",", _MAX_FRAMES))
+    except ValueError:
+        steps = ()
+    if steps[-1:] != (0,) or steps[0] < -MAX_HORIZON or any(a >= b for a, b in itertools.pairwise(steps)):
+        raise ValueError("expected whole numbers that rise to 0, as '-15, 0'")
+    return steps
+
+
+def _parse_metadata(given: str) -> Mapping[str, Any]:
+    try:
+        found = json.loads(given)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError("expected a JSON object")
+    return found
+
+
 @record(frozen=True, slots=True)
 class Policy:
     """Conversion plan of one version of a policy. Immutable and thread-safe.
 
-    `horizon` None: as many actions as the model returns. `dt_ms` None: not stated. `max_age_ns` 0: any age.
+    `horizon` None: as many actions as the model returns. `dt_ms` None: not stated. `max_age_ms` 0: any age.
     `previous_input` and `frozen_input`, "" for none, are the inputs of a policy that continues a chunk. They are zeros
     for an observation without their values. `frame_steps` are the time steps of an input's frames, 0 for the
     newest. They are for inputs with as many frames; all others have consecutive steps.
     """
 
     spec: ModelSpec
-    inputs: tuple[ObservationField, ...]
     output: OutputSpec
-    action_key: str
-    horizon: int | None
-    dt_ms: float | None
-    max_age_ns: int
-    metadata: Mapping[str, Any]
-    previous_input: str = ""
-    frozen_input: str = ""
-    frame_steps: tuple[int, ...] = ()
+    action_key: str = setting(
+        NOT_STATED, "policy_action_key", kind_of("key", _parse_action_key, "none: no policy"),
+        "key of the actions in an answer, as actions")  # fmt: skip
+    inputs: tuple[ObservationField, ...] = setting(
+        NOT_STATED,
+        "policy_inputs",
+        text_kind("INPUT=KEY, ...", "the inputs' names"),
+        "keys of the observation, by input",
+    )
+    horizon: int | None = setting(
+        None, "policy_horizon", _positive(MAX_HORIZON, f"1 to {MAX_HORIZON}", "all", is_whole=True),
+        "number of actions in an answer")  # fmt: skip
+    dt_ms: float | None = setting(
+        None, "policy_dt_ms", _positive(60_000, "milliseconds", "not stated"), "time between two actions"
+    )
+    max_age_ms: float = setting(
+        0.0, "policy_max_age_ms", _positive(600_000, "milliseconds", "any age"),
+        "age of an observation that ends its use")  # fmt: skip
+    previous_input: str = setting(
+        "", "policy_previous_input", text_kind("input", "none"),
+        "gets the actions that are left of the chunk before, filled up with zeros")  # fmt: skip
+    frozen_input: str = setting(
+        "", "policy_frozen_input", text_kind("input", "none"), "gets how many of these are fixed: 0 without any"
+    )
+    frame_steps: tuple[int, ...] = setting(
+        (), "policy_frame_steps", kind_of("-15, 0", _parse_frame_steps, "consecutive"),
+        "time steps of an input's frames, 0 is the newest; for GR00T's clients")  # fmt: skip
+    metadata: Mapping[str, Any] = setting(
+        dict, "policy_metadata", kind_of("JSON object", _parse_metadata, "{}"), "what a client gets when it connects"
+    )
 
     @property
     def takes_pictures(self) -> bool:
@@ -224,121 +261,52 @@ def is_policy(spec: ModelSpec) -> bool:
 
 def make_policy(spec: ModelSpec) -> Policy:
     """Return the plan of a policy. Raises BadModelConfig for wrong parameters."""
-    reader = _Reader(spec)
-    reader.check_keys()
+    reader = ParameterReader(spec.name, spec.all_parameters)
+    reader.check_keys(("policy_",), settings_of(Policy))
+    if spec.is_decoupled or (spec.sequence is not None and spec.sequence.is_iterative):
+        kind = "decoupled" if spec.is_decoupled else "iterative"
+        raise BadModelConfig(f"model '{spec.name}' is {kind}: a policy gives one answer to an observation")
     pictures = {plan.input_name: plan for plan in make_image_plans(spec)}
-    keys = reader.keys()
-    action_key = reader.text("policy_action_key")
-    output = spec.output(action_key) or spec.outputs[0]
+    values = reader.read(Policy)
+    keys = _read_input_keys(reader, spec)
+    values["inputs"] = tuple(
+        ObservationField(item, keys.get(item.name, item.name), pictures.get(item.name)) for item in spec.inputs
+    )
+    output = spec.output(values["action_key"]) or spec.outputs[0]
     has_batch = spec.max_batch_size > 0
     if output.dims and len(output.dims) != 2 and (has_batch or len(output.dims) != 3):
         reader.refuse("policy_action_key", f"an output of shape (actions, values) as '{output.name}'", f"{output.dims}")
-    horizon = reader.number("policy_horizon", MAX_HORIZON, is_whole=True)
     rows = output.dims[1 if spec.max_batch_size == 0 and len(output.dims) == 3 else 0] if output.dims else 0
+    horizon = values.setdefault("horizon", rows if rows > 0 else None)
     if horizon is not None and 0 < rows < horizon:
-        reader.refuse("policy_horizon", f"at most the {rows} rows of output '{output.name}'", f"{horizon:g}")
-    return Policy(
-        spec=spec,
-        inputs=tuple(
-            ObservationField(item, keys.get(item.name, item.name), pictures.get(item.name)) for item in spec.inputs
-        ),
-        output=output,
-        action_key=action_key,
-        horizon=int(horizon) if horizon is not None else rows if rows > 0 else None,
-        dt_ms=reader.number("policy_dt_ms", 60_000),
-        max_age_ns=int((reader.number("policy_max_age_ms", 600_000) or 0) * 1e6),
-        metadata=reader.metadata(),
-        previous_input=reader.input_name("policy_previous_input", min_rank=2),
-        frozen_input=reader.input_name("policy_frozen_input", min_rank=0),
-        frame_steps=reader.frame_steps(),
-    )
+        reader.refuse("policy_horizon", f"at most the {rows} rows of output '{output.name}'")
+    _check_input(reader, spec, "policy_previous_input", min_rank=2)
+    _check_input(reader, spec, "policy_frozen_input", min_rank=0)
+    steps = values.get("frame_steps")
+    if steps and not any(len(steps) in item.dims[:-1] for item in spec.inputs):
+        reader.refuse("policy_frame_steps", "as many steps as an input has frames in its dims")
+    return Policy(spec, output, **values)
 
 
-class _Reader:
-    """Reads and checks the parameters of one model."""
+def _read_input_keys(reader: ParameterReader, spec: ModelSpec) -> Mapping[str, str]:
+    """Return input -> key of the observation, as `policy_inputs` says."""
+    found: dict[str, str] = {}
+    for pair in filter(None, (part.strip() for part in reader.parameters.get("policy_inputs", "").split(","))):
+        name, sign, key = (part.strip() for part in pair.partition("="))
+        if not sign or not key or spec.input(name) is None or name in found:
+            names = ", ".join(item.name for item in spec.inputs)
+            reader.refuse("policy_inputs", f"INPUT=KEY, ..., each of the inputs ({names}) at most once", pair)
+        found[name] = key
+    return found
 
-    def __init__(self, spec: ModelSpec) -> None:
-        self._spec = spec
-        self._parameters = spec.all_parameters
 
-    def check_keys(self) -> None:
-        for key in self._parameters:
-            if key.startswith(_PREFIX) and key not in _KEYS:
-                raise BadModelConfig(
-                    f"model '{self._spec.name}', parameter '{key[:100]}': {describe_unknown(key, _KEYS)}"
-                )
-        if self._spec.is_decoupled:
-            raise BadModelConfig(f"model '{self._spec.name}' is decoupled: a policy gives one answer to an observation")
-        if self._spec.sequence is not None and self._spec.sequence.is_iterative:
-            raise BadModelConfig(f"model '{self._spec.name}' is iterative: a policy gives one answer to an observation")
-
-    def text(self, key: str) -> str:
-        text = self._parameters[key]
-        if not 0 < len(text) <= 200:
-            self.refuse(key, "1 to 200 characters", text)
-        return text
-
-    def keys(self) -> Mapping[str, str]:
-        """Return input -> key of the observation, as `policy_inputs` says."""
-        found: dict[str, str] = {}
-        for pair in filter(None, (part.strip() for part in self._parameters.get("policy_inputs", "").split(","))):
-            name, sign, key = (part.strip() for part in pair.partition("="))
-            if not sign or not key or self._spec.input(name) is None or name in found:
-                names = ", ".join(item.name for item in self._spec.inputs)
-                self.refuse("policy_inputs", f"INPUT=KEY, ..., each of the inputs ({names}) at most once", pair)
-            found[name] = key
-        return found
-
-    def number(self, key: str, largest: float, *, is_whole: bool = False) -> float | None:
-        text = self._parameters.get(key)
-        if text is None:
-            return None
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not 0 < value <= largest or (is_whole and value != int(value)):
-            self.refuse(key, f"a {'whole ' if is_whole else ''}number above 0, at most {largest:g}", text)
-        return value
-
-    def input_name(self, key: str, *, min_rank: int) -> str:
-        name = self._parameters.get(key, "")
-        if name:
-            found = self._spec.input(name)
-            if found is None or len(found.dims) < min_rank or found.dtype is DType.BYTES:
-                names = ", ".join(item.name for item in self._spec.inputs)
-                shape = " of shape (actions, values)" if min_rank else ""
-                self.refuse(key, f"one of the inputs ({names}) with numbers{shape}", name)
-        return name
-
-    def frame_steps(self) -> tuple[int, ...]:
-        text = self._parameters.get("policy_frame_steps")
-        if text is None:
-            return ()
-        try:
-            steps = tuple(int(part) for part in text.split(",", _MAX_FRAMES))
-        except ValueError:
-            steps = ()
-        if steps[-1:] != (0,) or steps[0] < -MAX_HORIZON or any(a >= b for a, b in itertools.pairwise(steps)):
-            self.refuse("policy_frame_steps", "whole numbers that rise to 0, as '-15, 0'", text)
-        if not any(len(steps) in item.dims[:-1] for item in self._spec.inputs):
-            self.refuse("policy_frame_steps", "as many steps as an input has frames in its dims", text)
-        return steps
-
-    def metadata(self) -> Mapping[str, Any]:
-        text = self._parameters.get("policy_metadata", "{}")
-        try:
-            found = json.loads(text)
-        except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
-            self.refuse("policy_metadata", "a JSON object", text)
-        return found
-
-    def refuse(self, key: str, expected: str, given: str) -> NoReturn:
-        raise BadModelConfig(
-            f"model '{self._spec.name}', parameter '{key}': expected {expected}, given '{given[:100]}'"
-        )
+def _check_input(reader: ParameterReader, spec: ModelSpec, key: str, *, min_rank: int) -> None:
+    name = reader.parameters.get(key)
+    found = spec.input(name) if name else None
+    if name and (found is None or len(found.dims) < min_rank or found.dtype is DType.BYTES):
+        names = ", ".join(item.name for item in spec.inputs)
+        shape = " of shape (actions, values)" if min_rank else ""
+        reader.refuse(key, f"one of the inputs ({names}) with numbers{shape}")
 
 
 _ABSENT = object()

@@ -123,7 +123,7 @@ class Robot:
                 inputs=inputs,
                 priority=int(PriorityClass.CONTROL),
                 sequence=sequence,
-                deadline_ns=arrived_ns + policy.max_age_ns if policy.max_age_ns else 0,
+                deadline_ns=arrived_ns + int(policy.max_age_ms * 1e6) if policy.max_age_ms else 0,
             )
             began_s = time.monotonic()
             try:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 class RemotePlugin(Plugin):
     name = "remote"
-
+    address_schemes = ("s3", "gs", "as", "file", "oci")
     is_required = True  # without copies a server has no models, or old ones
 
     def prepare(self, config: ServerConfig) -> RunningPlugin | None:

@@ -13,7 +13,7 @@ from edge_server.config import nearest
 from edge_server.config.setting_sources import set_library_defaults
 
 COMMANDS = {
-    "bridge": "subscribe to a camera topic and publish the results: ROS 2 over DDS, Zenoh or rclpy, ROS 1 over rospy",
+    "bridge": "subscribe to a camera topic and publish the results: ROS 2 over DDS, Zenoh or rclpy",
     "replay": "send the images of a rosbag2, MCAP or ROS 1 recording through a model, and record the results",
 }
 """Command -> description. Each is `run(arguments) -> exit code` in command_bridge.py or command_replay.py."""

@@ -78,8 +78,8 @@ def _parser() -> argparse.ArgumentParser:
         choices=TRANSPORTS,
         default="",
         help="dds: ROS 2 without a ROS installation (extra 'ros'). zenoh: the same for nodes with rmw_zenoh_cpp, "
-        "also on aarch64 (extra 'zenoh'). rclpy: in a sourced ROS 2, or rclpy from PyPI. ros1: rospy. Default: what "
-        "fits RMW_IMPLEMENTATION, else dds",
+        "also on aarch64 (extra 'zenoh'). rclpy: in a sourced ROS 2, or rclpy from PyPI. Default: what fits "
+        "RMW_IMPLEMENTATION, else dds",
     )
     parser.add_argument("--node-name", default="edge_server_bridge", help="name of the ROS node")
     parser.add_argument(

@@ -10,7 +10,7 @@ class RosPlugin(Plugin):
     commands = (
         Command(
             "ros",
-            "bridge camera topics of ROS 1 and ROS 2, or recordings of them, to the models of a running server",
+            "bridge camera topics of ROS 2, or recordings of them, to the models of a running server",
             "edge_server.plugins.ros.command",
             "Cameras, robots and chats",
         ),

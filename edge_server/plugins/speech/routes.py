@@ -6,32 +6,18 @@ The endpoints are imported for the first request.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.routes import DeferredEndpoints, Route
 from edge_server.service import InferenceService
 
-if TYPE_CHECKING:
-    from edge_server.plugins.speech.endpoints import AudioEndpoints
-    from edge_server.plugins.speech.synthesis.speech_endpoint import SpeechEndpoint
-
 
 def speech_routes(service: InferenceService, may_change_models: Callable[[RequestHead], bool]) -> Sequence[Route]:
     """Return the routes. `may_change_models` returns whether the sender of a request may load and unload models."""
 
-    def make() -> AudioEndpoints:
-        from edge_server.plugins.speech.endpoints import AudioEndpoints
-
-        return AudioEndpoints(service, may_change_models)
-
-    def make_speech() -> SpeechEndpoint:
-        from edge_server.plugins.speech.synthesis.speech_endpoint import SpeechEndpoint
-
-        return SpeechEndpoint(service, may_change_models)
-
-    handler = DeferredEndpoints(make).handler
-    speech_handler = DeferredEndpoints(make_speech).handler
+    handler = DeferredEndpoints(service, may_change_models).handler
+    audio = "edge_server.plugins.speech.endpoints:AudioEndpoints"
+    speech = "edge_server.plugins.speech.synthesis.speech_endpoint:SpeechEndpoint"
     lines: list[Route] = []
     for base in ("/v1", "/v3"):  # OpenVINO Model Server has this API under /v3
         lines += (
@@ -40,7 +26,7 @@ def speech_routes(service: InferenceService, may_change_models: Callable[[Reques
                 f"{base}/audio/transcriptions",
                 category="inference",
                 summary="Text of speech, as in OpenAI's API",
-                handler=handler(lambda endpoints: endpoints.transcribe),
+                handler=handler(f"{audio}.transcribe"),
                 schema="edge_server.plugins.speech.schemas:AUDIO",
             ),
             Route(
@@ -48,7 +34,7 @@ def speech_routes(service: InferenceService, may_change_models: Callable[[Reques
                 f"{base}/audio/translations",
                 category="inference",
                 summary="English text of speech, as in OpenAI's API",
-                handler=handler(lambda endpoints: endpoints.translate),
+                handler=handler(f"{audio}.translate"),
                 schema="edge_server.plugins.speech.schemas:AUDIO",
             ),
             Route(
@@ -56,7 +42,7 @@ def speech_routes(service: InferenceService, may_change_models: Callable[[Reques
                 f"{base}/audio/speech",
                 category="inference",
                 summary="Speech of a text, as in OpenAI's API",
-                handler=speech_handler(lambda endpoint: endpoint.speak),
+                handler=handler(f"{speech}.speak"),
                 schema="edge_server.plugins.speech.schemas:SPEECH",
             ),
         )

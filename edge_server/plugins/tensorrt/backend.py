@@ -63,6 +63,7 @@ class TensorRTBackend(Backend):
     default_filename = "model.plan"
     runs_on_gpu = True
     compares_output_sizes = needs_every_input = True
+    used_fields = ("cc_model_filenames", "optimization.cuda", "instance_group.secondary_devices")
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edge_server.json_child_process import JsonProcess, ReceiveTimeout
+from edge_server.backends.isolation.json_child_process import JsonProcess, ReceiveTimeout
 
 MODULE = "edge_server.plugins.trials.candidate_process_main"
 

@@ -20,13 +20,13 @@ from typing import Any, TextIO
 from edge_server.backends import engine_backends, load_backend
 from edge_server.backends.base import Array, OpenJob, ServerCalls, Session, SessionInfo
 from edge_server.backends.isolation.isolated_session import IsolatedSession
+from edge_server.backends.isolation.json_child_side import exit_at_once, start_child, write_message
 from edge_server.config.server_config import settings_of_backend
 from edge_server.core.batch import BatchPlan
 from edge_server.core.model_spec import InstanceKind, ModelSpec
 from edge_server.core.tensor import DType
 from edge_server.core.version_lifecycle import Resolved
 from edge_server.errors import EdgeServerError, LoadError, OutOfMemory, Unsupported
-from edge_server.json_child_side import exit_at_once, start_child, write_message
 from edge_server.memory.available_memory import MemoryFloor
 from edge_server.plugins.tensorrt.engine_order import Profile
 from edge_server.plugins.tensorrt.optimization_profiles import KEYS, configured_profiles

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import sys
 
+from edge_server.backends.isolation.json_child_side import exit_at_once, start_child, write_message
 from edge_server.backends.onnxruntime import providers
 from edge_server.backends.openvino import devices
 from edge_server.errors import EdgeServerError
-from edge_server.json_child_side import exit_at_once, start_child, write_message
 from edge_server.plugins.trials.accelerator_candidates import ReportedDevices
 from edge_server.plugins.trials.candidate_process import CandidateProcess, ChildLimits
 

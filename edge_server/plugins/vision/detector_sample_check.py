@@ -39,8 +39,6 @@ from edge_server.plugins.vision.outputs.box_candidates import Candidates, Networ
 from edge_server.plugins.vision.outputs.classification import ClassDecoder
 from edge_server.plugins.vision.outputs.detections import DetectionDecoder, make_head
 from edge_server.plugins.vision.outputs.output_parameters import (
-    TRAITS,
-    USUAL_COLUMNS,
     Activation,
     BoxFormat,
     BoxUnit,
@@ -50,12 +48,19 @@ from edge_server.plugins.vision.outputs.output_parameters import (
 )
 from edge_server.plugins.vision.outputs.output_tensors import FloatArray, OutputTensor, drop_batch_dim
 from edge_server.plugins.vision.outputs.reordered import ReorderedColumns, Transposed
+from edge_server.plugins.vision.parameter_tables import as_text, settings_of
 from edge_server.plugins.vision.perception import make_perception_decoder
 from edge_server.plugins.vision.resize import Color
 from edge_server.record import record
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+_LAYOUT_KEYS = (
+    "detection_keypoints", "detection_mask_coefficients", "detection_keypoint_values", "detection_transposed",
+    "detection_columns", "detection_activation", "detection_box_format", "detection_box_unit",
+)  # fmt: skip
+"""Keys of a layout, as a warning lists them."""
 
 MAX_SCORE = 1.1
 MAX_ROUNDED_SCORE = 2.0
@@ -356,7 +361,7 @@ def _options(
                 iou_threshold=declaration.iou_threshold,
             )
             is_angle = option.head is HeadKind.YOLOV8_OBB
-            has_activation = "detection_activation" in TRAITS[option.head].keys
+            has_activation = "detection_activation" in option.head.keys
             if (has_activation or activation is Activation.NONE) and (not is_angle or _are_angles(values[-1])):
                 yield "{}", name, option
             if name == "yolov8" and len(values) > 4 + 32 and (values[-32:].min(axis=1) < 0).mean() > 0.5:
@@ -393,25 +398,14 @@ def _are_angles(row: FloatArray) -> bool:
 
 
 def _describe(option: DetectionDeclaration) -> str:
-    traits = TRAITS[option.head]
-    keys = [f"detection_head {option.head.value}"]
-    if option.keypoint_count:
-        keys.append(f"detection_keypoints {option.keypoint_count}")
-    if option.mask_coefficient_count:
-        keys.append(f"detection_mask_coefficients {option.mask_coefficient_count}")
-    if option.keypoint_values != 3:
-        keys.append(f"detection_keypoint_values {option.keypoint_values}")
-    if option.is_transposed:
-        keys.append("detection_transposed true")
-    if option.columns != USUAL_COLUMNS:
-        keys.append(f"detection_columns {','.join(column.value for column in option.columns)}")
-    if option.activation is not traits.activation and "detection_activation" in traits.keys:
-        keys.append(f"detection_activation {option.activation.value}")
-    if option.format is not traits.format:
-        keys.append(f"detection_box_format {option.format.value}")
-    if option.unit is not traits.unit:
-        keys.append(f"detection_box_unit {option.unit.value}")
-    return ", ".join(keys)
+    """Return the head of a layout, and the keys that are not at their defaults."""
+    stated = [f"detection_head {option.head.value}"]
+    for key in _LAYOUT_KEYS:
+        setting = settings_of(DetectionDeclaration)[key]
+        value = getattr(option, setting.name)
+        if key in option.head.keys and value != getattr(option.head, setting.name, setting.default):
+            stated.append(f"{key} {as_text(value)}")
+    return ", ".join(stated)
 
 
 def _impossible_scores(found: Candidates) -> Iterator[str]:
@@ -448,7 +442,7 @@ def _fractional_classes(declaration: DetectionDeclaration, arrays: Sequence[Floa
 
 def _count_boxes_in_one_pixel(declaration: DetectionDeclaration, size: NetworkSize, every: Candidates) -> int:
     """Return the number of different boxes if nearly all are smaller than one pixel and at the corner, else 0."""
-    has_unit = "detection_box_unit" in TRAITS[declaration.head].keys
+    has_unit = "detection_box_unit" in declaration.head.keys
     if not has_unit or declaration.unit is not BoxUnit.PIXELS or min(size.width, size.height) < MIN_SIDE:
         return 0
     # Unused rows of a list are often alike.

@@ -1,41 +1,35 @@
-"""Parser of the parameters in a model's configuration that say how an image becomes the input (`image_*`,
+"""Declaration of the parameters in a model's configuration that say how an image becomes the input (`image_*`,
 `network_image_*`).
 
-PARAMETERS lists the keys. Names follow the image encoder of Isaac ROS if it has one. All values are strings; lists are
-comma-separated.
+docs/reference/model-parameters.md describes them. Names follow the image encoder of Isaac ROS if it has one. Its
+`keep_aspect_ratio`, `enable_padding` and `crop_mode` stand for image_fit: keep_aspect_ratio false is stretch, true with
+padding is letterbox, true without padding is crop.
 
-A channel's value v of 0..255 becomes (v * image_scale - image_mean) / image_stddev. So mean and stddev are in units of
-0..255 if image_scale is 1, and of 0..1 if it is 1/255. To avoid doubt, a configuration with one of them must state
-image_scale too.
-
-With image_color depth, v is not 0..255 but the sensor's measurement, as in 16UC1, 32FC1 and similar encodings. By ROS
-REP 118 integers are millimetres and floats metres; image_depth_unit converts them to one unit. A value that is not
-finite was not measured and becomes 0, as in 16UC1. image_interpolation auto then means nearest, so that no surface is
-invented between a near and a far one. Integer inputs take the nearest number within their range.
-
-image_decode fast applies to JPEG frames that are at least twice as large as their resized picture and into which no
-results are drawn. The decoder then omits detail that resizing would average away. This saves about a quarter of the
-decoding time; single pixels differ by up to a tenth of the range, the mean by a five-hundredth. It has no effect with
-image_interpolation nearest and those with antialias, which need the pixels themselves.
-
-`keep_aspect_ratio`, `enable_padding` and `crop_mode` of Isaac ROS are accepted instead of image_fit: keep_aspect_ratio
-false is stretch, true with padding is letterbox, true without padding is crop.
+Integer inputs take the nearest number within their range. image_decode fast omits detail that resizing would average
+away: single pixels differ by up to a tenth of the range, the mean by a five-hundredth. It has no effect on frames into
+which results are drawn, and with image_interpolation nearest and those with antialias, which need the pixels.
 """
 
 from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
-from typing import NoReturn, TypeVar
 
-from edge_server.errors import BadModelConfig
-from edge_server.plugins.vision.declared_parameter import DeclaredParameter, describe_unknown, join_values
+from edge_server.config.setting import Kind, setting
+from edge_server.plugins.vision.parameter_tables import (
+    BOOLEAN,
+    ParameterReader,
+    choice,
+    kind_of,
+    parse_decimal,
+    settings_of,
+    text_kind,
+    whole,
+)
 from edge_server.plugins.vision.resize import Color, FitMode, Interpolation
 from edge_server.record import record
-
-Choice = TypeVar("Choice", bound=enum.Enum)
 
 MAX_SIDE = 16384
 """Maximum width or height of a network's input, and maximum of image_resize, in pixels."""
@@ -43,11 +37,15 @@ MAX_SIDE = 16384
 MAX_TOP_K = 1000
 """Maximum number of labels returned for one image; clients that need more request the tensor."""
 
+DEFAULT_TOP_K = 5
+"""Number of labels returned for one image if neither the request nor `image_top_k` states it."""
+
 MAX_CONSTANTS = 16
 """Maximum number of values of another input; detectors have two."""
 
 _PREFIXES = ("image_", "network_image_")
 _ISAAC_FIT_KEYS = ("keep_aspect_ratio", "enable_padding", "crop_mode")
+_NEEDED_FIT = {"image_resize": FitMode.CROP, "image_crop_offset": FitMode.CROP, "image_pad_value": FitMode.LETTERBOX}
 # Isaac ROS needs the size and encoding of its input; here each image and each frame states them itself.
 _ISAAC_NEEDLESS_KEYS = ("input_encoding", "input_image_width", "input_image_height")
 
@@ -73,70 +71,110 @@ class DepthUnit(enum.Enum):
     MILLIMETRES = "mm"
 
 
-PARAMETERS = (
-    DeclaredParameter("network_image_width", "pixels", "the input's dims", "width of the network's input"),
-    DeclaredParameter("network_image_height", "pixels", "the input's dims", "height of the network's input"),
-    DeclaredParameter("image_input", "name, a policy: names", "the only input", "input that takes the image"),
-    DeclaredParameter(
-        "image_constants",
-        "name=number,... separated by ;",
-        "no other inputs",
-        "values of the other inputs for each picture, as im_shape=640,640;scale_factor=1,1",
-    ),
-    DeclaredParameter(
-        "image_color", join_values(Color), "rgb, or gray for one channel", "the network's channels, in their order"
-    ),
-    DeclaredParameter("image_fit", join_values(FitMode), "stretch", "how a picture of another shape becomes the input"),
-    DeclaredParameter(
-        "image_resize", "pixels", "just cover the input", "with crop: length of the shorter side before the cut"
-    ),
-    DeclaredParameter(
-        "image_crop_offset",
-        join_values(CropOffset),
-        "even",
-        "with crop: how half a pixel is rounded, even as in torchvision, down as in transformers",
-    ),
-    DeclaredParameter(
-        "image_pad_value", "0 to 255, one or one per channel", "0", "with letterbox: border colour, before image_scale"
-    ),
-    DeclaredParameter("image_interpolation", join_values(Interpolation), "auto", "how pixels are resized"),
-    DeclaredParameter("image_scale", "number or fraction, as 1/255", "1", "multiplies the values 0 to 255"),
-    DeclaredParameter("image_mean", "one number or one per channel", "0", "subtracted after image_scale"),
-    DeclaredParameter("image_stddev", "one number or one per channel", "1", "divides after image_mean"),
-    DeclaredParameter(
-        "image_depth_unit", join_values(DepthUnit), "the frame's unit", "with image_color depth: unit of the input"
-    ),
-    DeclaredParameter(
-        "image_decode", join_values(Decode), "exact", "fast: large JPEG frames are decoded at 1/2, 1/4 or 1/8"
-    ),
-    DeclaredParameter(
-        "image_top_k", f"1 to {MAX_TOP_K}", "5, for models with classes", "number of best classes in an answer"
-    ),
-)
-"""All keys that begin with one of _PREFIXES."""
-_KEYS = tuple(parameter.key for parameter in PARAMETERS)
+def _parse_number(given: str) -> float:
+    """Return the number of a decimal or a fraction, NaN without one."""
+    given = given.strip()
+    if "/" not in given:
+        return parse_decimal(given)
+    try:
+        return float(Fraction(given)) if len(given) <= 40 else math.nan
+    except (ValueError, ZeroDivisionError, OverflowError):
+        return math.nan
+
+
+def _parse_numbers(given: str) -> tuple[float, ...]:
+    found = tuple(map(_parse_number, given.strip().removeprefix("[").removesuffix("]").split(",")))
+    if len(found) not in (1, 3) or not all(map(math.isfinite, found)):
+        raise ValueError("expected one number, or one for each channel separated by commas")
+    return found
+
+
+def _per_channel(values: str, expected: str = "", is_allowed: Callable[[float], bool] = math.isfinite) -> Kind:
+    def parse(given: str) -> tuple[float, ...]:
+        found = _parse_numbers(given)
+        if not all(map(is_allowed, found)):
+            raise ValueError(f"expected {expected}")
+        return found
+
+    return kind_of(values, parse)
+
+
+def _parse_scale(given: str) -> float:
+    found = _parse_numbers(given)
+    if len(found) != 1 or found[0] == 0.0:
+        raise ValueError("expected one number or fraction other than 0")
+    return found[0]
+
+
+def _parse_constants(given: str) -> Mapping[str, tuple[float, ...]]:
+    found: dict[str, tuple[float, ...]] = {}
+    for item in filter(None, (part.strip() for part in given.split(";"))):
+        name, has_equals, listed = (part.strip() for part in item.partition("="))
+        numbers = tuple(map(_parse_number, listed.split(",")))
+        if not has_equals or not all(map(math.isfinite, numbers)) or len(numbers) > MAX_CONSTANTS or name in found:
+            raise ValueError("expected the values of other inputs as name=1,1;other=640,640")
+        found[name] = numbers
+    return found
+
+
+_SIDE = whole(1, MAX_SIDE, "pixels", "the input's dims")
+_ANY_NUMBERS = "one number or one per channel"
 
 
 @record(frozen=True, slots=True)
 class Declaration:
-    """Image declaration, valid in itself but not yet checked against the model's input. None: not stated."""
+    """Image declaration, valid in itself but not yet checked against the model's input. None: not stated.
 
-    width: int | None
-    height: int | None
-    input_name: str | None
-    constants: Mapping[str, tuple[float, ...]]
-    color: Color | None
-    mode: FitMode
-    resize: int | None
-    crop_offset: CropOffset
-    pad_value: tuple[float, ...]
-    interpolation: Interpolation
-    scale: float
-    mean: tuple[float, ...]
-    stddev: tuple[float, ...]
-    depth_unit: DepthUnit | None
-    decode: Decode
-    top_k: int | None
+    A channel's value v of 0 to 255, or of a sensor, becomes (v * scale - mean) / stddev.
+    """
+
+    width: int | None = setting(None, "network_image_width", _SIDE, "width of the network's input")
+    height: int | None = setting(None, "network_image_height", _SIDE, "height of the network's input")
+    input_name: str | None = setting(
+        None, "image_input", text_kind("name, a policy: names", "the only input"), "input that takes the image"
+    )
+    constants: Mapping[str, tuple[float, ...]] = setting(
+        dict, "image_constants", kind_of("name=number,... separated by ;", _parse_constants, "no other inputs"),
+        "values of the other inputs for each picture, as im_shape=640,640;scale_factor=1,1")  # fmt: skip
+    color: Color | None = setting(
+        None, "image_color", choice(Color, "rgb, or gray for one channel"), "the network's channels, in their order"
+    )
+    mode: FitMode = setting(
+        FitMode.STRETCH, "image_fit", choice(FitMode), "how a picture of another shape becomes the input"
+    )
+    resize: int | None = setting(
+        None, "image_resize", whole(1, MAX_SIDE, "pixels", "just cover the input"),
+        "with crop: length of the shorter side before the cut")  # fmt: skip
+    crop_offset: CropOffset = setting(
+        CropOffset.EVEN, "image_crop_offset", choice(CropOffset),
+        "with crop: how half a pixel is rounded, even as in torchvision, down as in transformers")  # fmt: skip
+    pad_value: tuple[float, ...] = setting(
+        (0.0,), "image_pad_value",
+        _per_channel("0 to 255, one or one per channel", "whole numbers from 0 to 255", range(256).__contains__),
+        "with letterbox: border colour, before image_scale")  # fmt: skip
+    interpolation: Interpolation = setting(
+        Interpolation.AUTO, "image_interpolation", choice(Interpolation), "how pixels are resized"
+    )
+    scale: float = setting(
+        1.0, "image_scale", kind_of("number or fraction, as 1/255", _parse_scale), "multiplies the values 0 to 255"
+    )
+    mean: tuple[float, ...] = setting((0.0,), "image_mean", _per_channel(_ANY_NUMBERS), "subtracted after image_scale")
+    stddev: tuple[float, ...] = setting(
+        (1.0,), "image_stddev", _per_channel(_ANY_NUMBERS, "numbers other than 0", bool), "divides after image_mean"
+    )
+    depth_unit: DepthUnit | None = setting(
+        None, "image_depth_unit", choice(DepthUnit, "the frame's unit"), "with image_color depth: unit of the input"
+    )
+    decode: Decode = setting(
+        Decode.EXACT, "image_decode", choice(Decode), "fast: large JPEG frames are decoded at 1/2, 1/4 or 1/8"
+    )
+    top_k: int | None = setting(
+        None, "image_top_k", whole(1, MAX_TOP_K, default=f"{DEFAULT_TOP_K}, for models with classes"),
+        "number of best classes in an answer")  # fmt: skip
+
+
+KEYS = (*settings_of(Declaration), *_ISAAC_FIT_KEYS, *_ISAAC_NEEDLESS_KEYS)
+"""All keys about images."""
 
 
 def is_declared(parameters: Mapping[str, str]) -> bool:
@@ -146,144 +184,32 @@ def is_declared(parameters: Mapping[str, str]) -> bool:
 
 def read_declaration(model: str, parameters: Mapping[str, str]) -> Declaration:
     """Return the image declaration from a model's `parameters`. Raises BadModelConfig: model, key, expected, given."""
-    reader = _Reader(model, parameters)
-    reader.check_keys()
-    mode = reader.fit_mode()
-    resize = reader.integer("image_resize", MAX_SIDE)
-    if resize is not None and mode is not FitMode.CROP:
-        reader.refuse("image_resize", "only together with image_fit crop")
-    if "image_crop_offset" in parameters and mode is not FitMode.CROP:
-        reader.refuse("image_crop_offset", "only together with image_fit crop")
-    if "image_pad_value" in parameters and mode is not FitMode.LETTERBOX:
-        reader.refuse("image_pad_value", "only together with image_fit letterbox")
+    reader = ParameterReader(model, parameters)
+    for key in _ISAAC_NEEDLESS_KEYS:
+        if key in parameters:
+            reader.refuse(key, "it to be left out, because each image says its own size and encoding")
+    reader.check_keys(_PREFIXES, settings_of(Declaration))
+    values = reader.read(Declaration)
+    isaac = [key for key in _ISAAC_FIT_KEYS if key in parameters]
+    if isaac:
+        if "mode" in values:
+            reader.refuse(isaac[0], "either image_fit or the names of Isaac ROS, not both")
+        values["mode"] = _read_isaac_fit(reader)
+    found = Declaration(**values)
+    for key, mode in _NEEDED_FIT.items():
+        if key in parameters and found.mode is not mode:
+            reader.refuse(key, f"only together with image_fit {mode.value}")
     for key in ("image_mean", "image_stddev"):
         if key in parameters and "image_scale" not in parameters:
             reader.refuse(key, "image_scale beside it: 1 where its unit is 0..255, 1/255 where its unit is 0..1")
-    return Declaration(
-        width=reader.integer("network_image_width", MAX_SIDE),
-        height=reader.integer("network_image_height", MAX_SIDE),
-        input_name=parameters.get("image_input"),
-        constants=reader.constants(),
-        color=reader.choice("image_color", Color),
-        mode=mode,
-        resize=resize,
-        crop_offset=reader.choice("image_crop_offset", CropOffset) or CropOffset.EVEN,
-        pad_value=reader.pad_value(),
-        interpolation=reader.choice("image_interpolation", Interpolation) or Interpolation.AUTO,
-        scale=reader.scale(),
-        mean=reader.numbers("image_mean", (0.0,)),
-        stddev=reader.stddev(),
-        depth_unit=reader.choice("image_depth_unit", DepthUnit),
-        decode=reader.choice("image_decode", Decode) or Decode.EXACT,
-        top_k=reader.integer("image_top_k", MAX_TOP_K),
-    )
+    return found
 
 
-class _Reader:
-    """Reads and checks one model's parameters. Raises BadModelConfig for a wrong value."""
-
-    def __init__(self, model: str, parameters: Mapping[str, str]) -> None:
-        self._model = model
-        self._parameters = parameters
-
-    def refuse(self, key: str, expected: str) -> NoReturn:
-        given = self._parameters[key]
-        raise BadModelConfig(f"model '{self._model}', parameter '{key}': expected {expected}, given '{given}'")
-
-    def check_keys(self) -> None:
-        for key in self._parameters:
-            if key in _ISAAC_NEEDLESS_KEYS:
-                self.refuse(key, "it to be left out, because each image says its own size and encoding")
-            if key.startswith(_PREFIXES) and key not in _KEYS:
-                raise BadModelConfig(f"model '{self._model}', parameter '{key}': {describe_unknown(key, _KEYS)}")
-
-    def fit_mode(self) -> FitMode:
-        stated = self.choice("image_fit", FitMode)
-        isaac = [key for key in _ISAAC_FIT_KEYS if key in self._parameters]
-        if not isaac:
-            return stated or FitMode.STRETCH
-        if stated is not None:
-            self.refuse(isaac[0], "either image_fit or the names of Isaac ROS, not both")
-        if self._parameters.get("crop_mode", "CENTER").upper() != "CENTER":
-            self.refuse("crop_mode", "CENTER, the only cut that is offered")
-        if not self._boolean("keep_aspect_ratio"):
-            return FitMode.STRETCH
-        return FitMode.LETTERBOX if self._boolean("enable_padding") else FitMode.CROP
-
-    def _boolean(self, key: str) -> bool:
-        """Return the value; True if it is not stated, as in Isaac ROS."""
-        text = self._parameters.get(key, "true").strip().lower()
-        if text not in ("true", "false", "1", "0"):
-            self.refuse(key, "true or false")
-        return text in ("true", "1")
-
-    def choice(self, key: str, kind: type[Choice]) -> Choice | None:
-        text = self._parameters.get(key)
-        if text is None:
-            return None
-        found = {member.value: member for member in kind}.get(text.strip().lower())
-        if found is None:
-            self.refuse(key, f"one of {', '.join(str(member.value) for member in kind)}")
-        return found
-
-    def integer(self, key: str, maximum: int) -> int | None:
-        text = self._parameters.get(key)
-        if text is None:
-            return None
-        # isdecimal excludes signs, blanks and underscores; the length check excludes numbers that are slow to parse.
-        if not (text.isascii() and text.isdecimal() and len(text) < 10 and 1 <= int(text) <= maximum):
-            self.refuse(key, f"a whole number from 1 to {maximum}")
-        return int(text)
-
-    def numbers(self, key: str, default: tuple[float, ...]) -> tuple[float, ...]:
-        text = self._parameters.get(key)
-        if text is None:
-            return default
-        expected = "one number, or one for each channel separated by commas"
-        values = [_number(part) for part in text.strip().removeprefix("[").removesuffix("]").split(",")]
-        found = tuple(value for value in values if value is not None)
-        if len(found) != len(values) or len(found) not in (1, 3):
-            self.refuse(key, expected)
-        return found
-
-    def constants(self) -> Mapping[str, tuple[float, ...]]:
-        text = self._parameters.get("image_constants", "")
-        found: dict[str, tuple[float, ...]] = {}
-        for item in filter(None, (part.strip() for part in text.split(";"))):
-            name, has_equals, listed = item.partition("=")
-            values = [_number(part) for part in listed.split(",")]
-            numbers = tuple(value for value in values if value is not None)
-            if not has_equals or len(numbers) != len(values) or len(values) > MAX_CONSTANTS or name.strip() in found:
-                self.refuse("image_constants", "the values of other inputs as name=1,1;other=640,640")
-            found[name.strip()] = numbers
-        return found
-
-    def scale(self) -> float:
-        values = self.numbers("image_scale", (1.0,))
-        if len(values) != 1 or values[0] == 0.0:
-            self.refuse("image_scale", "one number or fraction other than 0")
-        return values[0]
-
-    def stddev(self) -> tuple[float, ...]:
-        values = self.numbers("image_stddev", (1.0,))
-        if 0.0 in values:
-            self.refuse("image_stddev", "numbers other than 0")
-        return values
-
-    def pad_value(self) -> tuple[float, ...]:
-        values = self.numbers("image_pad_value", (0.0,))
-        if any(not 0 <= value <= 255 or value != int(value) for value in values):
-            self.refuse("image_pad_value", "whole numbers from 0 to 255")
-        return values
-
-
-def _number(text: str) -> float | None:
-    """Return the finite number of a decimal or a fraction, else None."""
-    text = text.strip()
-    if len(text) > 40:
-        return None
-    try:
-        value = float(Fraction(text)) if "/" in text else float(text)
-    except (ValueError, ZeroDivisionError, OverflowError):
-        return None
-    return value if math.isfinite(value) else None
+def _read_isaac_fit(reader: ParameterReader) -> FitMode:
+    """Return the fit that the names of Isaac ROS state. Its defaults are true."""
+    if reader.parameters.get("crop_mode", "CENTER").upper() != "CENTER":
+        reader.refuse("crop_mode", "CENTER, the only cut that is offered")
+    for key, without in (("keep_aspect_ratio", FitMode.STRETCH), ("enable_padding", FitMode.CROP)):
+        if key in reader.parameters and not reader.parse(key, BOOLEAN):
+            return without
+    return FitMode.LETTERBOX

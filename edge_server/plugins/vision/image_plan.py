@@ -1,7 +1,7 @@
 """Conversion of images to the input tensor of one model: size, colours, number type, layout; computed once from its
 configuration.
 
-`image_parameters` documents the keys. This module checks them against the input's layout, size and data type.
+`image_parameters` declares the keys. This module checks them against the input's layout, size and data type.
 """
 
 from __future__ import annotations
@@ -299,22 +299,21 @@ def _inputs_of(spec: ModelSpec, declaration: Declaration) -> list[InputSpec]:
     others = [given for given in spec.inputs if given.name not in declaration.constants]
     if declaration.input_name is None and len(others) == 1:
         return others
-    found = []
-    for name in [None] if declaration.input_name is None else _input_names(spec, declaration.input_name):
+    names: list[str | None] = [declaration.input_name]
+    if declaration.input_name is not None and spec.input(declaration.input_name) is None:
+        # Only now, as a name of an input may have a comma.
+        names = [name.strip() for name in declaration.input_name.split(",")]
+    found: list[InputSpec] = []
+    for name in names:
         target = None if name is None else spec.input(name)
         if target is None or target in found:
-            names = ", ".join(f"'{given.name}'" for given in spec.inputs)
+            known = ", ".join(f"'{given.name}'" for given in spec.inputs)
             raise BadModelConfig(
                 f"model '{spec.name}', parameter 'image_input': expected the name of the input that takes the image, "
-                f"one of {names}, given {'nothing' if name is None else repr(name)}"
+                f"one of {known}, given {'nothing' if name is None else repr(name)}"
             )
         found.append(target)
     return found
-
-
-def _input_names(spec: ModelSpec, text: str) -> list[str]:
-    """Return the names in a list with commas. A name of an input may have a comma."""
-    return [text] if spec.input(text) is not None else [name.strip() for name in text.split(",")]
 
 
 @record(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Decoder of a model's output tensors to results in the coordinates of the original picture: classes, detections, a
 mask, and a map of depth or anomaly.
 
-`outputs.output_parameters` documents the keys. This module checks them against the model's outputs, once per model
+`outputs.output_parameters` declares the keys. This module checks them against the model's outputs, once per model
 version.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from edge_server.core.model_spec import ModelSpec
 from edge_server.errors import BadModelConfig, InvalidRequest
-from edge_server.plugins.vision.image_parameters import MAX_TOP_K
+from edge_server.plugins.vision.image_parameters import DEFAULT_TOP_K, MAX_TOP_K
 from edge_server.plugins.vision.image_plan import make_image_plan
 from edge_server.plugins.vision.outputs.box_candidates import NetworkSize
 from edge_server.plugins.vision.outputs.classification import (
@@ -33,9 +33,6 @@ from edge_server.record import record
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-
-DEFAULT_TOP_K = 5
-"""Number of classes to return if neither the stream nor `image_top_k` states it."""
 
 
 class Overlay(NamedTuple):
@@ -98,7 +95,8 @@ class PerceptionDecoder:
     @property
     def track_threshold(self) -> float | None:
         """Least score that starts a track in a frame stream; None: no tracking."""
-        return None if self.detections is None else self.detections.declaration.track_threshold
+        declaration = None if self.detections is None else self.detections.declaration
+        return None if declaration is None or declaration.track is None else declaration.track_threshold
 
     @property
     def text_model(self) -> str:

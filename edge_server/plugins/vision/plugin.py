@@ -4,7 +4,7 @@ recognition and checks of image models."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from edge_server.plugin import Plugin, RunningPlugin, ServingCore, StatusPart, StatusRow
@@ -36,6 +36,12 @@ TENSOR_NAMES = frozenset({"dets", "cls_8", "anomaly_map", "scale_factor"})
 
 class VisionPlugin(Plugin):
     name = "vision"
+
+    def parameter_names(self) -> Iterable[str]:
+        from edge_server.plugins.vision import image_parameters
+        from edge_server.plugins.vision.outputs import output_parameters
+
+        return ("preprocessing", *image_parameters.KEYS, *output_parameters.KEYS)
 
     def prepare(self, config: ServerConfig) -> RunningPlugin:
         return Vision()

@@ -1,19 +1,17 @@
-"""Makes tiny.gguf and onnx/, the language model of the tests: 147,776 parameters that recite 32 short chats.
+"""Makes tiny.gguf and tokenizer/, the language model of the tests: 147,776 parameters that recite 32 short chats.
 
-    pip install torch transformers tokenizers gguf onnx onnx_ir 'onnxruntime-genai>=0.18,<0.19'
+    pip install torch transformers tokenizers gguf
     python tests/data/tiny_llm/make.py [FOLDER]
 
-It takes less than a minute of one core. FOLDER (this one by default) gets tiny.gguf and, as `onnx/`, the same model as
-an export for ONNX Runtime GenAI. A FOLDER that is given also gets `hf/`, in the format of Hugging Face. The chats are
+It takes less than a minute of one core. FOLDER (this one by default) gets tiny.gguf and, as `tokenizer/`, the model's
+tokenizer in the format of Hugging Face. A FOLDER that is given also gets `hf/`, the model in that format. The chats are
 made here; nothing is from another source.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import gguf
@@ -191,12 +189,10 @@ def main() -> None:
         tokenizer_object=tokenizer, bos_token=SPECIAL[0], eos_token=SPECIAL[2], pad_token=SPECIAL[0]
     )
     fast.chat_template = TEMPLATE
-    with tempfile.TemporaryDirectory() as temporary:
-        source = folder / "hf" if len(sys.argv) > 1 else Path(temporary, "hf")
-        model.save_pretrained(source)
-        fast.save_pretrained(source)
-        export = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-p", "fp32", "-e", "cpu"]
-        subprocess.run([*export, "-i", source, "-o", folder / "onnx", "-c", Path(temporary, "cache")], check=True)
+    fast.save_pretrained(folder / "tokenizer")
+    if len(sys.argv) > 1:
+        model.save_pretrained(folder / "hf")
+        fast.save_pretrained(folder / "hf")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Calls of Cohere's package for reranking and embeddings, in both versions of its API."""
+"""Calls of Cohere's package for reranking, in both versions of its API."""
 
 from __future__ import annotations
 
@@ -19,16 +19,6 @@ def rerank() -> dict[str, Any]:
     return found
 
 
-def embeddings() -> dict[str, Any]:
-    call: Any = {"texts": ["hello"], "model": "embedder", "input_type": "search_document"}
-    by_type = CLIENTS["v1"].embed(**call, embedding_types=["float", "ubinary"]).embeddings
-    return {
-        "v1": CLIENTS["v1"].embed(**call).embeddings[0],
-        "v1 by type": by_type.float_[0],
-        "v2": CLIENTS["v2"].embed(**call, embedding_types=["float"]).embeddings.float_[0],
-    }
-
-
 def errors() -> dict[str, Any]:
     calls: Any = ({"model": "nosuch", "query": "hello"}, {"model": "embedder", "query": "hello " * 100})
     return {
@@ -37,4 +27,4 @@ def errors() -> dict[str, Any]:
     }
 
 
-print_report(rerank, embeddings, errors)
+print_report(rerank, errors)

@@ -1,5 +1,5 @@
 """Clients of others against language models of this server, each in an environment of its own, and their table in
-docs/language-models.md.
+docs/text-apis.md.
 
 The models are tests/data/tiny_llm with OpenVINO GenAI, its embeddings, and scripted ones.
 """
@@ -83,7 +83,7 @@ NAMES = {
     "continue": "Continue",
     "home_assistant": "Home Assistant",
 }
-"""Client -> its name in docs/language-models.md."""
+"""Client -> its name in docs/text-apis.md."""
 ERRORS: dict[str, dict[str, tuple[str, ...]]] = {
     "openai": {
         "whole": ("NotFoundError", "BadRequestError"),
@@ -122,6 +122,8 @@ def server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any
     (models / "wide/1/model.gguf").write_bytes(
         model.replace(key + (512).to_bytes(4, "little"), key + (4096).to_bytes(4, "little"))
     )
+    for name in ("tiny", "wide"):
+        (models / name / "config.pbtxt").write_text('backend: "openvino_genai"')
     shutil.copytree(DATA / "tiny_embeddings", models / "embedder/1", dirs_exist_ok=True)
     (models / "embedder/config.pbtxt").write_text('backend: "openvino_embeddings"')
     for name, script in SCRIPTS.items():
@@ -163,8 +165,8 @@ def report_of(client: str, server: Any, tmp_path: Path) -> dict[str, dict[str, A
 
 
 def documented_features(client: str) -> set[str]:
-    """Return the features that the table of docs/language-models.md has for a client."""
-    text = (ROOT / "docs/language-models.md").read_text()
+    """Return the features that the table of docs/text-apis.md has for a client."""
+    text = (ROOT / "docs/text-apis.md").read_text()
     ((features,),) = [re.findall(rf"^\| {NAMES[client]} \|.*\| (.*) \|$", text, re.MULTILINE)]
     return set(features.split(", "))
 
@@ -249,7 +251,7 @@ def test_home_assistant_talks_and_uses_a_lamp(server: Any, tmp_path: Path) -> No
 def test_aiperf_measures_all_requests(server: Any, tmp_path: Path) -> None:
     tokenizer = tmp_path / "tokenizer"
     tokenizer.mkdir()
-    for file in (DATA / "tiny_llm/onnx").glob("*token*"):
+    for file in (DATA / "tiny_llm/tokenizer").glob("*token*"):
         shutil.copy(file, tokenizer)
     run(
         environment("aiperf") / "bin/aiperf", "profile", "--model", "tiny", "--url", server.url(""),

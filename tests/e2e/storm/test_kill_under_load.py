@@ -277,7 +277,7 @@ def test_after_a_kill_under_full_load_a_restart_serves_complete_models_and_leave
         ("sequences", COUNTER_CONFIG, "model.py", COUNTER.encode()),
         ("tokens", repeat_config, "", b""),
         ("camera", CAMERA_CONFIG, "model.onnx", conv.SerializeToString()),
-        ("talker", "", "model.gguf", TINY.read_bytes()),
+        ("talker", 'backend: "openvino_genai"', "model.gguf", TINY.read_bytes()),
     ):
         folder = writer.path / name / "1"
         folder.mkdir(parents=True)

@@ -1,15 +1,13 @@
-"""Messages of video recorders: DeepStack's forms over HTTP, and Frigate's messages over ZeroMQ."""
+"""Messages of video recorders: DeepStack's forms over HTTP."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 
 from input_reader import InputReader
 from stubs import result_of
 
 from edge_server.plugins.cameras.endpoints.deepstack_endpoints import _least_score
-from edge_server.plugins.cameras.endpoints.zmq_detector import _header, _image
 from edge_server.plugins.vision.multipart_form import MAX_PARTS, form_parts, picture_file
 
 
@@ -28,21 +26,14 @@ def seeds() -> Iterable[bytes]:
     kind = b"multipart/form-data; boundary=abc"
     yield b"\0" + bytes((len(kind),)) + kind + _form(b"abc", (b"image", b"data"))
     yield b"\1\3abc\2\5hello\3xyz\1a"
-    frame = json.dumps({"shape": [1, 2, 2, 3], "dtype": "uint8", "tensor_type": "input"}).encode()
-    yield b"\2" + bytes((len(frame),)) + frame + bytes(12)
-    model = json.dumps({"model_request": True, "model_name": "yolo.onnx"}).encode()
-    yield b"\2" + bytes((len(model),)) + model
 
 
 def check(data: bytes) -> None:
     take = InputReader(data)
-    kind = take.byte() % 3
-    if kind == 0:
-        _check_form(take)
-    elif kind == 1:
+    if take.byte() % 2:
         _check_written_form(take)
     else:
-        _check_frame(take)
+        _check_form(take)
 
 
 def _check_form(take: InputReader) -> None:
@@ -69,16 +60,3 @@ def _check_written_form(take: InputReader) -> None:
     found = result_of(lambda: form_parts(_form(boundary, *parts), f"multipart/form-data; boundary={boundary.decode()}"))
     expected = [(name.decode(), content) for name, content in parts] or None
     assert (found and [(name, bytes(content)) for name, content in found]) == expected
-
-
-def _check_frame(take: InputReader) -> None:
-    message = [take.take(take.byte())]
-    if take.left:
-        message.append(take.rest())
-    header = result_of(lambda: _header(message))
-    if header is None:
-        return
-    image = result_of(lambda: _image(header, message))
-    if image is not None:
-        assert image.ndim == 3
-        assert image.tobytes() == message[1]

@@ -12,7 +12,6 @@ from edge_server.plugins.language.engines.model_size import (
     BadModelFile,
     LlmSize,
     read_export,
-    read_genai_config,
     read_gguf,
     read_gguf_for_llama_cpp,
 )
@@ -20,13 +19,6 @@ from edge_server.plugins.language.engines.model_size import (
 _FILE = InputFile()
 _FOLDER = new_folder("model_size")
 _EXPORT = {"num_attention_heads": 4, "hidden_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 512}
-_GENAI = {
-    "model": {
-        "context_length": 512,
-        "decoder": {"num_hidden_layers": 2, "num_key_value_heads": 2, "head_size": 16},
-    },
-    "search": {"max_length": 256},
-}
 
 
 def _text(text: str) -> bytes:
@@ -51,10 +43,8 @@ def seeds() -> Iterable[bytes]:
     yield b"\0" + _gguf("llama", more=array + numbers, count=2)
     yield b"\0" + _gguf("llama", more=_text("general.alignment") + struct.pack("<II", 4, 64), count=1)
     yield b"\1" + json.dumps(_EXPORT).encode()
-    yield b"\2" + json.dumps(_GENAI).encode()
     yield b"\1" + json.dumps(_EXPORT).encode().replace(b"512", b"1e999")
-    yield b"\2" + json.dumps(_GENAI).encode().replace(b"512", b"1e999")
-    yield b"\2" + b"[" * 900
+    yield b"\1" + b"[" * 900
 
 
 def check(data: bytes) -> None:
@@ -63,10 +53,6 @@ def check(data: bytes) -> None:
     if kind == b"\1":
         (_FOLDER / "config.json").write_bytes(data)
         size = read_export(_FOLDER)
-    elif kind == b"\2":
-        path = _FOLDER / "genai_config.json"
-        path.write_bytes(data)
-        size = result_of(lambda: read_genai_config(path), BadModelFile)
     else:
         path = _FILE.write(data)
         any_size = result_of(lambda: read_gguf_for_llama_cpp(path), BadModelFile)

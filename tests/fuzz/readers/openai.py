@@ -1,5 +1,5 @@
-"""Bodies of the text APIs: OpenAI's chats, completions and embeddings, ollama's chats, prompts and embeddings, vLLM's
-tokens and scores, Jina's and Cohere's rerank, and the requests that they become."""
+"""Bodies of the text APIs: OpenAI's chats, completions and embeddings, ollama's chats, prompts and embeddings, Jina's
+and Cohere's rerank, and the requests that they become."""
 
 from __future__ import annotations
 
@@ -16,15 +16,12 @@ from edge_server.plugins.language.ollama.endpoints import _read_embed_request
 from edge_server.plugins.language.ollama.generation_request import read_chat_request, read_generate_request
 from edge_server.plugins.language.openai.completion_request import CompletionRequest, read_completion_request
 from edge_server.plugins.language.openai.embedding_request import read_embedding_request
-from edge_server.plugins.language.openai.score_request import (
-    ScoreRequest,
+from edge_server.plugins.language.openai.rerank_request import (
+    RerankRequest,
     Scores,
     read_rerank_request,
-    read_score_request,
     rerank_response,
-    score_response,
 )
-from edge_server.plugins.language.vllm.token_requests import read_detokenize_request, read_tokenize_request
 
 _TEMPLATE = ChatTemplate(
     "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] | trim }}{% endfor %}"
@@ -95,13 +92,9 @@ def seeds() -> Iterable[bytes]:
     yield b"\4" + json.dumps({"model": "m", "messages": seen}).encode()
     yield (b"\5" + json.dumps({"model": "m", "prompt": "a", "system": "b", "keep_alive": "5m"}).encode())
     yield b"\5" + json.dumps({"model": "m", "prompt": "a", "raw": True, "logprobs": True, "options": options}).encode()
-    yield b"\6" + json.dumps({"model": "m", "messages": messages, "tools": [tool]}).encode()
-    yield b"\7" + json.dumps({"model": "m", "tokens": [1, 2]}).encode()
-    yield b"\x08" + json.dumps({"model": "m", "query": "a", "documents": ["a", {"text": "b"}], "top_n": 1}).encode()
-    yield b"\x09" + json.dumps({"model": "m", "text_1": "a", "text_2": ["a", "b"]}).encode()
-    yield b"\x09" + json.dumps({"model": "m", "queries": ["a", "b"], "documents": ["c", "d"]}).encode()
-    yield b"\x0a" + json.dumps({"model": "m:latest", "input": ["a"], "truncate": True, "options": {}}).encode()
-    for kind in range(11):
+    yield b"\6" + json.dumps({"model": "m", "query": "a", "documents": ["a", {"text": "b"}], "top_n": 1}).encode()
+    yield b"\7" + json.dumps({"model": "m:latest", "input": ["a"], "truncate": True, "options": {}}).encode()
+    for kind in range(8):
         yield bytes((0x80 | kind, 3, WORDS.index("messages"), 65, 2, 2, 127, 6, 3, 127, 5, WORDS.index("n"), 160, 5))
 
 
@@ -112,8 +105,8 @@ WORDS = (
     "keep_alive", "5m", "-1", "temperature", "input", "encoding_format", "base64", "float", "dimensions", "logit_bias",
     "modalities", "tool_calls", "arguments", "id", "m", "options", "num_predict", "raw", "system", "format", "think",
     "tool_name", "images", "repeat_penalty", "m:latest", "tokens", "chat_template_kwargs", "enable_thinking",
-    "reasoning_effort", "low", "query", "documents", "top_n", "return_documents", "text_1", "text_2", "queries",
-    "truncate", "image_url", "url", PICTURE, "AAAA",
+    "reasoning_effort", "low", "query", "documents", "top_n", "return_documents", "truncate", "image_url", "url",
+    PICTURE, "AAAA",
 )  # fmt: skip
 
 
@@ -122,30 +115,22 @@ def _read_completion(kind: bytes, body: bytes) -> CompletionRequest | None:
         return read_chat_request(body).completion
     if kind == b"\5":
         return read_generate_request(body, lambda model: model == "m").completion
-    if kind == b"\6":
-        return read_tokenize_request(body)
     return read_completion_request(body, is_chat=kind != b"\2")
 
 
 def check(data: bytes) -> None:
     """The first byte is the kind of call: 0 a chat, 1 a chat for a model with a template, 2 a prompt, 3 embeddings, 4 a
-    chat and 5 a prompt of ollama's API, 6 a text whose tokens are wanted, 7 tokens whose text is wanted, 8
-    documents to be sorted, 9 pairs of texts, 10 embeddings of ollama's API."""
-    kind, body = bytes((data[0] & 15,)) if data else b"", data[1:]
+    chat and 5 a prompt of ollama's API, 6 documents to be sorted, 7 embeddings of ollama's API."""
+    kind, body = bytes((data[0] & 7,)) if data else b"", data[1:]
     if data[:1] >= b"\x80":
         take = InputReader(body)
         call = {"model": "m", **{take.choice(WORDS): take.json(WORDS) for _ in range(take.byte() & 15)}}
         body = json.dumps(call, ensure_ascii=False).encode()
-    if kind == b"\7":
-        tokens = result_of(lambda: read_detokenize_request(body))
-        assert tokens is None or all(0 <= token < 1 << 31 for token in tokens[1])
+    if kind == b"\6":
+        if (ranked := result_of(lambda: read_rerank_request(body))) is not None:
+            _check_scores(ranked)
         return
-    if kind in (b"\x08", b"\x09"):
-        read = read_rerank_request if kind == b"\x08" else read_score_request
-        if (pairs := result_of(lambda: read(body))) is not None:
-            _check_scores(pairs)
-        return
-    if kind in (b"\3", b"\x0a"):
+    if kind in (b"\3", b"\7"):
         embedding = result_of(lambda: (read_embedding_request if kind == b"\3" else _read_embed_request)(body))
         if (
             embedding is not None
@@ -177,10 +162,10 @@ def check(data: bytes) -> None:
             assert pictures == len(call.images)
 
 
-def _check_scores(call: ScoreRequest) -> None:
-    """Each pair is asked for once, in its place, and answered so."""
+def _check_scores(call: RerankRequest) -> None:
+    """Each document is asked for once, in its place, and answered so."""
     requests = call.inference_requests(_SCORES)
-    for name, texts in (("query", call.queries), ("document", call.documents)):
+    for name, texts in (("query", [call.query] * len(call.documents)), ("document", call.documents)):
         found = [text for request in requests for text in request.inputs[name].array.reshape(-1).tolist()]
         assert found == [text.encode("utf-8", "replace") for text in texts]
     values = [len(text) / 2 for text in call.documents]
@@ -189,6 +174,3 @@ def _check_scores(call: ScoreRequest) -> None:
     assert isinstance(results, list)
     assert len(results) == min(call.top_n or len(values), len(values))
     assert [item["relevance_score"] for item in results] == sorted(values, reverse=True)[: len(results)]
-    data = score_response(call, Scores(values, 0))["data"]
-    assert isinstance(data, list)
-    assert [item["score"] for item in data] == values

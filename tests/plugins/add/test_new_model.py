@@ -59,8 +59,6 @@ def files_of(folder: Path) -> list[str]:
         ("net.engine", ["net.engine"], ["1/model.plan"]),
         ("saved", ["saved/saved_model.pb", "saved/variables/variables.index"],
          ["1/model.savedmodel/saved_model.pb", "1/model.savedmodel/variables/variables.index"]),
-        ("chat", ["chat/genai_config.json", "chat/model.onnx", "chat/model.onnx.data"],
-         ["1/genai_config.json", "1/model.onnx", "1/model.onnx.data"]),
         ("seer", ["seer/seer-q4.gguf", "seer/mmproj-f16.gguf"], ["1/mmproj-f16.gguf", "1/model.gguf"]),
         ("embed", ["embed/openvino_tokenizer.xml", "embed/openvino_model.xml"],
          ["1/openvino_model.xml", "1/openvino_tokenizer.xml", "config.pbtxt"]),
@@ -172,9 +170,9 @@ def test_each_file_of_an_exporter_is_copied_once(tmp_path: Path) -> None:
 def test_files_that_cannot_be_read_and_large_folders_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "genai_config.json").write_text("{}")
-    (tmp_path / "model.onnx").symlink_to("gone")
-    with pytest.raises(InvalidRequest, match=r"model\.onnx' cannot be read: it is a link to nothing"):
+    (tmp_path / "openvino_tokenizer.xml").write_text("<net/>")
+    (tmp_path / "openvino_model.xml").symlink_to("gone")
+    with pytest.raises(InvalidRequest, match=r"openvino_model\.xml' cannot be read: it is a link to nothing"):
         find_source(tmp_path)
     monkeypatch.setattr(new_model, "_MAX_ENTRIES", 1)
     with pytest.raises(InvalidRequest, match=r"expected at most 1 files, given more"):

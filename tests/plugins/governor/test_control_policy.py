@@ -20,7 +20,7 @@ from edge_server.plugins.governor.control_policy import (
     PolicyInput,
     ThermalLevel,
 )
-from edge_server.plugins.governor.simulation.thermal_model import ThermalModel, ThermalModelConstants
+from tests.plugins.governor.thermal_model import ThermalModel, ThermalModelConstants
 
 PERIOD_S = 0.5
 TRIP_C, CRITICAL_C = 99.0, 104.5

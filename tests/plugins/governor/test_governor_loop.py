@@ -29,7 +29,6 @@ from edge_server.plugins.governor.readings import (
     Zone,
 )
 from edge_server.plugins.governor.sensor_thread import SensorThread
-from edge_server.plugins.governor.simulation.thermal_model import ThermalModel
 from edge_server.plugins.governor.variant_selector import ActiveVariants, VariantSelector
 from edge_server.plugins.governor.work_meter import (
     CompletedWork,
@@ -38,6 +37,7 @@ from edge_server.plugins.governor.work_meter import (
     ModelWork,
     token_work,
 )
+from tests.plugins.governor.thermal_model import ThermalModel
 
 STEP_S = 0.5
 

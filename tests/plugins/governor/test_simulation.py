@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import edge_server
 from edge_server.core.priority import PriorityClass
-from edge_server.errors import InvalidRequest
-from edge_server.plugins.governor.control_policy import PolicyConstants, ThermalLevel
-from edge_server.plugins.governor.simulation.replay import COLUMNS, RecordedReading, read_recording, replay_policy
-from edge_server.plugins.governor.simulation.simulator import SCENARIOS, Scenario, SimulationResult, Strategy, simulate
-from edge_server.plugins.governor.simulation.thermal_model import ThermalModel, ThermalModelConstants
+from tests.plugins.governor.simulator import SCENARIOS, Scenario, SimulationResult, Strategy, simulate
+from tests.plugins.governor.thermal_model import ThermalModel, ThermalModelConstants
 
 CONTROL, NORMAL, BULK = PriorityClass
 
@@ -165,59 +159,3 @@ def test_the_governor_is_not_claimed_to_do_more_work_than_lowered_clocks() -> No
     governor = _run("ambient-55", Strategy.GOVERNOR)
     kernel = _run("ambient-55", Strategy.KERNEL_AND_DEADLINES)
     assert sum(governor.on_time.values()) < sum(kernel.on_time.values())
-
-
-def test_a_trace_is_read_with_gaps_extra_columns_and_spaces() -> None:
-    lines = ["time_s, temperature_c,note,power_w\n", "0,60.5,start,10\n", "0.5,,,nan\n", "1.0, 61 ,x,\n"]
-    assert read_recording(lines, "trace.csv") == [
-        RecordedReading(0.0, 60.5, 10.0),
-        RecordedReading(0.5),
-        RecordedReading(1.0, 61.0),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "expected a first line with time_s and temperature_c, given nothing"),
-        ("a,b\n1,2\n", "given a, b"),
-        ("time_s,temperature_c\n0,50\n1,warm\n", "line 3: temperature_c: expected a number or nothing, given 'warm'"),
-        ("time_s,temperature_c\n5,50\n1,50\n", "line 3: expected a time_s that does not go back, given '1'"),
-        ("time_s,temperature_c\n,50\n", "line 2: expected a time_s"),
-        ("time_s,temperature_c\ninf,50\n", "line 2: expected a time_s"),
-        ("time_s,temperature_c\n0,50\n", "expected two readings or more, given 1"),
-        ('time_s,temperature_c\n0,"' + "9" * 200_000 + '"\n', "field larger than field limit"),
-    ],
-)
-def test_an_unreadable_trace_is_refused_with_the_location(text: str, message: str) -> None:
-    with pytest.raises(InvalidRequest, match=message):
-        read_recording(text.splitlines(keepends=True), "trace.csv")
-
-
-def test_a_replay_reports_when_the_control_policy_would_have_acted() -> None:
-    samples = [RecordedReading(1000.0 + second, 60.0 + second * 0.1, None, 99.0) for second in range(400)]
-    samples += [RecordedReading(1400.0 + second, None) for second in range(60)]
-    samples += [RecordedReading(1460.0 + second, 60.0, None, 99.0) for second in range(120)]
-    replayed = replay_policy(samples, PolicyConstants())
-    levels = [item.level for item in replayed.periods]
-    assert levels == [ThermalLevel.NORMAL, ThermalLevel.WARM, ThermalLevel.HOT, ThermalLevel.WARM, ThermalLevel.NORMAL]
-    assert replayed.periods[0].from_s == 0.0
-    assert all(now.from_s == then.to_s for then, now in itertools.pairwise(replayed.periods))
-    assert replayed.periods[2].least_share < 1.0
-    assert replayed.periods[2].hottest_c == pytest.approx(99.9)
-    assert "no reading of temperature" in replayed.periods[3].detail
-    assert len(replayed.time_s) == len(replayed.share) == len(replayed.set_point_c) == len(samples)
-
-
-def test_the_columns_of_a_trace_are_the_fields_of_a_sample() -> None:
-    assert RecordedReading._fields == COLUMNS
-
-
-def test_only_the_command_line_imports_the_simulation() -> None:
-    package = Path(edge_server.__file__).parent
-    importers = {
-        str(path.relative_to(package))
-        for path in package.rglob("*.py")
-        if "governor.simulation" in path.read_text() and path.parent.name != "simulation"
-    }
-    assert importers == {str(Path("plugins", "governor", "command.py"))}

@@ -19,7 +19,6 @@ _front_end = importlib.util.module_from_spec(_spec)
 sys.modules[_spec.name] = _front_end
 _spec.loader.exec_module(_front_end)
 open_site, site = _front_end.open_site, _front_end.site
-_TINY_LLM = Path(__file__).parents[2] / "data/tiny_llm"
 
 
 @pytest.fixture
@@ -70,13 +69,7 @@ def _open_engine(name: str) -> Any:
     from edge_server.plugins.language.engines.model_size import read_gguf
     from edge_server.plugins.language.engines.settings import read_settings
 
-    tiny = _TINY_LLM / "tiny.gguf"
-    if name == "onnxruntime_genai":
-        pytest.importorskip("onnxruntime_genai", reason="needs onnxruntime-genai, of the extra test-all")
-        from edge_server.plugins.language.engines.onnxruntime_genai_engine import OnnxEngine
-        from edge_server.plugins.language.engines.settings import LlmSettings
-
-        return OnnxEngine(_TINY_LLM / "onnx", LlmSettings(4, 0, 64, 512, False, 1, False, 64), 32, 512)
+    tiny = Path(__file__).parents[2] / "data/tiny_llm/tiny.gguf"
     settings = read_settings("tiny", {"num_kv_blocks": "256", "threads": "1"}, read_gguf(tiny), 32)
     if name == "llama_cpp":
         pytest.importorskip("xllamacpp", reason="needs xllamacpp, of the extra test-all")

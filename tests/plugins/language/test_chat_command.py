@@ -24,6 +24,7 @@ from edge_server.plugins.language import command
 HELLO = "Hello! How can I help you?"
 LONG = "word " * 2000
 COMMAND = Path(sys.executable).with_name("edge-server")
+PACKAGES = Path(__file__).parents[2] / "kit/packages"
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def url(start_server: Callable[..., str], tmp_path_factory: pytest.TempPathFacto
         (models / name / "1").mkdir(parents=True)
         (models / name / "config.pbtxt").write_text('backend: "scripted_llm"')
         (models / name / "1/script.json").write_text(json.dumps(script))
-    return start_server(models, environment=dict(os.environ))
+    return start_server(models, environment={**os.environ, "PYTHONPATH": str(PACKAGES)})
 
 
 def test_one_prompt_is_answered_and_statistics_go_to_stderr(url: str, run_command: Any) -> None:

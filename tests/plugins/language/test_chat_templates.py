@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from edge_server.core.model_spec import ChatTemplate, ModelSpec
+from edge_server.errors import InvalidRequest
 
 pytestmark = [
     pytest.mark.full,
@@ -39,6 +40,21 @@ def render(text: str, **chat: Any) -> str:
 )
 def test_templates_render_as_with_transformers(template: str, prompt: str) -> None:
     assert render(template) == prompt
+
+
+@pytest.mark.parametrize(("content", "prompt"), [("m.content", "A:I see "), ("m.content | trim", "A:I see")])
+def test_a_prompt_ends_within_the_message_that_is_to_be_continued(content: str, prompt: str) -> None:
+    template = (
+        "{% for m in messages %}A:{{ " + content + " }}</s>{% endfor %}{% if add_generation_prompt %}A:{% endif %}"
+    )
+    messages = [{"role": "assistant", "content": "I see "}]
+    variables: dict[str, Any] = {"add_generation_prompt": False}
+    assert render(template, messages=messages) == f"{prompt}</s>A:"
+    assert render(template, messages=messages, chat_template_kwargs=variables) == f"{prompt}</s>"
+    variables["continue_final_message"] = True
+    assert render(template, messages=messages, chat_template_kwargs=variables) == prompt
+    with pytest.raises(InvalidRequest, match="does not write the text of the last message"):
+        render("{{ messages | length }}", messages=messages, chat_template_kwargs=variables)
 
 
 def test_ids_of_calls_fit_a_template_that_demands_nine_characters() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -311,6 +312,21 @@ def test_the_tokens_of_a_chat_are_counted(talker: Any) -> None:
     assert talker.post("/v1/messages/count_tokens", members).json == {"input_tokens": 3}
     (request,) = talker.service.requests
     assert [message["role"] for message in request.inputs["messages"].value["messages"]] == ["system", "user"]
+
+
+def test_tokens_of_pictures_are_not_counted(talker: Any) -> None:
+    talker.service.models["talker"] = (
+        replace(TALKER, inputs=(*TALKER.inputs, InputSpec("image", DType.BYTES, (-1,), is_optional=True))),
+        two_words,
+    )
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+    reply = talker.post(
+        "/v1/messages/count_tokens", {"model": "talker", "messages": [{"role": "user", "content": [image]}]}
+    )
+    assert (reply.status, reply.json["error"]["message"]) == (
+        400,
+        "'messages': expected no pictures: their tokens are known when the model reads them",
+    )
 
 
 USER = {"role": "user", "content": "a"}

@@ -173,6 +173,10 @@ def test_a_chat_sets_variables_of_its_template(talker: Any) -> None:
                                                                                  "style": "brief"}),
         ({"enable_thinking": True, "reasoning_effort": "low"}, {"enable_thinking": True, "reasoning_effort": "low"}),
         ({"chat_template_kwargs": {"enable_thinking": True}, "enable_thinking": True}, {"enable_thinking": True}),
+        (
+            {"continue_final_message": True, "add_generation_prompt": False},
+            {"continue_final_message": True, "add_generation_prompt": False},
+        ),
     ):  # fmt: skip
         assert talker.post("/v1/chat/completions", chat(**members)).status == 200
         assert talker.service.requests.pop().inputs["messages"].value == {
@@ -185,8 +189,11 @@ def test_a_chat_sets_variables_of_its_template(talker: Any) -> None:
     ("members", "param", "message"),
     [
         ({"chat_template_kwargs": [1]}, "chat_template_kwargs", "expected an object, got an array"),
-        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "but none of add_generation_prompt"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "but none of bos_token"),
         ({"chat_template_kwargs": {"a b": 1}}, "chat_template_kwargs", "got 'a b'"),
+        ({"continue_final_message": True}, "chat_template_kwargs", "'add_generation_prompt' cannot both be true"),
+        ({"continue_final_message": "yes"}, "continue_final_message", "expected true or false, got a string"),
+        ({"chat_template_kwargs": {"add_generation_prompt": 0}}, "chat_template_kwargs", "expected true or false"),
         ({"chat_template_kwargs": {f"v{n}": 1 for n in range(17)}}, "chat_template_kwargs", "at most 16 variables"),
         ({"reasoning_effort": "much"}, "reasoning_effort", "expected none, minimal, low, medium, high, xhigh"),
         ({"reasoning_effort": []}, "reasoning_effort", "got '[]'"),
@@ -266,8 +273,8 @@ def test_embeddings_refuse_members_that_might_change_the_vector(talker: Any) -> 
     [
         ({"messages": []}, "messages", "'messages': expected at least one message, got an empty list"),
         ({"messages": "hello"}, "messages", "'messages': expected a list of messages, got a string"),
-        ({"seed": -1}, "seed", "from 0 to 9223372036854775807, or none for another answer each time, got -1"),
-        ({"seed": 1 << 63}, "seed", "or none for another answer each time, got 9223372036854775808"),
+        ({"seed": -2}, "seed", "from 0 to 9223372036854775807, or -1 for another answer each time, got -2"),
+        ({"seed": 1 << 63}, "seed", "or -1 for another answer each time, got 9223372036854775808"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "expected a whole number from 0 to 20, got 21"),
         ({"top_logprobs": 1}, "top_logprobs", "'top_logprobs': only with 'logprobs' true"),
         ({"parallel_tool_calls": 1}, "parallel_tool_calls", "expected true or false"),
@@ -290,6 +297,11 @@ def test_choices_of_the_largest_seed_have_valid_seeds(talker: Any) -> None:
     assert talker.post("/v1/chat/completions", chat(seed=(1 << 63) - 1, n=2)).status == 200
     sampling = [json.loads(item.inputs["sampling_parameters"].array[0]) for item in talker.service.requests]
     assert [item["seed"] for item in sampling] == [(1 << 63) - 1, 0]
+
+
+def test_the_seed_minus_one_asks_for_none(talker: Any) -> None:
+    assert talker.post("/v1/chat/completions", chat(seed=-1, n=2)).status == 200
+    assert not any(b"seed" in item.inputs["sampling_parameters"].array[0] for item in talker.service.requests)
 
 
 def test_logprobs_of_a_chat_contain_the_chosen_token(talker: Any) -> None:
@@ -436,6 +448,27 @@ def test_usage_has_the_cached_tokens_of_each_prompt_if_the_model_reports_them(ta
     assert talker.post("/v1/completions", body).json["usage"] == expected
     body |= {"stream": True, "stream_options": {"include_usage": True}}
     assert events(talker.post("/v1/completions", body))[-1]["usage"] == expected
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/rerank", "/v2/rerank",
+        "/v1/messages", "/v1/messages/count_tokens", "/api/chat", "/api/generate", "/api/embed", "/api/embeddings",
+        "/api/show", "/v1/audio/speech",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("members", [{"nosuch": 1}, {"stream": 3, "input": 5}, {}])
+def test_an_unknown_model_is_answered_before_wrong_members_with_those_that_serve(
+    talker: Any, path: str, members: dict[str, Any]
+) -> None:
+    for model in ("nosuch", "nosuch:latest"):
+        reply = talker.post(path, {"model": model, **members})
+        assert reply.status == 404, reply.body
+        if path not in ("/v1/audio/speech", "/api/show"):
+            assert b"models that serve here: " in reply.body
+    if members and path != "/v1/audio/speech":
+        assert talker.post(path, {"model": "talker", **members}).status == 400
 
 
 @pytest.mark.parametrize("path", ["/v1/batches", "/v1/", "/v3/images/edits?x=1", "/v1/models/a/b"])

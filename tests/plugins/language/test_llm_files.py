@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from edge_server import backends as backends_module
 from edge_server.backends.base import ModelFile
+from edge_server.core.model_spec import ModelSpec
 from edge_server.errors import BackendMissing, LoadError
 from edge_server.plugins.language.backend import make
 from edge_server.plugins.language.engines.generation_config import GenerationConfig, read_generation_config
@@ -28,16 +29,16 @@ from edge_server.plugins.language.engines.model_size import (
     EXPORT_LOAD_FACTOR,
     GGUF_LOAD_FACTOR,
     KV_BYTES_PER_VALUE,
-    ONNX_LOAD_FACTOR,
     BadModelFile,
     LlmSize,
+    describe_export,
     read_export,
-    read_genai_config,
     read_gguf,
     read_gguf_for_llama_cpp,
 )
 from edge_server.plugins.language.engines.settings import memory_parts, read_settings
 from edge_server.plugins.language.engines.token_engine import Sampling
+from edge_server.plugins.language.ollama.model_reports import show_model
 from edge_server.plugins.language.text.incremental_detokenizer import IncrementalDetokenizer
 from edge_server.plugins.language.text.text_request import DEFAULT_SAMPLING
 from edge_server.repository.auto_complete import inspect_model
@@ -86,6 +87,55 @@ def test_a_file_that_is_no_adapter_is_refused(tmp_path: Path, name: str, content
     (tmp_path / "adapters" / name).write_bytes(TINY.read_bytes() if content is None else content)
     with pytest.raises(BadModelFile, match=reason):
         find_adapters(tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize("read", [read_gguf, read_gguf_for_llama_cpp])
+@pytest.mark.parametrize(("kind", "advice"), [("adapter", "adapters/NAME.gguf"), ("mmproj", "mmproj.gguf")])
+def test_a_file_that_belongs_beside_a_model_is_named_in_its_place(
+    tmp_path: Path, read: Callable[[Path], LlmSize], kind: str, advice: str
+) -> None:
+    path = tmp_path / "model.gguf"
+    adapter, text = (ADAPTERS / "first.gguf").read_bytes(), len(kind).to_bytes(8, "little") + kind.encode()
+    path.write_bytes(adapter.replace(b"\7\0\0\0\0\0\0\0adapter", text, 1))
+    with pytest.raises(BadModelFile, match=f"general.type: expected 'model', got '{kind}': .*{advice}"):
+        read(path)
+
+
+@pytest.mark.parametrize("parameters", [{}, {"num_kv_blocks": "64"}])
+def test_a_context_above_the_models_own_is_refused_at_the_load(parameters: dict[str, str]) -> None:
+    with pytest.raises(LoadError, match="parameter max_context: expected 1 to 512, the model's context, got 513"):
+        read_settings("m", {"max_context": "513", **parameters}, read_gguf(TINY), 32)
+    with pytest.raises(LoadError, match="parameter max_context must be a whole number from 1, got '0'"):
+        read_settings("m", {"max_context": "0", **parameters}, read_gguf(TINY), 32)
+    assert read_settings("m", {"max_context": "512", **parameters}, read_gguf(TINY), 32).max_context == 512
+    # The files of some exports do not say it.
+    assert read_settings("m", {"max_context": "513", **parameters}, LlmSize(1, 0, 1), 32).max_context == 513
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("backend", ["llama_cpp", "openvino_genai"])
+def test_ollamas_clients_are_shown_what_the_models_file_says(backend: str) -> None:
+    pytest.importorskip({"llama_cpp": "xllamacpp"}.get(backend, backend))
+    config = json.loads(make(backend).auto_complete(ModelFile(TINY, TINY.parent, 1), "{}") or "")
+    parameters = {name: item["string_value"] for name, item in config["parameters"].items()}
+    spec = ModelSpec("tiny", backend, "", 0, (), (), (), default_model_filename="tiny.gguf", parameters=parameters)
+    details = {"family": "llama", "families": ["llama"], "parameter_size": "148K", "quantization_level": "F16"}
+    shown = show_model(spec)
+    assert shown["details"] == {"parent_model": "", "format": "gguf", **details}
+    assert shown["model_info"] == {
+        "general.architecture": "llama",
+        "general.basename": "tiny",
+        "general.file_type": 1,
+        "general.parameter_count": 147_776,
+        "llama.context_length": 512,
+    }
+
+
+def test_an_export_is_described_by_its_config(tmp_path: Path) -> None:
+    assert describe_export(tmp_path) == {}
+    values = {"num_attention_heads": 4, "hidden_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 2048}
+    (tmp_path / "config.json").write_text(json.dumps({**values, "model_type": "qwen3"}))
+    assert describe_export(tmp_path) == {"general.architecture": "qwen3", "qwen3.context_length": 2048}
 
 
 def test_too_many_adapters_are_refused(tmp_path: Path) -> None:
@@ -140,11 +190,16 @@ def test_the_parts_of_sequences_are_rounded_up_in_the_memory_of_llama_cpp(tmp_pa
     assert cached_tokens(max_context="260", num_kv_blocks="32") == 32 * 32
 
 
-def test_a_file_with_adapters_goes_to_llama_cpp_first(tmp_path: Path) -> None:
-    shutil.copy(TINY, tmp_path / "model.gguf")
-    assert candidates(new_config(), "m", tmp_path)[0].backend == "openvino_genai"
-    shutil.copytree(ADAPTERS, tmp_path / "adapters")
-    assert candidates(new_config(), "m", tmp_path)[0].backend == "llama_cpp"
+def test_a_file_with_adapters_goes_to_llama_cpp_also_if_the_other_engine_was_measured_as_the_faster_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    model = _gguf_model(monkeypatch, tmp_path, TINY.read_bytes())
+    times = RuntimeTimes(tmp_path)
+    times.put(model / "1/model.gguf", {"llama_cpp": 30.0, "openvino_genai": 10.0}, DEFAULT_MAX_NUM_SEQS)
+    shutil.copytree(ADAPTERS, model / "1/adapters")
+    inspected = inspect_model(new_config(), "talker", model, 1, runtime_times=times)
+    assert inspected.backend.name == "llama_cpp"
+    assert inspected.unlogged_notes == ("llama_cpp: fixed order for LoRA adapters",)
 
 
 def test_another_format_is_refused(tmp_path: Path) -> None:
@@ -194,9 +249,7 @@ def test_a_damaged_header_only_fails_the_load(tmp_path_factory: pytest.TempPathF
         read_gguf_for_llama_cpp(path)
 
 
-@pytest.mark.parametrize(
-    ("backend", "extra"), [("openvino_genai", "llm"), ("llama_cpp", "llm-gguf"), ("onnxruntime_genai", "llm-onnx")]
-)
+@pytest.mark.parametrize(("backend", "extra"), [("openvino_genai", "llm"), ("llama_cpp", "llm-gguf")])
 def test_without_the_library_the_error_names_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, backend: str, extra: str
 ) -> None:
@@ -205,39 +258,36 @@ def test_without_the_library_the_error_names_how_to_install_it(
         make(backend)
 
 
-@pytest.mark.parametrize(
-    ("max_num_seqs", "backends", "reason"),
-    [
-        (None, ["openvino_genai", "llama_cpp"], "openvino_genai: fixed order"),
-        ("8", ["openvino_genai", "llama_cpp"], "openvino_genai: fixed order"),
-        ("1", ["llama_cpp", "openvino_genai"], "llama_cpp: fixed order for max_num_seqs 1"),
-    ],
-)
-def test_the_number_of_sequences_decides_which_engine_is_tried_first(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, max_num_seqs: str | None, backends: list[str], reason: str
+def test_llama_cpp_is_tried_first_unless_the_configuration_names_the_other_engine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     model = _gguf_model(monkeypatch, tmp_path, TINY.read_bytes())
     config = new_config()
-    if max_num_seqs is not None:
-        config.parameters["max_num_seqs"].string_value = max_num_seqs
-    assert [item.backend for item in candidates(config, "talker", model / "1")] == backends
+    assert [item.backend for item in candidates(config, "talker", model / "1")] == ["llama_cpp", "openvino_genai"]
     inspected = inspect_model(config, "talker", model, 1)
-    assert inspected.backend.name == backends[0]
-    assert inspected.unlogged_notes == (reason,)
+    assert inspected.backend.name == "llama_cpp"
+    assert inspected.unlogged_notes == ("llama_cpp: fixed order",)
     assert inspected.has_alternatives
     assert not inspected.skipped
-    config.backend = backends[1]
+    config.backend = "openvino_genai"
     inspected = inspect_model(config, "talker", model, 1)
-    assert inspected.backend.name == backends[1]
+    assert inspected.backend.name == "openvino_genai"
     assert not inspected.unlogged_notes
+
+
+def test_without_llama_cpp_openvino_serves_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    model = _gguf_model(monkeypatch, tmp_path, TINY.read_bytes(), "openvino_genai")
+    inspected = inspect_model(new_config(), "talker", model, 1)
+    assert inspected.backend.name == "openvino_genai"
+    assert "backend 'llama_cpp' was skipped for 'openvino_genai': runtime llama_cpp is not" in inspected.skipped[0]
 
 
 @pytest.mark.parametrize(
     ("max_num_seqs", "ms", "reason"),
     [
-        (None, (30.0, 10.0), "llama_cpp: 3.0 times as fast as openvino_genai, measured"),
-        ("1", (10.0, 30.0), "openvino_genai: 3.0 times as fast as llama_cpp, measured"),
-        ("1", (10.0, 11.0), "llama_cpp: fixed order, no other is 20 % faster, measured"),
+        (None, (30.0, 10.0), "openvino_genai: 3.0 times as fast as llama_cpp, measured"),
+        ("1", (10.0, 30.0), "llama_cpp: fixed order, no other is 20 % faster, measured"),
+        ("1", (11.0, 10.0), "llama_cpp: fixed order, no other is 20 % faster, measured"),
     ],
 )
 def test_measured_times_decide_which_engine_is_tried_first(
@@ -259,9 +309,13 @@ def test_the_default_number_of_sequences_is_the_same_for_the_choice_and_the_engi
     assert read_settings("m", {}, LlmSize(0, 0, 0), 32).max_num_seqs == DEFAULT_MAX_NUM_SEQS
 
 
-def test_a_type_that_openvino_cannot_read_goes_to_llama_cpp(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_type_that_openvino_cannot_read_goes_to_llama_cpp_also_if_it_was_measured_as_the_slower_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     model = _gguf_model(monkeypatch, tmp_path, _with_tensor_type(6))
-    inspected = inspect_model(new_config(), "talker", model, 1)
+    times = RuntimeTimes(tmp_path)
+    times.put(model / "1/model.gguf", {"llama_cpp": 30.0, "openvino_genai": 10.0}, DEFAULT_MAX_NUM_SEQS)
+    inspected = inspect_model(new_config(), "talker", model, 1, runtime_times=times)
     assert inspected.backend.name == "llama_cpp"
     assert len(inspected.skipped) == 1
     assert "backend 'openvino_genai' was skipped for 'llama_cpp': tensor 'blk.1.ffn_down" in inspected.skipped[0]
@@ -272,7 +326,7 @@ def test_without_llama_cpp_the_error_for_such_a_type_names_its_extra(
 ) -> None:
     model = _gguf_model(monkeypatch, tmp_path, _with_tensor_type(6), "openvino_genai")
     with pytest.raises(
-        LoadError, match=r"OpenVINO GenAI reads there, got Q5_0.*llama_cpp.*pip install '\.\[llm-gguf\]'"
+        LoadError, match=r"llama_cpp.*pip install '\.\[llm-gguf\]'.*OpenVINO GenAI reads there, got Q5_0"
     ):
         inspect_model(new_config(), "talker", model, 1)
 
@@ -323,74 +377,6 @@ def test_the_memory_of_a_model_is_its_weights_and_its_full_cache() -> None:
     parts = memory_parts(settings, size, 32)
     assert (parts["weights"], parts["KV cache"]) == (300 << 20, 10 * 32 * 14_400)
     assert 0 < parts["activations"] < parts["process"]
-
-
-GENAI = {
-    "model": {
-        "context_length": 8192,
-        "decoder": {"num_hidden_layers": 30, "num_key_value_heads": 3, "head_size": 64},
-    },
-    "search": {"max_length": 4096},
-}
-
-
-def test_the_memory_of_an_onnx_export_is_computed_from_its_configuration(tmp_path: Path) -> None:
-    path = tmp_path / "genai_config.json"
-    (tmp_path / "model.onnx.data").write_bytes(bytes(1000))
-    path.write_text(json.dumps(GENAI))
-    size = read_genai_config(path)
-    weight_bytes = int((1000 + path.stat().st_size) * ONNX_LOAD_FACTOR)
-    assert size == LlmSize(weight_bytes, 4096, 2 * 30 * 3 * 64 * 4)
-    model = {**GENAI["model"], "vocab_size": 1000, "decoder": {**GENAI["model"]["decoder"], "hidden_size": 576}}
-    path.write_text(json.dumps({**GENAI, "model": model}))
-    assert read_genai_config(path).bytes_per_step_token == 576 * 120 + 1000 * 4
-    path.write_text(json.dumps({"model": GENAI["model"]}))
-    assert read_genai_config(path).context == 8192
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "expected JSON"),
-        ("[]", "expected a configuration of ONNX Runtime GenAI"),
-        ('{"model": {"context_length": 512}}', r"got an error: KeyError\('decoder'\)"),
-        (json.dumps(GENAI).replace("8192", '"many"'), "expected JSON with numbers"),
-        (json.dumps(GENAI).replace("8192", "0"), "expected a context of at least 2 tokens"),
-        (
-            json.dumps(GENAI).replace('"head_size"', '"hidden_size": -1, "head_size"'),
-            "expected no negative hidden_size",
-        ),
-        (json.dumps(GENAI).replace("8192", "1e999"), "expected JSON with numbers"),
-        ("[" * 100_000, "expected JSON"),
-    ],
-)
-def test_a_damaged_configuration_of_an_onnx_export_is_named(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "genai_config.json"
-    path.write_text(text)
-    with pytest.raises(BadModelFile, match=message):
-        read_genai_config(path)
-
-
-@pytest.mark.full
-def test_an_onnx_export_with_weights_outside_its_folder_is_refused(tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime_genai", reason="needs onnxruntime-genai, of the extra test-all")
-    import onnx
-
-    (tmp_path / "genai_config.json").write_text(json.dumps(GENAI))
-    weights = onnx.TensorProto(name="w", data_type=1, dims=[1], data_location=onnx.TensorProto.EXTERNAL)
-    weights.external_data.add(key="location", value="../weights.bin")
-    model = onnx.ModelProto(graph=onnx.GraphProto(initializer=[weights]))
-    (tmp_path / "decoder.onnx").write_bytes(model.SerializeToString())
-    file = ModelFile(tmp_path / "genai_config.json", tmp_path.parent, 1)
-    with pytest.raises(LoadError, match=r"'decoder\.onnx': external data of 'w': expected a file beside the model"):
-        make("onnxruntime_genai").inspect(file, {})
-
-
-def test_the_configuration_of_an_onnx_export_overrides_its_onnx_file(tmp_path: Path) -> None:
-    for name in ("genai_config.json", "model.onnx", "tokenizer.json"):
-        (tmp_path / name).touch()
-    found = candidates(new_config(), "talker", tmp_path)
-    assert [(one.backend, one.file_name) for one in found] == [("onnxruntime_genai", "genai_config.json")]
 
 
 @given(
@@ -514,45 +500,6 @@ while not engine.is_idle():
 status = Path("/proc/self/status").read_text()
 print(int(status.partition("VmHWM:")[2].split()[0]) << 10, sum(memory_parts(settings, size, 32).values()))
 """
-
-
-ONNX_PROMPTS = """
-import sys
-from pathlib import Path
-from edge_server.backends.base import ModelFile
-from edge_server.plugins.language.backend import make
-from edge_server.plugins.language.engines.onnxruntime_genai_engine import OnnxEngine
-from edge_server.plugins.language.engines.settings import LlmSettings
-from edge_server.plugins.language.engines.token_engine import Sampling
-
-def peak_bytes():
-    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) << 10
-
-def answer(*prompts):
-    for number, length in prompts:
-        engine.add(number, [10 + place % 200 for place in range(length)], Sampling(8, temperature=0.0))
-    while not engine.is_idle():
-        engine.step()
-
-folder = Path(sys.argv[1])
-engine = OnnxEngine(folder, LlmSettings(8, 0, 8 * 16, 512, False, 1, False, 64), 32, 512)
-answer((1, 8))
-before = peak_bytes()
-answer((2, 500), (3, 500), (4, 500), (5, 500))
-parts = make("onnxruntime_genai").memory_parts(ModelFile(folder / "genai_config.json", folder.parent, 1), "m", {})
-print(peak_bytes() - before, parts["activations"], parts["KV cache"], peak_bytes(), sum(parts.values()))
-"""
-
-
-@pytest.mark.full
-def test_prompts_of_an_onnx_export_stay_within_the_computed_memory() -> None:
-    pytest.importorskip("onnxruntime_genai", reason="needs onnxruntime-genai, of the extra test-all")
-    command = [sys.executable, "-c", ONNX_PROMPTS, TINY.parent / "onnx"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    grown, activations, cache, peak, computed = map(int, done.stdout.split())
-    assert activations == 512 * (64 * 120 + 384 * 4)
-    assert activations // 2 < grown <= activations + cache, done.stdout
-    assert peak <= computed
 
 
 @pytest.mark.full

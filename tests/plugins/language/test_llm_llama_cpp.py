@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import shutil
 import stat
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from edge_server.core.json_tensor import JsonTensor
+from edge_server.core.request_response import Request
+from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.language.engines import llama_cpp_engine
 from edge_server.plugins.language.engines.llama_cpp_engine import LlamaCppEngine
 from edge_server.plugins.language.engines.model_size import read_gguf_for_llama_cpp
 from edge_server.plugins.language.engines.settings import read_settings
 from edge_server.plugins.language.engines.token_engine import FinishReason, Sampling
+from edge_server.plugins.language.text.session import LlmSession
 
 xllamacpp = pytest.importorskip("xllamacpp", reason="needs xllamacpp, of the extra test-all")
 
@@ -260,6 +267,58 @@ def test_the_most_likely_tokens_are_the_librarys_own(drive: Callable[..., Driven
         # Which of two that are nearly as likely comes first depends on the batch.
         assert [token for token, _ in place[:3]] == [item["token"] for item in other[:3]]
         assert [logprob for _, logprob in place] == pytest.approx([item["logprob"] for item in other], abs=0.05)
+
+
+@pytest.mark.parametrize("sampling", [{"choice": ["é😀ü" * 9]}, {"ignore_eos": True, "temperature": 0}])
+def test_a_token_with_its_probability_costs_no_call_of_the_server(
+    monkeypatch: pytest.MonkeyPatch, sampling: dict[str, Any]
+) -> None:
+    size = read_gguf_for_llama_cpp(TINY)
+    settings = read_settings("tiny", {"threads": "1", "max_num_seqs": "1"}, size, 32)
+    engine = LlamaCppEngine(TINY, settings, 32, size.bytes_per_token)
+    session = LlmSession("tiny", engine, settings, {"model": "tiny"})
+    call, calls = engine._call, []
+
+    def count(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return call(*arguments)
+
+    monkeypatch.setattr(engine, "_call", count)
+    found = []
+    for most in (2, 60):
+        answers: queue.Queue[Any] = queue.Queue()
+        values = {"max_tokens": most, "logprobs": 3, **sampling}
+        request = Request("tiny", {
+            "text_input": Tensor("text_input", DType.BYTES, np.array([b"say hello"], object)),
+            "sampling_parameters": JsonTensor("sampling_parameters", values),
+            "return_logprobs": Tensor("return_logprobs", DType.BOOL, np.array([True])),
+            "exclude_input_in_output": Tensor("exclude_input_in_output", DType.BOOL, np.array([True])),
+        })  # fmt: skip
+        execution: Any = SimpleNamespace(
+            request=request, send=lambda outputs, is_final, put=answers.put: put(outputs),
+            fail=answers.put, is_cancelled=lambda: False,
+        )  # fmt: skip
+        calls.clear()
+        session.execute([execution])
+        outputs = answers.get(timeout=60)
+        tokens = json.loads(outputs["logprobs"][0])
+        assert "".join(item["token"] for item in tokens) == outputs["text_output"][0].decode()
+        assert all(len(item["top_logprobs"]) == 3 for item in tokens)
+        found.append(len(calls))
+    session.close()
+    assert found[0] == found[1]
+
+
+def test_the_prompt_of_a_stopped_sequence_may_have_texts_of_tokens(drive: Callable[..., Driven]) -> None:
+    engine, texts = drive().engine, []
+    for answer in (["é", *engine.encode("ü!")], [*engine.encode("é"), *engine.encode("ü!")]):
+        engine.add(len(texts) + 9100, engine.encode("count"), Sampling(9, temperature=0.0, ignore_eos=True))
+        engine._waiting[-1].answer = answer
+        text = ""
+        while not engine.is_idle():
+            text += "".join(event.text or "" for event in engine.step() or ())
+        texts.append(text)
+    assert texts[0] == texts[1] != ""
 
 
 def test_adapters_give_the_librarys_own_texts_also_beside_each_other(tmp_path: Path) -> None:

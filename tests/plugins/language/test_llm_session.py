@@ -26,11 +26,11 @@ from edge_server.errors import (
     SessionLost,
 )
 from edge_server.plugins.language.engines.model_size import LlmSize
-from edge_server.plugins.language.engines.scripted_engine import ScriptedEngine
 from edge_server.plugins.language.engines.settings import read_settings
 from edge_server.plugins.language.engines.token_engine import Sampling, TokenEvent
 from edge_server.plugins.language.text.session import LlmSession
 from edge_server.plugins.language.text.text_request import read_request
+from tests.kit.packages.scripted_llm import ScriptedEngine
 
 ANSWERS = {"count": "one two three four five", "greet": "Grüße, wörld!", "long": "x" * 200, "bounds": "[7]",
            "twice": '{"a":1,"a":2}', "enum": '"ö"', "escaped": '"\\u00e4"', "spaced": '{"a" : 1}',
@@ -99,10 +99,6 @@ def tensor(name: str, value: str | bool) -> Tensor:
     if isinstance(value, bool):
         return Tensor(name, DType.BOOL, np.array([value]))
     return Tensor(name, DType.BYTES, np.array([value.encode()], object))
-
-
-def token_request(tokens: list[int], **more: Tensor) -> Request:
-    return Request("talker", {"token_ids": Tensor("token_ids", DType.INT32, np.array(tokens, np.int32)), **more})
 
 
 def test_a_parsed_chat_equals_its_text_and_is_not_changed() -> None:
@@ -204,6 +200,21 @@ def test_channels_are_reasoning_content_and_calls(
     assert parts(client) == ("Go.", "")
     assert calls_of(client) == [("go", '{"a": 1}')]
     assert client.responses[-1]["finish_reason"] == b"tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("template", "begun", "reasoning", "content"),
+    [
+        ("</think>", "<think>\nopen", "so it is", "It is."),
+        ("</think>", "<think>x</think>\nhello", "", "hello"),
+        ("{{ tools }} <|channel|>analysis", "hello", "", "hello"),
+    ],
+)
+def test_an_answer_that_is_continued_goes_on_where_it_was(
+    thinker: Callable[..., Served], template: str, begun: str, reasoning: str, content: str
+) -> None:
+    given = {"add_generation_prompt": False, "continue_final_message": True}
+    assert parts(ask_chat(thinker(template), "x", begun, chat_template_kwargs=given)) == (reasoning, content)
 
 
 def test_constrained_text_of_a_model_with_channels_begins_after_the_head_of_the_content(
@@ -693,6 +704,7 @@ def test_waiting_clients_that_disconnect_free_their_slots_at_once(
         ({"max_tokens": 1.5}, "max_tokens: expected a whole number"),
         ({"stop": 3}, "stop: expected a text or a list of texts"),
         ({"seed": True}, "seed"),
+        ({"seed": -2}, "seed: expected -1 to 9.2"),
         ({"n": 2}, "n: expected 1"),
         ({"ignore_eos": "x"}, "ignore_eos: expected true or false"),
         ({"temprature": 1}, "unknown sampling parameter 'temprature'"),
@@ -880,7 +892,7 @@ def ask_tokens(served: Served, asked: Request) -> dict[str, Any]:
     return {name: array.tolist() for name, array in found.items()}
 
 
-def test_tokens_of_a_prompt_and_a_chat_are_told_and_decoded(serve: Callable[..., Served]) -> None:
+def test_tokens_of_a_prompt_and_a_chat_are_told(serve: Callable[..., Served]) -> None:
     """A token of the scripted engine is a byte."""
     served = serve()
     messages = [{"role": "user", "content": "Grüße"}]
@@ -888,22 +900,4 @@ def test_tokens_of_a_prompt_and_a_chat_are_told_and_decoded(serve: Callable[...,
         only_tokens = replace(asked, inputs={**asked.inputs, "tokenize": tensor("tokenize", True)})
         found = ask_tokens(served, only_tokens)
         assert found == {"token_ids": list("Grüße".encode()), "max_context": [512]}
-        assert ask_tokens(served, token_request(found["token_ids"])) == {"text_output": ["Grüße".encode()]}
     assert served.engine.added == []
-
-
-@pytest.mark.parametrize(
-    ("tokens", "more", "said"),
-    [
-        ([], {}, "expected 1 to 512 tokens, got 0"),
-        ([1] * 513, {}, "expected 1 to 512 tokens, got 513"),
-        ([1, 257], {}, "expected tokens from 0 to 256, got 257"),
-        ([-1], {}, "expected tokens from 0 to 256, got -1"),
-        ([1], {"text_input": "a"}, "expected neither 'text_input' nor 'messages' beside it"),
-    ],
-)
-def test_unknown_tokens_are_not_decoded(
-    serve: Callable[..., Served], tokens: list[int], more: dict[str, str], said: str
-) -> None:
-    with pytest.raises(InvalidRequest, match=said):
-        ask_tokens(serve(), token_request(tokens, **{name: tensor(name, value) for name, value in more.items()}))

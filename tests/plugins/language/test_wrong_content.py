@@ -21,7 +21,6 @@ NAMED = "is a Git LFS pointer to the file of 12345 bytes, not the file itself: r
 @pytest.mark.parametrize(
     ("runtime", "source", "file", "backend"),
     [
-        ("onnxruntime_genai", "tiny_llm/onnx", "model.onnx", "onnxruntime_genai"),
         ("openvino_genai", "tiny_embeddings", "openvino_model.bin", "openvino_embeddings"),
     ],
 )

@@ -8,10 +8,10 @@ import pytest
 
 from edge_server.config import parse_serve
 from edge_server.errors import InvalidRequest, ServingFault
-from edge_server.own_plugins import PLUGIN_OF_SCHEME
 from edge_server.plugins.remote.address import SCHEMES, is_remote, parse_address
 from edge_server.plugins.remote.grouped_listing import UnitKey, plan
 from edge_server.plugins.remote.object_store import ObjectListing, ObjectStore, RemoteFile
+from edge_server.plugins.remote.plugin import PLUGIN
 
 
 @pytest.mark.parametrize(
@@ -44,8 +44,8 @@ def test_other_addresses_are_refused_without_showing_secrets(url: str) -> None:
     assert "secret" not in caught.value.message
 
 
-def test_the_schemes_are_known_when_the_plugin_is_absent() -> None:
-    assert dict.fromkeys(SCHEMES, "remote") == PLUGIN_OF_SCHEME
+def test_the_schemes_are_declared() -> None:
+    assert PLUGIN.address_schemes == SCHEMES
 
 
 def test_paths_are_no_addresses() -> None:

@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
-from xml.parsers.expat import ExpatError
 
 import pytest
 
@@ -16,7 +15,6 @@ from edge_server.plugins.ros.bridge import Bridge
 from edge_server.plugins.ros.bridge_counts import BridgeCounts, report_line
 from edge_server.plugins.ros.bridge_parameters import BridgeParameters
 from edge_server.plugins.ros.connection_log import ConnectionLog
-from edge_server.plugins.ros.transports import ros1_transport
 from edge_server.protocol.frame_messages import FrameHeader, FrameResult, StreamOpened
 
 
@@ -76,44 +74,3 @@ def test_an_unreachable_server_is_logged_once_a_minute(caplog: pytest.LogCapture
     connection_log.log_broken(other)
     assert caplog.text.count("trying again") == 4
     assert "/image goes to m version 1 on openvino" in caplog.text
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        OSError("refused"),
-        ValueError("invalid master URI: garbage"),
-        ExpatError("mismatched tag: line 1, column 16"),
-        TypeError("cannot unpack non-iterable int object"),
-    ],
-    ids=lambda error: type(error).__name__,
-)
-def test_a_wrong_service_at_the_ros_masters_address_is_reported_and_retried(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
-) -> None:
-    tries, has_node = iter([error]), threading.Event()
-
-    def master(name: str) -> SimpleNamespace:
-        for failure in tries:
-            raise failure
-        return SimpleNamespace(getPid=lambda: 1)
-
-    names = SimpleNamespace(is_legal_base_name=lambda name: True)
-    modules = {
-        "rosgraph": SimpleNamespace(names=names, Master=master, get_master_uri=lambda: "http://there:11311"),
-        "rospy": SimpleNamespace(
-            ROSException=KeyError,
-            init_node=lambda *args, **options: has_node.set(),
-            on_shutdown=lambda callback: None,
-            get_caller_id=lambda: "/bridge",
-            signal_shutdown=lambda reason: None,
-        ),
-    }
-    monkeypatch.setattr(ros1_transport, "_import_ros", modules.__getitem__)
-    monkeypatch.setattr(ros1_transport, "message_classes", dict)
-    transport = ros1_transport.Ros1Transport("bridge", check_s=0.01)
-    try:
-        assert has_node.wait(60)
-    finally:
-        transport.close()
-    assert caplog.messages[0] == f"no ROS master at http://there:11311, asking again every 0.01 s: {error}"

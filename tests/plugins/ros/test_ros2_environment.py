@@ -123,7 +123,6 @@ def test_ros2_itself_reads_them_the_same(distribution: str) -> None:
         ("zenoh", "rmw_fastrtps_cpp", "zenoh", "nodes of that middleware are not seen, expected --transport=dds"),
         ("", "rmw_own", "dds", "expected one of rmw_cyclonedds_cpp, "),
         ("rclpy", "rmw_own", "rclpy", ""),
-        ("ros1", "rmw_zenoh_cpp", "ros1", ""),
     ],
 )
 def test_the_transport_fits_the_middleware(

@@ -35,7 +35,7 @@ pytestmark = [
 ]
 
 HEADER = FrameHeader(12, 34, "camera/ø")
-CUP = HypothesisMessage("cup", 0.5, 41)
+CUP = HypothesisMessage("cup", 0.5)
 MESSAGES: tuple[OutgoingMessage, ...] = (
     ImageMessage(HEADER, 2, 2, "bayer_rggb8", 3, bytes(range(6)), is_bigendian=True),
     CompressedImageMessage(HEADER, "jpeg", b"\xff\xd8\xff"),
@@ -107,7 +107,7 @@ def test_pixels_of_a_decoded_image_are_a_view_of_the_received_bytes() -> None:
     assert (frame.step, frame.encoding, frame.is_bigendian, bytes(frame.data)) == (3, "bayer_rggb8", True, data[-6:])
 
 
-def test_seconds_of_ros_1_beyond_2038_keep_their_bits() -> None:
+def test_seconds_beyond_2038_keep_their_bits() -> None:
     from edge_server.plugins.ros.messages.ros2_types import MessageTypes
 
     types = MessageTypes()

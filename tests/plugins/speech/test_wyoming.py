@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import socket
+import threading
 import wave
 from collections.abc import Iterator
 from dataclasses import replace
@@ -424,6 +425,14 @@ def test_a_server_that_asks_for_keys_does_not_open_a_port_without_one(tmp_path: 
     server = edge_server.Server(tmp_path, wyoming="127.0.0.1:0", http_restricted_api="inference:key=value")
     with pytest.raises(InvalidRequest, match="inference needs a key here, and clients of Wyoming send none"):
         server.start()
+
+
+def test_a_server_that_cannot_start_ends_its_threads(tmp_path: Path) -> None:
+    server = edge_server.Server(tmp_path, wyoming="127.0.0.1:0", http_restricted_api="inference:key=value")
+    before = {thread.name for thread in threading.enumerate()}
+    with pytest.raises(InvalidRequest, match="inference needs a key here"):
+        server.start()
+    assert {thread.name for thread in threading.enumerate() if thread.name.startswith("edge-")} <= before
 
 
 def test_a_server_that_asks_for_certificates_does_not_open_a_port_to_other_machines(tmp_path: Path) -> None:

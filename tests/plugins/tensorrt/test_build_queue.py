@@ -16,10 +16,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from edge_server.backends.isolation.json_child_process import JsonProcess
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import DeviceLost
-from edge_server.json_child_process import JsonProcess
 from edge_server.plugins.tensorrt.builds.build_process import Bounds
 from edge_server.plugins.tensorrt.builds.build_queue import EngineBuildQueue
 from edge_server.plugins.tensorrt.builds.build_registry import MAX_ATTEMPTS

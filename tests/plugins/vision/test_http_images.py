@@ -10,7 +10,6 @@ import pytest
 
 from edge_server.config import HttpConfig
 from edge_server.errors import InvalidRequest
-from edge_server.own_plugins import PLUGIN_OF_BODY
 from edge_server.plugins.vision.multipart_form import form_parts
 from edge_server.plugins.vision.plugin import Vision
 from tests.frontends.conftest import Site, StubService
@@ -25,10 +24,6 @@ def site():
     started = Site(service, HttpConfig(port=0), None, vision.routes(), vision.body_decoders)
     yield started
     started.close()
-
-
-def test_the_core_registers_the_bodies_that_this_plugin_decodes():
-    assert dict.fromkeys(Vision().body_decoders, "vision") == PLUGIN_OF_BODY
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, BadModelConfig, InvalidRequest
 from edge_server.plugins.vision import image_parameters
-from edge_server.plugins.vision.outputs.output_parameters import PARAMETERS, read_declaration
+from edge_server.plugins.vision.outputs.output_parameters import DECLARATIONS, read_declaration
+from edge_server.plugins.vision.parameter_tables import default_text, settings_of
 from edge_server.plugins.vision.perception import make_perception_decoder
 from edge_server.protocol.frame_messages import ClassScore, Returns
 
@@ -202,7 +203,11 @@ def test_outputs_without_numbers_are_refused(make_model) -> None:
         make_perception_decoder(make_model({"class_output": "out"}, {"out": (3,)}, dtypes={"out": DType.BYTES}))
 
 
-DEFAULTS = {parameter.key: parameter.default for parameter in (*image_parameters.PARAMETERS, *PARAMETERS)}
+DEFAULTS = {
+    key: default_text(setting)
+    for declaration in (image_parameters.Declaration, *DECLARATIONS)
+    for key, setting in settings_of(declaration).items()
+}
 BESIDE = {
     "image_resize": {"image_fit": "crop"},
     "image_crop_offset": {"image_fit": "crop"},

@@ -19,8 +19,6 @@ from edge_server.frontends.http.routes import DeferredEndpoints, Route
 from edge_server.service import InferenceService
 
 if TYPE_CHECKING:
-    from edge_server.plugins.cameras.endpoints.deepstack_endpoints import DeepStackEndpoints
-    from edge_server.plugins.cameras.endpoints.view_endpoints import ViewEndpoints
     from edge_server.plugins.cameras.server_cameras import ServerCameras
     from edge_server.plugins.cameras.streams.stream_view import StreamView
 
@@ -88,51 +86,44 @@ def source_routes(access: AccessCheck, find: Callable[[], ServerCameras]) -> Seq
 def view_routes(access: AccessCheck, view: Callable[[str], AbstractContextManager[StreamView]]) -> Sequence[Route]:
     """Return the routes of pictures; `view` returns the view of a frame stream, see StreamRegistry.view."""
 
-    def make() -> ViewEndpoints:
-        from edge_server.plugins.cameras.endpoints.view_endpoints import ViewEndpoints
-
-        return ViewEndpoints(access, view)
-
-    handler = DeferredEndpoints(make).handler
+    handler = DeferredEndpoints(access, view).handler
+    endpoints = "edge_server.plugins.cameras.endpoints.view_endpoints:ViewEndpoints"
     get = partial(Route, "GET", category="view")
     stream, motion = "/edge/v1/streams/{stream}", f"{_SCHEMAS}:MOTION_JPEG"
     return (
         get(
             f"{stream}/view",
             summary="Live pictures of a frame stream with its results drawn in, as MJPEG",
-            handler=handler(lambda endpoints: endpoints.pictures),
+            handler=handler(f"{endpoints}.pictures"),
             schema=motion,
         ),
         get(
             f"{stream}/frames",
             summary="Live pictures of a frame stream, and before each a part of JSON with its results",
-            handler=handler(lambda endpoints: endpoints.frames),
+            handler=handler(f"{endpoints}.frames"),
             schema=motion,
         ),
         get(
             f"{stream}/picture",
             summary="The next picture of a frame stream with its results drawn in, as JPEG",
-            handler=handler(lambda endpoints: endpoints.picture),
+            handler=handler(f"{endpoints}.picture"),
             schema=f"{_SCHEMAS}:PICTURE",
         ),
     )
 
 
 def deepstack_routes(service: InferenceService) -> Sequence[Route]:
-    def make() -> DeepStackEndpoints:
-        from edge_server.plugins.cameras.endpoints.deepstack_endpoints import DeepStackEndpoints
-
-        return DeepStackEndpoints(service)
-
-    endpoints = DeferredEndpoints(make)
-    detect = endpoints.handler(lambda endpoints: endpoints.detect)
-    models = endpoints.handler(lambda endpoints: endpoints.models)
+    handler = DeferredEndpoints(service).handler
+    detect, models = (
+        handler(f"edge_server.plugins.cameras.endpoints.deepstack_endpoints:DeepStackEndpoints.{name}")
+        for name in ("detect", "models")
+    )
     summary = "Detect objects in the image of a form, as in DeepStack's API"
     # Clients whose base URL ends in a slash send two.
     return [
-        Route("POST", f"{slash}/v1/vision/{path}", category, text, handler)
+        Route("POST", f"{slash}/v1/vision/{path}", category, text, own)
         for slash in ("", "/")
-        for path, category, text, handler in (
+        for path, category, text, own in (
             ("detection", "inference", summary, detect),
             ("custom/{model}", "inference", summary, detect),
             ("custom/list", "metadata", "Names of the models for /v1/vision/custom/NAME", models),

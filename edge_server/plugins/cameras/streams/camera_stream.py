@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edge_server.core.rate_meter import Rate, RecentQuantiles
 from edge_server.errors import Draining, EdgeServerError
 from edge_server.plugins.cameras.reports import FrameStreamReport
 from edge_server.plugins.cameras.streams.frame_mailbox import FrameLimits, FrameTally, Mailbox, RunEstimate
 from edge_server.plugins.cameras.streams.model_frame_counters import ModelTotals
+from edge_server.plugins.cameras.streams.rate_meter import Rate, RecentQuantiles
 from edge_server.plugins.cameras.streams.stream_settings import StreamSettings
 from edge_server.plugins.cameras.streams.stream_view import StreamView
 from edge_server.plugins.vision.perception import PerceptionDecoder

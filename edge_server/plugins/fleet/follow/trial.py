@@ -10,8 +10,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from edge_server.backends.isolation.json_child_process import JsonProcess, ReceiveTimeout
 from edge_server.errors import EdgeServerError, ServingFault
-from edge_server.json_child_process import JsonProcess, ReceiveTimeout
 from edge_server.plugins.fleet.release import SAMPLE_NAME, Release
 
 _MAX_REASON_CHARS = 500

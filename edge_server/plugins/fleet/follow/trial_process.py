@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 import edge_server
+from edge_server.backends.isolation.json_child_side import exit_at_once, start_child, write_message
 from edge_server.core.output_difference import compare_arrays
 from edge_server.core.status_reports import find_failed
 from edge_server.errors import EdgeServerError
-from edge_server.json_child_side import exit_at_once, start_child, write_message
 
 _EXPECTED = "expected."
 _WARM_RUNS = 3

@@ -78,7 +78,6 @@ class LlamaCppEngine:
     The constructor raises RuntimeError for a file that the library cannot load, BadModelFile, and BackendMissing.
     """
 
-    has_logprobs = True
     constraints = frozenset(("json_schema", "choice", "regex", "grammar", "logit_bias"))
     max_top_logprobs = 20
 
@@ -161,6 +160,7 @@ class LlamaCppEngine:
         if tools:
             chat["tools"] = [dict(tool) for tool in tools]
         if variables:
+            chat["add_generation_prompt"] = variables.get("add_generation_prompt", True)
             chat["chat_template_kwargs"] = dict(variables)
         try:
             prompt = str(self._call("POST", "/apply-template", chat)["prompt"])
@@ -218,6 +218,8 @@ class LlamaCppEngine:
         parameters.ui = False
         parameters.verbosity = _ERRORS_ONLY
         parameters.warmup = False
+        # Otherwise it continues an assistant's message at the end, where other engines begin a new one.
+        parameters.prefill_assistant = False
         parameters.n_parallel = settings.max_num_seqs
         # A call of any other thread takes one too.
         parameters.n_threads_http = settings.max_num_seqs + 4
@@ -364,7 +366,7 @@ class LlamaCppEngine:
             return None
         known = [item.token for item in tokens]
         sequence.answer_tokens += len(known)
-        sequence.answer += known if _UNTOLD not in known else self.encode(text)
+        sequence.answer += known if _UNTOLD not in known else [text]
         return TokenEvent(
             sequence.sequence_id,
             tuple(known),
@@ -373,6 +375,7 @@ class LlamaCppEngine:
             cached_tokens=cached_tokens,
             text=text,
             top_logprobs=tuple(item.top for item in tokens) if sequence.sampling.top_logprobs else (),
+            token_texts=tuple(item.text for item in tokens) if sequence.sampling.has_logprobs else (),
         )
 
     def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -390,9 +393,12 @@ class LlamaCppEngine:
 
 
 class _Token(NamedTuple):
-    """A token of an answer, the logarithm of its probability, and the most likely ones at its place."""
+    """A token of an answer, the logarithm of its probability, and the most likely ones at its place.
+
+    `text` is that of the whole character, if the token is the last one of several."""
 
     token: int
+    text: str = ""
     logprob: float = 0.0
     top: TopLogprobs = ()
 
@@ -411,13 +417,13 @@ class PendingSequence:
         """Tokens since the stream began."""
         self.textless: list[_Token] = []
         """The last tokens, while they have no text. The last one may be that which ends the text."""
-        self.answer: list[int] = []
-        """Tokens of the text so far."""
+        self.answer: list[int | str] = []
+        """Tokens so far, and texts of tokens that llama.cpp does not tell. It takes both in a prompt."""
         self.answer_tokens = 0
-        """Tokens given to the caller. `answer` may have others for the same text."""
+        """Tokens given to the caller."""
 
     @property
-    def request_prompt(self) -> list[int] | dict[str, Any]:
+    def request_prompt(self) -> list[int | str] | dict[str, Any]:
         return [*self.prompt, *self.answer]
 
     @property
@@ -427,7 +433,7 @@ class PendingSequence:
 
     @property
     def total_tokens(self) -> int:
-        return len(self.prompt) + len(self.answer)
+        return len(self.prompt) + self.answer_tokens
 
     @property
     def needed_tokens(self) -> int:
@@ -445,8 +451,8 @@ class PendingSequence:
         token = _Token(message["tokens"][-1])
         if probabilities:
             told = probabilities[-1]
-            most = told["top_logprobs"][: self.sampling.top_logprobs]
-            token = _Token(token.token, told["logprob"], tuple((item["token"], item["logprob"]) for item in most))
+            top = tuple((item["token"], item["logprob"]) for item in told["top_logprobs"][: self.sampling.top_logprobs])
+            token = _Token(token.token, told["token"], told["logprob"], top)
         self.textless.append(token)
 
 

@@ -1,9 +1,8 @@
 """Computation of a language model's memory from its files, before it is opened: weights, context, and KV cache per
 token.
 
-Formats: GGUF version 2 and 3 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), `config.json` of Hugging Face
-beside an OpenVINO export, and `genai_config.json` of ONNX Runtime GenAI
-(https://onnxruntime.ai/docs/genai/reference/config.html).
+Formats: GGUF version 2 and 3 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), and `config.json` of Hugging
+Face beside an OpenVINO export.
 """
 
 from __future__ import annotations
@@ -12,10 +11,13 @@ import json
 import math
 import platform
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
+
+MODEL_FILE = "language_model_file"
+"""Parameter of the completed configuration: what the file says of its model, as JSON, for ollama's API."""
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """GGUF's type number of a value -> code of `struct`."""
@@ -36,13 +38,25 @@ _TENSOR_TYPES = {
 _NO_MATRIX_TYPES = (0, 30)
 """F32 and BF16: OpenVINO GenAI 2026.4 reads vectors and the embedding in them, no other matrix."""
 _EMBEDDING = "token_embd.weight"
+_PLACES = {
+    "adapter": "a LoRA adapter: put it beside its model as adapters/NAME.gguf, for the backend llama_cpp",
+    "mmproj": "a projector of pictures: put it beside its model as mmproj.gguf, for the backend llama_cpp",
+}
+"""Of a GGUF file's `general.type`: what it is, if it is no model."""
 _TYPE_NAMES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K",
     12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
     20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
     29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
 }  # fmt: skip
-_EXPORT_ADVICE = "serve an OpenVINO export instead (optimum-cli export openvino) or an ONNX export"
+_FILE_TYPES = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M",
+    13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS",
+    21: "Q2_K_S", 22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S",
+    29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4",
+}  # fmt: skip
+"""GGUF's `general.file_type` -> name of the quantization; llama.h, `llama_ftype`."""
+_EXPORT_ADVICE = "serve an OpenVINO export instead (optimum-cli export openvino)"
 _MAX_SHORT_ARRAY = 4096
 """Numbers of an array that is read: a number for each layer, not for each token."""
 _ALIGNMENT = 32
@@ -63,15 +77,6 @@ EXPORT_LOAD_FACTOR = 2.0
 """The same for an OpenVINO export: its file is mapped, and the runtime keeps the weights in a layout of its own."""
 
 
-ONNX_LOAD_FACTOR = 1.25
-"""The same for an ONNX export. Measured with 73 million parameters in f32."""
-_ONNX_KV_BYTES_PER_VALUE = 4
-_ONNX_BYTES_PER_NUMBER = 120
-"""Of one token in a step, for each number between two layers; beside it the step keeps each token's logits in f32.
-Measured with exports in f32: 78 where the layers are 2.75 times as wide inside, 115 where 5.5 times, with 4 layers and
-with 12, and a fifth more after prompts of several lengths."""
-
-
 class BadModelFile(Exception):
     """The file is not what it should be. The message says what and where."""
 
@@ -79,14 +84,12 @@ class BadModelFile(Exception):
 @dataclass(frozen=True, slots=True)
 class LlmSize:
     """`weight_bytes`: memory while the weights are opened. `context`: most tokens, 0 if the files do not say.
-    `bytes_per_token`: the KV cache of one token, 0 if unknown. `width`: numbers between two layers for one token.
-    `bytes_per_step_token`: activations of one token in a step, 0 if they follow from the width."""
+    `bytes_per_token`: the KV cache of one token, 0 if unknown. `width`: numbers between two layers for one token."""
 
     weight_bytes: int
     context: int
     bytes_per_token: int
     width: int = 0
-    bytes_per_step_token: int = 0
 
 
 def read_gguf(path: Path) -> LlmSize:
@@ -98,6 +101,7 @@ def read_gguf(path: Path) -> LlmSize:
     file_bytes = path.stat().st_size
     with open(path, "rb") as file:
         fields, tensor_count = _gguf_fields(file)
+        _check_is_model(fields)
         architecture = str(fields.get("general.architecture", ""))
         if architecture not in ARCHITECTURES:
             raise BadModelFile(
@@ -138,6 +142,7 @@ def read_gguf_for_llama_cpp(path: Path) -> LlmSize:
     take. Raises BadModelFile for a header that is cut short or has impossible numbers.
     """
     fields = read_gguf_metadata(path)
+    _check_is_model(fields)
     architecture = str(fields.get("general.architecture", ""))
 
     def numbers(key: str, default: list[int]) -> list[int]:
@@ -169,11 +174,45 @@ def read_gguf_for_llama_cpp(path: Path) -> LlmSize:
     )
 
 
+def _check_is_model(fields: Mapping[str, object]) -> None:
+    kind = str(fields.get("general.type"))
+    if kind in _PLACES:
+        raise BadModelFile(f"general.type: expected 'model', got '{kind}': this is {_PLACES[kind]}")
+
+
 def read_gguf_metadata(path: Path, arrays: Collection[str] = ()) -> Mapping[str, object]:
     """Return the metadata of a GGUF file; of an array with more than 4,096 numbers, or of texts, only its length,
     unless `arrays` names it. Raises BadModelFile."""
     with open(path, "rb") as file:
         return _gguf_fields(file, arrays)[0]
+
+
+def describe_gguf(path: Path) -> dict[str, object]:
+    """Return what a file says of its model, under GGUF's names: architecture, number of parameters (not of
+    one of several files), type of quantization, and context length. Raises BadModelFile."""
+    with open(path, "rb") as file:
+        fields, tensor_count = _gguf_fields(file)
+        parameters = sum(math.prod(shape) for _, shape, _, _ in _tensors(file, tensor_count))
+    architecture = str(fields.get("general.architecture", ""))[:80]
+    numbers = {name: fields.get(name) for name in ("general.file_type", f"{architecture}.context_length")}
+    if fields.get("split.count", 1) == 1:
+        numbers["general.parameter_count"] = parameters
+    known = {name: value for name, value in numbers.items() if isinstance(value, int)}
+    return {"general.architecture": architecture, **known}
+
+
+def describe_export(folder: Path) -> dict[str, object]:
+    """Return the same of an OpenVINO export, as far as its `config.json` says it."""
+    try:
+        architecture = str(json.loads((folder / "config.json").read_bytes())["model_type"])[:80]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return {}
+    return {"general.architecture": architecture, f"{architecture}.context_length": read_export(folder).context}
+
+
+def quantization_name(file_type: object) -> str:
+    """Return the name of GGUF's `general.file_type`, "" for an unknown one."""
+    return _FILE_TYPES.get(file_type, "") if isinstance(file_type, int) else ""
 
 
 def read_export(folder: Path) -> LlmSize:
@@ -194,35 +233,6 @@ def read_export(folder: Path) -> LlmSize:
         return LlmSize(weight_bytes, 0, 0)
 
 
-def read_genai_config(path: Path) -> LlmSize:
-    """Return the size from `genai_config.json`. Raises BadModelFile for a file without a decoder and its context."""
-    try:
-        config = json.loads(path.read_bytes())
-        model = config["model"]
-        decoder = model["decoder"]
-        context = int(model["context_length"])
-        # The engine accepts no sequence that is longer.
-        context = min(context, int(config.get("search", {}).get("max_length") or context))
-        numbers = (
-            2 * int(decoder["num_hidden_layers"]) * int(decoder["num_key_value_heads"]) * int(decoder["head_size"])
-        )
-        width, vocabulary = int(decoder.get("hidden_size", 0)), int(model.get("vocab_size", 0))
-    except (ValueError, OverflowError, RecursionError) as error:
-        raise BadModelFile(f"expected JSON with numbers, got an error: {error}") from None
-    except (TypeError, KeyError, AttributeError) as error:
-        raise BadModelFile(f"expected a configuration of ONNX Runtime GenAI, got an error: {error!r}") from None
-    if context < 2 or numbers < 1:
-        raise BadModelFile(f"expected a context of at least 2 tokens and layers, got {context} and {numbers}")
-    if width < 0 or vocabulary < 0:
-        raise BadModelFile(f"expected no negative hidden_size and vocab_size, got {width} and {vocabulary}")
-    return LlmSize(
-        int(_folder_bytes(path.parent) * ONNX_LOAD_FACTOR),
-        context,
-        numbers * _ONNX_KV_BYTES_PER_VALUE,
-        bytes_per_step_token=width * _ONNX_BYTES_PER_NUMBER + vocabulary * 4,
-    )
-
-
 def _folder_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
 
@@ -241,19 +251,24 @@ def _gguf_fields(file: BinaryIO, arrays: Collection[str] = ()) -> tuple[dict[str
     return fields, tensor_count
 
 
-def _tensors_end(file: BinaryIO, count: int) -> int:
-    """Return the end of the last tensor, in bytes from the beginning of the data."""
+def _tensors(file: BinaryIO, count: int) -> Iterator[tuple[str, tuple[int, ...], int, int]]:
+    """Yield name, shape, type number and offset in the data of each tensor."""
     if count > _MAX_TENSORS:
         raise BadModelFile(f"expected at most {_MAX_TENSORS} tensors, got {count}")
-    end = 0
     for _ in range(count):
         name = _text(file)
         (dimensions,) = struct.unpack("<I", _exactly(file, 4))
         if dimensions > 4:
             raise BadModelFile(f"tensor '{name[:80]}': expected at most 4 dimensions, got {dimensions}")
         shape = struct.unpack(f"<{dimensions}Q", _exactly(file, 8 * dimensions))
-        kind, offset = struct.unpack("<IQ", _exactly(file, 12))
-        excluded = _NO_MATRIX_TYPES if dimensions > 1 and name != _EMBEDDING else ()
+        yield name, shape, *struct.unpack("<IQ", _exactly(file, 12))
+
+
+def _tensors_end(file: BinaryIO, count: int) -> int:
+    """Return the end of the last tensor, in bytes from the beginning of the data."""
+    end = 0
+    for name, shape, kind, offset in _tensors(file, count):
+        excluded = _NO_MATRIX_TYPES if len(shape) > 1 and name != _EMBEDDING else ()
         if kind not in _TENSOR_TYPES or kind in excluded:
             # Files named Q4_K_M and the like have Q5_0 and Q8_0 in tensors whose rows are no multiple of 256.
             known = ", ".join(_TYPE_NAMES[number] for number in _TENSOR_TYPES if number not in excluded)

@@ -57,7 +57,6 @@ class OpenVinoEngine:
     constructor raises whatever the library raises for a file that it cannot load, BadModelFile, and BackendMissing.
     """
 
-    has_logprobs = True
     begin_tokens: Sequence[int] = ()
     constraints = frozenset(("json_schema", "choice", "regex", "grammar"))
     max_top_logprobs = 0
@@ -136,9 +135,12 @@ class OpenVinoEngine:
     ) -> str:
         chat = [dict(message) for message in messages]
         described = [dict(tool) for tool in tools] or None
-        context = dict(variables) or None
+        context = dict(variables)
+        opens_answer = context.pop("add_generation_prompt", True)
         try:
-            return str(self._tokenizer.apply_chat_template(chat, True, tools=described, extra_context=context))
+            return str(
+                self._tokenizer.apply_chat_template(chat, opens_answer, tools=described, extra_context=context or None)
+            )
         except (RuntimeError, TypeError, ValueError) as error:
             said = _without_source_path(error)
         raise InvalidRequest(f"the model's chat template cannot write these messages: {said}")

@@ -24,7 +24,7 @@ class LlmSettings:
     - `max_num_batched_tokens` (256): most tokens of one step. A longer prompt is read in several steps.
     - `num_kv_blocks`, or `kv_cache_mb`: size of the KV cache. By default 1,024 tokens for each sequence, at most the
       model's context.
-    - `max_context`: most tokens of a prompt and its answer; 0: what the model says.
+    - `max_context`: most tokens of a prompt and its answer. By default the model's, 0 if its files do not say it.
     - `enable_prefix_caching` (true): equal beginnings of prompts are computed once.
     - `threads` (0: the engine's choice).
     - `deterministic` (false): compute in f32, so that a text never depends on what shares its batch.
@@ -73,8 +73,7 @@ def memory_parts(settings: LlmSettings, size: LlmSize, block_tokens: int) -> dic
         "weights": size.weight_bytes,
         "KV cache": cached_tokens * size.bytes_per_token,
         "activations": size.width
-        * (settings.max_num_batched_tokens * _ACTIVATION_BYTES_PER_NUMBER + longest * _CONTEXT_BYTES_PER_NUMBER)
-        + settings.max_num_batched_tokens * size.bytes_per_step_token,
+        * (settings.max_num_batched_tokens * _ACTIVATION_BYTES_PER_NUMBER + longest * _CONTEXT_BYTES_PER_NUMBER),
     }
 
 
@@ -85,7 +84,12 @@ def read_settings(model: str, parameters: Mapping[str, str], size: LlmSize, bloc
         return whole_number(model, parameters, key, default, least)
 
     max_num_seqs = number("max_num_seqs", 8)
-    max_context = number("max_context", size.context, 0)
+    max_context = number("max_context", size.context)
+    if size.context and max_context > size.context:
+        raise LoadError(
+            f"model '{model}': parameter max_context: expected 1 to {size.context}, the model's context, "
+            f"got {max_context}"
+        )
     if "num_kv_blocks" in parameters and "kv_cache_mb" in parameters:
         raise LoadError(f"model '{model}': parameters num_kv_blocks and kv_cache_mb: expected one of them, got both")
     if "kv_cache_mb" in parameters:

@@ -81,7 +81,8 @@ class TokenEvent:
     `error` ends it too: the engine could not continue it. `cached_tokens`, with `finish`: tokens of the prompt that
     were not computed, None if the engine does not tell. `prompt_tokens`, with `finish`: all of an ImagePrompt.
     `text` is that of the new tokens, without incomplete characters, from an engine that decodes them itself. Such an
-    engine may tell only the last token of a character; -1 stands for the others, with the logprob 0.
+    engine may tell only the last token of a character; -1 stands for the others, with the logprob 0. With `logprobs` it
+    gives the text of each token in `token_texts`.
     """
 
     sequence_id: int
@@ -93,6 +94,7 @@ class TokenEvent:
     prompt_tokens: int | None = None
     text: str | None = None
     top_logprobs: tuple[TopLogprobs, ...] = ()
+    token_texts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +119,6 @@ class TokenEngine(Protocol):
     """Most tokens of prompt and answer together, 0 if the model states no limit."""
     vocabulary_size: int
     """Number of different tokens."""
-    has_logprobs: bool
-    """Whether events carry the probabilities of tokens."""
     constraints: frozenset[str]
     """Names of the parameters by which it can constrain a text: see Sampling."""
     max_top_logprobs: int

@@ -72,8 +72,8 @@ def literal(text: str) -> str:
 def character_class(ranges: Ranges) -> str:
     """Return the class of these characters.
 
-    xgrammar (of OpenVINO GenAI 2026.4) takes other bytes too for [^a], and for ranges whose UTF-8 differs in more than
-    one byte and what follows it.
+    xgrammar (of OpenVINO GenAI 2026.4) takes bytes that are no UTF-8 for [^"], too, and others for ranges whose UTF-8
+    differs in more than one byte and what follows it.
     """
     aligned = [part for low, high in ranges for part in _aligned(low, high)]
     return f"[{''.join(_escape_range(low, high) for low, high in aligned)}]"

@@ -127,10 +127,11 @@ class OllamaEndpoints:
         return json_response({"models": models})
 
     async def _show(self, request: HttpRequest) -> HttpResponse:
-        members = await request.read_members(("model", "name", "verbose"))
+        members = await request.read_members()
         name = model_name(read_model({"model": members.get("model") or members.get("name")}))
         if not self._runner.is_for_calls(name):
             raise UnknownModel(f"no model '{name}' gives text or embeddings")
+        check_names(members, {"model", "name", "verbose"})
         return json_response(show_model(self._runner.find(name)[0].spec))
 
 

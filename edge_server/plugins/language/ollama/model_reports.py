@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import PurePath
@@ -9,6 +10,7 @@ from typing import Any
 
 from edge_server.core.model_spec import ModelSpec
 from edge_server.errors import NotReady, UnknownModel
+from edge_server.plugins.language.engines.model_size import MODEL_FILE, quantization_name
 from edge_server.service import Handle, InferenceService
 
 _NO_DIGEST = "0" * 64
@@ -63,26 +65,37 @@ def show_model(spec: ModelSpec) -> dict[str, Any]:
         "vision": spec.input("image") is not None,
         "embedding": not is_for_text,
     }
-    information: dict[str, Any] = {"general.architecture": spec.backend, "general.basename": spec.name}
-    if (context := spec.parameters.get("max_context", "")).isdecimal():
-        information[f"{spec.backend}.context_length"] = int(context)
     return {
         "modelfile": "",
         "parameters": "",
         "template": "",
         "details": model_details(spec),
-        "model_info": information,
+        "model_info": {"general.architecture": spec.backend, "general.basename": spec.name, **_model_file(spec)},
         "capabilities": [name for name, has_it in abilities.items() if has_it],
     }
 
 
 def model_details(spec: ModelSpec) -> dict[str, Any]:
-    """Return the member `details`. What only the model's files say is empty."""
+    """Return the member `details`. What the model's files do not say is empty."""
+    said = _model_file(spec)
+    architecture, count = said.get("general.architecture") or spec.backend, said.get("general.parameter_count")
     return {
         "parent_model": "",
         "format": PurePath(spec.default_model_filename).suffix.removeprefix("."),
-        "family": spec.backend,
-        "families": [spec.backend],
-        "parameter_size": "",
-        "quantization_level": "",
+        "family": architecture,
+        "families": [architecture],
+        "parameter_size": _short_number(count) if count else "",
+        "quantization_level": quantization_name(said.get("general.file_type")),
     }
+
+
+def _model_file(spec: ModelSpec) -> dict[str, Any]:
+    said: dict[str, Any] = json.loads(spec.parameters.get(MODEL_FILE, "{}"))
+    return said
+
+
+def _short_number(count: int) -> str:
+    """Return a number as ollama writes it: 1.5B, 134.52M, 148K."""
+    if count >= 1_000_000_000:
+        return f"{count / 1e9:.1f}B"
+    return f"{count / 1e6:.2f}M" if count >= 1_000_000 else f"{count / 1e3:.0f}K"

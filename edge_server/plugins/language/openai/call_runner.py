@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Request, Response, SubmittedRequest
@@ -23,23 +23,20 @@ from edge_server.frontends.http.request import HttpRequest
 from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import JSON_TYPE, HttpResponse, error_response, json_response
 from edge_server.frontends.loop_dispatch import LoopDispatch
-from edge_server.frontends.v2.json_parser import to_json
+from edge_server.frontends.v2.json_parser import parse_object, to_json
 from edge_server.plugins.language.engines.lora_adapters import adapter_names
-from edge_server.plugins.language.openai.completion_request import BadMember, CompletionRequest
+from edge_server.plugins.language.openai.completion_request import BadMember, CompletionRequest, read_model
 from edge_server.plugins.language.openai.completion_response import CompletionChoice, ErrorFormat
 from edge_server.plugins.language.openai.embedding_request import EmbeddingRequest, Embeddings, embedding_tensors
-from edge_server.plugins.language.openai.score_request import ScoreRequest, Scores, is_cross_encoder
+from edge_server.plugins.language.openai.rerank_request import RerankRequest, Scores, is_cross_encoder
 from edge_server.protocol.raw_tensors import Buffer
 from edge_server.service import Handle, InferenceService
-
-if TYPE_CHECKING:
-    from edge_server.plugins.language.vllm.classification_request import Classes, ClassificationRequest
 
 _LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Call = TypeVar("Call", CompletionRequest, EmbeddingRequest, ScoreRequest, "ClassificationRequest")
-TextsCall = TypeVar("TextsCall", EmbeddingRequest, ScoreRequest, "ClassificationRequest")
+Call = TypeVar("Call", CompletionRequest, EmbeddingRequest, RerankRequest)
+TextsCall = TypeVar("TextsCall", EmbeddingRequest, RerankRequest)
 
 _KEEP_ALIVE_S = 15.0
 """Time without an event after which something without effect is sent, so that proxies keep the stream open."""
@@ -122,17 +119,26 @@ class CallRunner:
         return UnknownModel(f"{error.message}; models that serve here: {', '.join(names[:_MAX_NAMES]) or 'none'}{more}")
 
     async def read(self, request: HttpRequest, parse: Callable[[Buffer], T]) -> T:
-        """Return the call that `parse` reads from the body, and release the body. Raises the errors of both.
+        """Return the call that `parse` reads from the body, and release the body. Raises the errors of both, but
+        UnknownModel for a wrong body that names such a model.
 
         `parse` runs on a worker thread if the body is large.
         """
         try:
             body = await request.read_body()
-            if len(body) > TEXT_ON_LOOP_BYTES:
-                return await request.run_on_worker(partial(parse, body))
-            return parse(body)
+            read = partial(self._parse, parse, body)
+            return await request.run_on_worker(read) if len(body) > TEXT_ON_LOOP_BYTES else read()
         finally:
             request.release_body()
+
+    def _parse(self, parse: Callable[[Buffer], T], body: Buffer) -> T:
+        try:
+            return parse(body)
+        except InvalidRequest:
+            # A client that asks for the wrong model is not sent from one wrong member to the next.
+            with contextlib.suppress(InvalidRequest, NotReady):
+                self.find(read_model(parse_object(body)).removesuffix(":latest"))
+            raise
 
     def model_names(self) -> list[str]:
         """Return the models for which the API has calls."""
@@ -215,23 +221,14 @@ class CallRunner:
         """Answer a call whose parser is `parse` with the JSON that `encode` returns. Raises EdgeServerError."""
         return await self._answer(request, parse, lambda call, *found: encode(call, call.embeddings(*found)))
 
-    async def score(
+    async def rerank(
         self,
         request: HttpRequest,
-        parse: Callable[[Buffer], ScoreRequest],
-        encode: Callable[[ScoreRequest, Scores], object],
+        parse: Callable[[Buffer], RerankRequest],
+        encode: Callable[[RerankRequest, Scores], object],
     ) -> HttpResponse:
         """Answer a call whose parser is `parse` with the JSON that `encode` returns. Raises EdgeServerError."""
         return await self._answer(request, parse, lambda call, *found: encode(call, call.scores(*found)))
-
-    async def classify(
-        self,
-        request: HttpRequest,
-        parse: Callable[[Buffer], ClassificationRequest],
-        encode: Callable[[ClassificationRequest, Classes], object],
-    ) -> HttpResponse:
-        """Answer a call whose parser is `parse` with the JSON that `encode` returns. Raises EdgeServerError."""
-        return await self._answer(request, parse, lambda call, *found: encode(call, call.classes(*found)))
 
     async def _answer(
         self,

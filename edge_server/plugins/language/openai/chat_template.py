@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from edge_server.core.model_spec import ModelSpec
 from edge_server.errors import BackendMissing, BadModelConfig, InvalidRequest, install_hint
 from edge_server.plugins.language.chat_roles import replace_developer, shorten_call_ids
-from edge_server.plugins.language.template_variables import template_variables
+from edge_server.plugins.language.template_variables import NEW_TURN, render_chat, template_variables
 
 try:
     import jinja2
@@ -63,15 +63,13 @@ def chat_prompt(spec: ModelSpec, chat: Any) -> str:
         spec.chat_template.text,
         f"model '{spec.name}': chat_template_kwargs",
     )
+    text, tokens, tools = spec.chat_template.text, spec.chat_template.tokens, members.get("tools")
+    template, messages = _compile(text), shorten_call_ids(replace_developer(members["messages"], text), text)
     try:
-        return _compile(spec.chat_template.text).render(
-            **variables,
-            **spec.chat_template.tokens,
-            messages=shorten_call_ids(
-                replace_developer(members["messages"], spec.chat_template.text), spec.chat_template.text
-            ),
-            tools=members.get("tools"),
-            add_generation_prompt=True,
+        return render_chat(
+            lambda chat, values: template.render(**{NEW_TURN: True, **values, **tokens}, messages=chat, tools=tools),
+            messages,
+            variables,
         )
     except _ERRORS as error:
         raise InvalidRequest(f"model '{spec.name}': its chat template does not take them: {error}") from error

@@ -25,7 +25,7 @@ from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
 from edge_server.frontends.v2.json_parser import json_type, parse_object
-from edge_server.plugins.language.template_variables import EFFORT, THINKING, check_variables
+from edge_server.plugins.language.template_variables import CONTINUE, EFFORT, NEW_TURN, THINKING, check_variables
 from edge_server.plugins.language.text_parameters import SAME_AS, UNSUPPORTED
 from edge_server.protocol.raw_tensors import Buffer
 
@@ -50,7 +50,7 @@ _KINDS = {"json": "a JSON schema", "choice": "a list of texts", "regex": "a regu
 _SUPPORTED = {"model", "stream", "stream_options", "n", "max_tokens", "max_completion_tokens", "logprobs",
               "response_format", "structured_outputs", *_GUIDED, "keep_alive", *_COMMON}  # fmt: skip
 _OF_CHATS = {"messages", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs",
-             EFFORT, THINKING}  # fmt: skip
+             EFFORT, THINKING, NEW_TURN, CONTINUE}  # fmt: skip
 _OF_COMPLETIONS = {"prompt", "echo"}
 
 _NO_EFFECT = {
@@ -265,10 +265,12 @@ def read_keep_alive(members: Mapping[str, Any]) -> float | None:
 def _sampling(members: Mapping[str, Any], *, is_chat: bool) -> dict[str, Any]:
     sampling = {name: members[name] for name in _COMMON if members.get(name) is not None}
     seed = sampling.get("seed")
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= _LARGEST_SEED):
+    if seed == -1:
+        del sampling["seed"]
+    elif seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= _LARGEST_SEED):
         raise BadMember(
             "seed",
-            f"'seed': expected a whole number from 0 to {_LARGEST_SEED}, or none for another answer each time, "
+            f"'seed': expected a whole number from 0 to {_LARGEST_SEED}, or -1 for another answer each time, "
             f"got {str(seed)[:40]}",
         )
     name = "max_completion_tokens" if members.get("max_completion_tokens") is not None else "max_tokens"
@@ -377,17 +379,18 @@ def _chat(members: Mapping[str, Any], images: list[bytes | str], *, has_tools: b
 
 
 def _template_variables(members: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the variables of the chat template: `chat_template_kwargs`, and two that are members of their own, too."""
+    """Return the variables of the chat template: `chat_template_kwargs`, and those that are members themselves."""
     given = members.get("chat_template_kwargs") or {}
     if not isinstance(given, dict):
         raise BadMember("chat_template_kwargs", f"'chat_template_kwargs': expected an object, got {json_type(given)}")
-    effort, thinking = members.get(EFFORT), members.get(THINKING)
+    effort = members.get(EFFORT)
     if effort is not None and effort not in _EFFORTS:
         raise BadMember(EFFORT, f"'{EFFORT}': expected {', '.join(_EFFORTS)}, got {str(effort)[:40]!r}")
-    if thinking is not None and not isinstance(thinking, bool):
-        raise BadMember(THINKING, f"'{THINKING}': expected true or false, got {json_type(thinking)}")
+    for name in (THINKING, NEW_TURN, CONTINUE):
+        read_boolean(members, name)
     variables = dict(given)
-    for name, value in ((EFFORT, effort), (THINKING, thinking)):
+    for name in (EFFORT, THINKING, NEW_TURN, CONTINUE):
+        value = members.get(name)
         if value is not None and variables.setdefault(name, value) != value:
             raise BadMember(name, f"'{name}': 'chat_template_kwargs' has another value")
     try:

@@ -44,8 +44,7 @@ class UnknownPath(NotFound):
     def __init__(self, method: str, path: str) -> None:
         super().__init__(
             f"unknown path: {method} {path[:80]}; of OpenAI's API this server has /v1/chat/completions, "
-            "/v1/completions, /v1/responses, /v1/embeddings, /v1/rerank, /v1/score and /v1/models, of Anthropic's "
-            "/v1/messages"
+            "/v1/completions, /v1/responses, /v1/embeddings, /v1/rerank and /v1/models, of Anthropic's /v1/messages"
         )
 
 

@@ -10,7 +10,7 @@ import base64
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -49,8 +49,6 @@ class EmbeddingRequest:
     keep_alive_s: float | None
     warnings: tuple[str, ...] = ()
     id: str = field(default_factory=lambda: f"embd-{uuid.uuid4().hex}")
-    dimensions_member: ClassVar[str] = "dimensions"
-    """Member of the call that has `dimensions`."""
 
     def inference_requests(self, spec: ModelSpec) -> list[Request]:
         """Return requests with all texts in order: as many in each as the model's batch has rows, or one.
@@ -102,9 +100,8 @@ class EmbeddingRequest:
         if self.dimensions is not None and self.dimensions not in known:
             expected = ", ".join(map(str, known))
             raise BadMember(
-                self.dimensions_member,
-                f"'{self.dimensions_member}': expected {expected}, as model '{self.model}' gives, got "
-                f"{self.dimensions}",
+                "dimensions",
+                f"'dimensions': expected {expected}, as model '{self.model}' gives, got {self.dimensions}",
             )
 
 

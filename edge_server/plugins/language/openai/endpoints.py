@@ -1,4 +1,4 @@
-"""HTTP handlers of OpenAI's API: chat/completions, completions, embeddings and models, under /v1/ and /v3/."""
+"""HTTP handlers of OpenAI's API: chat/completions, completions, embeddings, rerank and models."""
 
 from __future__ import annotations
 
@@ -15,12 +15,7 @@ from edge_server.plugins.language.openai.call_runner import CallRunner
 from edge_server.plugins.language.openai.completion_request import read_completion_request
 from edge_server.plugins.language.openai.completion_response import OPENAI_ERRORS, OpenAiEncoder
 from edge_server.plugins.language.openai.embedding_request import embedding_response, read_embedding_request
-from edge_server.plugins.language.openai.score_request import (
-    read_rerank_request,
-    read_score_request,
-    rerank_response,
-    score_response,
-)
+from edge_server.plugins.language.openai.rerank_request import read_rerank_request, rerank_response
 from edge_server.service import InferenceService
 
 
@@ -41,12 +36,8 @@ class OpenAiEndpoints:
         return await self._runner.respond(request, embed)
 
     async def rerank(self, request: HttpRequest) -> HttpResponse | None:
-        score = partial(self._runner.score, request, read_rerank_request, rerank_response)
-        return await self._runner.respond(request, score)
-
-    async def score(self, request: HttpRequest) -> HttpResponse | None:
-        score = partial(self._runner.score, request, read_score_request, score_response)
-        return await self._runner.respond(request, score)
+        rerank = partial(self._runner.rerank, request, read_rerank_request, rerank_response)
+        return await self._runner.respond(request, rerank)
 
     async def models(self, request: HttpRequest) -> HttpResponse:
         request.release_body()

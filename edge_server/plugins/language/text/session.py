@@ -40,7 +40,7 @@ from edge_server.plugins.language.engines.token_engine import (
     TokenEvent,
 )
 from edge_server.plugins.language.grammar.constraint import ConstraintCheck, ConstraintFailure
-from edge_server.plugins.language.template_variables import template_variables
+from edge_server.plugins.language.template_variables import CONTINUE, template_variables
 from edge_server.plugins.language.text.answer_parser import (
     CONTENT_HEAD,
     HARMONY_MARKS,
@@ -51,7 +51,7 @@ from edge_server.plugins.language.text.answer_parser import (
 from edge_server.plugins.language.text.incremental_detokenizer import IncrementalDetokenizer
 from edge_server.plugins.language.text.reasoning import ReasoningParser, find_reasoning_tags
 from edge_server.plugins.language.text.special_tokens import ChatEncoder
-from edge_server.plugins.language.text.text_request import TextRequest, read_request, read_token_ids
+from edge_server.plugins.language.text.text_request import TextRequest, read_request
 from edge_server.plugins.language.text.tool_calls import (
     ToolCallDelta,
     ToolCallParser,
@@ -198,16 +198,7 @@ class LlmSession(RequestSession):
         engine = self._engine
         room = engine.total_blocks * engine.block_tokens
         most = min(room, engine.max_context or room)
-        token_ids = read_token_ids(execution.request, engine.vocabulary_size, most)
-        if token_ids is not None:
-            execution.send({"text_output": _texts(engine.decode([token_ids])[0])}, is_final=True)
-            return
         request = read_request(execution.request, engine.default_sampling)
-        if (request.has_logprobs or request.has_cumulative_logprob) and not engine.has_logprobs:
-            raise InvalidRequest(
-                f"inference request to model '{self._model}': expected none of return_logprobs and "
-                f"return_cumulative_logprob: {engine.name} does not tell the probabilities of tokens"
-            )
         tools = request.tools
         if tools is not None and tools.choice == "auto" and self._tool_format is None:
             raise InvalidRequest(
@@ -304,7 +295,8 @@ class LlmSession(RequestSession):
             if text is None:
                 tokens = self._chat_encoder.encode(messages, described, variables)
                 # The grammar of a constraint begins with the answer itself.
-                return [*tokens, *engine.encode(CONTENT_HEAD)] if self._has_channels and is_constrained else tokens
+                needs_head = self._has_channels and is_constrained and not request.variables.get(CONTINUE)
+                return [*tokens, *engine.encode(CONTENT_HEAD)] if needs_head else tokens
             tokens, begin = engine.encode(text), list(engine.begin_tokens)
             return tokens if list(tokens[: len(begin)]) == begin else [*begin, *tokens]
         if request.images and text is not None and not vision.has_image_tag(text):
@@ -318,17 +310,21 @@ class LlmSession(RequestSession):
     def _start_parser(self, request: TextRequest, prompt: Sequence[int] | ImagePrompt) -> AnswerParser | None:
         """Return the parser of the answer to a chat, None if the whole answer is content."""
         tools, tags = request.tools, self._reasoning_tags
-        calls, reasoning = None, None
+        calls, reasoning, continues = None, None, request.variables.get(CONTINUE)
         # A grammar leaves no room for reasoning and for channels.
         if not request.sampling.constraint:
             if self._has_channels:
-                return HarmonyParser(tools)
+                return None if continues else HarmonyParser(tools)
             if tags is not None:
                 if isinstance(prompt, ImagePrompt):
                     end = prompt.text
                 else:
                     end = self._engine.decode([prompt[-_TAG_TOKENS:]])[0]
-                reasoning = ReasoningParser(tags, is_open=end.rstrip().endswith(tags.open))
+                is_open = end.rstrip().endswith(tags.open)
+                if continues:
+                    begun = str(request.messages[-1]["content"]).rpartition(tags.open)
+                    is_open = bool(begun[1]) and tags.close not in begun[2]
+                reasoning = ReasoningParser(tags, is_open=is_open)
         if tools is not None:
             calls = ToolCallParser(tools, self._tool_format)
         return None if calls is None and reasoning is None else TaggedAnswerParser(reasoning, calls)
@@ -513,14 +509,17 @@ class LlmSession(RequestSession):
         generation.cumulative_logprob += sum(event.logprobs)
         if generation.request.has_logprobs:
             tops = event.top_logprobs or [()] * len(event.tokens)
+            token_texts = event.token_texts or self._engine.decode([[token] for token in event.tokens])
             generation.unsent_logprobs += [
                 {
-                    "token": self._engine.decode([[token]])[0],
+                    "token": token_text,
                     "token_id": token,
                     "logprob": logprob,
                     **({"top_logprobs": top} if top else {}),
                 }
-                for token, logprob, top in zip(event.tokens, event.logprobs, tops, strict=False)
+                for token, token_text, logprob, top in zip(
+                    event.tokens, token_texts, event.logprobs, tops, strict=False
+                )
                 if token >= 0
             ]
         self._metrics.count_tokens(len(event.tokens))

@@ -16,6 +16,7 @@ from typing import Any
 
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.language.engines.token_engine import NO_VARIABLES, ChatMessage, TokenEngine
+from edge_server.plugins.language.template_variables import render_chat
 
 MAX_TYPED = 256
 """Of texts of special tokens in one chat: each takes up to two calls of the tokenizer, of about 0.5 ms."""
@@ -82,7 +83,7 @@ class ChatEncoder:
         Raises InvalidRequest with the template's message, or if the template changes a special token's text that stands
         in a message or a tool, or what is around it, so that it cannot be told from the template's own.
         """
-        prompt = self._engine.chat_prompt(messages, tools, variables)
+        prompt = self._render(messages, tools, variables)
         mark = uuid.uuid4().hex  # letters and digits, which no template escapes
         try:
             marked_messages, marked_tools, values = self._special_texts.mark(
@@ -93,7 +94,7 @@ class ChatEncoder:
         if marked_messages == list(messages) and marked_tools == list(tools) and values == list(variables.values()):
             return self._engine.encode(prompt)
         marked_variables = dict(zip(variables, values, strict=True))
-        marked = self._engine.chat_prompt(marked_messages, marked_tools, marked_variables)
+        marked = self._render(marked_messages, marked_tools, marked_variables)
         if marked.replace(mark, "") != prompt:
             raise InvalidRequest(
                 "a message or a tool has the text of a special token of the model, and the model's chat template "
@@ -144,7 +145,12 @@ class ChatEncoder:
             }
             for message in messages
         ]
-        return self._engine.chat_prompt(tagged, tools, variables)
+        return self._render(tagged, tools, variables)
+
+    def _render(
+        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]
+    ) -> str:
+        return render_chat(lambda chat, values: self._engine.chat_prompt(chat, tools, values), messages, variables)
 
     def _encode_continuation(self, text: str) -> list[int]:
         """Return the tokens of a text that is not the beginning of a prompt."""

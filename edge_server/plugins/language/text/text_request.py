@@ -64,23 +64,6 @@ class TextRequest:
     """Whether the answer is the prompt's tokens, and no text."""
 
 
-def read_token_ids(request: Request, vocabulary_size: int, max_count: int) -> Sequence[int] | None:
-    """Return the tokens of a request that is to decode them, None if it brings a prompt. Raises InvalidRequest."""
-    tensor = request.inputs.get("token_ids")
-    if tensor is None:
-        return None
-    title = f"inference request to model '{request.model}': input 'token_ids'"
-    if not request.inputs.keys().isdisjoint(("text_input", "messages")):
-        raise InvalidRequest(f"{title}: expected neither 'text_input' nor 'messages' beside it")
-    if not 1 <= tensor.array.size <= max_count:
-        raise InvalidRequest(f"{title}: expected 1 to {max_count} tokens, got {tensor.array.size}")
-    tokens: list[int] = tensor.array.ravel().tolist()
-    unknown = next((token for token in tokens if not 0 <= token < vocabulary_size), None)
-    if unknown is not None:
-        raise InvalidRequest(f"{title}: expected tokens from 0 to {vocabulary_size - 1}, got {unknown}")
-    return tokens
-
-
 def read_request(request: Request, defaults: Sampling = DEFAULT_SAMPLING) -> TextRequest:
     """Return the checked request. `defaults` are the model's, for what it does not say. Raises InvalidRequest."""
     title = f"inference request to model '{request.model}'"
@@ -196,6 +179,7 @@ def read_sampling(
         raise bad("grammar", "rules in GBNF")
     if sum(map(bool, (schema, choice, regex, grammar))) > 1:
         raise InvalidRequest(f"{title}: expected one of the sampling parameters json_schema, choice, regex and grammar")
+    seed = whole("seed", -1, -1, (1 << 63) - 1)  # as in vLLM -1 is none
     adapter = values.get("lora_name") or ""
     if not isinstance(adapter, str):
         raise bad("lora_name", "the name of an adapter")
@@ -209,7 +193,7 @@ def read_sampling(
         top_p=number("top_p", defaults.top_p, 1e-6, 1.0),
         top_k=whole("top_k", defaults.top_k, -1),
         min_p=number("min_p", defaults.min_p, 0.0, 1.0),
-        seed=None if values.get("seed") is None else whole("seed", 0, 0, (1 << 63) - 1),
+        seed=None if seed == -1 else seed,
         repetition_penalty=number("repetition_penalty", defaults.repetition_penalty, 0.01, 100.0),
         presence_penalty=number("presence_penalty", 0.0, -2.0, 2.0),
         frequency_penalty=number("frequency_penalty", 0.0, -2.0, 2.0),

@@ -60,7 +60,7 @@ def check_same_view(name: str, size: tuple[int, int], other_name: str, other_siz
 
 
 def read_camera_info(message: Any, *, is_rectified: bool) -> CameraModel:
-    """Return the camera of a sensor_msgs/CameraInfo of ROS 1 or ROS 2, with its binning and region of interest.
+    """Return the camera of a sensor_msgs/CameraInfo, with its binning and region of interest.
 
     A rectified image has the matrix P and no distortion, another one K and `d`. The fourth column of P, the baseline of
     a stereo pair, is not used. Raises InvalidRequest for a camera without calibration or with a distortion model that
@@ -94,8 +94,7 @@ def is_rectified_topic(topic: str) -> bool:
 
 
 def _numbers(message: Any, name: str, count: int = 0) -> list[float]:
-    # ROS 1 writes D, K and P, ROS 2 d, k and p.
-    numbers = [float(number) for number in getattr(message, name, getattr(message, name.upper(), ()))]
+    numbers = [float(number) for number in getattr(message, name, ())]
     if (count and len(numbers) != count) or not all(map(math.isfinite, numbers)):
         raise InvalidRequest(f"expected finite numbers in '{name}' of a camera_info, given {numbers[:12]}")
     return numbers

@@ -1,6 +1,6 @@
 """Conversion between ROS messages and frames or results, without any ROS library.
 
-Input is any object with the fields of sensor_msgs/Image or CompressedImage: of rospy, rclpy, rosbags or cyclonedds. A
+Input is any object with the fields of sensor_msgs/Image or CompressedImage: of rclpy, rosbags or cyclonedds. A
 result becomes small values named after the messages of sensor_msgs and vision_msgs 4.x; each transport copies them into
 its own classes. Headers are not changed.
 """
@@ -60,11 +60,10 @@ class CompressedImageMessage:
 
 @dataclass(frozen=True, slots=True)
 class HypothesisMessage:
-    """vision_msgs/ObjectHypothesis. `class_index` is for the vision_msgs of ROS 1, whose `id` is a number."""
+    """vision_msgs/ObjectHypothesis."""
 
     class_id: str
     score: float
-    class_index: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +71,7 @@ class DetectionMessage:
     """vision_msgs/Detection2D with one hypothesis. Centre and size in pixels of the frame, `theta` in
     radians: from the x axis towards the y axis, so clockwise in the picture; 0 for an upright box.
 
-    `track_id` is the field `id` of ROS 2, the same for an object in all frames; "" without tracking. ROS 1 has no such
-    field.
+    `track_id` is the field `id`, the same for an object in all frames; "" without tracking.
     """
 
     center_x: float
@@ -149,8 +147,8 @@ class VisionInfoMessage:
 
 @dataclass(frozen=True, slots=True)
 class LabelInfoMessage:
-    """vision_msgs/LabelInfo, which ROS 1 does not have: the label of each class number. The field `threshold` is 0: the
-    server does not say which it uses."""
+    """vision_msgs/LabelInfo: the label of each class number. The field `threshold` is 0: the server does not say which
+    it uses."""
 
     header: FrameHeader
     labels: tuple[str, ...]
@@ -192,11 +190,10 @@ OutgoingMessage: TypeAlias = (
 )
 
 
-def make_frame(message: Any, *, age_us: int = 0, seq: int | None = None) -> Frame:
+def make_frame(message: Any, *, age_us: int = 0, seq: int = 0) -> Frame:
     """Return the frame of a sensor_msgs/Image or CompressedImage; it uses the memory of the message.
 
-    `seq` is for ROS 2, whose header has no number. Without it, the number of a ROS 1 header is used, or 0. Raises
-    InvalidRequest for another object.
+    `seq` is the number of the frame: a header of ROS 2 has none. Raises InvalidRequest for another object.
     """
     header = read_header(message, seq)
     if hasattr(message, "encoding"):
@@ -214,17 +211,15 @@ def make_frame(message: Any, *, age_us: int = 0, seq: int | None = None) -> Fram
     return Frame(header, format=str(_field(message, "format")), age_us=age_us, data=data)
 
 
-def read_header(message: Any, seq: int | None = None) -> FrameHeader:
-    """Return the std_msgs/Header of a ROS 1 or ROS 2 message. Raises InvalidRequest when it has none."""
+def read_header(message: Any, seq: int = 0) -> FrameHeader:
+    """Return the std_msgs/Header of a message, with the number `seq`. Raises InvalidRequest when it has none."""
     header = _field(message, "header")
     stamp = _field(header, "stamp")
-    # genpy's Time has secs and nsecs, builtin_interfaces/Time sec and nanosec.
-    is_ros1 = hasattr(stamp, "secs")
     return FrameHeader(
-        sec=int(_field(stamp, "secs" if is_ros1 else "sec")),
-        nanosec=int(_field(stamp, "nsecs" if is_ros1 else "nanosec")),
+        sec=int(_field(stamp, "sec")),
+        nanosec=int(_field(stamp, "nanosec")),
         frame_id=str(_field(header, "frame_id")),
-        seq=int(getattr(header, "seq", 0)) if seq is None else seq,
+        seq=seq,
     )
 
 
@@ -335,11 +330,11 @@ def _object_masks_message(result: FrameResult) -> ImageMessage:
 
 def make_hypothesis(label: str, index: int, score: float, has_numbers: bool) -> HypothesisMessage:
     """Return the class of a detection, by its label, or by its number if it has none or `has_numbers`."""
-    return HypothesisMessage(str(index) if has_numbers or not label else label, score, index)
+    return HypothesisMessage(str(index) if has_numbers or not label else label, score)
 
 
 def kind_of(type_name: str) -> MessageKind | None:
-    """Return the kind of a ROS 1 or ROS 2 type name such as "sensor_msgs/Image", or None."""
+    """Return the kind of a type name such as "sensor_msgs/Image", or None."""
     parts: Sequence[str] = type_name.split("/")
     full = f"{parts[0]}/msg/{parts[-1]}"
     return next((kind for kind in MessageKind if kind.value == full), None)

@@ -220,7 +220,7 @@ class MessageTypes:
         )
 
     def _header(self, header: FrameHeader) -> Any:
-        # Seconds are unsigned in ROS 1 and signed in ROS 2, with the same 32 bits.
+        # Seconds are unsigned in a frame and signed in ROS 2, with the same 32 bits.
         sec = (header.sec + 2**31) % 2**32 - 2**31
         stamp = self._new("builtin_interfaces/msg/Time", sec=sec, nanosec=header.nanosec)
         return self._new("std_msgs/msg/Header", stamp=stamp, frame_id=header.frame_id)

@@ -99,7 +99,7 @@ def choose_transport(requested: str, environment: Mapping[str, str]) -> str:
     """
     rmw = environment.get("RMW_IMPLEMENTATION", "")
     fitting = TRANSPORT_OF_RMW.get(rmw)
-    if requested in ("rclpy", "ros1"):  # rclpy reads RMW_IMPLEMENTATION itself
+    if requested == "rclpy":  # it reads RMW_IMPLEMENTATION itself
         return requested
     chosen = requested or fitting or "dds"
     if rmw and fitting is None:

@@ -14,7 +14,6 @@ TRANSPORTS = {
     "dds": "edge_server.plugins.ros.transports.dds_transport",
     "rclpy": "edge_server.plugins.ros.transports.rclpy_transport",
     "zenoh": "edge_server.plugins.ros.transports.zenoh_transport",
-    "ros1": "edge_server.plugins.ros.transports.ros1_transport",
 }
 """Transport -> its module, with `open_transport(node_name: str, environment: Mapping[str, str]) -> Transport`. It
 raises Unsupported when its libraries are missing, and names the package to install or the file to source."""

@@ -22,7 +22,6 @@ from edge_server.plugins.vision.outputs.faces import BlazeFace, YuNet, yunet_nam
 from edge_server.plugins.vision.outputs.multi_label import ClassScoreRows, Detr, DistributionGrid
 from edge_server.plugins.vision.outputs.object_masks import ObjectMaskDecoder
 from edge_server.plugins.vision.outputs.output_parameters import (
-    TRAITS,
     USUAL_COLUMNS,
     Column,
     DetectionDeclaration,
@@ -117,7 +116,7 @@ class DetectionDecoder:
         """
         arrays = self.select(outputs, item, model=model)
         found = _convert_to_frame(self.head.decode(arrays, self.declaration.score_threshold), fit)
-        if TRAITS[self.declaration.head].needs_nms and self.declaration.iou_threshold < 1:
+        if self.declaration.head.needs_nms and self.declaration.iou_threshold < 1:
             classes = None if self.declaration.is_class_agnostic else found.classes
             if found.rotated is None:
                 kept = apply_nms(found.boxes, classes, self.declaration.iou_threshold)

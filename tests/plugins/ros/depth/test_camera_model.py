@@ -61,13 +61,6 @@ def test_the_matrix_of_a_rectified_image_is_p() -> None:
     assert camera.find_directions(np.array([318.5, 751.5]), 640, 480).tolist() == [0.0, 1.0]
 
 
-def test_ros1_writes_its_matrices_in_capitals() -> None:
-    info = camera_info()
-    for name in "dkp":
-        setattr(info, name.upper(), info.__dict__.pop(name))
-    assert read_camera_info(info, is_rectified=False).fx == 525
-
-
 def test_binning_and_region_of_interest_move_the_centre() -> None:
     region = SimpleNamespace(x_offset=120, y_offset=40, width=400, height=300)
     info = camera_info(binning_x=2, binning_y=2, roi=region)

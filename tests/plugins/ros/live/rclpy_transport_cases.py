@@ -47,7 +47,7 @@ RESULT = FrameResult(
     annotated_jpeg=b"\xff\xd8 picture",
 )
 IN_SPACE = Detections3DMessage(
-    HEADER, (Detection3DMessage(0.5, -0.25, 2.0, 0.1, 0.2, 0.05, 0.75, HypothesisMessage("cat", 0.5, 3), "7"),)
+    HEADER, (Detection3DMessage(0.5, -0.25, 2.0, 0.1, 0.2, 0.05, 0.75, HypothesisMessage("cat", 0.5), "7"),)
 )
 STATUS = DiagnosticStatus(DiagnosticLevel.WARN, "eyes: frames", "hot", "box:8001", {"rate": "9.5"})
 LIMIT_S = 60.0

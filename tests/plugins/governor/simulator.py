@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import enum
 import random
+import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from edge_server.core.priority import PriorityClass
-from edge_server.plugins.governor.control_policy import Cause, ControlPolicy, PolicyConstants, PolicyInput, ThermalLevel
+from edge_server.plugins.governor.control_policy import Cause, ControlPolicy, PolicyConstants, PolicyInput
 from edge_server.plugins.governor.rate_allocator import RateAllocator
-from edge_server.plugins.governor.simulation.thermal_model import ThermalModel, ThermalModelConstants
 from edge_server.plugins.governor.variant_selector import VariantRule
+from tests.plugins.governor.thermal_model import ThermalModel
 
 _TICK_S = 0.01
 _MAX_WAITING = 100
 """Most waiting requests of all classes, with any strategy."""
 _MODEL_PERIOD_S = 0.1
 _POLICY_PERIOD_S = 0.5
-_PROGRESS_PERIOD_S = 60.0
 _SETTLING_S = 120.0
 """Time after the start that does not count for the highest temperature and the throttled time."""
 
@@ -48,16 +48,13 @@ class ClassLoad(NamedTuple):
     deadline_s: float
 
 
-class Workload(NamedTuple):
-    """All requests. A request takes `heavy_s` at full clock, or `light_s` with the lighter variant."""
-
-    classes: tuple[ClassLoad, ...] = (
-        ClassLoad(PriorityClass.CONTROL, 20.0, 0.060),
-        ClassLoad(PriorityClass.NORMAL, 40.0, 0.150),
-        ClassLoad(PriorityClass.BULK, 40.0, 1.0),
-    )
-    heavy_s: float = 0.0095
-    light_s: float = 0.0045
+CLASSES = (
+    ClassLoad(PriorityClass.CONTROL, 20.0, 0.060),
+    ClassLoad(PriorityClass.NORMAL, 40.0, 0.150),
+    ClassLoad(PriorityClass.BULK, 40.0, 1.0),
+)
+HEAVY_S, LIGHT_S = 0.0095, 0.0045
+"""Time of a request at full clock, and with the lighter variant."""
 
 
 class Scenario(NamedTuple):
@@ -105,26 +102,11 @@ SCENARIOS: dict[str, Scenario] = {
 
 
 @dataclass(slots=True)
-class SimulationTrace:
-    """Curves of a run, one point per policy period. `clock` is a part of the highest; `on_time` are counts by class."""
-
-    time_s: list[float] = field(default_factory=list)
-    chip_c: list[float] = field(default_factory=list)
-    ambient_c: list[float] = field(default_factory=list)
-    power_w: list[float] = field(default_factory=list)
-    share: list[float] = field(default_factory=list)
-    clock: list[float] = field(default_factory=list)
-    level: list[ThermalLevel] = field(default_factory=list)
-    on_time: dict[PriorityClass, list[int]] = field(default_factory=lambda: {item: [] for item in PriorityClass})
-
-
-@dataclass(slots=True)
 class SimulationResult:
     """Totals of one run. `late` counts answers after their deadline."""
 
     scenario: str
     strategy: Strategy
-    trace: SimulationTrace
     seconds: float
     hottest_c: float = 0.0
     throttled_s: float = 0.0
@@ -156,44 +138,36 @@ class _Job:
 class _SimulationRun:
     """A run of one strategy in one scenario."""
 
-    def __init__(
-        self, scenario: Scenario, strategy: Strategy, workload: Workload, constants: ThermalModelConstants, seed: int
-    ) -> None:
+    def __init__(self, scenario: Scenario, strategy: Strategy, seed: int) -> None:
         self._scenario = scenario
         self._strategy = strategy
-        self._workload = workload
         self._random = random.Random(seed)
-        self._model = ThermalModel(constants, ambient_c=scenario.ambient_c(0.0))
+        self._model = ThermalModel(ambient_c=scenario.ambient_c(0.0))
         self._policy = ControlPolicy(PolicyConstants())
         self._allocator = RateAllocator()
         self._variant = VariantRule()
-        by_importance = sorted(load.priority for load in workload.classes)
+        by_importance = sorted(load.priority for load in CLASSES)
         self._queues: dict[PriorityClass, deque[_Job]] = {priority: deque() for priority in by_importance}
-        self._due_s = {load.priority: 0.0 for load in workload.classes}
+        self._due_s = {load.priority: 0.0 for load in CLASSES}
         self._running: _Job | None = None
         self._is_off = False
-        self._answered_since = dict.fromkeys(PriorityClass, 0)
         self._share = 1.0
-        self._level = ThermalLevel.NORMAL
-        self.outcome = SimulationResult(scenario.name, strategy, SimulationTrace(), scenario.duration_s)
-        self.outcome.set_point_c = constants.trip_c - PolicyConstants().below_trip_c
+        self.outcome = SimulationResult(scenario.name, strategy, scenario.duration_s)
+        self.outcome.set_point_c = self._model.constants.trip_c - PolicyConstants().below_trip_c
 
     @property
     def _is_governed(self) -> bool:
         return self._strategy in (Strategy.GOVERNOR, Strategy.GOVERNOR_VARIANT)
 
-    def run(self, on_progress: Callable[[float], None] | None) -> SimulationResult:
+    def run(self) -> SimulationResult:
         ticks = round(self._scenario.duration_s / _TICK_S)
         per_model, per_policy = round(_MODEL_PERIOD_S / _TICK_S), round(_POLICY_PERIOD_S / _TICK_S)
-        per_progress = round(_PROGRESS_PERIOD_S / _TICK_S)
         busy_s = 0.0
         for tick in range(ticks):
             now_s = tick * _TICK_S
-            if on_progress is not None and tick % per_progress == 0:
-                on_progress(tick / ticks)
             if tick % per_policy == 0:
                 self._decide(now_s)
-            for load in self._workload.classes:
+            for load in CLASSES:
                 while self._due_s[load.priority] <= now_s:
                     self._due_s[load.priority] += self._random.expovariate(load.per_s)
                     self._add_request(load, now_s)
@@ -220,17 +194,6 @@ class _SimulationRun:
             self._is_off = sensed > limit_c
         if self._is_governed:
             self._govern(sensed, now_s)
-        trace = self.outcome.trace
-        trace.time_s.append(now_s)
-        trace.chip_c.append(self._model.chip_c)
-        trace.ambient_c.append(self._model.ambient_c)
-        trace.clock.append(self._model.clock)
-        trace.power_w.append(self._model.power_w)
-        trace.share.append(0.0 if self._is_off else self._share)
-        trace.level.append(self._level)
-        for priority, count in self._answered_since.items():
-            trace.on_time[priority].append(count)
-            self._answered_since[priority] = 0
 
     def _govern(self, sensed: float | None, now_s: float) -> None:
         constants = self._model.constants
@@ -239,16 +202,16 @@ class _SimulationRun:
             slowed.add(Cause.OVER_CURRENT)
         seen = PolicyInput(sensed, constants.trip_c, constants.critical_c, slowed_by=frozenset(slowed))
         decision = self._policy.step(seen, now_s)
-        self._share, self._level = decision.share, decision.level
+        self._share = decision.share
         self._allocator.grant(decision.share, 1.0, now_s)
         if self._strategy is Strategy.GOVERNOR_VARIANT:
-            offered = sum(load.per_s for load in self._workload.classes) * self._workload.heavy_s
+            offered = sum(load.per_s for load in CLASSES) * HEAVY_S
             room_c = None if decision.predicted_c is None else self.outcome.set_point_c - decision.predicted_c
             self._variant.step(offered, decision.share, room_c, now_s)
 
     def _add_request(self, load: ClassLoad, now_s: float) -> None:
         self.outcome.offered[load.priority] += 1
-        cost_s = self._workload.light_s if self._variant.is_light else self._workload.heavy_s
+        cost_s = LIGHT_S if self._variant.is_light else HEAVY_S
         if self._is_off or sum(map(len, self._queues.values())) >= _MAX_WAITING:
             return
         is_held_back = self._is_governed and self._share < 1.0
@@ -285,22 +248,17 @@ class _SimulationRun:
     def _finish_job(self, job: _Job, now_s: float) -> None:
         if now_s <= job.arrived_s + job.load.deadline_s:
             self.outcome.on_time[job.load.priority] += 1
-            self._answered_since[job.load.priority] += 1
         else:
             self.outcome.late += 1
 
 
-def simulate(
-    scenario: Scenario,
-    strategy: Strategy,
-    *,
-    workload: Workload = Workload(),
-    constants: ThermalModelConstants | None = None,
-    seed: int = 1,
-    on_progress: Callable[[float], None] | None = None,
-) -> SimulationResult:
-    """Run one strategy in one scenario. The same seed gives the same noise and arrivals.
+def simulate(scenario: Scenario, strategy: Strategy, *, seed: int = 1) -> SimulationResult:
+    """Run one strategy in one scenario. The same seed gives the same noise and arrivals."""
+    return _SimulationRun(scenario, strategy, seed).run()
 
-    `on_progress` gets the passed part of the simulated time, 0 to 1, every simulated minute.
-    """
-    return _SimulationRun(scenario, strategy, workload, constants or ThermalModelConstants(), seed).run(on_progress)
+
+if __name__ == "__main__":
+    for each in Strategy:
+        told = simulate(SCENARIOS[sys.argv[1]], each)
+        parts = ", ".join(f"{item.name.lower()} {told.on_time_part(item):.1%}" for item in PriorityClass)
+        print(f"{each.value}: {told.hottest_c:.1f} C, throttled {told.throttled_part:.0%}; in time: {parts}")

@@ -1,6 +1,6 @@
 """Thermal model of a machine for simulations: temperatures of chip and heat sink, and the kernel's thermal throttling.
 
-Used by `edge-server governor simulate` and by tests, in which the work of a real server heats it. The default constants
+The simulator uses it, and tests in which the work of a real server heats it. The default constants
 are those of a small fanless module with about 22 W at full work.
 
     chip --(chip_to_sink)-- sink --(sink_to_air)-- ambient

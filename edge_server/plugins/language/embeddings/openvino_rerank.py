@@ -20,12 +20,12 @@ from edge_server.backends.runtime_errors import file_title, import_runtime, mess
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, ContextTooLong, EdgeServerError, InvalidRequest, LoadError
-from edge_server.plugins.language.engines.model_size import read_export
-from edge_server.plugins.language.engines.openvino_embeddings import (
+from edge_server.plugins.language.embeddings.openvino_embeddings import (
     OpenVinoEmbeddingsBackend,
     decode_texts,
     export_folder,
 )
+from edge_server.plugins.language.engines.model_size import read_export
 
 
 def make(name: str) -> Backend:

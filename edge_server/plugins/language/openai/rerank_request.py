@@ -1,14 +1,11 @@
-"""Parsers of the requests `rerank`, of Jina's and Cohere's APIs, and `score`, of vLLM's, and the encoders of their
-responses.
+"""Parser of the request `rerank` of Jina's and Cohere's APIs, and the encoder of its response.
 
-The formats are https://jina.ai/reranker, https://docs.cohere.com/reference/rerank and
-https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html. A cross encoder scores each pair of texts. An
-embedding model gives vectors, and the score is the cosine of their angle, as in vLLM.
+The formats are https://jina.ai/reranker and https://docs.cohere.com/reference/rerank. A cross encoder scores each pair
+of texts. An embedding model gives vectors, and the score is the cosine of their angle, as in vLLM.
 """
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,25 +22,24 @@ from edge_server.plugins.language.openai.completion_request import BadMember, ch
 from edge_server.plugins.language.openai.embedding_request import EmbeddingRequest
 from edge_server.protocol.raw_tensors import Buffer
 
-_OF_RERANK = {"model", "query", "documents", "top_n", "return_documents", "max_tokens_per_doc", "keep_alive"}
-_OF_SCORE = {"model", "text_1", "text_2", "queries", "documents", "keep_alive"}
-_MAX_PAIRS = 2048
+_SUPPORTED = {"model", "query", "documents", "top_n", "return_documents", "max_tokens_per_doc", "keep_alive"}
+_MAX_DOCUMENTS = 2048
 _QUERY, _DOCUMENT, _SCORE, _TOKEN_COUNT = "query", "document", "score", "num_input_tokens"
 
 
 class Scores(NamedTuple):
-    """A score for each pair. `tokens` of all texts, 0 if the model does not tell them."""
+    """A score for each document. `tokens` of all texts, 0 if the model does not tell them."""
 
     values: Sequence[float]
     tokens: int
 
 
 @dataclass(frozen=True, slots=True)
-class ScoreRequest:
-    """One call: a score for each query with the document at the same place. `keep_alive_s` as in CompletionRequest."""
+class RerankRequest:
+    """One call: a score for the query with each document. `keep_alive_s` as in CompletionRequest."""
 
     model: str
-    queries: tuple[str, ...]
+    query: str
     documents: tuple[str, ...]
     keep_alive_s: float | None
     top_n: int | None = None
@@ -51,8 +47,7 @@ class ScoreRequest:
     max_tokens_per_doc: int | None = None
     """Most tokens of a document that are read."""
     warnings: tuple[str, ...] = ()
-    id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    created: int = field(default_factory=lambda: int(time.time()))
+    id: str = field(default_factory=lambda: f"rerank-{uuid.uuid4().hex}")
 
     def inference_requests(self, spec: ModelSpec) -> list[Request]:
         """Return requests with all pairs, or all texts for an embedding model: as many in each as the model's batch
@@ -76,10 +71,11 @@ class ScoreRequest:
         rows = max(spec.max_batch_size, 1)
         outputs = (_SCORE,) if spec.output(_TOKEN_COUNT) is None else (_SCORE, _TOKEN_COUNT)
         requests = []
-        for first in range(0, len(self.queries), rows):
+        for first in range(0, len(self.documents), rows):
             inputs = {}
-            for name, texts in ((_QUERY, self.queries), (_DOCUMENT, self.documents)):
-                values = np.array([text.encode("utf-8", "replace") for text in texts[first : first + rows]], object)
+            documents = self.documents[first : first + rows]
+            for name, texts in ((_QUERY, (self.query,) * len(documents)), (_DOCUMENT, documents)):
+                values = np.array([text.encode("utf-8", "replace") for text in texts], object)
                 inputs[name] = Tensor(name, DType.BYTES, values.reshape(-1, 1) if spec.max_batch_size else values)
             limit = self.max_tokens_per_doc
             parameters: dict[str, Parameter] = {} if limit is None else {"max_tokens_per_doc": limit}
@@ -94,8 +90,8 @@ class ScoreRequest:
             rows = np.asarray(vectors, np.float64)
             rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.finfo(np.float64).tiny)
             places = {text: place for place, text in enumerate(texts.texts)}
-            pairs = zip(self.queries, self.documents, strict=True)
-            return Scores([float(rows[places[one]] @ rows[places[other]]) for one, other in pairs], tokens)
+            query = rows[places[self.query]]
+            return Scores([float(query @ rows[places[document]]) for document in self.documents], tokens)
         values: list[float] = []
         tokens = 0
         for request, response in zip(requests, responses, strict=True):
@@ -109,7 +105,7 @@ class ScoreRequest:
 
     def _texts(self) -> EmbeddingRequest:
         """Return the call that gives the vector of each text once."""
-        texts = tuple(dict.fromkeys((*self.queries, *self.documents)))
+        texts = tuple(dict.fromkeys((self.query, *self.documents)))
         return EmbeddingRequest(
             self.model, texts, is_base64=False, dimensions=None, keep_alive_s=self.keep_alive_s, id=self.id
         )
@@ -131,17 +127,21 @@ def is_cross_encoder(spec: ModelSpec) -> bool:
     )
 
 
-def read_rerank_request(body: Buffer) -> ScoreRequest:
-    """Return the call of a body of `rerank`. Raises InvalidRequest."""
+def read_rerank_request(body: Buffer) -> RerankRequest:
+    """Return the call of a body. Raises InvalidRequest."""
     members = parse_object(body)
     model = read_model(members)
-    check_names(members, _OF_RERANK)
+    check_names(members, _SUPPORTED)
     query, given, top_n = members.get("query"), members.get("documents"), members.get("top_n")
     if not isinstance(query, str):
         raise BadMember("query", f"'query': expected a text, got {json_type(query)}")
-    if not isinstance(given, list):
-        raise BadMember("documents", f"'documents': expected a list of 1 to {_MAX_PAIRS} texts, got {json_type(given)}")
-    documents = _texts("documents", [_document(item) for item in given])
+    if not isinstance(given, list) or not 1 <= len(given) <= _MAX_DOCUMENTS:
+        got = f"{len(given)} texts" if isinstance(given, list) else json_type(given)
+        raise BadMember("documents", f"'documents': expected a list of 1 to {_MAX_DOCUMENTS} texts, got {got}")
+    documents = [_document(item) for item in given]
+    for place, text in enumerate(documents):
+        if not isinstance(text, str):
+            raise BadMember("documents", f"'documents[{place}]': expected a text, got {json_type(text)}")
     if top_n is not None and (isinstance(top_n, bool) or not isinstance(top_n, int) or top_n < 1):
         raise BadMember("top_n", f"'top_n': expected a whole number from 1, got {str(top_n)[:40]}")
     limit = members.get("max_tokens_per_doc")
@@ -153,10 +153,10 @@ def read_rerank_request(body: Buffer) -> ScoreRequest:
     if not isinstance(returns_documents, bool | None):
         got = json_type(returns_documents)
         raise BadMember("return_documents", f"'return_documents': expected true or false, got {got}")
-    return ScoreRequest(
+    return RerankRequest(
         model=model,
-        queries=(query,) * len(documents),
-        documents=documents,
+        query=query,
+        documents=tuple(map(str, documents)),
         keep_alive_s=read_keep_alive(members),
         top_n=top_n,
         returns_documents=bool(returns_documents),
@@ -164,62 +164,18 @@ def read_rerank_request(body: Buffer) -> ScoreRequest:
     )
 
 
-def read_score_request(body: Buffer) -> ScoreRequest:
-    """Return the call of a body of `score`: one text and others, or two lists of the same length. Raises
-    InvalidRequest.
-    """
-    members = parse_object(body)
-    model = read_model(members)
-    check_names(members, _OF_SCORE)
-    first, second = ("queries", "documents") if "queries" in members or "documents" in members else ("text_1", "text_2")
-    queries, documents = (_texts(name, members.get(name)) for name in (first, second))
-    if len(queries) == 1:
-        queries *= len(documents)
-    if len(queries) != len(documents):
-        raise BadMember(
-            second, f"'{second}': expected as many texts as in '{first}', {len(queries)}, got {len(documents)}"
-        )
-    return ScoreRequest(model=model, queries=queries, documents=documents, keep_alive_s=read_keep_alive(members))
-
-
-def rerank_response(call: ScoreRequest, scores: Scores) -> dict[str, object]:
-    """Return the answer of `rerank`: the documents from the highest score to the lowest, equal ones in their order."""
+def rerank_response(call: RerankRequest, scores: Scores) -> dict[str, object]:
+    """Return the answer: the documents from the highest score to the lowest, equal ones in their order."""
     order = sorted(range(len(scores.values)), key=lambda index: -scores.values[index])[: call.top_n]
     results: list[dict[str, object]] = []
     for index in order:
         document = {"document": {"text": call.documents[index]}} if call.returns_documents else {}
         results.append({"index": index, "relevance_score": scores.values[index], **document})
-    answer: dict[str, object] = {"id": f"rerank-{call.id}", "model": call.model, "results": results}
-    return {**answer, "usage": _usage(scores), **_warnings(call)}
-
-
-def score_response(call: ScoreRequest, scores: Scores) -> dict[str, object]:
-    """Return the answer of `score`."""
-    data = [{"index": index, "object": "score", "score": value} for index, value in enumerate(scores.values)]
-    answer = {"id": f"score-{call.id}", "object": "list", "created": call.created, "model": call.model, "data": data}
-    return {**answer, "usage": _usage(scores), **_warnings(call)}
-
-
-def _usage(scores: Scores) -> dict[str, int]:
-    return {"prompt_tokens": scores.tokens, "total_tokens": scores.tokens}
-
-
-def _warnings(call: ScoreRequest) -> dict[str, object]:
-    return {"warnings": call.warnings} if call.warnings else {}
+    usage = {"prompt_tokens": scores.tokens, "total_tokens": scores.tokens}
+    answer: dict[str, object] = {"id": call.id, "model": call.model, "results": results, "usage": usage}
+    return {**answer, "warnings": call.warnings} if call.warnings else answer
 
 
 def _document(item: object) -> object:
     """Return a document's text: Jina's and Cohere's clients may send an object with it."""
     return item["text"] if isinstance(item, dict) and item.keys() == {"text"} else item
-
-
-def _texts(name: str, given: object) -> tuple[str, ...]:
-    """Return the texts of a member. Raises BadMember."""
-    texts = given if isinstance(given, list) else [given]
-    if given is None or not 1 <= len(texts) <= _MAX_PAIRS:
-        got = json_type(given) if given is None else f"{len(texts)} texts"
-        raise BadMember(name, f"'{name}': expected a list of 1 to {_MAX_PAIRS} texts, got {got}")
-    for place, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise BadMember(name, f"'{name}[{place}]': expected a text, got {json_type(text)}")
-    return tuple(texts)

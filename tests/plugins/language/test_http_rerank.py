@@ -1,4 +1,4 @@
-"""Jina's and Cohere's rerank and vLLM's score: order, batches, cosines of embeddings, and errors."""
+"""Jina's and Cohere's rerank: order, batches, cosines of embeddings, and errors."""
 
 from __future__ import annotations
 
@@ -72,15 +72,11 @@ def test_documents_are_sorted_by_their_score(scorer: Any, path: str) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("path", "model", "rows"), [("/v1/score", "scorer", [(1,)] * 4), ("/score", "batched", [(3, 1), (1, 1)])]
-)
-def test_pairs_are_sent_in_batches(scorer: Any, path: str, model: str, rows: list[Any]) -> None:
-    answer = scorer.post(path, {"model": model, "text_1": "brown fox", "text_2": DOCUMENTS}).json
-    assert answer["data"] == [
-        {"index": index, "object": "score", "score": score} for index, score in enumerate([1.0, 2.0, 0.0, 1.0])
-    ]
-    assert (answer["object"], answer["usage"]["prompt_tokens"]) == ("list", 16)
+@pytest.mark.parametrize(("model", "rows"), [("scorer", [(1,)] * 4), ("batched", [(3, 1), (1, 1)])])
+def test_pairs_are_sent_in_batches(scorer: Any, model: str, rows: list[Any]) -> None:
+    answer = scorer.post("/v1/rerank", {"model": model, "query": "brown fox", "documents": DOCUMENTS}).json
+    scores = {item["index"]: item["relevance_score"] for item in answer["results"]}
+    assert (scores, answer["usage"]["prompt_tokens"]) == ({0: 1.0, 1: 2.0, 2: 0.0, 3: 1.0}, 16)
     assert [request.inputs["query"].shape for request in scorer.service.requests] == rows
 
 
@@ -89,14 +85,6 @@ def test_the_length_of_documents_is_a_parameter_of_the_request(scorer: Any) -> N
     body = {"model": "cutter", "query": "a", "documents": ["b"], "max_tokens_per_doc": 7}
     assert scorer.post("/v2/rerank", body).status == 200
     assert scorer.service.requests[-1].parameters == {"max_tokens_per_doc": 7}
-
-
-def test_two_lists_are_scored_in_pairs(scorer: Any) -> None:
-    for names in (("text_1", "text_2"), ("queries", "documents")):
-        texts = (["a b", "c"], ["b a", "d"])
-        answer = scorer.post("/v1/score", {"model": "batched", **dict(zip(names, texts, strict=True))}).json
-        assert [item["score"] for item in answer["data"]] == [2.0, 0.0]
-    assert scorer.post("/v1/score", {"model": "batched", "text_1": "a", "text_2": "a"}).json["data"][0]["score"] == 1.0
 
 
 def test_an_embedding_model_scores_by_the_cosine(scorer: Any) -> None:
@@ -110,37 +98,22 @@ def test_an_embedding_model_scores_by_the_cosine(scorer: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "members", "param", "message"),
+    ("members", "param", "message"),
     [
-        ("rerank", {"query": None}, "query", "'query': expected a text, got null"),
-        ("rerank", {"documents": "a"}, "documents", "expected a list of 1 to 2048 texts, got a string"),
-        ("rerank", {"documents": []}, "documents", "expected a list of 1 to 2048 texts, got 0 texts"),
-        ("rerank", {"documents": ["a"] * 2049}, "documents", "got 2049 texts"),
-        ("rerank", {"documents": ["a", {"image": "b"}]}, "documents", "'documents[1]': expected a text, got an object"),
-        ("rerank", {"top_n": 0}, "top_n", "expected a whole number from 1, got 0"),
-        ("rerank", {"return_documents": 1}, "return_documents", "expected true or false, got an integer"),
-        ("rerank", {"max_tokens_per_doc": 9}, "max_tokens_per_doc", "model 'scorer' cannot cut documents; models of"),
-        ("rerank", {"max_tokens_per_doc": 0}, "max_tokens_per_doc", "expected a whole number from 1, got 0"),
-        (
-            "rerank",
-            {"model": "add"},
-            "model",
-            "model 'add' gives no scores: it needs the inputs 'query' and 'document'",
-        ),
-        (
-            "score",
-            {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]},
-            "text_2",
-            "as many texts as in 'text_1', 2, got 3",
-        ),
-        ("score", {"text_1": ["a", "b"], "text_2": "a"}, "text_2", "as many texts as in 'text_1', 2, got 1"),
-        ("score", {"text_1": "a"}, "text_2", "'text_2': expected a list of 1 to 2048 texts, got null"),
-        ("score", {"text_1": 3, "text_2": "a"}, "text_1", "'text_1[0]': expected a text, got an integer"),
+        ({"query": None}, "query", "'query': expected a text, got null"),
+        ({"documents": "a"}, "documents", "expected a list of 1 to 2048 texts, got a string"),
+        ({"documents": []}, "documents", "expected a list of 1 to 2048 texts, got 0 texts"),
+        ({"documents": ["a"] * 2049}, "documents", "got 2049 texts"),
+        ({"documents": ["a", {"image": "b"}]}, "documents", "'documents[1]': expected a text, got an object"),
+        ({"top_n": 0}, "top_n", "expected a whole number from 1, got 0"),
+        ({"return_documents": 1}, "return_documents", "expected true or false, got an integer"),
+        ({"max_tokens_per_doc": 9}, "max_tokens_per_doc", "model 'scorer' cannot cut documents; models of"),
+        ({"max_tokens_per_doc": 0}, "max_tokens_per_doc", "expected a whole number from 1, got 0"),
+        ({"model": "add"}, "model", "model 'add' gives no scores: it needs the inputs 'query' and 'document'"),
     ],
 )
-def test_an_invalid_member_is_named(scorer: Any, path: str, members: Any, param: str, message: str) -> None:
-    complete = {"query": "a", "documents": ["a"]} if path == "rerank" else {}
-    reply = scorer.post(f"/v1/{path}", {"model": "scorer", **complete, **members})
+def test_an_invalid_member_is_named(scorer: Any, members: Any, param: str, message: str) -> None:
+    reply = scorer.post("/v1/rerank", {"model": "scorer", "query": "a", "documents": ["a"], **members})
     assert (reply.status, reply.json["error"]["param"]) == (400, param)
     assert message in reply.json["error"]["message"]
     assert not scorer.service.requests
@@ -153,7 +126,7 @@ def test_scores_that_are_missing_or_no_numbers_are_an_error_of_the_model(scorer:
         cross_encoder(),
         lambda request: [Response("broken", 1, request.id, outputs=(tensor,))],
     )
-    reply = scorer.post("/v1/score", {"model": "broken", "text_1": "a", "text_2": "b"})
+    reply = scorer.post("/v1/rerank", {"model": "broken", "query": "a", "documents": ["b"]})
     assert reply.status == 500
     assert "gave no number for each pair in output 'score'" in reply.json["error"]["message"]
 
@@ -170,7 +143,7 @@ def test_scores_that_are_missing_or_no_numbers_are_an_error_of_the_model(scorer:
 )
 def test_a_model_with_other_tensors_gives_no_scores(scorer: Any, fields: dict[str, Any]) -> None:
     scorer.service.models["other"] = (cross_encoder(**fields), share_words)
-    reply = scorer.post("/v1/score", {"model": "other", "text_1": "a", "text_2": "b"})
+    reply = scorer.post("/v1/rerank", {"model": "other", "query": "a", "documents": ["b"]})
     assert (reply.status, reply.json["error"]["param"]) == (400, "model")
     assert scorer.get("/v1/models/other").status == 404
 

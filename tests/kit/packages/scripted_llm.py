@@ -1,11 +1,11 @@
-"""Token engine for tests, without a library: answers with texts from a JSON file. For tests of everything around an
-engine.
+"""Backend `scripted_llm` of another package: a token engine without a library, which answers with texts from a file.
+For tests of everything around an engine.
 
 The file is JSON: `{"answers": {"question": "answer", ...}, "block_tokens": 32, "chat_template": "", "step_s": 0.0,
 "hangs_on": "question", "special_texts": ["<|end|>", ...]}`. `step_s` is how long a step takes, and a step with the
 question `hangs_on` never ends. A token is one byte of UTF-8; the token 256 ends a text, and those from 257 on are the
 special texts. It answers the last line of the prompt that is a question in the file, and repeats the prompt if there is
-none. Blocks are counted as a real engine counts them.
+none. Blocks are counted as a real engine counts them. With the parameter `isolated` it runs in a child process.
 """
 
 from __future__ import annotations
@@ -17,8 +17,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from edge_server.backends.base import ModelFile, ModelSignature, OpenJob, RequestSession
+from edge_server.backends.custom_metrics import REGISTRY
+from edge_server.backends.isolation.isolated_session import IsolatedSession
+from edge_server.backends.runtime_errors import existing_file, open_with_library
 from edge_server.errors import InvalidRequest
-from edge_server.plugins.language.engines.settings import LlmSettings
+from edge_server.plugins.language.backend import LlmBackend
+from edge_server.plugins.language.engines.model_size import LlmSize
+from edge_server.plugins.language.engines.settings import LlmSettings, read_settings
 from edge_server.plugins.language.engines.token_engine import (
     NO_VARIABLES,
     ChatMessage,
@@ -26,16 +32,43 @@ from edge_server.plugins.language.engines.token_engine import (
     Sampling,
     TokenEvent,
 )
+from edge_server.plugins.language.text.session import LlmSession
 from edge_server.plugins.language.text.text_request import DEFAULT_SAMPLING
 
 _END, _FIRST_SPECIAL = 256, 257
 """Token that ends a text, and that of the first of `special_texts`."""
 
 
+class ScriptedLlmBackend(LlmBackend):
+    default_filename = "script.json"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature | None:
+        existing_file(file, self.default_filename)
+        return None
+
+    def open(self, job: OpenJob) -> RequestSession:
+        if job.spec.parameters.get("isolated"):
+            return IsolatedSession(job, open_scripted)
+        if job.server is not None:
+            job.server.add_metrics(REGISTRY.views)
+        return open_scripted(job)
+
+
+def open_scripted(job: OpenJob) -> RequestSession:
+    """Open a script in this process. Raises LoadError."""
+    model, path = job.spec.name, job.file.path
+    settings = read_settings(model, job.spec.parameters, LlmSize(path.stat().st_size, 0, 0), 32)
+    engine = open_with_library(job.file, job.spec.backend, lambda: ScriptedEngine(path, settings))
+    labels = {"model": model, "version": str(job.file.version), "model_name": model}
+    return LlmSession(model, engine, settings, labels, (lambda: 1.0) if job.server is None else job.server.work_share)
+
+
 class ScriptedEngine:
     """See TokenEngine. `steps` counts the steps, `added` the sequences that it was given."""
 
-    has_logprobs = True
     constraints = frozenset(("json_schema", "choice", "regex", "grammar"))
     max_top_logprobs = 0
     adapters: Sequence[str] = ()

@@ -1,0 +1,15 @@
+# Short names for the commands of README.md, CONTRIBUTING.md and .ci.
+.PHONY: install test lint types ci long
+
+install:
+	python3 -m venv .venv && .venv/bin/pip install -e '.[test,lint]'
+test:
+	.venv/bin/python -m pytest -n 4
+lint:
+	.venv/bin/ruff check . && .venv/bin/ruff format --check .
+types:
+	.venv/bin/mypy
+ci:
+	.ci/run
+long:
+	.ci/long

@@ -1,1 +1,0 @@
-"""vLLM's additions to OpenAI's HTTP API: `tokenize`, `detokenize` and `classify`."""
