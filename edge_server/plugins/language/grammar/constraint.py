@@ -40,6 +40,14 @@ MAX_WRITTEN_OUT = 100_000
 
 _LIMITS = {"initial_lexer_fuel": 200_000, "max_grammar_size": 8_000, "max_lexer_states": 20_000}
 """Of the library, for 50 ms of processor time and 30 MB. llama.cpp has the library's own, which are higher."""
+_FORMATS = {
+    *("date-time", "date", "time", "duration", "email", "idn-email", "hostname", "idn-hostname", "ipv4", "ipv6"),
+    *("uri", "uri-reference", "iri", "iri-reference", "uri-template", "uuid", "json-pointer", "relative-json-pointer"),
+    "regex",
+}
+"""Those that JSON Schema defines. Any other, as pydantic's `password`, says nothing of a text."""
+_VALUES = {"const", "enum", "default", "examples"}
+"""Keywords whose values are no schemas."""
 _COMPACT = {"whitespace_flexible": False}
 """JSON without white space, of which small models write lines and lines."""
 _LARK_HEAD = "%llguidance {}\n"
@@ -173,7 +181,11 @@ def _read_schema(text: str, place: Callable[[Path], str]) -> dict[str, Any]:
             raise BadSchema(place(path), f"a schema may have at most {MAX_PARTS:,} parts, this one has more")
         if len(path) > MAX_DEPTH:
             raise BadSchema(place(path[:MAX_DEPTH]), f"the schema is nested more than {MAX_DEPTH} deep")
-        divisor = value.get("multipleOf") if isinstance(value, dict) else None
+        if not isinstance(value, dict):
+            continue
+        if isinstance(form := value.get("format"), str) and form not in _FORMATS and _VALUES.isdisjoint(path):
+            del value["format"]
+        divisor = value.get("multipleOf")
         if isinstance(divisor, int | float) and math.isfinite(divisor) and divisor > 0:
             digits = int("".join(map(str, Decimal(str(divisor)).normalize().as_tuple().digits)))
             multiple, total = math.lcm(multiple, digits), total + digits
