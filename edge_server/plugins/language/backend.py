@@ -113,7 +113,8 @@ class LlmBackend(Backend):
         return False
 
     def describe(self, file: ModelFile) -> Mapping[str, object]:
-        """Return what ollama's API tells of the model's file, under GGUF's names. Raises LoadError."""
+        """Return the architecture, size and context length of a model's file for ollama's API, with the keys of GGUF.
+        Raises LoadError."""
         try:
             return describe_gguf(file.path) if file.path.suffix == ".gguf" else describe_export(file.path.parent)
         except BadModelFile as error:

@@ -69,7 +69,7 @@ def open_scripted(job: OpenJob) -> RequestSession:
 class ScriptedEngine:
     """See TokenEngine. `steps` counts the steps, `added` the sequences that it was given."""
 
-    constraints = frozenset(("json_schema", "choice", "regex", "grammar"))
+    has_logit_bias = False
     max_top_logprobs = 0
     adapters: Sequence[str] = ()
     default_sampling = DEFAULT_SAMPLING

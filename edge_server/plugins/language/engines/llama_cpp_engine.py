@@ -78,7 +78,7 @@ class LlamaCppEngine:
     The constructor raises RuntimeError for a file that the library cannot load, BadModelFile, and BackendMissing.
     """
 
-    constraints = frozenset(("json_schema", "choice", "regex", "grammar", "logit_bias"))
+    has_logit_bias = True
     max_top_logprobs = 20
 
     def __init__(

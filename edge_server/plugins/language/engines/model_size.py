@@ -188,8 +188,8 @@ def read_gguf_metadata(path: Path, arrays: Collection[str] = ()) -> Mapping[str,
 
 
 def describe_gguf(path: Path) -> dict[str, object]:
-    """Return what a file says of its model, under GGUF's names: architecture, number of parameters (not of
-    one of several files), type of quantization, and context length. Raises BadModelFile."""
+    """Return the architecture, type of quantization and context length that a GGUF file states, and the number of its
+    parameters unless it is one of several files. The keys are those of the file format. Raises BadModelFile."""
     with open(path, "rb") as file:
         fields, tensor_count = _gguf_fields(file)
         parameters = sum(math.prod(shape) for _, shape, _, _ in _tensors(file, tensor_count))

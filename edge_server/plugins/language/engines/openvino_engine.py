@@ -58,7 +58,7 @@ class OpenVinoEngine:
     """
 
     begin_tokens: Sequence[int] = ()
-    constraints = frozenset(("json_schema", "choice", "regex", "grammar"))
+    has_logit_bias = False
     max_top_logprobs = 0
     # OpenVINO GenAI 2026.4 applies adapters to all running sequences alike.
     adapters: Sequence[str] = ()

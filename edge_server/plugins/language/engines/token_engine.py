@@ -119,8 +119,8 @@ class TokenEngine(Protocol):
     """Most tokens of prompt and answer together, 0 if the model states no limit."""
     vocabulary_size: int
     """Number of different tokens."""
-    constraints: frozenset[str]
-    """Names of the parameters by which it can constrain a text: see Sampling."""
+    has_logit_bias: bool
+    """Whether it can make tokens more or less likely: Sampling.logit_bias."""
     max_top_logprobs: int
     """Largest `top_logprobs`."""
     default_sampling: Sampling

@@ -551,7 +551,10 @@ class _Writer:
     def _check_counts(
         self, schema: Mapping[str, Any], properties: Mapping[str, Any], required: list[Any], others: Any, path: Path
     ) -> Any:
-        """Return what may be written beside the properties, so that minProperties and maxProperties hold."""
+        """Return the schema of further properties, False for none, so that minProperties and maxProperties hold.
+
+        Raises BadSchema if the grammar cannot count them.
+        """
         least, most = self._counts(schema, path, "minProperties", "maxProperties")
         certain = len(properties.keys() & set(required))
         if least > max(certain, 0 if properties or others is False else 1):

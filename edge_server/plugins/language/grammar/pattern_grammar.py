@@ -76,10 +76,11 @@ def character_class(ranges: Ranges) -> str:
     differs in more than one byte and what follows it.
     """
     aligned = [part for low, high in ranges for part in _aligned(low, high)]
-    return f"[{''.join(_escape_range(low, high) for low, high in aligned)}]"
+    return f"[{''.join(_escape(low) + (f'-{_escape(high)}' if high > low else '') for low, high in aligned)}]"
 
 
 def _aligned(low: int, high: int) -> list[tuple[int, int]]:
+    """Return the range in parts: within each, the UTF-8 of the characters differs in one byte and all that follow."""
     for start in (0x80, 0x800, 0x10000):
         if low < start <= high:
             return [*_aligned(low, start - 1), *_aligned(start, high)]
@@ -90,10 +91,6 @@ def _aligned(low: int, high: int) -> list[tuple[int, int]]:
             if high & mask != mask:
                 return [*_aligned(low, (high | mask) - mask - 1), *_aligned((high | mask) - mask, high)]
     return [(low, high)]
-
-
-def _escape_range(low: int, high: int) -> str:
-    return _escape(low) + (f"-{_escape(high)}" if high > low else "")
 
 
 def _escape(code: int) -> str:

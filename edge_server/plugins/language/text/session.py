@@ -206,9 +206,6 @@ class LlmSession(RequestSession):
                 "the parameter tool_call_parser"
             )
         sampling = request.sampling
-        if sampling.constraint and sampling.constraint not in engine.constraints:
-            known = ", ".join(sorted(engine.constraints))
-            raise BadSchema(sampling.constraint, f"{engine.name} does not have it; it has {known}")
         if sampling.logit_bias:
             self._check_bias(sampling.logit_bias)
         if sampling.adapter and sampling.adapter not in engine.adapters:
@@ -341,7 +338,7 @@ class LlmSession(RequestSession):
 
     def _check_bias(self, bias: Sequence[tuple[int, float]]) -> None:
         """Raise BadSchema if the engine has no biases, or no such token."""
-        if "logit_bias" not in self._engine.constraints:
+        if not self._engine.has_logit_bias:
             raise BadSchema("logit_bias", f"{self._engine.name} does not have it")
         most = self._engine.vocabulary_size - 1
         unknown = next((token for token, _ in bias if token > most), None)
