@@ -43,7 +43,8 @@ class Interpolation(enum.Enum):
     at any reduction, at a fraction of the cost of AREA. AREA averages exactly if both sides shrink, else it is LINEAR.
     LINEAR and CUBIC use only the nearest pixels, as OpenCV's functions do. LINEAR_ANTIALIAS and CUBIC_ANTIALIAS use all
     pixels under a filter that is as wide as the reduction, as Pillow's BILINEAR and BICUBIC do and torchvision's, which
-    Ultralytics' classifiers and Hugging Face's processors use. They cost about as much as AREA.
+    Ultralytics' classifiers and Hugging Face's processors use. They cost about as much as AREA does to make a picture
+    smaller.
     """
 
     AUTO = "auto"
@@ -232,14 +233,21 @@ def _resize_antialiased(
     (Since version 13, Pillow begins with the columns where that costs less, as for a very tall picture.)
     """
     cv2 = opencv()
-    left, right, across = _filter_bands(image.shape[1], placement.width, *columns, interpolation)
-    top, bottom, down = _filter_bands(image.shape[0], placement.height, *rows, interpolation)
-    image = image[top:bottom, left:right]
-    narrow = np.empty((len(image), columns[1] - columns[0], *image.shape[2:]), image.dtype)
-    strip = max(1, _MAX_STRIP_NUMBERS // image[0].size)
-    for at in range(0, len(image), strip):
-        turned = _filter_columns(cv2.transpose(image[at : at + strip]), across)
-        narrow[at : at + strip] = cv2.transpose(turned)
+    height, width = image.shape[:2]
+    top, bottom, down = _filter_bands(height, placement.height, *rows, interpolation)
+    # A side that keeps its length is not filtered: each weight would be 1.
+    if width == placement.width:
+        narrow = image[top:bottom, slice(*columns)]
+    else:
+        left, right, across = _filter_bands(width, placement.width, *columns, interpolation)
+        image = image[top:bottom, left:right]
+        narrow = np.empty((len(image), columns[1] - columns[0], *image.shape[2:]), image.dtype)
+        strip = max(1, _MAX_STRIP_NUMBERS // image[0].size)
+        for at in range(0, len(image), strip):
+            turned = _filter_columns(cv2.transpose(image[at : at + strip]), across)
+            narrow[at : at + strip] = cv2.transpose(turned)
+    if height == placement.height:
+        return narrow[rows[0] - top : rows[1] - top]
     return _filter_columns(narrow, down)
 
 
