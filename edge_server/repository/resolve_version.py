@@ -3,6 +3,7 @@ open."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import field, replace
 from pathlib import Path
@@ -156,8 +157,8 @@ def _resolve(
 def _misnamed_configs(folder: Path) -> list[str]:
     """Return a warning for each file that was probably meant to be config.pbtxt."""
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
-    # Browsers and Windows add or hide an ending.
-    likely = [name for name in names if name.lower().split(".")[0] == "config" and "pb" in name.lower()]
+    # Browsers and Windows add or hide an ending, and editors save as .txt.
+    likely = [name for name in names if re.fullmatch(r"config(\.txt|.*pb.*)?", name, re.IGNORECASE)]
     return [f"'{name}' is not read, did you mean config.pbtxt?" for name in likely]
 
 

@@ -633,7 +633,9 @@ def test_an_output_of_any_size_in_the_file_cannot_be_stated_with_a_size(add_grap
     assert [item.dims for item in (*resolved().spec.inputs, *resolved().spec.outputs)] == [(4,), (-1,)]
 
 
-@pytest.mark.parametrize("name", ["config.pbtxt.txt", "Config.pbtxt", "config.pbtx", "config.pb.txt"])
+@pytest.mark.parametrize(
+    "name", ["config.pbtxt.txt", "Config.pbtxt", "config.pbtx", "config.pb.txt", "config.txt", "config"]
+)
 def test_a_configuration_under_another_name_is_named(
     add_model: Any, resolved: Any, onnx_backends: Any, name: str
 ) -> None:
