@@ -327,6 +327,9 @@ class Backend(abc.ABC):
     runs_on_gpu: bool = False
     """Whether KIND_AUTO instances run on the machine's GPUs, if there are any. Otherwise they run on the CPU."""
 
+    no_gpu_reason: str = ""
+    """Why instances of KIND_GPU are refused, as "computes on the CPU". "" if they are not."""
+
     may_end_process: bool = False
     """Whether a damaged file can end the process that opens it. Then a file that this machine has never opened is
     opened in a child process first."""

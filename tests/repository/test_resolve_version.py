@@ -159,6 +159,16 @@ def test_an_instance_group_that_the_machine_cannot_serve_is_refused(
         assert word in caught.value.message
 
 
+def test_a_gpu_is_refused_for_a_runtime_that_computes_on_the_cpu(add_model: Any, identity: Any, resolved: Any) -> None:
+    identity.no_gpu_reason = "computes on the CPU; other runs such files on a GPU"
+    add_model("m", FULL.format(batch=0) + "instance_group { kind: KIND_GPU }")
+    expected = "'m_0': expected KIND_CPU, given KIND_GPU: backend identity computes on the CPU; other runs"
+    with pytest.raises(BadModelConfig, match=expected):
+        resolved(gpu_count=2)
+    add_model("auto", FULL.format(batch=0) + "instance_group { kind: KIND_AUTO }")
+    assert [group.kind.name for group in resolved("auto", gpu_count=2).instance_groups] == ["CPU"]
+
+
 EVERYTHING = """
 backend: "identity" max_batch_size: 4 metric_tags { key: "line" value: "3" }
 input { name: "x" data_type: TYPE_FP32 dims: [ 4 ] reshape { shape: [ 2, 2 ] } optional: true }

@@ -62,6 +62,7 @@ class JaxBackend(Backend):
     """The JAX library, and the functions that instances share."""
 
     default_filename = "model.jaxexport"
+    no_gpu_reason = "computes on the CPU"
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -75,8 +76,6 @@ class JaxBackend(Backend):
         return self._read_function(file, self._path(file)).signature
 
     def open(self, job: OpenJob) -> JaxSession:
-        if job.device_id is not None:
-            raise LoadError(f"model '{job.spec.name}': backend jax computes on the CPU; state kind: KIND_CPU")
         path = self._path(job.file)
         key = fingerprint(path)
         function = self._shared.take(key, lambda: self._load(job.file, path))

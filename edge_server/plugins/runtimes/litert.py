@@ -62,6 +62,7 @@ class LiteRtBackend(Backend):
     """The LiteRT library, and the files that instances share."""
 
     default_filename = "model.tflite"
+    no_gpu_reason = "computes on the CPU"
     needs_every_input = True
 
     def __init__(self, name: str) -> None:

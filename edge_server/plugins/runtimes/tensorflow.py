@@ -58,6 +58,7 @@ class TensorFlowBackend(Backend):
     """The TensorFlow library, and the models that instances share."""
 
     default_filename = "model.savedmodel"
+    no_gpu_reason = "computes on the CPU"
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -76,8 +77,6 @@ class TensorFlowBackend(Backend):
         return self._load(file, parameters).signature
 
     def open(self, job: OpenJob) -> TensorFlowSession:
-        if job.device_id is not None:
-            raise LoadError(f"model '{job.spec.name}': backend tensorflow computes on the CPU; state kind: KIND_CPU")
         merged = {**job.settings, **job.spec.parameters}
         chosen = (merged.get("TF_GRAPH_TAG"), merged.get("TF_SIGNATURE_DEF"))
         key = (fingerprint(existing_file(job.file, _GRAPH)), *chosen)

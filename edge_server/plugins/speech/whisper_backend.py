@@ -93,6 +93,7 @@ class WhisperBackend(Backend):
     """Opens models in child processes."""
 
     default_filename = _ENCODER
+    no_gpu_reason = "computes on the CPU"
     isolates_itself = True
 
     def __init__(self, name: str) -> None:

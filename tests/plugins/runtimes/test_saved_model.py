@@ -254,8 +254,3 @@ def test_instances_share_one_model_and_run_concurrently(linear: ModelFile, backe
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(lambda number: all(ask(number) for _ in range(20)), range(4)))
-
-
-def test_a_gpu_is_refused(linear: ModelFile, backend: Backend, job: Job) -> None:
-    with pytest.raises(LoadError, match="KIND_CPU"):
-        backend.open(job(linear, device_id=0))

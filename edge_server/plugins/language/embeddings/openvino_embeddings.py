@@ -64,6 +64,7 @@ class OpenVinoEmbeddingsBackend(Backend):
     """Opens models in child processes."""
 
     default_filename = "openvino_model.xml"
+    no_gpu_reason = "computes on the CPU"
     isolates_itself = True
     default_max_batch_size = 8
     signature = ModelSignature(

@@ -84,6 +84,7 @@ class ForestBackend(Backend):
     """Reads forests with treelite. onnxruntime runs them if it is installed, else treelite."""
 
     default_filename = ""
+    no_gpu_reason = "computes on the CPU"
     default_max_batch_size = 8192
 
     def __init__(self, name: str) -> None:

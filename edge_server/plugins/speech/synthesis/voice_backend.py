@@ -95,6 +95,7 @@ ModelReader: TypeAlias = Callable[[ModelFile, Mapping[str, str]], VoiceModel]
 class VoiceBackend(Backend):
     """Opens voices in child processes."""
 
+    no_gpu_reason = "computes on the CPU"
     isolates_itself = True
 
     def __init__(self, name: str, default_filename: str, read_model: ModelReader) -> None:
