@@ -189,6 +189,8 @@ install -m 644 "$here"/deb/edge-server-*.* "$here"/edge-server-*.service "$root/
 install -D -m 755 "$here/deb/program-update" "$root/usr/lib/edge-server/program-update"
 install -D -m 644 "$here/sysusers.conf" "$root/usr/lib/sysusers.d/edge-server.conf"
 install -D -m 644 "$here/tmpfiles.conf" "$root/usr/lib/tmpfiles.d/edge-server.conf"
+# For Jetsons; other machines' devices have their groups from the system.
+[ "$arch" != arm64 ] || install -D -m 644 "$source/jetson/udev.rules" "$root/lib/udev/rules.d/90-edge-server.rules"
 install -D -m 640 "$here/config.toml" "$root/etc/edge_server/config.toml"
 install -d "$root/usr/share/edge-server" "$root/usr/share/doc/edge-server"
 cp "$here"/edge-server.service.d/* "$root/usr/share/edge-server/"

@@ -253,6 +253,8 @@ def test_a_package_for_arm64_contains_aarch64_files_for_its_python_only(python: 
     for package in (program, runtimes):
         subprocess.run(["dpkg", "-x", str(package), str(root)], check=True)
     assert (root / "opt/edge_server/packages/program/lib/edge_server/version.py").exists()
+    rules = root / "lib/udev/rules.d/90-edge-server.rules"
+    assert rules.read_bytes() == (ROOT / "jetson/udev.rules").read_bytes()
     library = root / "opt/edge_server/packages/runtimes/lib"
     tag = f"cp{python.replace('.', '')}"
     wrong, machines = [], 0
