@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from edge_server.core.request_response import NO_PARAMETERS, Parameter, Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.core.version_lifecycle import SampleRun
 from edge_server.errors import (
+    BackendError,
     BadModelConfig,
     EdgeServerError,
     LoadError,
@@ -43,6 +45,12 @@ _SHOWN_ERROR = 300
 
 _WIDE = 64
 """A multiple of the strides of most networks for pictures, and a short sentence."""
+
+_MAX_WIDE_NUMBERS = 2**22
+"""Of a made-up input with wide dimensions: an input of five dimensions of any size would take 4 GB."""
+
+_MADE_UP_ANSWER_S = 60.0
+"""Wait for the last response to made-up inputs. A model may answer them for ever, as zero responses are too few."""
 
 
 class WarmupRules(NamedTuple):
@@ -152,7 +160,7 @@ def probe(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir: Path
     if declared is not None:
         _try(session, spec, plan, dataclasses.replace(declared, count=1), model_dir)
     else:
-        other = {"is_zero": False} if _is_checked_at_load(session, spec) else {"free_dim": _WIDE}
+        other = {"is_zero": False} if _is_checked_at_load(session, spec) else {"free_dim": _wide_dim(spec)}
         samples = dict.fromkeys((probe_sample(spec), probe_sample(spec, **other)))
         started = _run_made_up(session, spec, plan, model_dir, tuple(samples))
     return time.monotonic() - started
@@ -163,7 +171,7 @@ def not_tried_error(spec: ModelSpec, error: BaseException) -> NotWarmedUp:
     lead = [1] if spec.max_batch_size > 0 else []
     shapes = ", ".join(f"{item.name} {[*lead, *item.dims]}" for item in probe_sample(spec).inputs) or "none"
     has_free = any(-1 in item.dims for item in spec.inputs)
-    sizes = f"; then {_WIDE} for each dimension of any size" if has_free else ""
+    sizes = f"; then {_wide_dim(spec)} for each dimension of any size" if has_free else ""
     return NotWarmedUp(
         f"it loads and is served, but was not tried: it does not run with made-up inputs ({shapes}{sizes}). To have "
         "it tried, declare a model_warmup in its config.pbtxt; the parameter warmup_probe false leaves this out. The "
@@ -185,6 +193,16 @@ def probe_sample(spec: ModelSpec, *, is_zero: bool = True, free_dim: int = 1) ->
         if not item.is_optional
     )
     return WarmupSample(PROBE, 1, inputs)
+
+
+def _wide_dim(spec: ModelSpec) -> int:
+    """Return the wide size of dimensions of any size: a power of two, so that no input is larger than the limit."""
+    wide = _WIDE
+    while any(math.prod(wide if dim == -1 else dim for dim in item.dims) > _MAX_WIDE_NUMBERS for item in spec.inputs):
+        if wide == 1:
+            break
+        wide //= 2
+    return wide
 
 
 def build(spec: ModelSpec, sample: WarmupSample, model_dir: Path) -> Request:
@@ -277,7 +295,7 @@ def _try(session: AnySession, spec: ModelSpec, plan: BatchPlan, sample: WarmupSa
 
 def _run(session: AnySession, spec: ModelSpec, plan: BatchPlan, sample: WarmupSample, request: Request) -> None:
     if isinstance(session, RequestSession):
-        _run_request(session, plan, request)
+        _run_request(session, plan, request, _MADE_UP_ANSWER_S if sample.name == PROBE else None)
     else:
         outputs = session.run(plan.gather([request]), plan.output_names([request]))
         (answer,) = plan.scatter(outputs, [request], [sample.batch_size if spec.max_batch_size > 0 else 1])
@@ -305,10 +323,13 @@ def _is_float(dtype: DType) -> bool:
     return dtype is DType.BF16 or dtype.numpy.kind == "f"
 
 
-def _run_request(session: RequestSession, plan: BatchPlan, request: Request) -> None:
-    execution = _WarmupExecution(request, plan)
+def _run_request(session: RequestSession, plan: BatchPlan, request: Request, limit_s: float | None) -> None:
+    """Run a request to its last response. After `limit_s` it is cancelled, and BackendError raised when it has ended."""
+    execution = _WarmupExecution(request, plan, limit_s)
     session.execute([execution])
     execution.closed.wait()
+    if execution.is_cancelled():
+        raise BackendError(f"the last response did not come within {limit_s:.0f} s")
     if execution.error is not None:
         raise execution.error
 
@@ -316,14 +337,15 @@ def _run_request(session: RequestSession, plan: BatchPlan, request: Request) -> 
 class _WarmupExecution:
     """A request whose responses are checked for their shapes and then dropped."""
 
-    def __init__(self, request: Request, plan: BatchPlan) -> None:
+    def __init__(self, request: Request, plan: BatchPlan, limit_s: float | None) -> None:
         self.request = request
         self.error: EdgeServerError | None = None
+        self._end_s = None if limit_s is None else time.monotonic() + limit_s
         self.closed = threading.Event()
         self._plan = plan
 
     def is_cancelled(self) -> bool:
-        return False
+        return self._end_s is not None and time.monotonic() > self._end_s
 
     def send(
         self,

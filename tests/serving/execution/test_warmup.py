@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from edge_server.backends.base import SessionInfo
+from edge_server.backends.builtin_decoupled_models import StreamingSession
+from edge_server.core.batch import BatchPlan
 from edge_server.core.model_spec import InputSpec, OutputSpec, WarmupInput, WarmupSample
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, NotWarmedUp, SessionLost
+from edge_server.serving.execution import warmup
 
 
 def fixed(core: Any, dtype: DType = DType.FP32, **more: Any) -> Any:
@@ -186,3 +192,31 @@ def test_a_probe_of_guessed_inputs_that_do_not_suit_says_that_nothing_was_tried(
     with pytest.raises(NotWarmedUp, match=r"IN \[1, 1, 3\]; then 64 .* model_warmup .* too small: \(1, 1, 3\)"):
         version.probe(lambda run: None)
     assert [rows for _, _, rows in core.script.ran] == [1, 1], "with 1 and with 64"
+
+
+def test_inputs_of_many_free_dimensions_stay_small(core: Any) -> None:
+    def refuse(name: str, inputs: Any) -> Any:
+        raise BackendError(f"of size {inputs['IN'].size}")
+
+    core.script.on_run = refuse
+    version = core.load(core.spec(inputs=(InputSpec("IN", DType.FP32, (-1,) * 5),)))
+    with pytest.raises(NotWarmedUp, match=r"; then 16 for each dimension of any size"):
+        version.probe(lambda run: None)
+
+
+class EndlessSession(StreamingSession):
+    """Answers until it is cancelled."""
+
+    def steps(self, execution: Any) -> Any:
+        return itertools.repeat((0.0, {"OUT": execution.request.inputs["IN"].array}))
+
+
+def test_an_endless_answer_to_made_up_inputs_is_cancelled(
+    core: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(warmup, "_MADE_UP_ANSWER_S", 0.0)
+    spec = core.spec(is_decoupled=True)
+    session = EndlessSession(spec, SessionInfo("stub", "CPU", "f32"))
+    with pytest.raises(NotWarmedUp, match="the last response did not come within 0 s"):
+        warmup.probe(session, spec, BatchPlan(spec), tmp_path)
+    session.close()
