@@ -324,7 +324,7 @@ def _is_float(dtype: DType) -> bool:
 
 
 def _run_request(session: RequestSession, plan: BatchPlan, request: Request, limit_s: float | None) -> None:
-    """Run a request to its last response. After `limit_s` it is cancelled, and BackendError raised when it has ended."""
+    """Run a request to its last response. After `limit_s` it is cancelled; then BackendError is raised."""
     execution = _WarmupExecution(request, plan, limit_s)
     session.execute([execution])
     execution.closed.wait()
