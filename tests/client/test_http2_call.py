@@ -18,7 +18,7 @@ from edge_server.client import http2_call
 from edge_server.client.endpoint import ServerEndpoint, Tls
 from edge_server.client.http2_call import Http2ClientCall
 from edge_server.client.stream_errors import StreamError
-from edge_server.frontends.http2 import frames
+from edge_server.http2 import frames
 
 PATIENCE_S = 60.0
 GREETING = frames.encode_settings({})

@@ -37,12 +37,12 @@ from edge_server.frontends.grpc.call import (
 )
 from edge_server.frontends.grpc.tls import tls_context
 from edge_server.frontends.http2.connection import ReadingThread, ScheduledCall, Stream
-from edge_server.frontends.http2.frames import Http2ErrorCode
-from edge_server.frontends.http2.header_blocks import HeaderBlock, encode_headers
 from edge_server.frontends.http2.limits import Http2Limits
 from edge_server.frontends.http2.server import Http2Server
 from edge_server.frontends.listen_error import listen_error
 from edge_server.frontends.memory_budget import MemoryBudget
+from edge_server.http2.frames import Http2ErrorCode
+from edge_server.http2.header_blocks import HeaderBlock, encode_headers
 from edge_server.service import READING_THREAD_HOLD_US
 
 _CONTENT_TYPE = "application/grpc"

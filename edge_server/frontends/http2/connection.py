@@ -31,22 +31,29 @@ from functools import partial
 from time import monotonic
 from typing import Protocol
 
-from hpack import HPACKError
-
-from edge_server.frontends.http2 import frames, limits
-from edge_server.frontends.http2.frames import Http2ErrorCode
-from edge_server.frontends.http2.header_blocks import HeaderBlock, HeaderMemory, HeaderReader, is_large, survey_block
+from edge_server.frontends.http2 import limits
 from edge_server.frontends.http2.limits import Http2Limits
 from edge_server.frontends.http2.stream_interface import NoReceiver, Pieces, StreamReceiver
+from edge_server.http2 import frames
+from edge_server.http2.frames import ConnectionFault, Http2ErrorCode
+from edge_server.http2.header_blocks import (
+    MAX_HEADER_BLOCK_BYTES,
+    TABLE_BYTES,
+    HeaderBlock,
+    HeaderFrames,
+    HeaderMemory,
+    HeaderReader,
+    HPACKError,
+    is_large,
+    survey_block,
+)
 
 _LOG = logging.getLogger(__name__)
 
 _DATA, _HEADERS, _WINDOW_UPDATE, _CONTINUATION = (
     frames.DATA, frames.HEADERS, frames.WINDOW_UPDATE, frames.CONTINUATION
 )  # fmt: skip
-_END_STREAM, _END_HEADERS, _PADDED, _HAS_PRIORITY = (
-    frames.END_STREAM, frames.END_HEADERS, frames.PADDED, frames.HAS_PRIORITY
-)  # fmt: skip
+_END_STREAM, _END_HEADERS, _PADDED = frames.END_STREAM, frames.END_HEADERS, frames.PADDED
 _END_BOTH = _END_HEADERS | _END_STREAM
 _HEADER = frames.HEADER
 _pack, _unpack_from = _HEADER.pack, _HEADER.unpack_from
@@ -71,9 +78,6 @@ _TARGET_FROM_BYTES = 4096
 
 _SMALL_WINDOW_BYTES = 16
 """A DATA frame that a smaller window has cut pays for no WINDOW_UPDATE: each would cause such a frame again."""
-
-_TABLE_BYTES = 4096
-"""Size of a header table until SETTINGS changes it, section 6.5.2."""
 
 _EMPTY_TABLE = b"\x20"
 """Sets the table's size to 0, RFC 7541 section 6.3."""
@@ -104,15 +108,6 @@ _GOING_AWAY = 2**31 - 1
 
 _GOING_AWAY_PING = b"goingway"
 """Payload of the PING behind the first GOAWAY."""
-
-
-class ConnectionFault(Exception):
-    """Reason to end a connection: a protocol violation or an exceeded limit. Section 5.4.1."""
-
-    def __init__(self, code: Http2ErrorCode, text: str) -> None:
-        super().__init__(text)
-        self.code = code
-        self.text = text
 
 
 class Stream:
@@ -227,10 +222,6 @@ class Http2Connection:
 
     __slots__ = (
         "_age_end_s",
-        "_block",
-        "_block_flags",
-        "_block_frames",
-        "_block_stream",
         "_blocked",
         "_bytes_left",
         "_calls_left",
@@ -248,6 +239,7 @@ class Http2Connection:
         "_has_preface",
         "_has_sent",
         "_has_settings",
+        "_header_frames",
         "_headers",
         "_initial_send_window",
         "_is_cut",
@@ -320,8 +312,7 @@ class Http2Connection:
         self._rest = b""
         self._has_preface = self._has_settings = False
         self._headers = HeaderReader(settings.max_header_list_bytes, server.header_memory)
-        self._block = b""
-        self._block_stream = self._block_flags = self._block_frames = 0
+        self._header_frames = HeaderFrames()
         self._data_stream: Stream | None = None
         self._data_left = self._data_flags = self._data_padding = 0
         self._target: memoryview | None = None
@@ -341,15 +332,15 @@ class Http2Connection:
 
         # Sending; guarded by the lock.
         self._output: list[bytes | memoryview] = [
-            frames.encode_settings(
+            frames.encode_greeting(
                 {
                     frames.MAX_CONCURRENT_STREAMS: settings.max_streams,
                     frames.INITIAL_WINDOW_SIZE: limits.STREAM_WINDOW_BYTES,
-                    frames.MAX_FRAME_SIZE: limits.MAX_FRAME_BYTES,
+                    frames.MAX_FRAME_SIZE: frames.MAX_FRAME_BYTES,
                     frames.MAX_HEADER_LIST_SIZE: settings.max_header_list_bytes,
-                }
+                },
+                limits.CONNECTION_WINDOW_BYTES,
             )
-            + frames.encode_window_update(0, limits.CONNECTION_WINDOW_BYTES - frames.DEFAULT_WINDOW_BYTES)
         ]
         self._output_bytes = len(self._output[0])
         self._unread_answers = 0
@@ -505,7 +496,7 @@ class Http2Connection:
                 return
             self._has_preface = True
             position = size
-        streams = self._streams
+        streams, header_frames = self._streams, self._header_frames
         if self._data_left:
             position = self._take_data_part(position, end)
             if self._data_left:
@@ -517,7 +508,7 @@ class Http2Connection:
                 self._is_cut = True
                 break
             high, low, kind, flags, stream_id = _unpack_from(buffer, position)
-            if kind == _WINDOW_UPDATE and self._free_updates and not self._block_stream:
+            if kind == _WINDOW_UPDATE and self._free_updates and not header_frames.stream_id:
                 position = self._raise_windows(position, end)
                 if end - position < 9:
                     break
@@ -536,7 +527,7 @@ class Http2Connection:
                     and stream.is_remote_open
                     and stream.content_left < 0
                     and size <= stream.granted - stream.received
-                    and not self._block_stream
+                    and not header_frames.stream_id
                 ):
                     # Usual case: a whole frame of an open stream.
                     stream.received += size
@@ -554,14 +545,20 @@ class Http2Connection:
                 if self._data_left:
                     return
                 continue
-            if self._block_stream or not self._has_settings or size > limits.MAX_HEADER_BLOCK_BYTES:
+            if header_frames.stream_id or not self._has_settings or size > MAX_HEADER_BLOCK_BYTES:
                 self._check_frame(kind, size, stream_id)
             if stop > end:
                 break
             if kind == _WINDOW_UPDATE:
                 self._on_window_update(stream_id, size, body)
             elif kind in (_HEADERS, _CONTINUATION):
-                self._on_header_frame(kind, flags, stream_id, bytes(view[body:stop]))
+                if not stream_id & 1:
+                    raise ConnectionFault(
+                        Http2ErrorCode.PROTOCOL_ERROR, f"headers on stream {stream_id}: clients open odd ones"
+                    )
+                block = header_frames.add(kind, flags, stream_id, bytes(view[body:stop]))
+                if block is not None:
+                    self._on_header_block(stream_id, header_frames.flags, block)
             else:
                 self._on_control_frame(kind, flags, stream_id, bytes(view[body:stop]))
             position = stop
@@ -572,10 +569,9 @@ class Http2Connection:
         """Raise ConnectionFault if the frame is not allowed now or is too large. Sections 4.2, 3.4 and 6.10."""
         if not self._has_settings and kind != frames.SETTINGS:
             raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "the first frame must be SETTINGS")
-        if self._block_stream and (kind != _CONTINUATION or stream_id != self._block_stream):
-            raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "a header block was interrupted by another frame")
+        self._header_frames.check(kind, stream_id)
         # Only DATA is handled in pieces. Every other frame must fit into the buffer.
-        if size > limits.MAX_HEADER_BLOCK_BYTES:
+        if size > MAX_HEADER_BLOCK_BYTES:
             raise ConnectionFault(
                 Http2ErrorCode.FRAME_SIZE_ERROR, f"a frame of type {kind} with {size} bytes is too large"
             )
@@ -584,9 +580,9 @@ class Http2Connection:
 
     def _begin_data(self, stream: Stream | None, stream_id: int, size: int, flags: int, body: int) -> int:
         """Begin a DATA frame whose payload may be incomplete. Return the position of the payload."""
-        if not self._has_settings or self._block_stream:
+        if not self._has_settings or self._header_frames.stream_id:
             self._check_frame(_DATA, 0, stream_id)
-        if size > limits.MAX_FRAME_BYTES:
+        if size > frames.MAX_FRAME_BYTES:
             raise ConnectionFault(Http2ErrorCode.FRAME_SIZE_ERROR, f"a DATA frame has {size} bytes")
         if stream is None:
             if self._is_idle(stream_id):
@@ -670,30 +666,6 @@ class Http2Connection:
 
     # -- HEADERS and CONTINUATION, sections 6.2, 6.10 and 8.1
 
-    def _on_header_frame(self, kind: int, flags: int, stream_id: int, block: bytes) -> None:
-        if kind == _CONTINUATION:
-            if not self._block_stream:
-                raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
-            self._block_frames += 1
-            self._block += block
-            if self._block_frames > limits.MAX_CONTINUATION_FRAMES or len(self._block) > limits.MAX_HEADER_BLOCK_BYTES:
-                raise ConnectionFault(Http2ErrorCode.ENHANCE_YOUR_CALM, "a header block is too large")
-            if not flags & _END_HEADERS:
-                return
-            block, flags = self._block, self._block_flags
-            self._block, self._block_stream = b"", 0
-        else:
-            if not stream_id % 2:
-                raise ConnectionFault(
-                    Http2ErrorCode.PROTOCOL_ERROR, f"HEADERS on stream {stream_id}: clients open odd ones"
-                )
-            if flags & (_PADDED | _HAS_PRIORITY):
-                block = self._without_padding(block, flags)
-            if not flags & _END_HEADERS:
-                self._block, self._block_stream, self._block_flags, self._block_frames = block, stream_id, flags, 0
-                return
-        self._on_header_block(stream_id, flags, block)
-
     def _on_header_block(self, stream_id: int, flags: int, block: bytes, *, may_take_long: bool = False) -> None:
         """Handle a whole header block, or keep it for later if it takes long."""
         headers = self._headers.remembered.get(block)
@@ -720,19 +692,6 @@ class Http2Connection:
         else:
             stream.is_remote_open = False
             stream.receiver.on_data(memoryview(b""), True)
-
-    @staticmethod
-    def _without_padding(block: bytes, flags: int) -> bytes:
-        start = 0
-        end = len(block)
-        if flags & _PADDED:
-            start = 1
-            end -= block[0] if block else end + 1
-        if flags & _HAS_PRIORITY:
-            start += 5  # section 5.3: priorities are ignored
-        if start > end:
-            raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "padding is longer than its frame")
-        return block[start:end]
 
     def _open_stream(self, stream_id: int, headers: HeaderBlock, *, ends: bool) -> None:
         if self._is_ending and stream_id > self.last_stream_id:
@@ -805,9 +764,9 @@ class Http2Connection:
             else:
                 self._on_ping(payload)
         elif kind == frames.GOAWAY:
-            if stream_id or len(payload) < 8:
-                code = Http2ErrorCode.PROTOCOL_ERROR if stream_id else Http2ErrorCode.FRAME_SIZE_ERROR
-                raise ConnectionFault(code, "GOAWAY with a stream, or too short")
+            if stream_id:
+                raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "GOAWAY with a stream")
+            frames.read_goaway(payload)
             self._charge_control()
             # The client opens no more streams. It closes the connection when the open ones have ended.
         elif kind == frames.PRIORITY:
@@ -908,8 +867,7 @@ class Http2Connection:
         self._updates_paid = paid
 
     def _on_reset(self, stream_id: int, payload: bytes) -> None:
-        if len(payload) != 4:
-            raise ConnectionFault(Http2ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM is not of 4 bytes")
+        code = frames.read_uint32("RST_STREAM", payload)
         if self._is_idle(stream_id):
             raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "RST_STREAM on a stream that is not open")
         # Endless opening and cancelling of streams costs the server more than the client (CVE-2023-44487).
@@ -922,7 +880,7 @@ class Http2Connection:
             with self._lock:
                 was_open = self._forget(stream)
             if was_open:
-                stream.receiver.on_reset(frames.UINT32.unpack(payload)[0])
+                stream.receiver.on_reset(code)
 
     def _on_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id:
@@ -932,27 +890,18 @@ class Http2Connection:
                 raise ConnectionFault(Http2ErrorCode.FRAME_SIZE_ERROR, "SETTINGS with ACK is not empty")
             self._charge_control()
             return
-        if len(payload) % 6 or len(payload) > 6 * 64:
-            raise ConnectionFault(Http2ErrorCode.FRAME_SIZE_ERROR, "SETTINGS is no multiple of 6 bytes, or too long")
+        settings = frames.read_settings(payload)
         self._charge_control()
         self._has_settings = True
         self._handshake_end_s = 0.0
         with self._lock:
             window = self._initial_send_window
-            for name, value in frames.SETTING.iter_unpack(payload):
+            for name, value in settings:
                 if name == frames.INITIAL_WINDOW_SIZE:
-                    if value > frames.MAX_WINDOW_BYTES:
-                        raise ConnectionFault(Http2ErrorCode.FLOW_CONTROL_ERROR, "the initial window is too large")
                     window = value
                 elif name == frames.MAX_FRAME_SIZE:
-                    if not frames.DEFAULT_FRAME_BYTES <= value <= limits.MAX_FRAME_BYTES:
-                        raise ConnectionFault(
-                            Http2ErrorCode.PROTOCOL_ERROR, f"a maximum frame size of {value} is not allowed"
-                        )
                     self._max_send_frame = value
-                elif name == frames.ENABLE_PUSH and value > 1:
-                    raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH of {value} is not allowed")
-                elif name == frames.HEADER_TABLE_SIZE and value < _TABLE_BYTES:
+                elif name == frames.HEADER_TABLE_SIZE and value < TABLE_BYTES:
                     # `encode_headers` uses no table.
                     self._table_update = _EMPTY_TABLE
             if window != self._initial_send_window:
@@ -1426,7 +1375,7 @@ class Http2Connection:
             raise ConnectionFault(Http2ErrorCode.SETTINGS_TIMEOUT, "the connection's preface did not come")
         if self._stalled_since_s and now_s - self._stalled_since_s >= settings.stall_s:
             raise ConnectionFault(Http2ErrorCode.NO_ERROR, "the client reads nothing")
-        if self._block_stream and now_s - self.last_received_s >= settings.stall_s:
+        if self._header_frames.stream_id and now_s - self.last_received_s >= settings.stall_s:
             raise ConnectionFault(Http2ErrorCode.NO_ERROR, "the client stopped within a header block")
         self._headers.forget_excess()
         for stream in list(self._streams.values()):

@@ -23,11 +23,11 @@ from edge_server.errors import Refusal
 from edge_server.frontends.bound_sockets import bind_sockets, share_address
 from edge_server.frontends.connection_limit import ConnectionLimit, LimitedListener, SilentConnection, has_unread_bytes
 from edge_server.frontends.http2 import limits
-from edge_server.frontends.http2.connection import ConnectionFault, Http2Connection, ReadingThread, Stream
-from edge_server.frontends.http2.frames import FRAME_HEADER_BYTES, Http2ErrorCode
-from edge_server.frontends.http2.header_blocks import HeaderMemory
+from edge_server.frontends.http2.connection import Http2Connection, ReadingThread, Stream
 from edge_server.frontends.http2.limits import Http2Limits
 from edge_server.frontends.http2.stream_interface import StreamReceiver
+from edge_server.http2.frames import FRAME_HEADER_BYTES, ConnectionFault, Http2ErrorCode
+from edge_server.http2.header_blocks import MAX_ALL_REMEMBERED_BYTES, MAX_HEADER_BLOCK_BYTES, HeaderMemory
 
 _LOG = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ OnStream: TypeAlias = Callable[[ReadingThread, Stream], StreamReceiver]
 """Called on the reading thread when the headers of a request have arrived. Must not block or raise."""
 
 _BUFFER_BYTES = 256 << 10
-assert _BUFFER_BYTES > 2 * (limits.MAX_HEADER_BLOCK_BYTES + FRAME_HEADER_BYTES)
+assert _BUFFER_BYTES > 2 * (MAX_HEADER_BLOCK_BYTES + FRAME_HEADER_BYTES)
 
 _BACKLOG = 1024
 _ACCEPTS_IN_A_ROW = 64
@@ -124,7 +124,7 @@ class Http2Reader:
         self.bytes_per_turn = limits.TURN_BYTES
         """The calls that a connection may open, the time that it may use, and the bytes of a large message that it may
         receive, before others are served."""
-        self.header_memory = HeaderMemory(int(limits.MAX_ALL_REMEMBERED_BYTES * memory_share))
+        self.header_memory = HeaderMemory(int(MAX_ALL_REMEMBERED_BYTES * memory_share))
 
     def start_thread(self) -> None:
         self._epoll.register(self._wake_fd, select.EPOLLIN)

@@ -20,8 +20,8 @@ from hyperframe.frame import (
 )
 
 from edge_server.frontends.http2 import limits
-from edge_server.frontends.http2.frames import Http2ErrorCode
-from edge_server.frontends.http2.header_blocks import HeaderMemory, HeaderReader, encode_headers
+from edge_server.http2.frames import Http2ErrorCode
+from edge_server.http2.header_blocks import HeaderMemory, HeaderReader, encode_headers
 
 Serve = Callable[..., Any]
 

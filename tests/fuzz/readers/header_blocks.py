@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from hpack import Decoder, Encoder, HPACKError
 from input_reader import InputReader
 
-from edge_server.frontends.http2.header_blocks import HeaderReader, encode_headers
+from edge_server.http2.header_blocks import HeaderReader, encode_headers
 
 _MAX_LIST_BYTES = 4096
 _MAX_REMEMBERED_BYTES = 64 << 10

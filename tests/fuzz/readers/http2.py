@@ -27,10 +27,11 @@ from edge_server.frontends.grpc import http2_transport
 from edge_server.frontends.grpc.call import OK, Message, RpcCall, RpcMethod
 from edge_server.frontends.grpc.http2_transport import Http2Transport
 from edge_server.frontends.http2 import connection as http2_connection
-from edge_server.frontends.http2 import frames, limits
+from edge_server.frontends.http2 import limits
 from edge_server.frontends.http2 import server as http2_server
 from edge_server.frontends.http2.connection import Http2Connection
 from edge_server.frontends.memory_budget import MemoryBudget
+from edge_server.http2 import frames
 
 _BUDGET_BYTES = 200_000
 _MAX_PIECE_BYTES = 70_000

@@ -17,8 +17,8 @@ from google.protobuf.message import DecodeError
 from hpack import Decoder, Encoder, HPACKError
 
 from edge_server.frontends.error_status import GrpcStatus
-from edge_server.frontends.http2 import frames
-from edge_server.frontends.http2.frames import HEADER, SETTING, UINT32, Http2ErrorCode, encode_frame
+from edge_server.http2 import frames
+from edge_server.http2.frames import HEADER, SETTING, UINT32, Http2ErrorCode, encode_frame
 from edge_server.plugins.tuning.clients.connection import (
     CHECKED_EVERY,
     ConnectionLoop,

@@ -9,7 +9,7 @@ from hpack import Decoder, Encoder, HPACKError, NeverIndexedHeaderTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.frontends.http2.header_blocks import HeaderBlock, HeaderReader
+from edge_server.http2.header_blocks import HeaderBlock, HeaderReader
 
 NAMES = st.sampled_from(["a", "x-trace", "user-agent", "content-type", "te", "long-" + "n" * 60])
 VALUES = st.sampled_from(["", "1", "trailers", "v" * 130, "x" * 1500, "ü".encode().decode("latin-1")])
