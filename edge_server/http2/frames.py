@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import struct
+from collections import deque
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 """Connection preface, the first bytes from a client, section 3.4."""
@@ -59,8 +60,8 @@ class Http2ErrorCode(enum.IntEnum):
     HTTP_1_1_REQUIRED = 13
 
 
-class ConnectionFault(Exception):
-    """Reason to end a connection: a protocol violation or an exceeded limit. Section 5.4.1."""
+class ConnectionFault(ValueError):
+    """Reason to end a connection: the other end violated the protocol or exceeded a limit. Section 5.4.1."""
 
     def __init__(self, code: Http2ErrorCode, text: str) -> None:
         super().__init__(text)
@@ -100,6 +101,21 @@ def encode_goaway(last_stream_id: int, code: Http2ErrorCode, text: str = "") -> 
 
 
 SETTINGS_ACK = encode_frame(SETTINGS, ACK, 0)
+
+
+def take_pieces(queue: deque[bytes | memoryview], most: int) -> tuple[list[bytes | memoryview], int]:
+    """Remove up to `most` bytes from the front of a queue. Return them in pieces, without a copy, and their number."""
+    pieces = []
+    left = most
+    while queue and left:
+        piece = queue.popleft()
+        if len(piece) > left:
+            whole = memoryview(piece)
+            queue.appendleft(whole[left:])
+            piece = whole[:left]
+        pieces.append(piece)
+        left -= len(piece)
+    return pieces, most - left
 
 
 def without_padding(kind: int, flags: int, payload: bytes) -> bytes:

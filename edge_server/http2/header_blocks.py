@@ -217,6 +217,19 @@ class HeaderReader:
             memory.used_bytes += remembered.used_bytes
         return found
 
+    def read_response(self, block: bytes) -> HeaderBlock:
+        """Return the fields or trailers of a response. Raises ConnectionFault."""
+        found = self.remembered.get(block)
+        if found is not None:
+            return found
+        try:
+            found = self.read(block)
+        except HPACKError as error:
+            raise ConnectionFault(Http2ErrorCode.COMPRESSION_ERROR, f"headers cannot be decoded: {error}") from None
+        if found.is_too_large:
+            raise ConnectionFault(Http2ErrorCode.ENHANCE_YOUR_CALM, "a header list is too large")
+        return found
+
     def forget(self) -> None:
         """Drop the remembered blocks."""
         self._memory.used_bytes -= self.remembered.used_bytes
