@@ -80,6 +80,22 @@ def encode_frame_header(size: int, kind: int, flags: int, stream_id: int) -> byt
     return HEADER.pack(size >> 8, size & 255, kind, flags, stream_id)
 
 
+def encode_header_frames(stream_id: int, flags: int, block: bytes) -> bytes:
+    """Return HEADERS, and CONTINUATION for what is above the frame size that every receiver accepts. Section 6.10."""
+    data = b""
+    kind = HEADERS
+    for start in range(0, len(block), DEFAULT_FRAME_BYTES) or (0,):
+        end = start + DEFAULT_FRAME_BYTES
+        data += encode_frame(kind, flags | (END_HEADERS if end >= len(block) else 0), stream_id, block[start:end])
+        kind, flags = CONTINUATION, 0
+    return data
+
+
+def encode_reset(stream_id: int, code: Http2ErrorCode) -> bytes:
+    """Return a RST_STREAM frame."""
+    return encode_frame(RST_STREAM, 0, stream_id, UINT32.pack(code))
+
+
 def encode_settings(values: dict[int, int]) -> bytes:
     """Return a SETTINGS frame."""
     return encode_frame(SETTINGS, 0, 0, b"".join(SETTING.pack(name, value) for name, value in values.items()))

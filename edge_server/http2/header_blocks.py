@@ -185,7 +185,7 @@ class HeaderMemory:
 class HeaderReader:
     """Decodes the header blocks of one connection, in order. Call `close` at the connection's end.
 
-    Raises HPACKError for an undecodable block; the connection is unusable afterwards.
+    After an undecodable block the connection is unusable.
     """
 
     __slots__ = ("_decoder", "_limit", "_memory", "remembered")
@@ -199,10 +199,20 @@ class HeaderReader:
         """Decoded blocks by their bytes, valid while the table is unchanged. Their values are those of the table, not
         copies."""
 
-    def read(self, block: bytes, survey: tuple[int, bool] | None = None) -> HeaderBlock:
+    def decode(self, block: bytes, *, may_take_long: bool = True) -> HeaderBlock | None:
         """Decode a block. Look in `remembered` first: it holds the result for the same bytes while the table is
-        unchanged. `survey` is the result of `survey_block`, if it is known already."""
-        field_count, changes_table = survey or survey_block(block)
+        unchanged. Return None for one that takes long, if it may not. Raises ConnectionFault."""
+        try:
+            survey = _survey(block)
+            if not may_take_long and (survey[0] > LARGE_BLOCK_FIELDS or len(block) > LARGE_BLOCK_BYTES):
+                return None
+            return self.read(block, survey)
+        except HPACKError as error:
+            raise ConnectionFault(Http2ErrorCode.COMPRESSION_ERROR, f"headers cannot be decoded: {error}") from None
+
+    def read(self, block: bytes, survey: tuple[int, bool] | None = None) -> HeaderBlock:
+        """Decode a block. Raises HPACKError."""
+        field_count, changes_table = survey or _survey(block)
         fields = [(name, value) for name, value in self._decoder.decode(block, raw=True)]
         octets = sum(len(name) + len(value) for name, value in fields)
         is_too_large = octets + _ENTRY_OVERHEAD_BYTES * len(fields) > self._limit
@@ -219,14 +229,8 @@ class HeaderReader:
 
     def read_response(self, block: bytes) -> HeaderBlock:
         """Return the fields or trailers of a response. Raises ConnectionFault."""
-        found = self.remembered.get(block)
-        if found is not None:
-            return found
-        try:
-            found = self.read(block)
-        except HPACKError as error:
-            raise ConnectionFault(Http2ErrorCode.COMPRESSION_ERROR, f"headers cannot be decoded: {error}") from None
-        if found.is_too_large:
+        found = self.remembered.get(block) or self.decode(block)
+        if found is None or found.is_too_large:
             raise ConnectionFault(Http2ErrorCode.ENHANCE_YOUR_CALM, "a header list is too large")
         return found
 
@@ -247,7 +251,7 @@ class HeaderReader:
         self._memory.reader_count -= 1
 
 
-def survey_block(block: bytes) -> tuple[int, bool]:
+def _survey(block: bytes) -> tuple[int, bool]:
     """Return how many fields a block has, and whether it adds to the dynamic table or resizes it. RFC 7541 section 6.
 
     A tenth of the cost of decoding. Raises HPACKError for a block with far too many fields, or one that is cut.
@@ -275,11 +279,6 @@ def survey_block(block: bytes) -> tuple[int, bool]:
     except IndexError:
         raise HPACKDecodingError("the header block ends within a field") from None
     return count, changes_table
-
-
-def is_large(block: bytes, field_count: int) -> bool:
-    """Return whether a block takes long to decode."""
-    return field_count > LARGE_BLOCK_FIELDS or len(block) > LARGE_BLOCK_BYTES
 
 
 def _after_integer(block: bytes, position: int, prefix_bits: int) -> tuple[int, int]:
@@ -340,16 +339,3 @@ def _integer(value: int) -> bytes:
         value >>= 7
     octets.append(value)
     return bytes(octets)
-
-
-__all__ = [
-    "HPACKError",
-    "HeaderBlock",
-    "HeaderFrames",
-    "HeaderMemory",
-    "HeaderReader",
-    "encode_headers",
-    "encode_repeated",
-    "is_large",
-    "survey_block",
-]

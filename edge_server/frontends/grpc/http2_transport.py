@@ -35,9 +35,10 @@ from edge_server.frontends.grpc.call import (
     client_error,
 )
 from edge_server.frontends.grpc.tls import tls_context
-from edge_server.frontends.http2.connection import ReadingThread, ScheduledCall, Stream
+from edge_server.frontends.http2.connection_writer import Stream
 from edge_server.frontends.http2.limits import Http2Limits
 from edge_server.frontends.http2.server import Http2Server
+from edge_server.frontends.http2.stream_interface import ReadingThread, ScheduledCall
 from edge_server.frontends.listen_error import listen_error
 from edge_server.frontends.memory_budget import MemoryBudget
 from edge_server.http2.frames import Http2ErrorCode

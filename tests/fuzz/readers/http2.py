@@ -27,7 +27,7 @@ from edge_server.frontends.grpc import http2_transport
 from edge_server.frontends.grpc.call import OK, Message, RpcCall, RpcMethod
 from edge_server.frontends.grpc.http2_transport import Http2Transport
 from edge_server.frontends.http2 import connection as http2_connection
-from edge_server.frontends.http2 import limits
+from edge_server.frontends.http2 import connection_account, connection_reader, connection_writer, limits
 from edge_server.frontends.http2 import server as http2_server
 from edge_server.frontends.http2.connection import Http2Connection
 from edge_server.frontends.memory_budget import MemoryBudget
@@ -387,7 +387,9 @@ _THREADING = SimpleNamespace(get_ident=lambda: _IDENT[0], Lock=threading.Lock, T
 _SELECT = SimpleNamespace(
     epoll=_Epoll, EPOLLIN=select.EPOLLIN, EPOLLOUT=select.EPOLLOUT, EPOLLHUP=select.EPOLLHUP, EPOLLERR=select.EPOLLERR
 )
-for _module in (http2_connection, http2_server, http2_transport):
+for _module in (
+    http2_connection, connection_account, connection_reader, connection_writer, http2_server, http2_transport
+):  # fmt: skip
     _module.time = _CLOCK  # type: ignore[attr-defined]
     _module.monotonic = _CLOCK.monotonic  # type: ignore[attr-defined]
     _module.threading = _THREADING  # type: ignore[attr-defined]
@@ -585,39 +587,40 @@ class _Server:
         """A connection with input that was not handled is in one queue once, and no other one is."""
         server = self.http2
         connections = server._connections.values()
-        queued = [each for each in (*server.waiting, *server.long_waiting) if not each.is_closed]
-        assert len(queued) == len({id(each) for each in queued})
+        queued = [fd for fd in (*server.waiting, *server.long_waiting) if fd in server._connections]
+        assert len(queued) == len(set(queued))
         for connection in connections:
-            assert connection.is_waiting == (connection in queued)
-            assert connection.is_waiting or not (connection._is_cut or connection._turn_calls), "input is forgotten"
+            reader = connection.reader
+            assert connection.is_waiting == (connection.fd in queued)
+            assert connection.is_waiting or not (reader._is_cut or reader.turn_calls), "input is forgotten"
         memory = server.header_memory
         assert memory.reader_count == len(connections)
-        assert memory.used_bytes == sum(each._headers.remembered.used_bytes for each in connections)
+        assert memory.used_bytes == sum(each.reader._headers.remembered.used_bytes for each in connections)
 
     @staticmethod
     def _check_connection(connection: Http2Connection) -> None:
-        streams = connection._streams
-        assert len(streams) <= connection._limits.max_streams
-        assert connection._output_bytes == sum(map(len, connection._output)), "output is not what is counted"
+        account, writer = connection.account, connection.writer
+        streams = writer.streams
+        assert len(streams) <= writer.server.limits.max_streams
+        assert writer.output_bytes == sum(map(len, writer.output)), "output is not what is counted"
         queued = 0
         for stream_id, stream in streams.items():
             assert stream.id == stream_id
             assert not stream.is_closed
-            if stream.queue:
-                queued += sum(len(piece) for piece, is_payload in stream.queue if is_payload)
+            queued += sum(map(len, stream.queue or ()))
             room = stream.granted - stream.received
             # The room for padding is given back before the padding comes.
             assert 0 <= room <= limits.STREAM_WINDOW_BYTES + 256, (
                 f"the client may send {room} bytes on stream {stream_id}"
             )
             assert stream.send_window <= frames.MAX_WINDOW_BYTES
-        assert connection._queued_bytes == queued, f"{connection._queued_bytes} bytes counted, {queued} queued"
-        assert set(connection._blocked) <= set(streams)
-        assert connection._send_window >= 0
-        assert len(connection._reset_ids) <= limits.MAX_RESET_IDS
-        assert -100 <= connection._control_credit <= _CONTROL_RATE
-        assert -1 <= connection._reset_credit <= _CONTROL_RATE
-        assert len(connection._rest) <= len(connection._server.buffer)
+        assert writer.queued_bytes == queued, f"{writer.queued_bytes} bytes counted, {queued} queued"
+        assert set(writer.blocked) <= set(streams)
+        assert writer.send_window >= 0
+        assert len(account.reset_ids) <= limits.MAX_RESET_IDS
+        assert -100 <= account._control_credit <= _CONTROL_RATE
+        assert -1 <= account._reset_credit <= _CONTROL_RATE
+        assert len(connection.reader._rest) <= len(writer.server.buffer)
 
 
 def _frame(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
