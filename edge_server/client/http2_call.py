@@ -216,7 +216,7 @@ class Http2ClientCall:
             self._output += (
                 frames.PREFACE,
                 frames.encode_greeting(settings, _WINDOW),
-                encode_frame(frames.HEADERS, frames.END_HEADERS, _STREAM, encode_headers(fields)),
+                frames.encode_header_frames(_STREAM, 0, encode_headers(fields)),
             )
         # `close` saw no socket if it came before this.
         if self._is_closed:

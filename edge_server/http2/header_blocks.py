@@ -199,21 +199,16 @@ class HeaderReader:
         """Decoded blocks by their bytes, valid while the table is unchanged. Their values are those of the table, not
         copies."""
 
-    def decode(self, block: bytes, *, may_take_long: bool = True) -> HeaderBlock | None:
+    def read(self, block: bytes, *, may_take_long: bool = True) -> HeaderBlock | None:
         """Decode a block. Look in `remembered` first: it holds the result for the same bytes while the table is
         unchanged. Return None for one that takes long, if it may not. Raises ConnectionFault."""
         try:
-            survey = _survey(block)
-            if not may_take_long and (survey[0] > LARGE_BLOCK_FIELDS or len(block) > LARGE_BLOCK_BYTES):
+            field_count, changes_table = _survey(block)
+            if not may_take_long and (field_count > LARGE_BLOCK_FIELDS or len(block) > LARGE_BLOCK_BYTES):
                 return None
-            return self.read(block, survey)
+            fields = [(name, value) for name, value in self._decoder.decode(block, raw=True)]
         except HPACKError as error:
             raise ConnectionFault(Http2ErrorCode.COMPRESSION_ERROR, f"headers cannot be decoded: {error}") from None
-
-    def read(self, block: bytes, survey: tuple[int, bool] | None = None) -> HeaderBlock:
-        """Decode a block. Raises HPACKError."""
-        field_count, changes_table = survey or _survey(block)
-        fields = [(name, value) for name, value in self._decoder.decode(block, raw=True)]
         octets = sum(len(name) + len(value) for name, value in fields)
         is_too_large = octets + _ENTRY_OVERHEAD_BYTES * len(fields) > self._limit
         found = HeaderBlock(fields, is_too_large=is_too_large or field_count > MAX_HEADER_FIELDS)
@@ -229,7 +224,7 @@ class HeaderReader:
 
     def read_response(self, block: bytes) -> HeaderBlock:
         """Return the fields or trailers of a response. Raises ConnectionFault."""
-        found = self.remembered.get(block) or self.decode(block)
+        found = self.remembered.get(block) or self.read(block)
         if found is None or found.is_too_large:
             raise ConnectionFault(Http2ErrorCode.ENHANCE_YOUR_CALM, "a header list is too large")
         return found

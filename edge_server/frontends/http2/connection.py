@@ -111,7 +111,7 @@ class Http2Connection:
         if not self.is_waiting:
             self.is_waiting = True
             server = self._server
-            (server.long_waiting if is_long or self.reader.needs_long else server.waiting).append(self.fd)
+            (server.long_waiting if is_long or self.reader.large_block is not None else server.waiting).append(self.fd)
 
     # -- the end
 
@@ -161,11 +161,11 @@ class Http2Connection:
         settings, reader, writer = self._server.limits, self.reader, self.writer
         if not reader.has_settings and now_s >= self._handshake_end_s:
             raise ConnectionFault(Http2ErrorCode.SETTINGS_TIMEOUT, "the connection's preface did not come")
-        if writer.is_stalled(now_s, settings.stall_s):
+        if writer.stalled_since_s and now_s - writer.stalled_since_s >= settings.stall_s:
             raise ConnectionFault(Http2ErrorCode.NO_ERROR, "the client reads nothing")
-        if reader.is_in_header_block and now_s - reader.last_received_s >= settings.stall_s:
+        if reader.header_frames.stream_id and now_s - reader.last_received_s >= settings.stall_s:
             raise ConnectionFault(Http2ErrorCode.NO_ERROR, "the client stopped within a header block")
-        reader.forget_excess()
+        reader.headers.forget_excess()
         for stream in list(writer.streams.values()):
             stream.receiver.on_tick(now_s)
             if stream.queue:

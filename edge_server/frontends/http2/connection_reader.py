@@ -62,8 +62,9 @@ class ConnectionReader:
 
     __slots__ = (
         "_account", "_bytes_left", "_calls_left", "_data_flags", "_data_left", "_data_padding", "_data_stream",
-        "_header_frames", "_headers", "_is_cut", "_is_tls", "_large_block", "_rest", "_server", "_socket", "_target",
-        "_turn_end_s", "_writer", "has_preface", "has_settings", "is_going_away_known", "last_received_s", "turn_calls",
+        "_is_cut", "_is_tls", "_rest", "_server", "_socket", "_target",
+        "_turn_end_s", "_writer", "has_preface", "has_settings", "header_frames", "headers",
+        "is_going_away_known", "large_block", "last_received_s", "turn_calls",
     )  # fmt: skip
 
     def __init__(
@@ -88,41 +89,28 @@ class ConnectionReader:
         self.has_preface = self.has_settings = False
         self.is_going_away_known = False
         """Whether the client acknowledged the PING behind the first GOAWAY."""
-        self._headers = HeaderReader(server.limits.max_header_list_bytes, server.header_memory)
-        self._header_frames = HeaderFrames()
+        self.headers = HeaderReader(server.limits.max_header_list_bytes, server.header_memory)
+        self.header_frames = HeaderFrames()
         self._data_stream: Stream | None = None
         self._data_left = self._data_flags = self._data_padding = 0
         self._target: memoryview | None = None
 
         # The share of a turn.
         self._is_cut = False
-        """Whether `_rest` may begin with whole frames, or `_large_block` waits."""
-        self._large_block: tuple[int, int, bytes] | None = None
+        """Whether `_rest` may begin with whole frames, or `large_block` waits."""
+        self.large_block: tuple[int, int, bytes] | None = None
         """Stream, flags and a header block, to be decoded when the connection is served from the queue."""
         self.turn_calls: deque[Callable[[], None]] = deque()
         """Functions to be called in the next turn."""
         self._calls_left = self._bytes_left = 0
         self._turn_end_s = 0.0
 
-    @property
-    def needs_long(self) -> bool:
-        """Whether what is to be handled next takes long."""
-        return self._large_block is not None
-
-    @property
-    def is_in_header_block(self) -> bool:
-        return bool(self._header_frames.stream_id)
-
-    def forget_excess(self) -> None:
-        """See HeaderReader."""
-        self._headers.forget_excess()
-
     def close(self) -> None:
         """Drop the input. Call once."""
         self._target = None
         self._data_stream = None
         self.turn_calls.clear()
-        self._headers.close()
+        self.headers.close()
 
     # -- turns
 
@@ -177,17 +165,10 @@ class ConnectionReader:
         if target is not None:
             filled = min(count, len(target))
             self._target = None
-            self._count_data(filled, self._data_stream)
-            self._data_left -= filled
-            stream = self._data_stream
-            if stream is not None and not stream.is_closed:
-                is_end = not self._data_left and bool(self._data_flags & _END_STREAM)
-                if is_end:
-                    stream.is_remote_open = False
+            stream, is_end = self._count_part(filled)
+            if stream is not None:
                 stream.receiver.on_filled(filled, is_end)
             count -= filled
-            if not self._data_left:
-                self._data_stream = None
         self._handle(start + count)
         if count == _READ_BYTES and self._target is not None:
             # As much as fitted: the rest of a large message, which has its own memory now, may be there too.
@@ -201,7 +182,7 @@ class ConnectionReader:
         end = len(rest)
         self._server.view[:end] = rest
         self._is_cut = False
-        large, self._large_block = self._large_block, None
+        large, self.large_block = self.large_block, None
         if large is not None:
             self._on_header_block(*large, may_take_long=True)
         self._handle(end)
@@ -240,7 +221,7 @@ class ConnectionReader:
                 return
             self.has_preface = True
             position = size
-        account, header_frames = self._account, self._header_frames
+        account, header_frames = self._account, self.header_frames
         streams = self._writer.streams
         if self._data_left:
             position = self._take_data_part(position, end)
@@ -317,7 +298,7 @@ class ConnectionReader:
         """Raise ConnectionFault if the frame is not allowed now or is too large. Sections 4.2, 3.4 and 6.10."""
         if not self.has_settings and kind != frames.SETTINGS:
             raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "the first frame must be SETTINGS")
-        self._header_frames.check(kind, stream_id)
+        self.header_frames.check(kind, stream_id)
         # Only DATA is handled in pieces. Every other frame must fit into the buffer.
         if size > MAX_HEADER_BLOCK_BYTES:
             raise ConnectionFault(
@@ -328,7 +309,7 @@ class ConnectionReader:
 
     def _begin_data(self, stream: Stream | None, stream_id: int, size: int, flags: int, body: int) -> int:
         """Begin a DATA frame whose payload may be incomplete. Return the position of the payload."""
-        if not self.has_settings or self._header_frames.stream_id:
+        if not self.has_settings or self.header_frames.stream_id:
             self._check_frame(_DATA, 0, stream_id)
         if size > frames.MAX_FRAME_BYTES:
             raise ConnectionFault(Http2ErrorCode.FRAME_SIZE_ERROR, f"a DATA frame has {size} bytes")
@@ -354,8 +335,9 @@ class ConnectionReader:
             padding = self._server.buffer[body]
             body += 1
             size -= 1
-            self._count_data(1, stream)
+            self._account.ungranted += 1
             if stream is not None:
+                stream.received += 1
                 # The receiver never consumes padding, so the window is restored here.
                 stream.consume(1 + padding)
             if padding > size:
@@ -371,45 +353,52 @@ class ConnectionReader:
         if not size:
             self._data_stream = None
             if stream is not None and flags & _END_STREAM:
-                stream.is_remote_open = False
-                stream.receiver.on_data(memoryview(b""), True)
+                self._end_input(stream)
         return body
 
     def _take_data_part(self, position: int, end: int) -> int:
         """Pass on the received part of the current DATA frame. Return the position after it."""
         count = min(self._data_left, end - position)
-        if not count:
-            return position
-        stop = position + count
-        stream = self._data_stream
-        self._count_data(count, stream)
-        self._data_left -= count
-        if stream is not None and not stream.is_closed:
-            payload = min(count, max(0, self._data_left + count - self._data_padding))
-            is_end = not self._data_left and bool(self._data_flags & _END_STREAM)
-            if is_end:
-                stream.is_remote_open = False
-            if payload or is_end:
+        if count:
+            payload = min(count, max(0, self._data_left - self._data_padding))
+            stream, is_end = self._count_part(count)
+            if stream is not None and (payload or is_end):
                 stream.receiver.on_data(self._server.view[position : position + payload], is_end)
+        return position + count
+
+    def _count_part(self, count: int) -> tuple[Stream | None, bool]:
+        """Count a received part of the current DATA frame. Return its stream, None if that is closed, and whether the
+        client sends no more on it."""
+        stream = self._data_stream
+        self._account.ungranted += count
+        self._data_left -= count
         if not self._data_left:
             self._data_stream = None
-            self._data_padding = 0
-        return stop
+        if stream is None:
+            return None, False
+        stream.received += count
+        if stream.is_closed:
+            return None, False
+        is_end = not self._data_left and bool(self._data_flags & _END_STREAM)
+        if is_end:
+            stream.is_remote_open = False
+        return stream, is_end
 
-    def _count_data(self, count: int, stream: Stream | None) -> None:
-        self._account.ungranted += count
-        if stream is not None:
-            stream.received += count
+    @staticmethod
+    def _end_input(stream: Stream) -> None:
+        """Handle that the client's side of a stream ends without payload."""
+        stream.is_remote_open = False
+        stream.receiver.on_data(memoryview(b""), True)
 
     # -- HEADERS and CONTINUATION, sections 6.2, 6.10 and 8.1
 
     def _on_header_block(self, stream_id: int, flags: int, block: bytes, *, may_take_long: bool = False) -> None:
         """Handle a whole header block, or keep it for later if it takes long."""
-        headers = self._headers.remembered.get(block)
+        headers = self.headers.remembered.get(block)
         if headers is None:
-            headers = self._headers.decode(block, may_take_long=may_take_long)
+            headers = self.headers.read(block, may_take_long=may_take_long)
             if headers is None:
-                self._large_block = (stream_id, flags, block)
+                self.large_block = (stream_id, flags, block)
                 self._is_cut = True
                 self._turn_end_s = 0.0
                 return
@@ -423,8 +412,7 @@ class ConnectionReader:
         elif not flags & _END_STREAM or headers.trailers_problem() or stream.content_left > 0:
             self.fail_stream(stream, Http2ErrorCode.PROTOCOL_ERROR)
         else:
-            stream.is_remote_open = False
-            stream.receiver.on_data(memoryview(b""), True)
+            self._end_input(stream)
 
     def _open_stream(self, stream_id: int, headers: HeaderBlock, *, ends: bool) -> None:
         account, writer = self._account, self._writer
@@ -453,8 +441,7 @@ class ConnectionReader:
         self._calls_left -= 1
         stream.receiver = server.on_stream(server, stream)
         if ends and not stream.is_closed:
-            stream.is_remote_open = False
-            stream.receiver.on_data(memoryview(b""), True)
+            self._end_input(stream)
 
     def _forget_reset(self, stream_id: int) -> None:
         # Other threads remove the oldest entry meanwhile.

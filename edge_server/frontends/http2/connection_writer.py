@@ -228,13 +228,10 @@ class Stream:
 
     def close(self) -> None:
         """Close the stream after the server's last frame. See the state table in `stream_interface`."""
-        writer = self.writer
-        self.is_closed = True
+        self.forget()
         self.receiver = _NO_RECEIVER
-        writer.streams.pop(self.id, None)
         if self.is_remote_open:
-            writer.account.remember_reset(self.id)
-            writer.put(frames.encode_reset(self.id, Http2ErrorCode.NO_ERROR))
+            self.writer.put(frames.encode_reset(self.id, Http2ErrorCode.NO_ERROR))
 
     def forget(self) -> bool:
         """Drop the stream and its queue. Return False if it was already closed."""
@@ -259,10 +256,10 @@ class ConnectionWriter:
     """
 
     __slots__ = (
-        "_has_output_watch", "_is_tls", "_sent", "_socket", "_stalled_since_s", "_unread_answers", "_unsent_since_s",
+        "_has_output_watch", "_is_tls", "_sent", "_socket", "_unread_answers", "_unsent_since_s",
         "_window_raised", "account", "blocked", "fd", "frames_sent", "has_sent", "initial_window", "is_closed",
         "is_unsent", "lock", "max_frame_bytes", "output", "output_bytes", "peer", "queued_bytes", "send_window",
-        "server", "streams", "table_update",
+        "server", "stalled_since_s", "streams", "table_update",
     )  # fmt: skip
 
     def __init__(
@@ -304,7 +301,7 @@ class ConnectionWriter:
         self._unread_answers = 0
         """PING and SETTINGS acknowledgements queued since the output was last empty."""
         self._has_output_watch = False
-        self._stalled_since_s = 0.0
+        self.stalled_since_s = 0.0
         """When the socket last accepted part of the waiting output; 0 when no output waits."""
         self.send_window = self.initial_window = frames.DEFAULT_WINDOW_BYTES
         self.max_frame_bytes = frames.DEFAULT_FRAME_BYTES
@@ -325,10 +322,6 @@ class ConnectionWriter:
     def bytes_sent(self) -> int:
         """Bytes of DATA. Other threads may send meanwhile: a value from before is as good."""
         return frames.DEFAULT_WINDOW_BYTES + self._window_raised - self.send_window
-
-    def is_stalled(self, now_s: float, stall_s: float) -> bool:
-        """Return whether the socket has accepted nothing of the waiting output for `stall_s`."""
-        return bool(self._stalled_since_s) and now_s - self._stalled_since_s >= stall_s
 
     # -- frames of the connection
 
@@ -520,7 +513,7 @@ class ConnectionWriter:
                     sent = self._socket.send(data)
                 else:
                     sent = self._socket.sendmsg(output[:_MAX_PIECES])
-                self._stalled_since_s = 0.0
+                self.stalled_since_s = 0.0
                 self.output_bytes -= sent
                 if not self.output_bytes:
                     output.clear()
@@ -544,8 +537,8 @@ class ConnectionWriter:
         if bool(output) is not self._has_output_watch:
             self._has_output_watch = bool(output)
             self.server.watch(self.fd, select.EPOLLIN | select.EPOLLOUT if output else select.EPOLLIN)
-        if output and not self._stalled_since_s:
-            self._stalled_since_s = monotonic()
+        if output and not self.stalled_since_s:
+            self.stalled_since_s = monotonic()
         if self._sent and threading.get_ident() != self.server.thread_id:
             self.server.run_soon(self.flush)
 

@@ -12,7 +12,6 @@ import itertools
 import logging
 import select
 import socket
-import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -32,6 +31,7 @@ from edge_server.frontends.http2 import server as http2_server
 from edge_server.frontends.http2.connection import Http2Connection
 from edge_server.frontends.memory_budget import MemoryBudget
 from edge_server.http2 import frames
+from edge_server.http2.frames import encode_frame
 
 _BUDGET_BYTES = 200_000
 _MAX_PIECE_BYTES = 70_000
@@ -41,7 +41,6 @@ _CONTROL_RATE = 40.0
 _MAX_TURNS = 20_000
 _MAX_CLIENTS = 4
 
-_FRAME = struct.Struct(">HBBBI")
 _PATHS = ("/unary", "/held", "/stream", "/none")
 _SIZES = (0, 1, 5, 300, 4096, 16_384, 20_000, 70_000)
 
@@ -305,7 +304,7 @@ class _Socket:
 
 
 def _head(data: bytearray) -> tuple[int, int, int, int]:
-    high, low, kind, flags, stream_id = _FRAME.unpack_from(data)
+    high, low, kind, flags, stream_id = frames.HEADER.unpack_from(data)
     return high << 8 | low, kind, flags, stream_id & 0x7FFFFFFF
 
 
@@ -483,7 +482,7 @@ class _Server:
         client = _Socket(next(self._fds))
         self.clients.append(client)
         self._listener.waiting.append(client)
-        self._send(client, frames.PREFACE + _frame(frames.SETTINGS, 0, 0, b""))
+        self._send(client, frames.PREFACE + encode_frame(frames.SETTINGS, 0, 0))
         return client
 
     @staticmethod
@@ -513,11 +512,11 @@ class _Server:
             value = (1 << (take.byte() & 31)) + take.byte() - 1
             if take.byte() & 1:
                 payload = frames.SETTING.pack(take.byte() % 8, value & 0xFFFFFFFF)
-                self._send(client, _frame(frames.SETTINGS, 0, 0, payload))
+                self._send(client, encode_frame(frames.SETTINGS, 0, 0, payload))
             else:
                 self._send_frame(client, frames.WINDOW_UPDATE, take.byte(), frames.UINT32.pack(value & 0x7FFFFFFF))
         elif kind == 16:  # many small frames
-            data = _frame(take.byte() % 11, take.byte(), take.byte(), take.take(take.byte() & 15)) * take.byte()
+            data = encode_frame(take.byte() % 11, take.byte(), take.byte(), take.take(take.byte() & 15)) * take.byte()
             self._send(client, data)
         elif kind == 17:  # any bytes
             self._send(client, data := take.take(take.byte()), take.cut(data))
@@ -542,7 +541,7 @@ class _Server:
         flags = (0, frames.END_STREAM)[choice >> 3 & 1] | (frames.END_HEADERS, 0)[choice >> 4 & 1]
         if choice >> 5 & 1:
             flags |= self.input.byte()
-        data = _frame(kind, flags, stream_id, payload)
+        data = encode_frame(kind, flags, stream_id, payload)
         self._send(client, data, self.input.cut(data) if choice & 0x40 else None)
 
     def _act(self, take: InputReader) -> None:
@@ -595,7 +594,7 @@ class _Server:
             assert connection.is_waiting or not (reader._is_cut or reader.turn_calls), "input is forgotten"
         memory = server.header_memory
         assert memory.reader_count == len(connections)
-        assert memory.used_bytes == sum(each.reader._headers.remembered.used_bytes for each in connections)
+        assert memory.used_bytes == sum(each.reader.headers.remembered.used_bytes for each in connections)
 
     @staticmethod
     def _check_connection(connection: Http2Connection) -> None:
@@ -621,10 +620,6 @@ class _Server:
         assert -100 <= account._control_credit <= _CONTROL_RATE
         assert -1 <= account._reset_credit <= _CONTROL_RATE
         assert len(connection.reader._rest) <= len(writer.server.buffer)
-
-
-def _frame(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
-    return _FRAME.pack(len(payload) >> 8, len(payload) & 255, kind, flags, stream_id) + payload
 
 
 logging.getLogger("edge_server.frontends").addHandler(_ERRORS)

@@ -168,7 +168,7 @@ class GrpcLoadConnection(LoadConnection):
             if self._call.streams:
                 self._long_streams[worker] = stream
             block, self._first_block = self._first_block, self._next_block
-            head = encode_frame(frames.HEADERS, frames.END_HEADERS, stream.number, block)
+            head = frames.encode_header_frames(stream.number, 0, block)
         stream.request = request
         size = len(request)
         if size > self._frame_bytes or size > stream.window or size > self._window or self._blocked:
