@@ -38,7 +38,7 @@ from edge_server.frontends.grpc.tls import tls_context
 from edge_server.frontends.http2.connection_writer import Stream
 from edge_server.frontends.http2.limits import Http2Limits
 from edge_server.frontends.http2.server import Http2Server
-from edge_server.frontends.http2.stream_interface import ReadingThread, ScheduledCall
+from edge_server.frontends.http2.stream_interface import Http2Timer, ReadingThread
 from edge_server.frontends.listen_error import listen_error
 from edge_server.frontends.memory_budget import MemoryBudget
 from edge_server.http2.frames import Http2ErrorCode
@@ -210,7 +210,7 @@ class Http2Call:
         self._headers = headers
         self._handler: CallHandler | None = None
         self._is_over = self._is_responding = self.is_stream = False
-        self._timer: ScheduledCall | None = None
+        self._timer: Http2Timer | None = None
         self.deadline_ns = time.monotonic_ns() + headers.timeout_ns if headers.timeout_ns else 0
         self.hold_us = READING_THREAD_HOLD_US
 

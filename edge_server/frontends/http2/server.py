@@ -26,7 +26,7 @@ from edge_server.frontends.http2 import limits
 from edge_server.frontends.http2.connection import Http2Connection
 from edge_server.frontends.http2.connection_writer import Stream
 from edge_server.frontends.http2.limits import Http2Limits
-from edge_server.frontends.http2.stream_interface import ReadingThread, StreamReceiver
+from edge_server.frontends.http2.stream_interface import Http2Timer, ReadingThread, StreamReceiver
 from edge_server.http2.frames import FRAME_HEADER_BYTES, ConnectionFault, Http2ErrorCode
 from edge_server.http2.header_blocks import MAX_ALL_REMEMBERED_BYTES, MAX_HEADER_BLOCK_BYTES, HeaderMemory
 
@@ -56,19 +56,6 @@ _MAX_LONE_WAIT_S = 0.00003
 about the time of a small request, so that two or three responses are sent together."""
 
 _NO_RESOURCE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-
-
-class Http2Timer:
-    """Call scheduled for a time. Created by `Http2Server.call_at`."""
-
-    __slots__ = ("call",)
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        self.call: Callable[[], None] | None = call
-
-    def cancel(self) -> None:
-        """Drop the call, from any thread. Does nothing after the call was made."""
-        self.call = None
 
 
 class Http2Reader:

@@ -77,11 +77,17 @@ class NoReceiver:
         pass
 
 
-class ScheduledCall(Protocol):
-    """Call that is made at a time, unless it is cancelled."""
+class Http2Timer:
+    """Call scheduled for a time. Created by `ReadingThread.call_at`."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self.call: Callable[[], None] | None = call
 
     def cancel(self) -> None:
-        """Drop the call, from any thread."""
+        """Drop the call, from any thread. Does nothing after the call was made."""
+        self.call = None
 
 
 class ReadingThread(Protocol):
@@ -108,7 +114,7 @@ class ReadingThread(Protocol):
     def run_soon(self, call: Callable[[], None]) -> None:
         """Call a function on the reading thread after its current work."""
 
-    def call_at(self, when_s: float, call: Callable[[], None]) -> ScheduledCall:
+    def call_at(self, when_s: float, call: Callable[[], None]) -> Http2Timer:
         """Call a function on the reading thread at `when_s` in time.monotonic time. From that thread only."""
 
     def guarded(self, call: Callable[[], None]) -> None:
