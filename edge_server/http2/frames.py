@@ -82,12 +82,13 @@ def encode_frame_header(size: int, kind: int, flags: int, stream_id: int) -> byt
 
 def encode_header_frames(stream_id: int, flags: int, block: bytes) -> bytes:
     """Return HEADERS, and CONTINUATION for what is above the frame size that every receiver accepts. Section 6.10."""
-    data = b""
-    kind = HEADERS
-    for start in range(0, len(block), DEFAULT_FRAME_BYTES) or (0,):
-        end = start + DEFAULT_FRAME_BYTES
-        data += encode_frame(kind, flags | (END_HEADERS if end >= len(block) else 0), stream_id, block[start:end])
-        kind, flags = CONTINUATION, 0
+    most = DEFAULT_FRAME_BYTES
+    if len(block) <= most:
+        return encode_frame(HEADERS, flags | END_HEADERS, stream_id, block)
+    data = encode_frame(HEADERS, flags, stream_id, block[:most])
+    for start in range(most, len(block), most):
+        is_last = start + most >= len(block)
+        data += encode_frame(CONTINUATION, END_HEADERS if is_last else 0, stream_id, block[start : start + most])
     return data
 
 

@@ -452,13 +452,22 @@ class ConnectionReader:
 
     def _on_control_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         if kind == frames.RST_STREAM:
-            self._on_reset(stream_id, payload)
+            code = frames.read_uint32("RST_STREAM", payload)
+            if self._account.is_idle(stream_id):
+                raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "RST_STREAM on a stream that is not open")
+            self._account.charge_reset()
+            stream = self._writer.streams.get(stream_id)
+            if stream is not None:
+                with self._writer.lock:
+                    was_open = stream.forget()
+                if was_open:
+                    stream.receiver.on_reset(code)
         elif kind == frames.SETTINGS:
             self._on_settings(flags, stream_id, payload)
         elif kind == frames.PING:
             if stream_id or len(payload) != 8:
-                code = Http2ErrorCode.PROTOCOL_ERROR if stream_id else Http2ErrorCode.FRAME_SIZE_ERROR
-                raise ConnectionFault(code, "PING with a stream, or not of 8 bytes")
+                reason = Http2ErrorCode.PROTOCOL_ERROR if stream_id else Http2ErrorCode.FRAME_SIZE_ERROR
+                raise ConnectionFault(reason, "PING with a stream, or not of 8 bytes")
             if flags & frames.ACK:
                 self._account.charge()
                 self.is_going_away_known = self.is_going_away_known or payload == GOING_AWAY_PING
@@ -510,18 +519,6 @@ class ConnectionReader:
         if stream is None:
             raise ConnectionFault(Http2ErrorCode.FLOW_CONTROL_ERROR, "the connection's window is too large")
         self.fail_stream(stream, Http2ErrorCode.FLOW_CONTROL_ERROR)
-
-    def _on_reset(self, stream_id: int, payload: bytes) -> None:
-        code = frames.read_uint32("RST_STREAM", payload)
-        if self._account.is_idle(stream_id):
-            raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "RST_STREAM on a stream that is not open")
-        self._account.charge_reset()
-        stream = self._writer.streams.get(stream_id)
-        if stream is not None:
-            with self._writer.lock:
-                was_open = stream.forget()
-            if was_open:
-                stream.receiver.on_reset(code)
 
     def _on_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id:

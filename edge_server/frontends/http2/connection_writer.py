@@ -131,7 +131,7 @@ class Stream:
                     self.receiver = _NO_RECEIVER
                     del writer.streams[stream_id]
             else:
-                writer.put_headers(frames.encode_header_frames(stream_id, 0, head))
+                writer.put_headers(stream_id, 0, head)
                 self._enqueue(body)
                 self._end_after_queue(trailers)
             writer.flush_if_elsewhere()
@@ -145,7 +145,7 @@ class Stream:
             if self.is_closed:
                 return True
             if head is not None:
-                writer.put_headers(frames.encode_header_frames(self.id, 0, writer.with_table_update(head)))
+                writer.put_headers(self.id, 0, head)
             if (
                 not self.queue
                 and 0 < size <= _MAX_JOINED_BYTES
@@ -223,7 +223,7 @@ class Stream:
             self.last_frames = frames.encode_header_frames(self.id, _END_STREAM, block)
             writer.pump()
         else:
-            writer.put_headers(frames.encode_header_frames(self.id, _END_STREAM, writer.with_table_update(block)))
+            writer.put_headers(self.id, _END_STREAM, block)
             self.close()
 
     def close(self) -> None:
@@ -438,15 +438,14 @@ class ConnectionWriter:
         self.output.append(data)
         self.output_bytes += len(data)
 
-    def put_headers(self, data: bytes) -> None:
+    def put_headers(self, stream_id: int, flags: int, block: bytes) -> None:
         """Requires the lock."""
+        if self.table_update:
+            block, self.table_update = self.table_update + block, b""
+        data = frames.encode_header_frames(stream_id, flags, block)
         self.has_sent = True
-        self.put(data)
-
-    def with_table_update(self, block: bytes) -> bytes:
-        """Return the next header block that is sent. Requires the lock."""
-        block, self.table_update = self.table_update + block, b""
-        return block
+        self.output.append(data)
+        self.output_bytes += len(data)
 
     def pump(self) -> None:
         """Move queued payload to the output as far as the windows allow, one frame per stream in turn. Requires the
