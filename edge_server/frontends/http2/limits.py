@@ -22,7 +22,7 @@ but each has at least `MIN_CALLS_PER_TURN`, `MIN_SECONDS_PER_TURN` and `MIN_BYTE
 than their share wait for the next turn."""
 
 MAX_FREE_UPDATES = 1 << 16
-"""WINDOW_UPDATE frames that DATA and streams may have paid for in advance, see Http2Connection."""
+"""WINDOW_UPDATE frames that DATA and streams may have paid for in advance, see ConnectionAccount."""
 
 MAX_UNREAD_ANSWERS = 4096
 """PING and SETTINGS acknowledgements that may wait for a client that does not read."""
