@@ -14,36 +14,26 @@ import socket
 import ssl
 import struct
 import threading
-import urllib.parse
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 
 import grpc
-from hpack import Decoder, Encoder, HPACKError
 
 from edge_server.client.endpoint import CONNECT_TIMEOUT_S, KEEPALIVE_S, KEEPALIVE_TIMEOUT_S, ServerEndpoint
 from edge_server.client.stream_errors import StreamError, status_error
+from edge_server.http2 import frames
+from edge_server.http2.frames import ConnectionFault, encode_frame
+from edge_server.http2.grpc_calls import PREFIX, RESET_STATUS, read_status, request_fields, take_message
+from edge_server.http2.header_blocks import MAX_HEADER_BLOCK_BYTES, HeaderFrames, HeaderReader, encode_headers
 from edge_server.version import __version__
 
 Pieces = Sequence[bytes | memoryview]
 
-_DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PUSH_PROMISE, _PING, _GOAWAY, _WINDOW_UPDATE, _CONTINUATION = (
-    0, 1, 3, 4, 5, 6, 7, 8, 9,
-)  # fmt: skip
-_END_STREAM, _ACK, _END_HEADERS, _PADDED, _HAS_PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
-_HEADER = struct.Struct(">HBBBI")
-"""Frame header: upper two octets and lower octet of the length, type, flags, stream."""
-_SETTING, _UINT32, _PREFIX = struct.Struct(">HI"), struct.Struct(">I"), struct.Struct(">BI")
-_HEADER_BYTES, _PREFIX_BYTES = 9, 5
-_INITIAL_WINDOW_SIZE, _MAX_FRAME_SIZE, _ENABLE_PUSH = 4, 5, 2
-
 _STREAM = 1
 """The only stream of a connection."""
-_WINDOW = 2**31 - 1
+_WINDOW = frames.MAX_WINDOW_BYTES
 """The server may always send: a client that does not read is noticed by the socket."""
-_MAX_BLOCK_BYTES = 64 << 10
-"""Largest header block, over all its frames."""
 _MAX_FRAME_BYTES = 1 << 20
 """Largest frame that the server may send."""
 _RECEIVE_BYTES = 64 << 10
@@ -58,21 +48,15 @@ _MAX_READY = 2
 _MAX_PINGS_WITHOUT_DATA = 2
 """As gRPC: a server takes more for an attack."""
 
-_RESET_STATUS = {
-    7: grpc.StatusCode.UNAVAILABLE,  # REFUSED_STREAM
-    8: grpc.StatusCode.CANCELLED,  # CANCEL
-    11: grpc.StatusCode.RESOURCE_EXHAUSTED,  # ENHANCE_YOUR_CALM
-}
-"""HTTP/2 error code -> status, of gRPC's "HTTP2 Transport Mapping"; of others INTERNAL."""
 _HTTP_STATUS = {
-    "400": grpc.StatusCode.INTERNAL,
-    "401": grpc.StatusCode.UNAUTHENTICATED,
-    "403": grpc.StatusCode.PERMISSION_DENIED,
-    "404": grpc.StatusCode.UNIMPLEMENTED,
-    **dict.fromkeys(("429", "502", "503", "504"), grpc.StatusCode.UNAVAILABLE),
+    b"400": grpc.StatusCode.INTERNAL,
+    b"401": grpc.StatusCode.UNAUTHENTICATED,
+    b"403": grpc.StatusCode.PERMISSION_DENIED,
+    b"404": grpc.StatusCode.UNIMPLEMENTED,
+    **dict.fromkeys((b"429", b"502", b"503", b"504"), grpc.StatusCode.UNAVAILABLE),
 }
 """gRPC's "HTTP to gRPC Status Code Mapping"; of others UNKNOWN."""
-_STATUS = {str(code.value[0]): code for code in grpc.StatusCode}
+_STATUS = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class Http2ClientCall:
@@ -108,10 +92,10 @@ class Http2ClientCall:
         """Complete frames that the socket has not taken yet."""
         self._records: deque[bytes | memoryview] = deque()
         """With TLS: those of them that are encrypted."""
-        self._payload: deque[memoryview] = deque()
+        self._payload: deque[bytes | memoryview] = deque()
         """Rest of a message, for which the windows have no room yet."""
-        self._stream_window = self._connection_window = self._initial_window = 65_535
-        self._max_frame_bytes = 16_384
+        self._stream_window = self._connection_window = self._initial_window = frames.DEFAULT_WINDOW_BYTES
+        self._max_frame_bytes = frames.DEFAULT_FRAME_BYTES
         self._has_ended_output = False
         self._writer: threading.Thread | None = None
         self._is_blocked = threading.Event()
@@ -127,10 +111,8 @@ class Http2ClientCall:
         """Why the call ended, raised after the messages that are ready."""
         self._input = bytearray()
         self._messages = bytearray()
-        self._block = bytearray()
-        self._block_flags = 0
-        self._is_in_block = False
-        self._decoder = Decoder(max_header_list_size=_MAX_BLOCK_BYTES)
+        self._header_frames = HeaderFrames()
+        self._headers = HeaderReader(MAX_HEADER_BLOCK_BYTES)
         self._is_greeted = self._has_headers = self._is_ended = False
         self._unupdated = 0
         self._pings = 0
@@ -180,11 +162,11 @@ class Http2ClientCall:
                 elif (message := self._next_message()) is not None:
                     views = [memoryview(piece) for piece in message if len(piece)]
                     size = sum(view.nbytes for view in views)
-                    self._payload.extend((memoryview(_PREFIX.pack(0, size)), *views))
+                    self._payload.extend((PREFIX.pack(0, size), *views))
                     self._pings = 0
                 elif self._is_finished():
                     self._has_ended_output = True
-                    self._output.append(_frame(_DATA, _END_STREAM, _STREAM))
+                    self._output.append(encode_frame(frames.DATA, frames.END_STREAM, _STREAM))
                 else:
                     break
             if self._output or self._records:
@@ -222,20 +204,19 @@ class Http2ClientCall:
                 sock.close()
                 raise self._broken(f"failed to begin TLS: {_tls_reason(error)}") from None
         _set_timeout(sock, KEEPALIVE_S)
-        fields = [
-            (":method", "POST"), (":scheme", "https" if self._tls else "http"), (":path", self._path),
-            (":authority", self._endpoint.authority),
-            ("te", "trailers"), ("content-type", "application/grpc"), ("grpc-accept-encoding", "identity"),
-            ("user-agent", f"edge-server-client/{__version__}"), *self._endpoint.metadata,
-        ]  # fmt: skip
-        settings = ((_ENABLE_PUSH, 0), (_INITIAL_WINDOW_SIZE, _WINDOW), (_MAX_FRAME_SIZE, _MAX_FRAME_BYTES))
+        metadata = (
+            ("grpc-accept-encoding", "identity"),
+            ("user-agent", f"edge-server-client/{__version__}"),
+            *self._endpoint.metadata,
+        )
+        fields = request_fields(self._path, self._endpoint.authority, metadata, is_tls=self._tls is not None)
+        settings = {frames.ENABLE_PUSH: 0, frames.INITIAL_WINDOW_SIZE: _WINDOW, frames.MAX_FRAME_SIZE: _MAX_FRAME_BYTES}
         with self._lock:
             self._socket = sock
             self._output += (
-                b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-                _frame(_SETTINGS, 0, 0, b"".join(_SETTING.pack(*setting) for setting in settings)),
-                _frame(_WINDOW_UPDATE, 0, 0, _UINT32.pack(_WINDOW - self._connection_window)),
-                _frame(_HEADERS, _END_HEADERS, _STREAM, Encoder().encode(fields, huffman=False)),
+                frames.PREFACE,
+                frames.encode_greeting(settings, _WINDOW),
+                frames.encode_header_frames(_STREAM, 0, encode_headers(fields)),
             )
         # `close` saw no socket if it came before this.
         if self._is_closed:
@@ -249,21 +230,13 @@ class Http2ClientCall:
         """Move payload to the output, as frames, as far as the windows allow."""
         payload, output = self._payload, self._output
         while payload and len(output) < _MAX_PIECES:
-            room = left = min(self._stream_window, self._connection_window, self._max_frame_bytes)
+            room = min(self._stream_window, self._connection_window, self._max_frame_bytes)
             if room <= 0:
                 return
-            pieces = []
-            while payload and left:
-                piece = payload.popleft()
-                if len(piece) > left:
-                    payload.appendleft(piece[left:])
-                    piece = piece[:left]
-                pieces.append(piece)
-                left -= len(piece)
-            size = room - left
+            pieces, size = frames.take_pieces(payload, room)
             self._stream_window -= size
             self._connection_window -= size
-            output.append(_HEADER.pack(size >> 8, size & 255, _DATA, 0, _STREAM))
+            output.append(frames.encode_frame_header(size, frames.DATA, 0, _STREAM))
             output += pieces
 
     def _write_output(self, sock: socket.socket) -> bool:
@@ -293,14 +266,7 @@ class Http2ClientCall:
         """With TLS, encrypt the next part of the output. Return whether there is something to send."""
         if self._tls is None:
             return False
-        pieces, left, output = [], _ENCRYPTED_BYTES, self._output
-        while output and left:
-            piece = memoryview(output.popleft())
-            if len(piece) > left:
-                output.appendleft(piece[left:])
-                piece = piece[:left]
-            pieces.append(piece)
-            left -= len(piece)
+        pieces, _ = frames.take_pieces(self._output, _ENCRYPTED_BYTES)
         if records := self._tls.encrypt(b"".join(pieces)):
             self._records.append(records)
         return bool(records)
@@ -391,7 +357,7 @@ class Http2ClientCall:
                     self._pings += 1
                     has_timeout_pending = True
                     _set_timeout(sock, KEEPALIVE_TIMEOUT_S)
-                    self._put(_frame(_PING, 0, 0, bytes(8)))
+                    self._put(encode_frame(frames.PING, 0, 0, bytes(8)))
                 continue
             except OSError as error:
                 raise self._broken(error.strerror or str(error)) from None
@@ -403,119 +369,97 @@ class Http2ClientCall:
 
     def _handle_frames(self) -> None:
         data = self._input
-        while len(data) >= _HEADER_BYTES and not self._is_ended:
-            high, low, kind, flags, stream = _HEADER.unpack_from(data)
+        while len(data) >= frames.FRAME_HEADER_BYTES and not self._is_ended:
+            high, low, kind, flags, stream = frames.HEADER.unpack_from(data)
             size = high << 8 | low
-            if not self._is_greeted and kind != _SETTINGS:
+            if not self._is_greeted and kind != frames.SETTINGS:
                 tls = "without" if self._tls is None else "with"
                 raise self._broken(f"no HTTP/2 server {tls} TLS answers there; is it the gRPC port?")
             self._is_greeted = True
             if size > _MAX_FRAME_BYTES:
                 raise self._fault("a frame is too large")
-            if len(data) < _HEADER_BYTES + size:
+            end = frames.FRAME_HEADER_BYTES + size
+            if len(data) < end:
                 return
-            payload = bytes(memoryview(data)[_HEADER_BYTES : _HEADER_BYTES + size])
-            del data[: _HEADER_BYTES + size]
-            if self._is_in_block and kind != _CONTINUATION:
-                raise self._fault("a header block is incomplete")
+            payload = bytes(memoryview(data)[frames.FRAME_HEADER_BYTES : end])
+            del data[:end]
             try:
-                self._handle(kind, flags, stream & _WINDOW, payload)
-            except (struct.error, IndexError, HPACKError):
-                raise self._fault("a frame is malformed") from None
+                self._handle(kind, flags, stream & frames.MAX_STREAM_ID, payload)
+            except ConnectionFault as fault:
+                raise self._fault(f"a malformed frame: {fault.text}") from None
 
     def _handle(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        if kind == _DATA and stream == _STREAM and self._has_headers:
+        self._header_frames.check(kind, stream)
+        if kind == frames.DATA and stream == _STREAM and self._has_headers:
             self._count(len(payload))
-            self._messages += _without_padding(flags, payload)
+            self._messages += frames.without_padding(kind, flags, payload)
             self._pings = 0
-            self._take_messages()
-            if flags & _END_STREAM:
+            while (message := take_message(self._messages)) is not None:
+                self._ready.append(message)
+            if flags & frames.END_STREAM:
                 raise self._status(grpc.StatusCode.INTERNAL, "the call ended without a status")
-        elif kind in (_HEADERS, _CONTINUATION) and stream == _STREAM:
-            if kind == _HEADERS:
-                payload = _without_padding(flags, payload)
-                self._block_flags = flags
-                if flags & _HAS_PRIORITY:
-                    payload = payload[5:]
-            elif not self._is_in_block:
-                raise self._fault("a CONTINUATION continues nothing")
-            self._block += payload
-            if len(self._block) > _MAX_BLOCK_BYTES:
-                raise self._fault("a header block is too large")
-            self._is_in_block = not flags & _END_HEADERS
-            if not self._is_in_block:
-                block, self._block = bytes(self._block), bytearray()
-                fields = {str(name): str(value) for name, value in self._decoder.decode(block)}
-                self._handle_headers(fields, bool(self._block_flags & _END_STREAM))
-        elif kind == _SETTINGS and not flags & _ACK:
-            self._apply_settings(payload)
-            self._put(_frame(_SETTINGS, _ACK, 0))
-        elif kind == _PING and not flags & _ACK:
-            self._put(_frame(_PING, _ACK, 0, payload))
-        elif kind == _WINDOW_UPDATE:
-            (count,) = _UINT32.unpack(payload)
+        elif kind in (frames.HEADERS, frames.CONTINUATION) and stream == _STREAM:
+            block = self._header_frames.add(kind, flags, stream, payload)
+            if block is not None:
+                self._handle_headers(block, bool(self._header_frames.flags & frames.END_STREAM))
+        elif kind == frames.SETTINGS and not flags & frames.ACK:
+            self._apply_settings(frames.read_settings(payload))
+            self._put(frames.SETTINGS_ACK)
+        elif kind == frames.PING and not flags & frames.ACK:
+            self._put(encode_frame(frames.PING, frames.ACK, 0, payload))
+        elif kind == frames.WINDOW_UPDATE:
+            count = frames.read_uint32("WINDOW_UPDATE", payload) & frames.MAX_WINDOW_BYTES
             with self._lock:
                 if stream:
-                    self._stream_window += count & _WINDOW
+                    self._stream_window += count
                 else:
-                    self._connection_window += count & _WINDOW
+                    self._connection_window += count
             self._send()
-        elif kind == _RST_STREAM and stream == _STREAM:
-            (code,) = _UINT32.unpack(payload)
-            raise self._status(
-                _RESET_STATUS.get(code, grpc.StatusCode.INTERNAL), f"the server reset the stream, HTTP/2 error {code}"
-            )
-        elif kind == _GOAWAY:
+        elif kind == frames.RST_STREAM and stream == _STREAM:
+            code = frames.read_uint32("RST_STREAM", payload)
+            status = RESET_STATUS.get(code, "INTERNAL")
+            raise self._status(grpc.StatusCode[status], f"the server reset the stream, HTTP/2 error {code}")
+        elif kind == frames.GOAWAY:
             # Of a server that stops, or that accepts no new call here: this one continues if it was seen.
-            last, code = _UINT32.unpack_from(payload)[0] & _WINDOW, _UINT32.unpack_from(payload, 4)[0]
+            last, code, text = frames.read_goaway(payload)
             if last < _STREAM or code:
-                text = payload[8:208].decode("utf-8", "replace")
                 raise self._broken(f"the server ends the connection, HTTP/2 error {code} {text}".strip())
-        elif kind in (_DATA, _PUSH_PROMISE):
+        elif kind in (frames.DATA, frames.PUSH_PROMISE):
             raise self._fault("a frame belongs to no stream")
 
-    def _apply_settings(self, payload: bytes) -> None:
+    def _apply_settings(self, settings: list[tuple[int, int]]) -> None:
         with self._lock:
-            for name, value in _SETTING.iter_unpack(payload):
-                if name == _INITIAL_WINDOW_SIZE:
+            for name, value in settings:
+                if name == frames.INITIAL_WINDOW_SIZE:
                     self._stream_window += value - self._initial_window
                     self._initial_window = value
-                elif name == _MAX_FRAME_SIZE:
-                    self._max_frame_bytes = max(16_384, min(value, 2**24 - 1))
+                elif name == frames.MAX_FRAME_SIZE:
+                    self._max_frame_bytes = value
 
-    def _handle_headers(self, fields: dict[str, str], is_end: bool) -> None:
+    def _handle_headers(self, block: bytes, is_end: bool) -> None:
+        headers = self._headers.read_response(block)
         if not self._has_headers:
-            http = fields.get(":status", "")
-            if http.startswith("1") and not is_end:
+            http = headers.status
+            if http.startswith(b"1") and not is_end:
                 return
-            if http != "200":
-                raise self._status(_HTTP_STATUS.get(http, grpc.StatusCode.UNKNOWN), f"HTTP status {http[:8]}")
+            if http != b"200":
+                status = _HTTP_STATUS.get(http, grpc.StatusCode.UNKNOWN)
+                raise self._status(status, f"HTTP status {http[:8].decode('latin-1')}")
             self._has_headers = True
         if not is_end:
             return
         self._is_ended = True
-        code = _STATUS.get(fields.get("grpc-status", ""), grpc.StatusCode.UNKNOWN)
-        if code is not grpc.StatusCode.OK:
-            raise self._status(code, urllib.parse.unquote(fields.get("grpc-message", ""), errors="replace"))
-
-    def _take_messages(self) -> None:
-        data = self._messages
-        while len(data) >= _PREFIX_BYTES:
-            is_compressed, size = _PREFIX.unpack_from(data)
-            if is_compressed:
-                raise self._fault("a message is compressed, which this client does not accept")
-            end = _PREFIX_BYTES + size
-            if len(data) < end:
-                return
-            self._ready.append(bytes(memoryview(data)[_PREFIX_BYTES:end]))
-            del data[:end]
+        number, message = read_status(headers)
+        status = _STATUS.get(number, grpc.StatusCode.UNKNOWN)
+        if status is not grpc.StatusCode.OK:
+            raise self._status(status, message)
 
     def _count(self, size: int) -> None:
         """Let the server send as much again, after half of the window."""
         self._unupdated += size
         if self._unupdated > _WINDOW // 2:
-            update, self._unupdated = _UINT32.pack(self._unupdated), 0
-            self._put(_frame(_WINDOW_UPDATE, 0, 0, update) + _frame(_WINDOW_UPDATE, 0, _STREAM, update))
+            size, self._unupdated = self._unupdated, 0
+            self._put(frames.encode_window_update(0, size) + frames.encode_window_update(_STREAM, size))
 
     # -- errors
 
@@ -527,19 +471,6 @@ class Http2ClientCall:
 
     def _fault(self, details: str) -> StreamError:
         return self._status(grpc.StatusCode.INTERNAL, f"the server breaks the rules of HTTP/2: {details}")
-
-
-def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    size = len(payload)
-    return _HEADER.pack(size >> 8, size & 255, kind, flags, stream) + payload
-
-
-def _without_padding(flags: int, payload: bytes) -> bytes:
-    if not flags & _PADDED:
-        return payload
-    if payload[0] >= len(payload):
-        raise IndexError
-    return payload[1 : len(payload) - payload[0]]
 
 
 def _set_timeout(sock: socket.socket, seconds: float) -> None:

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import grpc
 import pytest
-from hpack import Encoder
+from hpack import Decoder, Encoder
 
 from edge_server.client import http2_call
 from edge_server.client.endpoint import ServerEndpoint, Tls
 from edge_server.client.http2_call import Http2ClientCall
 from edge_server.client.stream_errors import StreamError
-from edge_server.frontends.http2 import frames
+from edge_server.http2 import frames
 
 PATIENCE_S = 60.0
 GREETING = frames.encode_settings({})
@@ -77,7 +77,11 @@ def call(request: pytest.FixtureRequest, pem: tuple[Path, Path]) -> Iterator[Cal
         return sock if tls is None else context.wrap_socket(sock, server_side=True)
 
     def make(
-        script: Script, *sent: bytes, messages: list[bytes] | None = None, is_finished: Callable[[], bool] | None = None
+        script: Script,
+        *sent: bytes,
+        messages: list[bytes] | None = None,
+        is_finished: Callable[[], bool] | None = None,
+        metadata: tuple[tuple[str, str], ...] = (),
     ) -> Http2ClientCall:
         listener = socket.create_server(("127.0.0.1", 0))
 
@@ -98,7 +102,7 @@ def call(request: pytest.FixtureRequest, pem: tuple[Path, Path]) -> Iterator[Cal
         threads[-1].start()
         left = list(sent) if messages is None else messages
         return Http2ClientCall(
-            ServerEndpoint(f"127.0.0.1:{listener.getsockname()[1]}", tls),
+            ServerEndpoint(f"127.0.0.1:{listener.getsockname()[1]}", tls, metadata=metadata),
             "/a/b",
             lambda: (left.pop(0),) if left else None,
             is_finished or (lambda: not left),
@@ -174,6 +178,22 @@ def test_messages_are_put_together_from_any_frames(call: Call) -> None:
         peer.finish()
 
     assert list(call(script)) == [b"one", b"", b"three"]
+
+
+def test_headers_are_sent_in_frames_that_every_server_accepts(call: Call) -> None:
+    blocks = []
+
+    def script(peer: Peer) -> None:
+        blocks.extend(peer.frame(kind) for kind in (frames.HEADERS, frames.CONTINUATION, frames.CONTINUATION))
+        peer.send(GREETING)
+        peer.headers(OK_HEADERS)
+        peer.finish()
+
+    assert list(call(script, metadata=(("x-token", "t" * 40_000),))) == []
+    assert [flags for flags, _ in blocks] == [0, 0, frames.END_HEADERS]
+    assert max(len(block) for _, block in blocks) <= frames.DEFAULT_FRAME_BYTES
+    fields = dict(Decoder().decode(b"".join(block for _, block in blocks)))
+    assert (fields[":path"], len(fields["x-token"])) == ("/a/b", 40_000)
 
 
 def test_empty_messages_and_empty_pieces_are_sent(call: Call) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-import struct
 import threading
 import time
 import zlib
@@ -36,20 +35,18 @@ from edge_server.frontends.grpc.call import (
     client_error,
 )
 from edge_server.frontends.grpc.tls import tls_context
-from edge_server.frontends.http2.connection import ReadingThread, ScheduledCall, Stream
-from edge_server.frontends.http2.frames import Http2ErrorCode
-from edge_server.frontends.http2.header_blocks import HeaderBlock, encode_headers
+from edge_server.frontends.http2.connection_writer import Stream
 from edge_server.frontends.http2.limits import Http2Limits
 from edge_server.frontends.http2.server import Http2Server
+from edge_server.frontends.http2.stream_interface import Http2Timer, ReadingThread
 from edge_server.frontends.listen_error import listen_error
 from edge_server.frontends.memory_budget import MemoryBudget
+from edge_server.http2.frames import Http2ErrorCode
+from edge_server.http2.grpc_calls import PREFIX, PREFIX_BYTES
+from edge_server.http2.header_blocks import HeaderBlock, encode_headers
 from edge_server.service import READING_THREAD_HOLD_US
 
 _CONTENT_TYPE = "application/grpc"
-_PREFIX = struct.Struct(">BI")
-"""Whether the message is compressed, and its length (protocol, "Length-Prefixed-Message")."""
-
-_PREFIX_BYTES = _PREFIX.size
 _SMALL_BYTES = 4096
 """Messages up to this size that arrive in one piece need no receive buffer."""
 
@@ -213,7 +210,7 @@ class Http2Call:
         self._headers = headers
         self._handler: CallHandler | None = None
         self._is_over = self._is_responding = self.is_stream = False
-        self._timer: ScheduledCall | None = None
+        self._timer: Http2Timer | None = None
         self.deadline_ns = time.monotonic_ns() + headers.timeout_ns if headers.timeout_ns else 0
         self.hold_us = READING_THREAD_HOLD_US
 
@@ -285,7 +282,7 @@ class Http2Call:
         for piece in message:
             size += len(piece)
         if not self._transport.zlib_level or not self._headers.accepts_gzip or size < _MIN_COMPRESSED_BYTES:
-            self._send_response(_OK_HEADERS, (_PREFIX.pack(0, size), *message), size)
+            self._send_response(_OK_HEADERS, (PREFIX.pack(0, size), *message), size)
         elif size < _LARGE_BYTES or threading.get_ident() != self._reader.thread_id:
             self._respond_compressed(message)
         else:
@@ -327,7 +324,7 @@ class Http2Call:
         if level:
             body: Pieces = _compressed(message, level)
         else:
-            body = (_PREFIX.pack(0, sum(map(len, message))), *message)
+            body = (PREFIX.pack(0, sum(map(len, message))), *message)
         if self._has_sent_headers:
             # No lock is needed: the connection drops what comes after the end.
             return not self._is_over and self._stream.send(None, body)
@@ -361,20 +358,20 @@ class Http2Call:
         if self._is_over or handler is None:
             return
         size = len(data)
-        if _PREFIX_BYTES <= size <= _SMALL_BYTES and self._buffer is None and not self._prefix:
-            flag, length = _PREFIX.unpack_from(data)
-            if not flag and length == size - _PREFIX_BYTES:
+        if PREFIX_BYTES <= size <= _SMALL_BYTES and self._buffer is None and not self._prefix:
+            flag, length = PREFIX.unpack_from(data)
+            if not flag and length == size - PREFIX_BYTES:
                 # Usual case: a small message in one frame.
                 if self.is_stream:
                     if self._is_requested and not (is_end or self._inbox or self._is_delivering):
-                        self._deliver_at_once(handler, bytes(data[_PREFIX_BYTES:]), size)
+                        self._deliver_at_once(handler, bytes(data[PREFIX_BYTES:]), size)
                     else:
-                        self._inbox.append(bytes(data[_PREFIX_BYTES:]))
+                        self._inbox.append(bytes(data[PREFIX_BYTES:]))
                         self._received(size, is_end)
                     return
                 if is_end and self._message is None:
                     self._is_half_closed = True
-                    self._start_unary(bytes(data[_PREFIX_BYTES:]))
+                    self._start_unary(bytes(data[PREFIX_BYTES:]))
                     return
         position = 0
         while position < size and not self._is_over:
@@ -430,13 +427,13 @@ class Http2Call:
             return position + count
         if not self._prefix:
             self.begun_s = self._reader.now_s
-        stop = position + _PREFIX_BYTES - len(self._prefix)
+        stop = position + PREFIX_BYTES - len(self._prefix)
         prefix = self._prefix + bytes(data[position:stop])
-        if len(prefix) < _PREFIX_BYTES:
+        if len(prefix) < PREFIX_BYTES:
             self._prefix = prefix
             return len(data)
         self._prefix = b""
-        flag, length = _PREFIX.unpack(prefix)
+        flag, length = PREFIX.unpack(prefix)
         end: int = stop + length
         if length <= _SMALL_BYTES and end <= len(data) and not flag and self._message is None:
             self._store_message(bytes(data[stop:end]))
@@ -834,7 +831,7 @@ def _compressed(message: Pieces, level: int) -> tuple[bytes, bytes]:
     """Return the prefix and the gzip-compressed message."""
     compressor = zlib.compressobj(level, wbits=_WINDOW_BITS["gzip"])
     data = b"".join([*map(compressor.compress, message), compressor.flush()])
-    return _PREFIX.pack(1, len(data)), data
+    return PREFIX.pack(1, len(data)), data
 
 
 def _inflated(message: bytearray, encoding: str, limit: int) -> memoryview:

@@ -10,28 +10,6 @@ STREAM_WINDOW_BYTES = 4 << 20
 CONNECTION_WINDOW_BYTES = 256 << 20
 """The same for all streams of a connection together. The memory budget, not this window, bounds the memory in use."""
 
-MAX_FRAME_BYTES = (1 << 24) - 1
-"""Largest frame that clients may send, RFC 9113 section 4.2. A one-frame message is received in few system calls."""
-
-MAX_HEADER_BLOCK_BYTES = 64 << 10
-"""Largest compressed header block, over all its frames. More ends the connection: its compression state is lost."""
-
-MAX_CONTINUATION_FRAMES = 16
-"""CONTINUATION frames per header block. Endless empty ones cost processor time (CVE-2024-27316)."""
-
-MAX_HEADER_FIELDS = 256
-"""Fields of a header list. More are refused as a list that is too large: one byte may name a field, which costs the
-server far more than the byte."""
-
-MAX_REMEMBERED_BYTES = 64 << 10
-MAX_ALL_REMEMBERED_BYTES = 16 << 20
-"""Memory of the decoded header blocks that one connection, and that all connections together, remember by their bytes.
-With many connections each has an equal part."""
-
-LARGE_BLOCK_BYTES = 2048
-LARGE_BLOCK_FIELDS = 64
-"""Header blocks above these sizes take long to decode. They wait until the connections that need less were served."""
-
 TURN_CALLS = 64
 TURN_S = 0.008
 MIN_CALLS_PER_TURN = 4
@@ -44,7 +22,7 @@ but each has at least `MIN_CALLS_PER_TURN`, `MIN_SECONDS_PER_TURN` and `MIN_BYTE
 than their share wait for the next turn."""
 
 MAX_FREE_UPDATES = 1 << 16
-"""WINDOW_UPDATE frames that DATA and streams may have paid for in advance, see Http2Connection."""
+"""WINDOW_UPDATE frames that DATA and streams may have paid for in advance, see ConnectionAccount."""
 
 MAX_UNREAD_ANSWERS = 4096
 """PING and SETTINGS acknowledgements that may wait for a client that does not read."""

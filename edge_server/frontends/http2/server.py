@@ -23,11 +23,12 @@ from edge_server.errors import Refusal
 from edge_server.frontends.bound_sockets import bind_sockets, share_address
 from edge_server.frontends.connection_limit import ConnectionLimit, LimitedListener, SilentConnection, has_unread_bytes
 from edge_server.frontends.http2 import limits
-from edge_server.frontends.http2.connection import ConnectionFault, Http2Connection, ReadingThread, Stream
-from edge_server.frontends.http2.frames import FRAME_HEADER_BYTES, Http2ErrorCode
-from edge_server.frontends.http2.header_blocks import HeaderMemory
+from edge_server.frontends.http2.connection import Http2Connection
+from edge_server.frontends.http2.connection_writer import Stream
 from edge_server.frontends.http2.limits import Http2Limits
-from edge_server.frontends.http2.stream_interface import StreamReceiver
+from edge_server.frontends.http2.stream_interface import Http2Timer, ReadingThread, StreamReceiver
+from edge_server.http2.frames import FRAME_HEADER_BYTES, ConnectionFault, Http2ErrorCode
+from edge_server.http2.header_blocks import MAX_ALL_REMEMBERED_BYTES, MAX_HEADER_BLOCK_BYTES, HeaderMemory
 
 _LOG = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ OnStream: TypeAlias = Callable[[ReadingThread, Stream], StreamReceiver]
 """Called on the reading thread when the headers of a request have arrived. Must not block or raise."""
 
 _BUFFER_BYTES = 256 << 10
-assert _BUFFER_BYTES > 2 * (limits.MAX_HEADER_BLOCK_BYTES + FRAME_HEADER_BYTES)
+assert _BUFFER_BYTES > 2 * (MAX_HEADER_BLOCK_BYTES + FRAME_HEADER_BYTES)
 
 _BACKLOG = 1024
 _ACCEPTS_IN_A_ROW = 64
@@ -55,19 +56,6 @@ _MAX_LONE_WAIT_S = 0.00003
 about the time of a small request, so that two or three responses are sent together."""
 
 _NO_RESOURCE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-
-
-class Http2Timer:
-    """Call scheduled for a time. Created by `Http2Server.call_at`."""
-
-    __slots__ = ("call",)
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        self.call: Callable[[], None] | None = call
-
-    def cancel(self) -> None:
-        """Drop the call, from any thread. Does nothing after the call was made."""
-        self.call = None
 
 
 class Http2Reader:
@@ -112,11 +100,12 @@ class Http2Reader:
         self.view = memoryview(self.buffer)
         self.now_s = time.monotonic()
         self.thread_id = 0
-        self.unsent: list[Http2Connection] = []
-        """Connections with output made on the reading thread, to be sent at the end of its turn."""
-        self.waiting: deque[Http2Connection] = deque()
-        """Connections with input beyond their share of a turn, or that TLS has decrypted: epoll does not report it."""
-        self.long_waiting: deque[Http2Connection] = deque()
+        self.unsent: list[int] = []
+        """File descriptors of connections with output made on the reading thread, to be sent at the end of its turn."""
+        self.waiting: deque[int] = deque()
+        """The same of connections with input beyond their share of a turn, or that TLS has decrypted: epoll does not
+        report it."""
+        self.long_waiting: deque[int] = deque()
         """The same after a second share, or with input that takes long."""
         self.max_output_wait_s = _MAX_OUTPUT_WAIT_S
         self.calls_per_turn = limits.TURN_CALLS
@@ -124,7 +113,7 @@ class Http2Reader:
         self.bytes_per_turn = limits.TURN_BYTES
         """The calls that a connection may open, the time that it may use, and the bytes of a large message that it may
         receive, before others are served."""
-        self.header_memory = HeaderMemory(int(limits.MAX_ALL_REMEMBERED_BYTES * memory_share))
+        self.header_memory = HeaderMemory(int(MAX_ALL_REMEMBERED_BYTES * memory_share))
 
     def start_thread(self) -> None:
         self._epoll.register(self._wake_fd, select.EPOLLIN)
@@ -158,10 +147,10 @@ class Http2Reader:
             self._clean_timers_at = max(_CLEAN_TIMERS_AT, 2 * len(self._timers))
         return timer
 
-    def watch(self, connection: Http2Connection, events: int) -> None:
-        """Set the epoll events of a connection. Called by connections, which hold their lock."""
+    def watch(self, fd: int, events: int) -> None:
+        """Set the epoll events of a connection. Called by writers, which hold their lock."""
         with contextlib.suppress(OSError):
-            self._epoll.modify(connection.fd, events)
+            self._epoll.modify(fd, events)
 
     def count_connections(self) -> int:
         return len(self._connections) + len(self._handshakes) + len(self._ended) + len(self._accepted)
@@ -173,7 +162,7 @@ class Http2Reader:
             for tls, _, until_s in list(self._handshakes.values())
         ]
         return handshakes + [
-            SilentConnection(item.last_stream_id > 0, item.last_received_s, listener, (self, item))
+            SilentConnection(item.account.last_stream_id > 0, item.reader.last_received_s, listener, (self, item))
             for item in list(self._connections.values())
             if not item.stream_count
         ]
@@ -242,10 +231,17 @@ class Http2Reader:
             if self.now_s >= end_s:
                 break
 
-    def _continue(self, connection: Http2Connection) -> None:
-        if not connection.is_closed:
+    def _continue(self, fd: int) -> None:
+        connection = self._connections.get(fd)
+        if connection is not None and connection.is_waiting:  # else it is a new one of the same number
             connection.on_event(0, is_turn=True)
         self.now_s = time.monotonic()
+
+    def run_in_turn(self, fd: int, call: Callable[[], None]) -> None:
+        """Call a function in the next turn of a connection, unless it is closed. From the reading thread only."""
+        connection = self._connections.get(fd)
+        if connection is not None:
+            connection.run_in_turn(call)
 
     def guarded(self, call: Callable[[], None]) -> None:
         try:
@@ -260,23 +256,25 @@ class Http2Reader:
 
     def _send_unsent(self) -> None:
         unsent, self.unsent = self.unsent, []
-        for connection in unsent:
-            if connection.is_unsent and not connection.is_closed:
+        for fd in unsent:
+            connection = self._connections.get(fd)
+            if connection is not None and connection.writer.is_unsent:
                 connection.on_event(0)
 
-    def drop(self, connection: Http2Connection, fault: ConnectionFault | None = None) -> None:
+    def drop(self, fd: int, fault: ConnectionFault | None = None) -> None:
         """Close a connection. Send the reason to the client if there is one.
 
         Without an error, the client is waited for: it may send calls until it has read GOAWAY.
         """
-        if connection.is_closed:
+        connection = self._connections.get(fd)
+        if connection is None:
             return
         if fault is not None and fault.text:
             connection.fail(fault)
             _LOG.info("the HTTP/2 connection of %s is closed: %s", connection.peer, fault.text)
-        del self._connections[connection.fd]
+        del self._connections[fd]
         with contextlib.suppress(OSError):
-            self._epoll.unregister(connection.fd)
+            self._epoll.unregister(fd)
         kept = connection.close(keeps_input=fault is not None and fault.code == Http2ErrorCode.NO_ERROR)
         if kept is not None:
             self._ended[kept.fileno()] = kept
@@ -306,11 +304,11 @@ class Http2Reader:
             try:
                 connection.tick(self.now_s)
             except ConnectionFault as fault:
-                self.drop(connection, fault)
+                self.drop(connection.fd, fault)
             except Exception:  # noqa: BLE001 - the thread's boundary
                 # As in Http2Connection.on_event.
                 _LOG.exception("unexpected error on the connection of %s", connection.peer)
-                self.drop(connection, ConnectionFault(Http2ErrorCode.INTERNAL_ERROR, "internal error"))
+                self.drop(connection.fd, ConnectionFault(Http2ErrorCode.INTERNAL_ERROR, "internal error"))
         for fd, (_, _, until_s) in list(self._handshakes.items()):
             if self.now_s >= until_s:
                 self._end_handshake(fd).close()
@@ -344,7 +342,7 @@ class Http2Reader:
         self._connections[connection.fd] = connection
         if self._is_ending:
             connection.begin_going_away()
-        connection.flush()
+        connection.writer.flush()
 
     def close_if_silent(self, connection: Http2Connection | ssl.SSLSocket, since_s: float) -> bool:
         """Close a connection if it has been silent since, and has received no bytes. Return False if not."""
@@ -353,13 +351,14 @@ class Http2Reader:
                 return False
             self._end_handshake(connection.fileno()).close()
             return True
-        if connection.is_closed or connection.stream_count or connection.last_received_s != since_s:
+        is_open = self._connections.get(connection.fd) is connection
+        if not is_open or connection.stream_count or connection.reader.last_received_s != since_s:
             return False
         if connection.is_waiting or has_unread_bytes(connection.fd):
             return False
         # With GOAWAY a client knows that a call which it has just sent was not processed, and may send it again.
         connection.fail(ConnectionFault(Http2ErrorCode.NO_ERROR, "the connection is silent, and others wait"))
-        self.drop(connection)
+        self.drop(connection.fd)
         return True
 
     def _shake_hands(self, fd: int) -> None:
@@ -430,14 +429,14 @@ class Http2Reader:
         the grace time has passed. Otherwise check again."""
         for connection in list(self._connections.values()):
             if not connection.is_busy:
-                self.drop(connection, ConnectionFault(Http2ErrorCode.NO_ERROR, ""))
+                self.drop(connection.fd, ConnectionFault(Http2ErrorCode.NO_ERROR, ""))
         self._is_over = self.now_s >= self._stop_at_s or not (self._connections or self._ended)
         if not self._is_over:
             self.call_at(min(self._stop_at_s, self.now_s + 0.01), self._look_whether_over)
 
     def _close_all(self) -> None:
         for connection in list(self._connections.values()):
-            self.drop(connection)
+            self.drop(connection.fd)
         for fd in list(self._handshakes):
             self._end_handshake(fd).close()
         for kept in list(self._ended.values()):

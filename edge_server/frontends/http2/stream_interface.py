@@ -1,5 +1,6 @@
-"""Interface between the HTTP/2 connection and the layer above: the events of one request, and the calls that respond to
-it. RFC 9113 section 5.1.
+"""Interfaces of an HTTP/2 connection: to the layer above, the events of one request; to the thread that reads it.
+
+RFC 9113 section 5.1.
 
 States of a client-opened stream, and the event that leaves each:
 
@@ -14,8 +15,13 @@ stream (never opened) accepts only HEADERS. There is no push, so no reserved sta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, TypeAlias
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+from edge_server.frontends.http2.limits import Http2Limits
+from edge_server.http2.frames import ConnectionFault
+from edge_server.http2.header_blocks import HeaderMemory
 
 Pieces: TypeAlias = Sequence[bytes | memoryview]
 """Bytes to send, in pieces. Views have one-byte items and must not change until they are sent."""
@@ -69,3 +75,56 @@ class NoReceiver:
 
     def on_tick(self, now_s: float) -> None:
         pass
+
+
+class Http2Timer:
+    """Call scheduled for a time. Created by `ReadingThread.call_at`."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self.call: Callable[[], None] | None = call
+
+    def cancel(self) -> None:
+        """Drop the call, from any thread. Does nothing after the call was made."""
+        self.call = None
+
+
+class ReadingThread(Protocol):
+    """The thread that reads a connection, as the connection and its streams use it. `waiting`, `long_waiting` and
+    `unsent` hold file descriptors of connections, see Http2Reader. `on_stream` is called with the thread and a new
+    `Stream`."""
+
+    limits: Http2Limits
+    is_draining: bool
+    now_s: float
+    thread_id: int
+    buffer: bytearray
+    view: memoryview
+    waiting: deque[int]
+    long_waiting: deque[int]
+    unsent: list[int]
+    max_output_wait_s: float
+    calls_per_turn: int
+    seconds_per_turn: float
+    bytes_per_turn: int
+    header_memory: HeaderMemory
+    on_stream: Callable[[ReadingThread, Any], StreamReceiver]
+
+    def run_soon(self, call: Callable[[], None]) -> None:
+        """Call a function on the reading thread after its current work."""
+
+    def call_at(self, when_s: float, call: Callable[[], None]) -> Http2Timer:
+        """Call a function on the reading thread at `when_s` in time.monotonic time. From that thread only."""
+
+    def guarded(self, call: Callable[[], None]) -> None:
+        """Call a function and log its exceptions."""
+
+    def run_in_turn(self, fd: int, call: Callable[[], None]) -> None:
+        """Call a function in the next turn of a connection. From the reading thread only."""
+
+    def watch(self, fd: int, events: int) -> None:
+        """Wait for these epoll events of a connection."""
+
+    def drop(self, fd: int, fault: ConnectionFault | None = None) -> None:
+        """Close a connection."""

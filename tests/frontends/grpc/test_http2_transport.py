@@ -19,8 +19,8 @@ from edge_server.frontends.error_status import GrpcStatus
 from edge_server.frontends.grpc import http2_transport
 from edge_server.frontends.grpc.call import CallStatus, RpcMethod, UnaryHandler, call_status
 from edge_server.frontends.grpc.http2_transport import CallHeaders, Http2Call, Http2Transport
-from edge_server.frontends.http2.header_blocks import HeaderBlock
 from edge_server.frontends.memory_budget import MemoryBudget
+from edge_server.http2.header_blocks import HeaderBlock
 
 PATH = b"/test.Service/Method"
 FIELDS = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", PATH), (b"content-type", b"application/grpc"))

@@ -21,11 +21,12 @@ from hyperframe.frame import (
     SettingsFrame,
 )
 
-from edge_server.frontends.http2.connection import ReadingThread, Stream
-from edge_server.frontends.http2.frames import PREFACE
-from edge_server.frontends.http2.header_blocks import encode_headers
+from edge_server.frontends.http2.connection_writer import Stream
 from edge_server.frontends.http2.limits import Http2Limits
 from edge_server.frontends.http2.server import Http2Server
+from edge_server.frontends.http2.stream_interface import ReadingThread
+from edge_server.http2.frames import PREFACE
+from edge_server.http2.header_blocks import encode_headers
 
 HEAD = encode_headers([(b":status", b"200"), (b"content-type", b"application/grpc")])
 TRAILERS = encode_headers([(b"grpc-status", b"0")])

@@ -28,8 +28,8 @@ from hyperframe.frame import (
     WindowUpdateFrame,
 )
 
-from edge_server.frontends.http2.frames import PREFACE, Http2ErrorCode
-from edge_server.frontends.http2.header_blocks import encode_headers
+from edge_server.http2.frames import PREFACE, Http2ErrorCode
+from edge_server.http2.header_blocks import encode_headers
 
 Serve = Callable[..., Any]
 

@@ -23,7 +23,7 @@ from hyperframe.frame import (
 )
 
 from edge_server.frontends.http2 import server as http2_server
-from edge_server.frontends.http2.frames import PREFACE, Http2ErrorCode
+from edge_server.http2.frames import PREFACE, Http2ErrorCode
 
 Serve = Callable[..., Any]
 

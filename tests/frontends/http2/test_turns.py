@@ -20,8 +20,8 @@ from hyperframe.frame import (
 )
 
 from edge_server.frontends.http2 import limits
-from edge_server.frontends.http2.frames import Http2ErrorCode
-from edge_server.frontends.http2.header_blocks import HeaderMemory, HeaderReader, encode_headers
+from edge_server.http2.frames import Http2ErrorCode
+from edge_server.http2.header_blocks import HeaderMemory, HeaderReader, encode_headers
 
 Serve = Callable[..., Any]
 
@@ -51,7 +51,7 @@ def calls(count: int) -> bytes:
 
 def open_order(server: Any, count: int) -> list[Any]:
     """Return the connections of the next streams, in the order in which the server opened these."""
-    return [server.next_stream().stream.connection for _ in range(count)]
+    return [server.next_stream().stream.writer for _ in range(count)]
 
 
 class Paused:
@@ -268,7 +268,7 @@ def test_grpcio_is_not_charged_for_its_window_updates(serve: Serve, size: int) -
         call = channel.unary_unary("/echo")
         for _ in range(100):
             assert call(bytes(size), timeout=server.WAIT_S, wait_for_ready=True) == bytes(size)
-    assert len({server.next_stream().stream.connection for _ in range(100)}) == 1
+    assert len({server.next_stream().stream.writer for _ in range(100)}) == 1
 
 
 # -- shares of a turn
@@ -353,7 +353,7 @@ def test_a_client_that_comes_while_others_wait_is_served_before_them(serve: Serv
     opened = server.http2.on_stream
 
     def on_stream(reader: Any, stream: Any) -> Any:
-        order.append(stream.connection)
+        order.append(stream.writer)
         if len(order) == 800:
             modest.send(calls(1))
         return opened(reader, stream)

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from hpack import Decoder, Encoder, HPACKError
 from input_reader import InputReader
 
-from edge_server.frontends.http2.header_blocks import HeaderReader, encode_headers
+from edge_server.http2.frames import ConnectionFault
+from edge_server.http2.header_blocks import HeaderReader, encode_headers
 
 _MAX_LIST_BYTES = 4096
 _MAX_REMEMBERED_BYTES = 64 << 10
@@ -35,7 +36,7 @@ def check(data: bytes) -> None:
         refusal = ""
         try:
             found = reader.remembered.get(block) or reader.read(block)
-        except HPACKError as error:
+        except ConnectionFault as error:
             refusal = str(error) or "refused"
         if refusal:
             # The library bounds neither the octets of an integer nor the number of fields.

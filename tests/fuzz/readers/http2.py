@@ -12,7 +12,6 @@ import itertools
 import logging
 import select
 import socket
-import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -27,10 +26,12 @@ from edge_server.frontends.grpc import http2_transport
 from edge_server.frontends.grpc.call import OK, Message, RpcCall, RpcMethod
 from edge_server.frontends.grpc.http2_transport import Http2Transport
 from edge_server.frontends.http2 import connection as http2_connection
-from edge_server.frontends.http2 import frames, limits
+from edge_server.frontends.http2 import connection_account, connection_reader, connection_writer, limits
 from edge_server.frontends.http2 import server as http2_server
 from edge_server.frontends.http2.connection import Http2Connection
 from edge_server.frontends.memory_budget import MemoryBudget
+from edge_server.http2 import frames
+from edge_server.http2.frames import encode_frame
 
 _BUDGET_BYTES = 200_000
 _MAX_PIECE_BYTES = 70_000
@@ -40,7 +41,6 @@ _CONTROL_RATE = 40.0
 _MAX_TURNS = 20_000
 _MAX_CLIENTS = 4
 
-_FRAME = struct.Struct(">HBBBI")
 _PATHS = ("/unary", "/held", "/stream", "/none")
 _SIZES = (0, 1, 5, 300, 4096, 16_384, 20_000, 70_000)
 
@@ -304,7 +304,7 @@ class _Socket:
 
 
 def _head(data: bytearray) -> tuple[int, int, int, int]:
-    high, low, kind, flags, stream_id = _FRAME.unpack_from(data)
+    high, low, kind, flags, stream_id = frames.HEADER.unpack_from(data)
     return high << 8 | low, kind, flags, stream_id & 0x7FFFFFFF
 
 
@@ -386,7 +386,9 @@ _THREADING = SimpleNamespace(get_ident=lambda: _IDENT[0], Lock=threading.Lock, T
 _SELECT = SimpleNamespace(
     epoll=_Epoll, EPOLLIN=select.EPOLLIN, EPOLLOUT=select.EPOLLOUT, EPOLLHUP=select.EPOLLHUP, EPOLLERR=select.EPOLLERR
 )
-for _module in (http2_connection, http2_server, http2_transport):
+for _module in (
+    http2_connection, connection_account, connection_reader, connection_writer, http2_server, http2_transport
+):  # fmt: skip
     _module.time = _CLOCK  # type: ignore[attr-defined]
     _module.monotonic = _CLOCK.monotonic  # type: ignore[attr-defined]
     _module.threading = _THREADING  # type: ignore[attr-defined]
@@ -480,7 +482,7 @@ class _Server:
         client = _Socket(next(self._fds))
         self.clients.append(client)
         self._listener.waiting.append(client)
-        self._send(client, frames.PREFACE + _frame(frames.SETTINGS, 0, 0, b""))
+        self._send(client, frames.PREFACE + encode_frame(frames.SETTINGS, 0, 0))
         return client
 
     @staticmethod
@@ -510,11 +512,11 @@ class _Server:
             value = (1 << (take.byte() & 31)) + take.byte() - 1
             if take.byte() & 1:
                 payload = frames.SETTING.pack(take.byte() % 8, value & 0xFFFFFFFF)
-                self._send(client, _frame(frames.SETTINGS, 0, 0, payload))
+                self._send(client, encode_frame(frames.SETTINGS, 0, 0, payload))
             else:
                 self._send_frame(client, frames.WINDOW_UPDATE, take.byte(), frames.UINT32.pack(value & 0x7FFFFFFF))
         elif kind == 16:  # many small frames
-            data = _frame(take.byte() % 11, take.byte(), take.byte(), take.take(take.byte() & 15)) * take.byte()
+            data = encode_frame(take.byte() % 11, take.byte(), take.byte(), take.take(take.byte() & 15)) * take.byte()
             self._send(client, data)
         elif kind == 17:  # any bytes
             self._send(client, data := take.take(take.byte()), take.cut(data))
@@ -539,7 +541,7 @@ class _Server:
         flags = (0, frames.END_STREAM)[choice >> 3 & 1] | (frames.END_HEADERS, 0)[choice >> 4 & 1]
         if choice >> 5 & 1:
             flags |= self.input.byte()
-        data = _frame(kind, flags, stream_id, payload)
+        data = encode_frame(kind, flags, stream_id, payload)
         self._send(client, data, self.input.cut(data) if choice & 0x40 else None)
 
     def _act(self, take: InputReader) -> None:
@@ -584,43 +586,40 @@ class _Server:
         """A connection with input that was not handled is in one queue once, and no other one is."""
         server = self.http2
         connections = server._connections.values()
-        queued = [each for each in (*server.waiting, *server.long_waiting) if not each.is_closed]
-        assert len(queued) == len({id(each) for each in queued})
+        queued = [fd for fd in (*server.waiting, *server.long_waiting) if fd in server._connections]
+        assert len(queued) == len(set(queued))
         for connection in connections:
-            assert connection.is_waiting == (connection in queued)
-            assert connection.is_waiting or not (connection._is_cut or connection._turn_calls), "input is forgotten"
+            reader = connection.reader
+            assert connection.is_waiting == (connection.fd in queued)
+            assert connection.is_waiting or not (reader._is_cut or reader.turn_calls), "input is forgotten"
         memory = server.header_memory
         assert memory.reader_count == len(connections)
-        assert memory.used_bytes == sum(each._headers.remembered.used_bytes for each in connections)
+        assert memory.used_bytes == sum(each.reader.headers.remembered.used_bytes for each in connections)
 
     @staticmethod
     def _check_connection(connection: Http2Connection) -> None:
-        streams = connection._streams
-        assert len(streams) <= connection._limits.max_streams
-        assert connection._output_bytes == sum(map(len, connection._output)), "output is not what is counted"
+        account, writer = connection.account, connection.writer
+        streams = writer.streams
+        assert len(streams) <= writer.server.limits.max_streams
+        assert writer.output_bytes == sum(map(len, writer.output)), "output is not what is counted"
         queued = 0
         for stream_id, stream in streams.items():
             assert stream.id == stream_id
             assert not stream.is_closed
-            if stream.queue:
-                queued += sum(len(piece) for piece, is_payload in stream.queue if is_payload)
+            queued += sum(map(len, stream.queue or ()))
             room = stream.granted - stream.received
             # The room for padding is given back before the padding comes.
             assert 0 <= room <= limits.STREAM_WINDOW_BYTES + 256, (
                 f"the client may send {room} bytes on stream {stream_id}"
             )
             assert stream.send_window <= frames.MAX_WINDOW_BYTES
-        assert connection._queued_bytes == queued, f"{connection._queued_bytes} bytes counted, {queued} queued"
-        assert set(connection._blocked) <= set(streams)
-        assert connection._send_window >= 0
-        assert len(connection._reset_ids) <= limits.MAX_RESET_IDS
-        assert -100 <= connection._control_credit <= _CONTROL_RATE
-        assert -1 <= connection._reset_credit <= _CONTROL_RATE
-        assert len(connection._rest) <= len(connection._server.buffer)
-
-
-def _frame(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
-    return _FRAME.pack(len(payload) >> 8, len(payload) & 255, kind, flags, stream_id) + payload
+        assert writer.queued_bytes == queued, f"{writer.queued_bytes} bytes counted, {queued} queued"
+        assert set(writer.blocked) <= set(streams)
+        assert writer.send_window >= 0
+        assert len(account.reset_ids) <= limits.MAX_RESET_IDS
+        assert -100 <= account._control_credit <= _CONTROL_RATE
+        assert -1 <= account._reset_credit <= _CONTROL_RATE
+        assert len(connection.reader._rest) <= len(writer.server.buffer)
 
 
 logging.getLogger("edge_server.frontends").addHandler(_ERRORS)

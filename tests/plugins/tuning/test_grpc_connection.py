@@ -138,8 +138,11 @@ def test_large_requests_arrive_whole_through_small_windows_and_frames(
     assert all(body in (large, request()) for body in server.bodies)
 
 
-def test_metadata_larger_than_the_table_of_headers_is_sent_with_each_request(grpc: Callable[..., Any]) -> None:
-    with grpc(metadata=[("x-key", "v" * 5000)]) as (send, server):
+@pytest.mark.parametrize("size", [5000, 20_000])  # the second is larger than a frame, too
+def test_metadata_larger_than_the_table_of_headers_is_sent_with_each_request(
+    grpc: Callable[..., Any], size: int
+) -> None:
+    with grpc(metadata=[("x-key", "v" * size)]) as (send, server):
         assert [send(request()) for _ in range(3)] == [[("", "")]] * 3
     assert server.connections == 1
 

@@ -8,17 +8,24 @@ once.
 from __future__ import annotations
 
 import time
-import urllib.parse
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
-from hpack import Decoder, Encoder, HPACKError
 
 from edge_server.frontends.error_status import GrpcStatus
-from edge_server.frontends.http2 import frames
-from edge_server.frontends.http2.frames import HEADER, SETTING, UINT32, Http2ErrorCode, encode_frame
+from edge_server.http2 import frames
+from edge_server.http2.frames import HEADER, UINT32, ConnectionFault, Http2ErrorCode, encode_frame
+from edge_server.http2.grpc_calls import PREFIX, PREFIX_BYTES, RESET_STATUS, read_status, request_fields, take_message
+from edge_server.http2.header_blocks import (
+    MAX_HEADER_BLOCK_BYTES,
+    TABLE_BYTES,
+    HeaderBlock,
+    HeaderFrames,
+    HeaderReader,
+    encode_repeated,
+)
 from edge_server.plugins.tuning.clients.connection import (
     CHECKED_EVERY,
     ConnectionLoop,
@@ -29,32 +36,22 @@ from edge_server.plugins.tuning.clients.connection import (
 )
 from edge_server.protocol import messages
 
-_TABLE_BYTES = 4096
-"""Default size of HPACK's table."""
 _WINDOW = frames.MAX_WINDOW_BYTES
 _WINDOW_STEP = _WINDOW // 2
 """Received bytes after which the server gets as much window again."""
 _MAX_FRAME_BYTES = 1 << 20
-_MAX_BLOCK_BYTES = 64 << 10
-_MAX_KEPT_BLOCKS = 256
-_PREFIX_BYTES = 5
-"""Bytes before a message of gRPC: whether it is compressed, and its length."""
 _ERROR_TAG = b"\x0a"
 """First byte of a ModelStreamInferResponse whose first field is `error_message`."""
 _FINAL = "triton_final_response"
 
-_HELLO = (
-    frames.PREFACE
-    + encode_frame(
-        frames.SETTINGS,
-        0,
-        0,
-        SETTING.pack(frames.HEADER_TABLE_SIZE, 0)
-        + SETTING.pack(frames.ENABLE_PUSH, 0)
-        + SETTING.pack(frames.INITIAL_WINDOW_SIZE, _WINDOW)
-        + SETTING.pack(frames.MAX_FRAME_SIZE, _MAX_FRAME_BYTES),
-    )
-    + encode_frame(frames.WINDOW_UPDATE, 0, 0, UINT32.pack(_WINDOW - frames.DEFAULT_WINDOW_BYTES))
+_HELLO = frames.PREFACE + frames.encode_greeting(
+    {
+        frames.HEADER_TABLE_SIZE: 0,
+        frames.ENABLE_PUSH: 0,
+        frames.INITIAL_WINDOW_SIZE: _WINDOW,
+        frames.MAX_FRAME_SIZE: _MAX_FRAME_BYTES,
+    },
+    _WINDOW,
 )
 
 CallOutcome = tuple[str, str]
@@ -62,13 +59,6 @@ CallOutcome = tuple[str, str]
 
 _OK: CallOutcome = ("", "")
 _NO_STATUS: CallOutcome = ("INTERNAL", "the answer ended without a grpc-status")
-_STATUS_OF_RESET = {
-    Http2ErrorCode.REFUSED_STREAM: "UNAVAILABLE",
-    Http2ErrorCode.CANCEL: "CANCELLED",
-    Http2ErrorCode.ENHANCE_YOUR_CALM: "RESOURCE_EXHAUSTED",
-    Http2ErrorCode.INADEQUATE_SECURITY: "PERMISSION_DENIED",
-}
-"""HTTP/2 error code -> gRPC status, of gRPC's "HTTP2 Transport Mapping"; of others INTERNAL."""
 
 
 class GrpcCall(NamedTuple):
@@ -85,13 +75,6 @@ class GrpcCall(NamedTuple):
     check: Callable[[bytes], object] | None = None
 
 
-class ResponseFields(NamedTuple):
-    """Header fields or trailers of a response. `outcome` is None without grpc-status."""
-
-    http_status: str
-    outcome: CallOutcome | None
-
-
 def parse_message(message_class: messages.MessageClass, data: bytes) -> Any:
     """Raises ValueError for other bytes than a message of the class."""
     try:
@@ -102,7 +85,7 @@ def parse_message(message_class: messages.MessageClass, data: bytes) -> Any:
 
 def frame_message(message: bytes) -> bytes:
     """Return the message as gRPC sends it."""
-    return b"\0" + UINT32.pack(len(message)) + message
+    return PREFIX.pack(0, len(message)) + message
 
 
 class _Stream:
@@ -132,15 +115,8 @@ class GrpcLoadConnection(LoadConnection):
     def __init__(self, server: ServerAddress, loop: ConnectionLoop, on_answer: OnAnswer, call: GrpcCall) -> None:
         super().__init__(server, loop, on_answer)
         self._call = call
-        self._fields = [
-            (":method", "POST"),
-            (":scheme", "http" if server.tls_context is None else "https"),
-            (":path", call.path),
-            (":authority", call.authority),
-            ("te", "trailers"),
-            ("content-type", "application/grpc"),
-            *call.metadata,
-        ]
+        is_tls = server.tls_context is not None
+        self._fields = request_fields(call.path, call.authority, call.metadata, is_tls=is_tls)
         self.answer: bytes | None = None
         """Message of the last successful unary call."""
         self._answer_count = 0
@@ -168,18 +144,9 @@ class GrpcLoadConnection(LoadConnection):
         self._data_left = 0
         """Missing bytes of the DATA frame that is being received."""
         self._received = 0
-        self._block_stream = self._block_flags = 0
-        """Stream of a header block that CONTINUATION frames go on with, 0 if none, and the flags of its first frame."""
-        self._block = b""
-        self._use_table(_TABLE_BYTES)
-
-    def _use_table(self, table_bytes: int) -> None:
-        used_bytes = sum(len(name) + len(value) + 32 for name, value in self._fields)
-        encoder = Encoder()
-        if used_bytes > min(table_bytes, _TABLE_BYTES):
-            encoder.header_table_size = 0
-        self._first_block: bytes = encoder.encode(self._fields, huffman=False)
-        self._next_block: bytes = encoder.encode(self._fields, huffman=False)
+        self._header_frames = HeaderFrames()
+        self._headers = HeaderReader(MAX_HEADER_BLOCK_BYTES)
+        self._first_block, self._next_block = encode_repeated(self._fields, TABLE_BYTES)
 
     def _open(self) -> None:
         super()._open()
@@ -201,8 +168,7 @@ class GrpcLoadConnection(LoadConnection):
             if self._call.streams:
                 self._long_streams[worker] = stream
             block, self._first_block = self._first_block, self._next_block
-            head = HEADER.pack(len(block) >> 8, len(block) & 255, frames.HEADERS, frames.END_HEADERS, stream.number)
-            head += block
+            head = frames.encode_header_frames(stream.number, 0, block)
         stream.request = request
         size = len(request)
         if size > self._frame_bytes or size > stream.window or size > self._window or self._blocked:
@@ -298,7 +264,7 @@ class GrpcLoadConnection(LoadConnection):
         """Take the header of a DATA frame into account."""
         self._received += size
         if self._received >= _WINDOW_STEP:
-            self._output.append(encode_frame(frames.WINDOW_UPDATE, 0, 0, UINT32.pack(self._received)))
+            self._output.append(frames.encode_window_update(0, self._received))
             self._received = 0
         self._data_stream = stream = self._streams.get(number)
         if stream is None:
@@ -308,28 +274,19 @@ class GrpcLoadConnection(LoadConnection):
             return
         stream.received += size
         if stream.received >= _WINDOW_STEP:
-            self._output.append(encode_frame(frames.WINDOW_UPDATE, 0, number, UINT32.pack(stream.received)))
+            self._output.append(frames.encode_window_update(number, stream.received))
             stream.received = 0
 
     def _take_data(self, stream: _Stream, data: bytes, now: float) -> None:
         buffer = stream.buffer
-        if not buffer and len(data) == _PREFIX_BYTES + int.from_bytes(data[1:_PREFIX_BYTES], "big"):
-            self._take_message(stream, data, now)
+        if not buffer and data[:PREFIX_BYTES] == PREFIX.pack(0, max(0, len(data) - PREFIX_BYTES)):
+            self._take_message(stream, data[PREFIX_BYTES:], now)
             return
         buffer += data
-        while (
-            len(buffer) >= _PREFIX_BYTES
-            and len(buffer) >= (size := _PREFIX_BYTES + int.from_bytes(buffer[1:_PREFIX_BYTES], "big"))
-            and stream.number in self._streams
-        ):
-            message = bytes(memoryview(buffer)[:size])
-            del buffer[:size]
+        while stream.number in self._streams and (message := take_message(buffer)) is not None:
             self._take_message(stream, message, now)
 
-    def _take_message(self, stream: _Stream, framed: bytes, now: float) -> None:
-        if framed[0]:
-            raise ValueError("the server compressed its answer, which this client did not offer to read")
-        message = framed[_PREFIX_BYTES:]
+    def _take_message(self, stream: _Stream, message: bytes, now: float) -> None:
         if not self._call.streams:
             stream.message = message
             return
@@ -364,40 +321,29 @@ class GrpcLoadConnection(LoadConnection):
 
     def _take_frame(self, kind: int, flags: int, number: int, body: bytes, now: float) -> None:
         """Read a whole frame of any kind but DATA without padding. Raises ValueError."""
-        if self._block_stream and kind != frames.CONTINUATION:
-            raise ValueError("the server sent another frame within a header block")
-        size = len(body)
-        if flags & frames.PADDED and kind in (frames.DATA, frames.HEADERS):
-            if not body or body[0] >= len(body):
-                raise ValueError("the server sent a frame that is padded beyond its end")
-            body = body[1 : len(body) - body[0]]
-        if kind == frames.HEADERS or (kind == frames.CONTINUATION and self._block_stream == number):
-            if kind == frames.HEADERS:
-                self._block_stream, self._block_flags = number, flags
-                self._block = body[5:] if flags & frames.HAS_PRIORITY else body
-            else:
-                self._block += body
-            if len(self._block) > _MAX_BLOCK_BYTES:
-                raise ValueError("the headers of the answer are too long")
-            if flags & frames.END_HEADERS:
-                self._block_stream = 0
-                self._take_fields(number, self._block_flags & frames.END_STREAM, self._block, now)
+        if self._header_frames.stream_id:
+            self._header_frames.check(kind, number)
+        if kind in (frames.HEADERS, frames.CONTINUATION):
+            block = self._header_frames.add(kind, flags, number, body)
+            if block is not None:
+                self._take_fields(number, self._header_frames.flags & frames.END_STREAM, block, now)
         elif kind == frames.DATA:
-            self._begin_data(number, flags, size, now)
-            if self._data_stream is not None and body:
-                self._take_data(self._data_stream, body, now)
+            payload = frames.without_padding(kind, flags, body)
+            self._begin_data(number, flags, len(body), now)
+            if self._data_stream is not None and payload:
+                self._take_data(self._data_stream, payload, now)
         elif kind == frames.RST_STREAM:
             stream = self._streams.get(number)
             if stream is not None:
-                code = UINT32.unpack(body)[0]
+                code = frames.read_uint32("RST_STREAM", body)
                 message = f"the server reset the stream: {_code_name(code)}"
-                self._end_stream(stream, now, (_STATUS_OF_RESET.get(code, "INTERNAL"), message), resets=False)
+                self._end_stream(stream, now, (RESET_STATUS.get(code, "INTERNAL"), message), resets=False)
         elif kind == frames.SETTINGS and not flags & frames.ACK:
-            self._take_settings(body)
+            self._take_settings(frames.read_settings(body))
         elif kind == frames.PING and not flags & frames.ACK:
             self._output.append(encode_frame(frames.PING, frames.ACK, 0, body))
         elif kind == frames.WINDOW_UPDATE:
-            size = UINT32.unpack(body)[0] & frames.MAX_WINDOW_BYTES
+            size = frames.read_uint32("WINDOW_UPDATE", body) & frames.MAX_WINDOW_BYTES
             if number == 0:
                 self._window += size
             elif number in self._streams:
@@ -406,26 +352,22 @@ class GrpcLoadConnection(LoadConnection):
                 self._send_blocked()
         elif kind == frames.GOAWAY:
             self._take_goaway(body, now)
-        elif kind in (frames.PUSH_PROMISE, frames.CONTINUATION):
-            raise ValueError(f"the server sent a frame of type {kind} that is not allowed here")
+        elif kind == frames.PUSH_PROMISE:
+            raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "the server pushes, which it must not")
 
     def _take_fields(self, number: int, ends: int, block: bytes, now: float) -> None:
         """Read the header fields or, if the stream ends, the trailers of a response."""
-        known = self._loop.response_heads
-        fields = known.get(block)
-        if fields is None:
-            fields = _decode_fields(block)
-            if len(known) >= _MAX_KEPT_BLOCKS:
-                known.clear()
-            known[block] = fields
+        headers = self._headers.read_response(block)
         stream = self._streams.get(number)
         if stream is None:
             return
-        if fields.http_status not in ("", "200") and fields.outcome is None and fields.http_status[:1] != "1":
-            outcome = f"HTTP {fields.http_status}", "the answer is not one of gRPC"
+        if headers.memo is None:
+            headers.memo = _outcome(headers)
+        outcome: CallOutcome = headers.memo
+        if outcome is _NO_STATUS and headers.status not in (b"", b"200") and headers.status[:1] != b"1":
+            outcome = f"HTTP {headers.status.decode('latin-1')}", "the answer is not one of gRPC"
             self._end_stream(stream, now, outcome, resets=not ends or None)
         elif ends:
-            outcome = fields.outcome or _NO_STATUS
             if not outcome[0] and self._call.streams:
                 outcome = "UNAVAILABLE", "the server ended the stream"
             elif not outcome[0] and stream.message is None:
@@ -435,8 +377,8 @@ class GrpcLoadConnection(LoadConnection):
                 outcome = self._checked(stream.message)
             self._end_stream(stream, now, outcome)
 
-    def _take_settings(self, body: bytes) -> None:
-        for name, value in SETTING.iter_unpack(body):
+    def _take_settings(self, settings: list[tuple[int, int]]) -> None:
+        for name, value in settings:
             if name == frames.INITIAL_WINDOW_SIZE:
                 for stream in self._streams.values():
                     stream.window += value - self._initial_window
@@ -445,17 +387,16 @@ class GrpcLoadConnection(LoadConnection):
                 self._frame_bytes = value
             elif name == frames.MAX_CONCURRENT_STREAMS:
                 self._max_streams = value
-            elif name == frames.HEADER_TABLE_SIZE and value < _TABLE_BYTES:
-                self._use_table(value)
-        self._output.append(encode_frame(frames.SETTINGS, frames.ACK, 0))
+            elif name == frames.HEADER_TABLE_SIZE and value < TABLE_BYTES:
+                self._first_block, self._next_block = encode_repeated(self._fields, value)
+        self._output.append(frames.SETTINGS_ACK)
         self._send_blocked()
         self._start_waiting()
 
     def _take_goaway(self, body: bytes, now: float) -> None:
         """Send requests that the server has not read over a new connection, once it has answered the others."""
-        last, code = UINT32.unpack_from(body)[0] & frames.MAX_STREAM_ID, UINT32.unpack_from(body, 4)[0]
+        last, code, text = frames.read_goaway(body)
         self._is_leaving = True
-        text = body[8:256].decode("utf-8", "replace")
         self._goaway_message = f"the server ended the connection: {_code_name(code)} {text}".rstrip()
         for stream in list(self._streams.values()):
             if stream.number > last and stream.request is not None and code == 0 and self._has_answered:
@@ -501,22 +442,15 @@ class GrpcLoadConnection(LoadConnection):
         self._on_answer(worker, now, *outcome, None)
 
 
-def _decode_fields(block: bytes) -> ResponseFields:
-    """Raises ValueError."""
+def _outcome(headers: HeaderBlock) -> CallOutcome:
+    number, message = read_status(headers)
+    if number is None:
+        return _NO_STATUS
     try:
-        fields = dict(Decoder(_MAX_BLOCK_BYTES).decode(block, raw=True))
-    except HPACKError as error:
-        raise ValueError(f"the headers of the answer cannot be decoded: {error}") from None
-    http_status = fields.get(b":status", b"").decode("latin-1")
-    given = fields.get(b"grpc-status")
-    if given is None:
-        return ResponseFields(http_status, None)
-    try:
-        status = GrpcStatus(int(given)).name
+        status = GrpcStatus(number)
     except ValueError:
-        status = GrpcStatus.UNKNOWN.name
-    message = urllib.parse.unquote_to_bytes(fields.get(b"grpc-message", b"")).decode("utf-8", "replace")
-    return ResponseFields(http_status, _OK if status == "OK" else (status, message))
+        status = GrpcStatus.UNKNOWN
+    return _OK if status == GrpcStatus.OK else (status.name, message)
 
 
 def _is_final(message: bytes) -> bool:

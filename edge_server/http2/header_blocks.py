@@ -8,13 +8,37 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import Any
 
-from hpack import Decoder, HPACKDecodingError, HPACKError, OversizedHeaderListError
+from hpack import Decoder, Encoder, HPACKDecodingError, HPACKError, OversizedHeaderListError
 
 from edge_server.core.decode_cache import DecodeCache
-from edge_server.frontends.http2 import limits
+from edge_server.http2 import frames
+from edge_server.http2.frames import ConnectionFault, Http2ErrorCode
 
-_PSEUDO = frozenset((b":method", b":path", b":scheme", b":authority"))
+TABLE_BYTES = 4096
+"""Size of a header table until SETTINGS changes it, section 6.5.2."""
+
+MAX_HEADER_BLOCK_BYTES = 64 << 10
+"""Largest compressed header block, over all its frames. More ends the connection: its compression state is lost."""
+
+MAX_CONTINUATION_FRAMES = 16
+"""CONTINUATION frames per header block. Endless empty ones cost processor time (CVE-2024-27316)."""
+
+MAX_HEADER_FIELDS = 256
+"""Fields of a header list. More are refused as a list that is too large: one byte may name a field, which costs the
+receiver far more than the byte."""
+
+MAX_REMEMBERED_BYTES = 64 << 10
+MAX_ALL_REMEMBERED_BYTES = 16 << 20
+"""Memory of the decoded header blocks that one connection, and that all connections together, remember by their bytes.
+With many connections each has an equal part."""
+
+LARGE_BLOCK_BYTES = 2048
+LARGE_BLOCK_FIELDS = 64
+"""Header blocks above these sizes take long to decode."""
+
+_PSEUDO = frozenset((b":method", b":path", b":scheme", b":authority", b":status"))
 _OF_CONNECTIONS = frozenset((b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"))
 """Fields that have a meaning only for HTTP/1.1 connections, RFC 9113 section 8.2.2."""
 
@@ -35,7 +59,7 @@ _IS_VALUE = re.compile(rb"(?![ \t])[^\x00\r\n]*(?<![ \t])").fullmatch
 
 
 class HeaderBlock:
-    """Header fields or trailers of a request. Requests share the object, so it must not be changed.
+    """Header fields or trailers of a request or a response. Messages share the object, so it must not be changed.
 
     `pairs` holds the regular fields in order, including repeated ones, with lower-case names. `problem` says why the
     request is malformed (RFC 9113 section 8.1.1), "" if it is not. `is_request` is whether these are headers of a
@@ -53,14 +77,14 @@ class HeaderBlock:
         "path",
         "problem",
         "scheme",
+        "status",
     )
 
     def __init__(self, fields: Iterable[tuple[bytes, bytes]], *, is_too_large: bool = False) -> None:
-        self.method = self.path = self.scheme = self.authority = b""
         self.content_length = -1
         self.is_too_large = is_too_large
         self.problem = ""
-        self.memo: object = None
+        self.memo: Any = None
         pairs: list[tuple[bytes, bytes]] = []
         pseudo: dict[bytes, bytes] = {}
         for name, value in fields:
@@ -84,16 +108,17 @@ class HeaderBlock:
         self.pairs = tuple(pairs)
         self.method, self.path = pseudo.get(b":method", b""), pseudo.get(b":path", b"")
         self.scheme, self.authority = pseudo.get(b":scheme", b""), pseudo.get(b":authority", b"")
+        self.status = pseudo.get(b":status", b"")
         self.is_request = not self.request_problem()
 
     @property
     def has_pseudo(self) -> bool:
-        return bool(self.method or self.path or self.scheme or self.authority)
+        return bool(self.method or self.path or self.scheme or self.authority or self.status)
 
     def request_problem(self) -> str:
         """Return why these are not headers of a request, "" if they are. RFC 9113 section 8.3.1."""
-        if not self.problem and not (self.method and self.path and self.scheme):
-            return ":method, :scheme or :path is missing"
+        if not self.problem and (self.status or not (self.method and self.path and self.scheme)):
+            return ":method, :scheme or :path is missing, or :status is there"
         return self.problem
 
     def trailers_problem(self) -> str:
@@ -101,25 +126,66 @@ class HeaderBlock:
         return "trailers have no pseudo-header fields" if self.has_pseudo else self.problem
 
 
+class HeaderFrames:
+    """Joins the HEADERS and CONTINUATION frames of one connection, RFC 9113 sections 6.2 and 6.10."""
+
+    __slots__ = ("_block", "_frame_count", "flags", "stream_id")
+
+    def __init__(self) -> None:
+        self._block = b""
+        self._frame_count = 0
+        self.flags = 0
+        """Flags of the last HEADERS frame."""
+        self.stream_id = 0
+        """Stream of an incomplete block, 0 if there is none."""
+
+    def check(self, kind: int, stream_id: int) -> None:
+        """Raise ConnectionFault if such a frame interrupts an incomplete block."""
+        if self.stream_id and (kind != frames.CONTINUATION or stream_id != self.stream_id):
+            raise ConnectionFault(
+                Http2ErrorCode.PROTOCOL_ERROR, "another frame came while a header block was incomplete"
+            )
+
+    def add(self, kind: int, flags: int, stream_id: int, payload: bytes) -> bytes | None:
+        """Return the block if it is complete with this frame. Raises ConnectionFault."""
+        if kind == frames.HEADERS:
+            block = payload
+            if flags & (frames.PADDED | frames.HAS_PRIORITY):
+                block = frames.without_padding(kind, flags, payload)
+            self.flags, self._frame_count = flags, 0
+        elif self.stream_id:
+            block = self._block + payload
+            self._frame_count += 1
+        else:
+            raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "CONTINUATION continues nothing")
+        if len(block) > MAX_HEADER_BLOCK_BYTES or self._frame_count > MAX_CONTINUATION_FRAMES:
+            raise ConnectionFault(Http2ErrorCode.ENHANCE_YOUR_CALM, "a header block is too large")
+        if flags & frames.END_HEADERS:
+            self.stream_id, self._block = 0, b""
+            return block
+        self.stream_id, self._block = stream_id, block
+        return None
+
+
 class HeaderMemory:
     """Memory of the header blocks that all connections of a thread remember. Used on that thread."""
 
     __slots__ = ("max_bytes", "reader_count", "used_bytes")
 
-    def __init__(self, max_bytes: int = limits.MAX_ALL_REMEMBERED_BYTES) -> None:
+    def __init__(self, max_bytes: int = MAX_ALL_REMEMBERED_BYTES) -> None:
         self.max_bytes = max_bytes
         self.reader_count = self.used_bytes = 0
 
     @property
     def max_bytes_each(self) -> int:
         """What one connection may use."""
-        return min(limits.MAX_REMEMBERED_BYTES, self.max_bytes // max(1, self.reader_count))
+        return min(MAX_REMEMBERED_BYTES, self.max_bytes // max(1, self.reader_count))
 
 
 class HeaderReader:
     """Decodes the header blocks of one connection, in order. Call `close` at the connection's end.
 
-    Raises HPACKError for an undecodable block; the connection is unusable afterwards.
+    After an undecodable block the connection is unusable.
     """
 
     __slots__ = ("_decoder", "_limit", "_memory", "remembered")
@@ -133,14 +199,19 @@ class HeaderReader:
         """Decoded blocks by their bytes, valid while the table is unchanged. Their values are those of the table, not
         copies."""
 
-    def read(self, block: bytes, survey: tuple[int, bool] | None = None) -> HeaderBlock:
+    def read(self, block: bytes, *, may_take_long: bool = True) -> HeaderBlock | None:
         """Decode a block. Look in `remembered` first: it holds the result for the same bytes while the table is
-        unchanged. `survey` is the result of `survey_block`, if it is known already."""
-        field_count, changes_table = survey or survey_block(block)
-        fields = [(name, value) for name, value in self._decoder.decode(block, raw=True)]
+        unchanged. Return None for one that takes long, if it may not. Raises ConnectionFault."""
+        try:
+            field_count, changes_table = _survey(block)
+            if not may_take_long and (field_count > LARGE_BLOCK_FIELDS or len(block) > LARGE_BLOCK_BYTES):
+                return None
+            fields = [(name, value) for name, value in self._decoder.decode(block, raw=True)]
+        except HPACKError as error:
+            raise ConnectionFault(Http2ErrorCode.COMPRESSION_ERROR, f"headers cannot be decoded: {error}") from None
         octets = sum(len(name) + len(value) for name, value in fields)
         is_too_large = octets + _ENTRY_OVERHEAD_BYTES * len(fields) > self._limit
-        found = HeaderBlock(fields, is_too_large=is_too_large or field_count > limits.MAX_HEADER_FIELDS)
+        found = HeaderBlock(fields, is_too_large=is_too_large or field_count > MAX_HEADER_FIELDS)
         if changes_table:
             self.forget()
         elif not found.is_too_large:
@@ -149,6 +220,13 @@ class HeaderReader:
             remembered.max_bytes = min(memory.max_bytes_each, memory.max_bytes - memory.used_bytes)
             remembered.add(block, found, octets=len(block) + octets, items=len(fields))
             memory.used_bytes += remembered.used_bytes
+        return found
+
+    def read_response(self, block: bytes) -> HeaderBlock:
+        """Return the fields or trailers of a response. Raises ConnectionFault."""
+        found = self.remembered.get(block) or self.read(block)
+        if found is None or found.is_too_large:
+            raise ConnectionFault(Http2ErrorCode.ENHANCE_YOUR_CALM, "a header list is too large")
         return found
 
     def forget(self) -> None:
@@ -168,7 +246,7 @@ class HeaderReader:
         self._memory.reader_count -= 1
 
 
-def survey_block(block: bytes) -> tuple[int, bool]:
+def _survey(block: bytes) -> tuple[int, bool]:
     """Return how many fields a block has, and whether it adds to the dynamic table or resizes it. RFC 7541 section 6.
 
     A tenth of the cost of decoding. Raises HPACKError for a block with far too many fields, or one that is cut.
@@ -191,16 +269,11 @@ def survey_block(block: bytes) -> tuple[int, bool]:
                 for _ in range(1 if index else 2):
                     size, position = _after_integer(block, position, 7)
                     position += size
-            if count > limits.MAX_HEADER_FIELDS * _HARD_FACTOR:
+            if count > MAX_HEADER_FIELDS * _HARD_FACTOR:
                 raise OversizedHeaderListError("there are too many header fields")
     except IndexError:
         raise HPACKDecodingError("the header block ends within a field") from None
     return count, changes_table
-
-
-def is_large(block: bytes, field_count: int) -> bool:
-    """Return whether a block takes long to decode."""
-    return field_count > limits.LARGE_BLOCK_FIELDS or len(block) > limits.LARGE_BLOCK_BYTES
 
 
 def _after_integer(block: bytes, position: int, prefix_bits: int) -> tuple[int, int]:
@@ -238,6 +311,18 @@ def encode_headers(pairs: Iterable[tuple[bytes, bytes]]) -> bytes:
     return b"".join(parts)
 
 
+def encode_repeated(pairs: Iterable[tuple[bytes, bytes]], table_bytes: int) -> tuple[bytes, bytes]:
+    """Return the header blocks of the first and of each later message with the same fields on a connection.
+
+    The first one adds the fields to the receiver's table of `table_bytes`, and the later ones name the entries.
+    """
+    fields = tuple(pairs)
+    encoder = Encoder()
+    if sum(len(name) + len(value) + _ENTRY_OVERHEAD_BYTES for name, value in fields) > min(table_bytes, TABLE_BYTES):
+        encoder.header_table_size = 0
+    return encoder.encode(fields, huffman=False), encoder.encode(fields, huffman=False)
+
+
 def _integer(value: int) -> bytes:
     """Return the length of a string that is not Huffman-coded. RFC 7541 section 5.2."""
     if value < 0x7F:
@@ -249,6 +334,3 @@ def _integer(value: int) -> bytes:
         value >>= 7
     octets.append(value)
     return bytes(octets)
-
-
-__all__ = ["HPACKError", "HeaderBlock", "HeaderMemory", "HeaderReader", "encode_headers", "is_large", "survey_block"]
