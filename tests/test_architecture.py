@@ -101,7 +101,7 @@ PARTS_OF_BACKENDS = {
 """Who may see backends, and which part of it."""
 
 FENCES: dict[str, tuple[str, ...]] = {
-    "aiohttp": ("frontends/http/", "plugins/policies/demo/", "plugins/fleet/page/box_poller.py", "ray.py"),
+    "aiohttp": ("frontends/http/", "plugins/fleet/page/box_poller.py", "ray.py"),
     "hpack": ("frontends/http2/", "client/http2_call.py", "plugins/tuning/clients/grpc_connection.py"),
     "grpc": ("frontends/grpc/grpcio_transport.py", "client/", "ray.py"),
     "ray": ("ray.py",),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.config.setting import SettingTable
-from edge_server.plugin import Command, Plugin, RunningPlugin, StatusPart, StatusRow
+from edge_server.plugin import Plugin, RunningPlugin, StatusPart, StatusRow
 from edge_server.plugins.policies.settings import PoliciesConfig
 
 if TYPE_CHECKING:
@@ -29,14 +29,6 @@ _PORT_STOP_S = 2.0
 
 class PoliciesPlugin(Plugin):
     name = "policies"
-    commands = (
-        Command(
-            "demo",
-            "show simulated robots that follow a policy of the server",
-            "edge_server.plugins.policies.demo.command",
-            "Cameras, robots and chats",
-        ),
-    )
     tables = (SettingTable("policies", "Robot policies", PoliciesConfig),)
 
     def parameter_names(self) -> Iterable[str]:
