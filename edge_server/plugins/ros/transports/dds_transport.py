@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from edge_server.errors import InvalidRequest, NotFound, ServingFault
 from edge_server.plugins.ros.messages.message_conversion import MessageKind, OutgoingMessage
@@ -19,7 +19,13 @@ from edge_server.plugins.ros.messages.ros2_types import MessageTypes, import_lib
 from edge_server.plugins.ros.transports.dds_domains import explain_no_nodes
 from edge_server.plugins.ros.transports.dds_network import network_configuration
 from edge_server.plugins.ros.transports.ros2_environment import MAX_DOMAIN_ID, read_discovery_settings
-from edge_server.plugins.ros.transports.transport import Qos, absolute_topic, type_hint
+from edge_server.plugins.ros.transports.transport import (
+    Qos,
+    SeenPublisher,
+    absolute_topic,
+    explain_mismatch,
+    explain_no_publisher,
+)
 
 _RELIABLE_WAIT_MS = 100
 _MAX_TAKEN = 16
@@ -57,6 +63,17 @@ class _RawMessage:
         return cls(b"")
 
 
+class _Input(NamedTuple):
+    """Subscription to a topic. `anything` is the condition under which its reader has messages."""
+
+    topic: str
+    kind: MessageKind
+    qos: Qos
+    reader: Any
+    anything: Any
+    callback: Callable[[Any], None]
+
+
 class DdsTransport:
     """Transport over DDS. The constructor joins the domain; `spin` runs the callbacks; `publish` is for any thread.
 
@@ -77,8 +94,7 @@ class DdsTransport:
         self._builtin: Any = import_library("cyclonedds.builtin")
         self._topics: Any = import_library("cyclonedds.topic")
         self._raw_types: dict[str, Any] = {}
-        self._readers: list[tuple[Any, Any, str, str, Callable[[Any], None]]] = []
-        self._input_qos: dict[str, Qos] = {}
+        self._inputs: list[_Input] = []
         self._writers: dict[str, tuple[MessageKind | None, Any]] = {}
         self._lock = threading.Lock()
         self._domain: Any = None
@@ -100,8 +116,7 @@ class DdsTransport:
         core = self._core
         anything = core.ReadCondition(reader, core.SampleState.Any | core.ViewState.Any | core.InstanceState.Any)
         self._waiting.attach(anything)
-        self._readers.append((reader, anything, topic, kind.value, callback))
-        self._input_qos[topic] = qos
+        self._inputs.append(_Input(topic, kind, qos, reader, anything, callback))
 
     def advertise(self, topic: str, kind: MessageKind, qos: Qos) -> None:
         writer = self._publishing.DataWriter(
@@ -126,32 +141,33 @@ class DdsTransport:
 
     def spin(self, timeout_s: float) -> bool:
         if self._waiting.wait(int(timeout_s * 1e9)) > 0:
-            for reader, anything, topic, name, callback in self._readers:
-                for raw in reader.take(_MAX_TAKEN, condition=anything):
+            for one in self._inputs:
+                for raw in one.reader.take(_MAX_TAKEN, condition=one.anything):
                     if hasattr(raw, "data"):
-                        self._deliver(raw, topic, name, callback)
+                        self._deliver(raw, one)
         return True
 
     def explain_silence(self, topic: str) -> str:
-        reader, name = next((reader, name) for reader, _, known, name, _ in self._readers if known == topic)
+        reader, kind, qos = next((one.reader, one.kind, one.qos) for one in self._inputs if one.topic == topic)
         own = self._participant.guid
         participants = self._discovered(self._builtin.BuiltinTopicDcpsParticipant)
         if not any(one.key != own for one in participants):
             return explain_no_nodes(self._domain_id, self._reach)
-        publishers = self._discovered(self._builtin.BuiltinTopicDcpsPublication)
-        of_topic = [one for one in publishers if one.topic_name == dds_topic(topic)]
-        expected = dds_type(name).replace(".", "::")
-        if not of_topic:
-            same = sorted({one.topic_name.removeprefix("rt") for one in publishers if one.type_name == expected})
-            others = f"; {name} is published on {', '.join(same[:5])}" if same else ""
-            return f"other nodes are seen in ROS domain {self._domain_id}, but none publishes it{others}"
-        fitting = [one for one in of_topic if one.type_name == expected]
-        if not fitting:
-            given = of_topic[0].type_name.replace("::msg::dds_::", "/msg/").removesuffix("_")
-            return f"type mismatch: its publisher sends {given}, expected {name}{type_hint(given)}"
         best_effort = import_library("cyclonedds.qos").Policy.Reliability.BestEffort
-        if self._input_qos[topic].is_reliable and all(best_effort in one.qos for one in fitting):
-            return "QoS mismatch: its publisher is best effort, expected reliable (--input-qos=SENSOR_DATA fits both)"
+        publishers = [
+            SeenPublisher(
+                one.topic_name.removeprefix("rt"),
+                one.type_name.replace("::msg::dds_::", "/msg/").removesuffix("_"),
+                best_effort not in one.qos,
+            )
+            for one in self._discovered(self._builtin.BuiltinTopicDcpsPublication)
+            if one.topic_name.startswith("rt/")
+        ]
+        of_topic = [one for one in publishers if one.topic == absolute_topic(topic)]
+        if not of_topic:
+            return explain_no_publisher(kind, self._domain_id, publishers)
+        if mismatch := explain_mismatch(kind, qos, of_topic):
+            return mismatch
         if not reader.get_matched_publications():
             return "its publisher has the expected type and reliability, and another part of its QoS or type differs"
         return "its publisher is connected: it sends nothing, or the network loses its packets"
@@ -161,7 +177,7 @@ class DdsTransport:
         with self._lock:
             # Cyclone DDS closes an entity with its last reference; children must be closed before their parents.
             self._waiting = None
-            self._readers.clear()
+            self._inputs.clear()
             self._writers.clear()
             self._participant = self._domain = None
 
@@ -181,13 +197,13 @@ class DdsTransport:
         alive = core.ReadCondition(reader, core.SampleState.Any | core.ViewState.Any | core.InstanceState.Alive)
         return list(reader.read(_MAX_DISCOVERED, condition=alive))
 
-    def _deliver(self, raw: _RawMessage, topic: str, name: str, callback: Callable[[Any], None]) -> None:
+    def _deliver(self, raw: _RawMessage, to: _Input) -> None:
         try:
-            message = self._types.decode(raw.data, name)
+            message = self._types.decode(raw.data, to.kind.value)
         except InvalidRequest as error:
-            log.warning("%s: %s", topic, error)
+            log.warning("%s: %s", to.topic, error)
             return
-        callback(message)
+        to.callback(message)
 
     def _topic(self, topic: str, kind: MessageKind) -> Any:
         if kind.value not in self._raw_types:
