@@ -11,19 +11,16 @@ import asyncio
 import time
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from edge_server.errors import EdgeServerError, ErrorCode, InvalidRequest, NotReady, QueueFull
+from edge_server.errors import EdgeServerError, ErrorCode, InvalidRequest, NotReady
 from edge_server.frontends.http.request_head import MAX_HEAD_BYTES, Headers, RequestHead, parse_head
-from edge_server.frontends.loop_dispatch import LoopDispatch
 from edge_server.plugins.policies.array_messages import read_message, write_message
-from edge_server.plugins.policies.connections.listener import MAX_ROBOTS, RobotListener
-from edge_server.plugins.policies.connections.message_memory import MAX_MESSAGE_BYTES, HeldMessage, MessageMemory
+from edge_server.plugins.policies.connections.listener import RobotListener
+from edge_server.plugins.policies.connections.message_memory import MAX_MESSAGE_BYTES, MessageMemory, ReceivedMessage
 from edge_server.plugins.policies.connections.message_stream import MessageStream
-from edge_server.plugins.policies.connections.websocket import ReceivedMessage, WebSocket, accept_websocket
-from edge_server.plugins.policies.policy_counters import PolicyCounters
+from edge_server.plugins.policies.connections.websocket import WebSocket, accept_websocket
 from edge_server.plugins.policies.robot import Robot
-from edge_server.service import InferenceService
 
 if TYPE_CHECKING:
     from edge_server.frontends.http.access_check import AccessCheck
@@ -39,21 +36,13 @@ class OpenpiPort:
     """Listens on one address, and answers from `start` to `stop`. Lives on one event loop."""
 
     def __init__(
-        self,
-        service: InferenceService,
-        access: AccessCheck,
-        counters: PolicyCounters,
-        memory: MessageMemory,
-        choose_policy: Callable[[str], str],
-        address: str,
+        self, access: AccessCheck, memory: MessageMemory, make_robot: Callable[[str], Robot], address: str
     ) -> None:
-        """`choose_policy(name)` returns the model for a name, "": the only policy. Listens, to know that no other
-        server does; clients wait until `start`. Raises ServingFault."""
-        self._service = service
+        """`make_robot(name)` returns a robot of this wire for a model, "": the only policy. Listens, to know that no
+        other server does; clients wait until `start`. Raises ServingFault."""
         self._access = access
-        self._counters = counters
         self._memory = memory
-        self._choose_policy = choose_policy
+        self._make_robot = make_robot
         self._listener = RobotListener("--policy-openpi", address, self._serve)
         self.address = f"ws://{self._listener.address}"
         self._robots: set[WebSocket] = set()
@@ -61,7 +50,6 @@ class OpenpiPort:
 
     async def start(self) -> None:
         """Answer the clients that wait, and all later ones."""
-        self._dispatch = LoopDispatch(asyncio.get_running_loop())
         await self._listener.start()
 
     async def stop(self) -> None:
@@ -102,16 +90,8 @@ class OpenpiPort:
             answer = accept_websocket(head)
         except InvalidRequest as error:
             raise InvalidRequest(f"openpi's protocol at {self.address}/MODEL: {error.message}") from None
-        if self._listener.is_full:
-            raise QueueFull(f"{MAX_ROBOTS} robots are connected, which is the maximum")
-        model = self._choose_policy(head.target.partition("?")[0].strip("/"))
-        return answer, Robot(self._service, self._dispatch, self._counters, model, "openpi")
-
-
-class _Observation(NamedTuple):
-    message: memoryview
-    memory: HeldMessage
-    arrived_ns: int
+        self._listener.check_room()
+        return answer, self._make_robot(head.target.partition("?")[0].strip("/"))
 
 
 class _Conversation:
@@ -121,7 +101,7 @@ class _Conversation:
     def __init__(self, socket: WebSocket, robot: Robot) -> None:
         self._socket = socket
         self._robot = robot
-        self._waiting: _Observation | None = None
+        self._waiting: ReceivedMessage | None = None
         self._overtaken = 0
         self._running: asyncio.Task[None] | None = None
 
@@ -149,16 +129,15 @@ class _Conversation:
             received.memory.release()
             await self._socket.send("expected an observation as a binary message in MessagePack")
             return True
-        observation = _Observation(received.data, received.memory, time.monotonic_ns())
         if self._running is None or self._running.done():
-            self._running = asyncio.create_task(self._answer(observation))
+            self._running = asyncio.create_task(self._answer(received))
             self._running.add_done_callback(self._end_if_failed)
             return True
         if self._waiting is not None:
             self._waiting.memory.release()
             self._overtaken += 1
             self._robot.overtake()
-        self._waiting = observation
+        self._waiting = received
         return True
 
     def _end_if_failed(self, answer: asyncio.Task[None]) -> None:
@@ -167,10 +146,10 @@ class _Conversation:
         if isinstance(error, Exception):
             self._socket.fail(error)
 
-    async def _answer(self, observation: _Observation) -> None:
+    async def _answer(self, observation: ReceivedMessage) -> None:
         """Answer an observation, and those that come meanwhile."""
         while True:
-            data, memory, arrived_ns = observation
+            data, memory, arrived_ns, _ = observation
             del observation
             try:
                 content = read_message(data, memory.charge)
