@@ -16,7 +16,7 @@ from typing import Any
 from edge_server.cli import http_client
 from edge_server.client import StreamOpened
 from edge_server.plugins.ros.bridge_counts import BridgeCounts
-from edge_server.plugins.ros.connection_log import describe_server
+from edge_server.plugins.ros.bridge_log import describe_server
 from edge_server.plugins.ros.messages.message_conversion import (
     DiagnosticLevel,
     DiagnosticsMessage,

@@ -6,8 +6,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from edge_server.errors import Unsupported
+from edge_server.plugins.ros.bridge_log import describe_server
 from edge_server.plugins.ros.bridge_parameters import BridgeParameters
-from edge_server.plugins.ros.connection_log import describe_server
 from edge_server.plugins.ros.messages.message_conversion import (
     LabelInfoMessage,
     MessageKind,

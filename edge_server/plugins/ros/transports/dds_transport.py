@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from edge_server.errors import InvalidRequest, NotFound, ServingFault
 from edge_server.plugins.ros.messages.message_conversion import MessageKind, OutgoingMessage
 from edge_server.plugins.ros.messages.ros2_types import MessageTypes, import_library
-from edge_server.plugins.ros.transports.dds_domains import explain_no_nodes
 from edge_server.plugins.ros.transports.dds_network import network_configuration
 from edge_server.plugins.ros.transports.ros2_environment import MAX_DOMAIN_ID, read_discovery_settings
 from edge_server.plugins.ros.transports.transport import (
@@ -26,6 +25,7 @@ from edge_server.plugins.ros.transports.transport import (
     explain_mismatch,
     explain_no_publisher,
 )
+from edge_server.plugins.ros.transports.udp_sockets import explain_no_nodes
 
 _RELIABLE_WAIT_MS = 100
 _MAX_TAKEN = 16

@@ -18,7 +18,6 @@ from typing import Any
 from edge_server.errors import InvalidRequest, Unsupported
 from edge_server.plugins.ros.messages.message_conversion import MessageKind, OutgoingMessage
 from edge_server.plugins.ros.messages.ros2_types import MessageBuilder
-from edge_server.plugins.ros.transports.dds_domains import explain_no_nodes
 from edge_server.plugins.ros.transports.ros2_environment import read_discovery_settings
 from edge_server.plugins.ros.transports.transport import (
     Qos,
@@ -26,6 +25,7 @@ from edge_server.plugins.ros.transports.transport import (
     explain_mismatch,
     explain_no_publisher,
 )
+from edge_server.plugins.ros.transports.udp_sockets import explain_no_nodes
 
 
 class RclpyTransport:
