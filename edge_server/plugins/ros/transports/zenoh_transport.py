@@ -204,7 +204,7 @@ class ZenohTransport:
         return not self._session.is_closed()
 
     def explain_silence(self, topic: str) -> str:
-        if not self._is_connected:
+        if not (self._session.info.routers_zid() or self._session.info.peers_zid()):
             return self._no_router
         others = [one for one in self._entities() if one.session_id != self._session_id]
         here = [one for one in others if one.domain_id == self._domain_id]
@@ -311,10 +311,6 @@ class ZenohTransport:
             entity = parse_token(str(reply.ok.key_expr)) if reply.ok is not None else None
             if entity is not None:
                 yield entity
-
-    @property
-    def _is_connected(self) -> bool:
-        return bool(self._session.info.routers_zid() or self._session.info.peers_zid())
 
     @property
     def _no_router(self) -> str:
