@@ -30,7 +30,7 @@ _ZIP = b"PK\x03\x04"
 """Begin of what torch.save writes, and GR00T N1 sends."""
 
 
-class GrootPort:
+class GrootPort(RobotListener):
     """Answers calls on one ZeroMQ address, from `start` to `stop`. Lives on one event loop."""
 
     def __init__(
@@ -38,22 +38,14 @@ class GrootPort:
     ) -> None:
         """`make_robot(name)` returns a robot of this wire for a model, "": the only policy. `address`: HOST:PORT or
         HOST:PORT/MODEL. Listens, to know that no other server does. Raises ServingFault."""
+        place, _, self._model = address.partition("/")
+        super().__init__("--policy-groot", place, self._serve_robot)
+        self.url = f"tcp://{self.address}"
         self._access = access
         self._memory = memory
         self._make_robot = make_robot
-        place, _, self._model = address.partition("/")
-        self._listener = RobotListener("--policy-groot", place, self._serve)
-        self.address = f"tcp://{self._listener.address}"
 
-    async def start(self) -> None:
-        """Answer the clients that wait, and all later ones."""
-        await self._listener.start()
-
-    async def stop(self) -> None:
-        """Stop listening; calls that run get no answer. May be called again."""
-        await self._listener.stop()
-
-    async def _serve(self, stream: MessageStream) -> None:
+    async def _serve_robot(self, stream: MessageStream) -> None:
         connection = ZmtpConnection(stream, self._memory, MAX_MESSAGE_BYTES)
         await connection.shake_hands()
         client = _Client(lambda: self._connect(stream))
@@ -88,17 +80,17 @@ class GrootPort:
         return True
 
     def _connect(self, stream: MessageStream) -> Robot:
-        self._listener.check_room()
+        self.check_room()
         robot = self._make_robot(self._model)
         try:
-            self._listener.welcome(stream)
+            self.welcome(stream)
         except ConnectionError:
             robot.close()
             raise
         return robot
 
     def _refuse(self, error: EdgeServerError) -> bytes:
-        self._listener.warn(error.message)
+        self.warn(error.message)
         return bytes(write_groot_message({"error": error.message}))
 
 

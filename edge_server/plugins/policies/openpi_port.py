@@ -32,7 +32,7 @@ _STATUS = {ErrorCode.NOT_FOUND: 404, ErrorCode.INVALID_ARG: 400, ErrorCode.UNAUT
            ErrorCode.PERMISSION_DENIED: 403, ErrorCode.RESOURCE_EXHAUSTED: 503, ErrorCode.UNAVAILABLE: 503}  # fmt: skip
 
 
-class OpenpiPort:
+class OpenpiPort(RobotListener):
     """Listens on one address, and answers from `start` to `stop`. Lives on one event loop."""
 
     def __init__(
@@ -40,27 +40,23 @@ class OpenpiPort:
     ) -> None:
         """`make_robot(name)` returns a robot of this wire for a model, "": the only policy. Listens, to know that no
         other server does; clients wait until `start`. Raises ServingFault."""
+        super().__init__("--policy-openpi", address, self._serve_robot)
+        self.url = f"ws://{self.address}"
         self._access = access
         self._memory = memory
         self._make_robot = make_robot
-        self._listener = RobotListener("--policy-openpi", address, self._serve)
-        self.address = f"ws://{self._listener.address}"
         self._robots: set[WebSocket] = set()
         self._is_stopping = False
 
-    async def start(self) -> None:
-        """Answer the clients that wait, and all later ones."""
-        await self._listener.start()
-
     async def stop(self) -> None:
-        """Close all connections. Observations that run get no answer. May be called again."""
+        """Tell robots that the server stops, and close all connections. May be called again."""
         self._is_stopping = True
-        self._listener.stop_listening()
+        self.stop_listening()
         ends = [robot.close(_GOING_AWAY, "the server stops") for robot in self._robots]
         await asyncio.gather(*ends, return_exceptions=True)
-        await self._listener.stop()
+        await super().stop()
 
-    async def _serve(self, stream: MessageStream) -> None:
+    async def _serve_robot(self, stream: MessageStream) -> None:
         try:
             head = parse_head(await stream.read_until(b"\r\n\r\n", MAX_HEAD_BYTES))
             if head.target == "/healthz":
@@ -68,13 +64,13 @@ class OpenpiPort:
                 return
             answer, robot = self._connect(head)
         except EdgeServerError as error:
-            self._listener.warn(error.message)
+            self.warn(error.message)
             await stream.write(_http_answer(_STATUS.get(error.code, 500), error.message))
             return
         socket = WebSocket(stream, self._memory, MAX_MESSAGE_BYTES)
         self._robots.add(socket)
         try:
-            self._listener.welcome(stream)
+            self.welcome(stream)
             await stream.write(answer)
             await _Conversation(socket, robot).run()
         finally:
@@ -89,8 +85,8 @@ class OpenpiPort:
         try:
             answer = accept_websocket(head)
         except InvalidRequest as error:
-            raise InvalidRequest(f"openpi's protocol at {self.address}/MODEL: {error.message}") from None
-        self._listener.check_room()
+            raise InvalidRequest(f"openpi's protocol at {self.url}/MODEL: {error.message}") from None
+        self.check_room()
         return answer, self._make_robot(head.target.partition("?")[0].strip("/"))
 
 

@@ -125,7 +125,7 @@ class _Policies(RunningPlugin):
         ]
 
     def addresses(self) -> Sequence[str]:
-        return [f"{name} {port.address}" for name, port in self._ports.items()]
+        return [f"{name} {port.url}" for name, port in self._ports.items()]
 
     def models_settled(self) -> None:
         # Not earlier: a client asks once for a policy, and ends if there is none.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 
 from edge_server.client import Counters
@@ -93,18 +92,13 @@ class FrameCounter:
         self._ended.append(counts)
 
     def recent(self) -> BridgeCounts:
-        """Return the counts of the last intervals together."""
-        return sum_counts(self._ended)
-
-
-def sum_counts(parts: Iterable[BridgeCounts]) -> BridgeCounts:
-    """Return the counts of all parts together, with the newest error; `parts` are oldest first."""
-    total = BridgeCounts()
-    for part in parts:
-        for name in _SUMMED:
-            setattr(total, name, getattr(total, name) + getattr(part, name))
-        total.last_error = part.last_error or total.last_error
-    return total
+        """Return the counts of the last intervals together, with the newest error."""
+        total = BridgeCounts()
+        for part in self._ended:
+            for name in _SUMMED:
+                setattr(total, name, getattr(total, name) + getattr(part, name))
+            total.last_error = part.last_error or total.last_error
+        return total
 
 
 def drops_between(before: Counters, now: Counters) -> Counter[str]:
