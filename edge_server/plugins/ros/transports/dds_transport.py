@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from edge_server.errors import InvalidRequest, NotFound, ServingFault
@@ -27,6 +28,7 @@ from edge_server.plugins.ros.transports.transport import (
 )
 from edge_server.plugins.ros.transports.udp_sockets import explain_no_nodes
 
+_DDS_MODULES = ("builtin", "core", "domain", "pub", "qos", "sub", "topic")
 _RELIABLE_WAIT_MS = 100
 _MAX_TAKEN = 16
 _MAX_DISCOVERED = 10_000
@@ -87,12 +89,7 @@ class DdsTransport:
             raise InvalidRequest(f"a ROS domain is 0 to {MAX_DOMAIN_ID}, got {domain_id}")
         self._domain_id, self._reach = domain_id, reach
         self._types = MessageTypes()
-        self._core: Any = import_library("cyclonedds.core")
-        self._domain_module: Any = import_library("cyclonedds.domain")
-        self._publishing: Any = import_library("cyclonedds.pub")
-        self._subscribing: Any = import_library("cyclonedds.sub")
-        self._builtin: Any = import_library("cyclonedds.builtin")
-        self._topics: Any = import_library("cyclonedds.topic")
+        self._dds: Any = SimpleNamespace(**{name: import_library(f"cyclonedds.{name}") for name in _DDS_MODULES})
         self._raw_types: dict[str, Any] = {}
         self._inputs: list[_Input] = []
         self._writers: dict[str, tuple[MessageKind | None, Any]] = {}
@@ -101,29 +98,29 @@ class DdsTransport:
         try:
             if configuration:
                 self._domain = self._make_domain(configuration)
-            self._participant: Any = self._domain_module.DomainParticipant(domain_id)
-            self._waiting: Any = self._core.WaitSet(self._participant)
-        except self._core.DDSException as error:
+            self._participant: Any = self._dds.domain.DomainParticipant(domain_id)
+            self._waiting: Any = self._dds.core.WaitSet(self._participant)
+        except self._dds.core.DDSException as error:
             raise ServingFault(f"DDS domain {domain_id} cannot be joined: {error}") from error
 
     def subscribe(self, topic: str, kind: MessageKind, qos: Qos, callback: Callable[[Any], None]) -> None:
-        reader = self._subscribing.DataReader(
+        reader = self._dds.sub.DataReader(
             self._participant,
             self._topic(topic, kind),
             self._qos(kind, qos),
-            self._core.Listener(on_requested_incompatible_qos=_mismatch_logger(topic, kind, "publisher")),
+            self._dds.core.Listener(on_requested_incompatible_qos=_mismatch_logger(topic, kind, "publisher")),
         )
-        core = self._core
+        core = self._dds.core
         anything = core.ReadCondition(reader, core.SampleState.Any | core.ViewState.Any | core.InstanceState.Any)
         self._waiting.attach(anything)
         self._inputs.append(_Input(topic, kind, qos, reader, anything, callback))
 
     def advertise(self, topic: str, kind: MessageKind, qos: Qos) -> None:
-        writer = self._publishing.DataWriter(
+        writer = self._dds.pub.DataWriter(
             self._participant,
             self._topic(topic, kind),
             self._qos(kind, qos),
-            self._core.Listener(on_offered_incompatible_qos=_mismatch_logger(topic, kind, "subscriber")),
+            self._dds.core.Listener(on_offered_incompatible_qos=_mismatch_logger(topic, kind, "subscriber")),
         )
         self._writers[topic] = kind, writer
 
@@ -135,7 +132,7 @@ class DdsTransport:
         with self._lock:
             try:
                 writer.write(raw)
-            except self._core.DDSException as error:
+            except self._dds.core.DDSException as error:
                 # A reliable reader is too slow: this message is lost, and the next one is sent as usual.
                 log.warning("%s: a message was not sent: %s", topic, error)
 
@@ -150,17 +147,17 @@ class DdsTransport:
     def explain_silence(self, topic: str) -> str:
         reader, kind, qos = next((one.reader, one.kind, one.qos) for one in self._inputs if one.topic == topic)
         own = self._participant.guid
-        participants = self._discovered(self._builtin.BuiltinTopicDcpsParticipant)
+        participants = self._discovered(self._dds.builtin.BuiltinTopicDcpsParticipant)
         if not any(one.key != own for one in participants):
             return explain_no_nodes(self._domain_id, self._reach)
-        best_effort = import_library("cyclonedds.qos").Policy.Reliability.BestEffort
+        best_effort = self._dds.qos.Policy.Reliability.BestEffort
         publishers = [
             SeenPublisher(
                 one.topic_name.removeprefix("rt"),
                 one.type_name.replace("::msg::dds_::", "/msg/").removesuffix("_"),
                 best_effort not in one.qos,
             )
-            for one in self._discovered(self._builtin.BuiltinTopicDcpsPublication)
+            for one in self._discovered(self._dds.builtin.BuiltinTopicDcpsPublication)
             if one.topic_name.startswith("rt/")
         ]
         of_topic = [one for one in publishers if one.topic == absolute_topic(topic)]
@@ -184,16 +181,16 @@ class DdsTransport:
     def _make_domain(self, configuration: str) -> Any:
         """Return the domain with this configuration, or None if this process is in the domain already."""
         try:
-            return self._domain_module.Domain(self._domain_id, configuration)
-        except self._core.DDSException as error:
-            if error.code != self._core.DDSException.DDS_RETCODE_PRECONDITION_NOT_MET:
+            return self._dds.domain.Domain(self._domain_id, configuration)
+        except self._dds.core.DDSException as error:
+            if error.code != self._dds.core.DDSException.DDS_RETCODE_PRECONDITION_NOT_MET:
                 raise
             return None
 
     def _discovered(self, builtin_topic: Any) -> list[Any]:
         """Return the participants or publishers that exist now, of all nodes including this one."""
-        core = self._core
-        reader = self._builtin.BuiltinDataReader(self._participant, builtin_topic)
+        core = self._dds.core
+        reader = self._dds.builtin.BuiltinDataReader(self._participant, builtin_topic)
         alive = core.ReadCondition(reader, core.SampleState.Any | core.ViewState.Any | core.InstanceState.Alive)
         return list(reader.read(_MAX_DISCOVERED, condition=alive))
 
@@ -208,15 +205,14 @@ class DdsTransport:
     def _topic(self, topic: str, kind: MessageKind) -> Any:
         if kind.value not in self._raw_types:
             self._raw_types[kind.value] = raw_message_type(kind.value, self._types.store.fielddefs)
-        return self._topics.Topic(self._participant, dds_topic(topic), self._raw_types[kind.value])
+        return self._dds.topic.Topic(self._participant, dds_topic(topic), self._raw_types[kind.value])
 
     def _qos(self, kind: MessageKind, qos: Qos) -> Any:
-        module: Any = import_library("cyclonedds.qos")
-        policy = module.Policy
+        policy = self._dds.qos.Policy
         reliability = policy.Reliability.BestEffort
         if qos.is_reliable:
             reliability = policy.Reliability.Reliable(_RELIABLE_WAIT_MS * 1_000_000)
-        return module.Qos(
+        return self._dds.qos.Qos(
             reliability,
             policy.Durability.TransientLocal if qos.is_transient_local else policy.Durability.Volatile,
             policy.History.KeepLast(qos.depth),
