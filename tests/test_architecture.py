@@ -102,7 +102,7 @@ PARTS_OF_BACKENDS = {
 """Who may see backends, and which part of it."""
 
 FENCES: dict[str, tuple[str, ...]] = {
-    "aiohttp": ("frontends/http/", "plugins/policies/demo/", "plugins/fleet/page/box_poller.py", "ray.py"),
+    "aiohttp": ("frontends/http/", "plugins/fleet/page/box_poller.py", "ray.py"),
     "hpack": ("http2/",),
     "grpc": ("frontends/grpc/grpcio_transport.py", "client/", "ray.py"),
     "ray": ("ray.py",),

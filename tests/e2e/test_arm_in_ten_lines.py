@@ -1,7 +1,7 @@
 """The commands and the loop of docs/robots.md that bring an exported policy to an arm, as written.
 
-The loop imports openpi's client, which wants numpy 1 and runs in test_openpi_client.py. Here this repository's own
-client of the same WebSocket stands for it.
+The loop imports openpi's client, which wants numpy 1 and runs in test_openpi_client.py. Here the client of
+docs/examples/robot_arm stands for it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-client = pytest.importorskip("edge_server.plugins.policies.demo.robot_client", reason="needs msgpack, of policies")
+client = pytest.importorskip("robot_client", reason="needs msgpack and websockets, of policies")
 pytest.importorskip("cv2", reason="needs OpenCV, of the extra vision")
 
 COMMAND = Path(sys.executable).parent / "edge-server"

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -19,17 +20,16 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
+from cloned_policy import train, write_policy
+from simulated_arm import DT_S, Arm, controller, run_loop
 from tritonclient.utils import InferenceServerException
 
 from edge_server.client import ActionBroker
-from edge_server.plugins.policies.demo.arm import DT_S, Arm, controller
-from edge_server.plugins.policies.demo.cloned_policy import train, write_policy
-from edge_server.plugins.policies.demo.loop import ChunkByChunk, run_loop
 from tests.plugins.policies.sampling_policy import train_sampling_policy, write_sampling_policy
 
-client = pytest.importorskip("edge_server.plugins.policies.demo.robot_client", reason="needs msgpack, of policies")
+client = pytest.importorskip("robot_client", reason="needs msgpack and websockets, of policies")
 
-COMMAND = Path(sys.executable).parent / "edge-server"
+EXAMPLE = Path(__file__).parents[2] / "docs/examples/robot_arm"
 SECONDS = float(os.environ.get("EDGE_TEST_ARM_S", "60"))
 """Of the loop beside a camera and heat; those that look for jerks take a part of it. Ten minutes were run with
 EDGE_TEST_ARM_S=600."""
@@ -79,13 +79,11 @@ class CameraLoad:
 
 
 def controller_error_mm(ticks: int) -> float:
-    """Return the mean distance of an arm that gets its controller's command at each tick, as `run_loop` counts it."""
+    """Return the mean distance of an arm that gets its controller's command at each tick."""
     arm = Arm(1)
-    squares = []
     for _ in range(ticks):
         arm.follow(controller(arm.time_s, arm.angles, 1)[0])
-        squares.append(arm.error_m() ** 2)
-    return 1000 * float(np.sqrt(np.mean(squares[100:])))
+    return arm.mean_error_mm()
 
 
 # A minute and a half in real time.
@@ -104,7 +102,7 @@ def test_a_slow_policy_never_lets_the_loop_run_dry_beside_a_busy_camera_and_heat
     with serve(models, "--policy-openpi=127.0.0.1:0", *governor) as server:
         address = re.search(r"openpi (ws://\S+?);", "\n".join(server.banner) + ";")[1] + "/arm"
         with contextlib.closing(client.RobotClient(address)) as robot:
-            alone = run_loop(Arm(1), ChunkByChunk(robot.infer).step, 10)
+            alone = run_loop(Arm(1), client.ChunkByChunk(robot.infer).step, 10)
             rows.append(("chunk by chunk, alone", alone))
             answers_s: list[float] = []
 
@@ -127,8 +125,8 @@ def test_a_slow_policy_never_lets_the_loop_run_dry_beside_a_busy_camera_and_heat
         (policy,) = server.ask("/edge/v1/policies")[1]["policies"]
     with capsys.disabled():
         print(f"\n{'loop':30}{'ticks':>7}{'dry':>6}{'error mm':>10}{'largest':>9}")
-        for name, report in rows:
-            print(f"{name:30}{report.ticks:7}{report.dry_ticks:6}{report.error_mm:10.1f}{report.largest_error_mm:9.1f}")
+        for name, arm in rows:
+            print(f"{name:30}{arm.ticks:7}{arm.dry_ticks:6}{arm.mean_error_mm():10.1f}{arm.largest_error_mm:9.1f}")
         print(f"{'its controller at each tick':30}{busy.ticks:7}{0:6}{controller_error_mm(busy.ticks):10.1f}")
         median_ms, p99_ms = 1000 * np.percentile(answers_s, [50, 99])
         print(
@@ -157,7 +155,7 @@ def test_a_robot_that_comes_while_the_machine_is_hot_gets_all_its_answers(
         with contextlib.closing(client.RobotClient(address)) as robot:
             for _ in range(4):
                 began_s = time.monotonic()
-                robot.infer({"observation/state": Arm(1).observe().astype("float32")})
+                robot.infer({"observation/state": Arm(1).observe()})
                 time.sleep((time.monotonic() - began_s) / 2)  # two thirds of the time, on any machine
 
 
@@ -189,11 +187,11 @@ def test_a_policy_that_continues_its_chunks_moves_the_arm_without_jerks(
                             commands.append(broker.step(seen))
                             return commands[-1]
 
-                        report = run_loop(Arm(1), step, SECONDS / 12)
+                        arm = run_loop(Arm(1), step, SECONDS / 12)
                         counts = broker.counts
                     assert counts.failures == 0
                     jerk = 1000 * np.abs(np.diff(commands[1:], n=2, axis=0)).max()
-                    rows.append((bool(keys), blend_steps, counts.dry_steps, report.error_mm, jerk))
+                    rows.append((bool(keys), blend_steps, counts.dry_steps, arm.mean_error_mm(), jerk))
     with capsys.disabled():
         print(f"\n{'continues':>10}{'blend':>7}{'dry':>5}{'error mm':>10}{'jerk mrad':>11}")
         for continues, *numbers in rows:
@@ -204,10 +202,10 @@ def test_a_policy_that_continues_its_chunks_moves_the_arm_without_jerks(
 
 
 @pytest.mark.full
-def test_the_demonstration_shows_both_arms(tmp_path: Path, free_ports: Any) -> None:
+def test_the_example_shows_both_arms(tmp_path: Path, free_ports: Any) -> None:
     page, policy = free_ports(2)
     process = subprocess.Popen(
-        [COMMAND, "demo", "robot", f"--port={page}", f"--policy-port={policy}", "--seconds=6"],
+        [sys.executable, EXAMPLE, f"--port={page}", f"--policy-port={policy}", "--seconds=6"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
     )  # fmt: skip
     assert process.stdout is not None
@@ -228,11 +226,12 @@ def test_the_demonstration_shows_both_arms(tmp_path: Path, free_ports: Any) -> N
     assert dry[1] > 5
 
 
-def test_a_port_that_is_taken_ends_the_demonstration_with_a_sentence(run_command: Any) -> None:
-    import socket
-
+def test_a_port_that_is_taken_ends_the_example_with_a_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        found = run_command("demo", "robot", f"--policy-port={port}", "--port=0")
+        found = subprocess.run(
+            [sys.executable, EXAMPLE, f"--policy-port={port}", "--port=0"], capture_output=True, text=True, timeout=100,
+            check=False,
+        )  # fmt: skip
     assert found.returncode == 1
-    assert f"edge-server demo: --policy-openpi=127.0.0.1:{port}: cannot listen" in found.stderr
+    assert f"robot_arm: --policy-openpi=127.0.0.1:{port}: cannot listen" in found.stderr

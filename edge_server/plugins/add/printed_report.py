@@ -19,7 +19,7 @@ from edge_server.plugins.add.new_model import LABELS
 from edge_server.plugins.add.picture_trial import MAX_SEEN, Reading, describe_choice, describe_seen
 from edge_server.plugins.add.text_models import READER, find_unread_detectors
 from edge_server.plugins.add.written_config import describe_tensor, parameter_line
-from edge_server.plugins.policies.recognition import recognise_policy
+from edge_server.plugins.policies.policy import recognise_policy
 
 _WIDTH = 80
 _MAX_LINES = 4

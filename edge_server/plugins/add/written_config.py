@@ -11,8 +11,7 @@ from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.errors import ServingFault
 from edge_server.plugins.add.new_model import LABELS
 from edge_server.plugins.add.picture_trial import Reading
-from edge_server.plugins.policies.policy import Policy
-from edge_server.plugins.policies.recognition import recognise_policy
+from edge_server.plugins.policies.policy import Policy, recognise_policy
 from edge_server.plugins.vision.image_parameters import Declaration
 from edge_server.plugins.vision.outputs.output_parameters import DECLARATIONS, HeadKind
 from edge_server.plugins.vision.parameter_tables import settings_of

@@ -3,5 +3,5 @@ already speak.
 
 `policy` reads a model's parameters `policy_*`, makes its inputs of an observation and the actions of its outputs.
 `robot` runs the observations of one robot. `array_messages` reads and writes MessagePack with arrays; `openpi_port` and
-`groot_port` are the wires, carried by `connections`. `demo` shows a simulated robot.
+`groot_port` are the wires, carried by `connections`.
 """

@@ -9,69 +9,43 @@ is refused.
 
 from __future__ import annotations
 
-import asyncio
 import json
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from edge_server.errors import EdgeServerError, InvalidRequest, QueueFull
 from edge_server.frontends.http.request_head import Headers
-from edge_server.frontends.loop_dispatch import LoopDispatch
-from edge_server.plugins.policies.array_messages import (
-    find_text,
-    read_message,
-    write_groot_message,
-)
-from edge_server.plugins.policies.connections.listener import MAX_ROBOTS, RobotListener
+from edge_server.plugins.policies.array_messages import find_text, read_message, write_groot_message
+from edge_server.plugins.policies.connections.listener import RobotListener
 from edge_server.plugins.policies.connections.message_memory import MAX_MESSAGE_BYTES, MessageMemory
 from edge_server.plugins.policies.connections.message_stream import MessageStream
 from edge_server.plugins.policies.connections.zmtp import ZmtpConnection
 from edge_server.plugins.policies.policy import Policy
-from edge_server.plugins.policies.policy_counters import PolicyCounters
 from edge_server.plugins.policies.robot import Robot
 
 if TYPE_CHECKING:
     from edge_server.frontends.http.access_check import AccessCheck
-    from edge_server.service import InferenceService
 
 _ZIP = b"PK\x03\x04"
 """Begin of what torch.save writes, and GR00T N1 sends."""
 
 
-class GrootPort:
+class GrootPort(RobotListener):
     """Answers calls on one ZeroMQ address, from `start` to `stop`. Lives on one event loop."""
 
     def __init__(
-        self,
-        service: InferenceService,
-        access: AccessCheck,
-        counters: PolicyCounters,
-        memory: MessageMemory,
-        choose_policy: Callable[[str], str],
-        address: str,
+        self, access: AccessCheck, memory: MessageMemory, make_robot: Callable[[str], Robot], address: str
     ) -> None:
-        """`choose_policy(name)` returns the model for a name, "": the only policy. `address`: HOST:PORT or
+        """`make_robot(name)` returns a robot of this wire for a model, "": the only policy. `address`: HOST:PORT or
         HOST:PORT/MODEL. Listens, to know that no other server does. Raises ServingFault."""
-        self._service = service
-        self._access = access
-        self._counters = counters
-        self._memory = memory
-        self._choose_policy = choose_policy
         place, _, self._model = address.partition("/")
-        self._listener = RobotListener("--policy-groot", place, self._serve)
-        self.address = f"tcp://{self._listener.address}"
+        super().__init__("--policy-groot", place, self._serve_robot)
+        self.url = f"tcp://{self.address}"
+        self._access = access
+        self._memory = memory
+        self._make_robot = make_robot
 
-    async def start(self) -> None:
-        """Answer the clients that wait, and all later ones."""
-        self._dispatch = LoopDispatch(asyncio.get_running_loop())
-        await self._listener.start()
-
-    async def stop(self) -> None:
-        """Stop listening; calls that run get no answer. May be called again."""
-        await self._listener.stop()
-
-    async def _serve(self, stream: MessageStream) -> None:
+    async def _serve_robot(self, stream: MessageStream) -> None:
         connection = ZmtpConnection(stream, self._memory, MAX_MESSAGE_BYTES)
         await connection.shake_hands()
         client = _Client(lambda: self._connect(stream))
@@ -84,11 +58,10 @@ class GrootPort:
     async def _answer_one(self, connection: ZmtpConnection, client: _Client) -> bool:
         """Answer the next request; return False if there can be no more. Keeps no reference to the request."""
         try:
-            data, memory = await connection.receive()
+            data, memory, arrived_ns, _ = await connection.receive()
         except (InvalidRequest, QueueFull) as error:
             await connection.answer(self._refuse(error))
             return False
-        arrived_ns = time.monotonic_ns()
         try:
             if data[:4] == _ZIP:
                 raise InvalidRequest(
@@ -107,18 +80,17 @@ class GrootPort:
         return True
 
     def _connect(self, stream: MessageStream) -> Robot:
-        if self._listener.is_full:
-            raise QueueFull(f"{MAX_ROBOTS} robots are connected, which is the maximum")
-        robot = Robot(self._service, self._dispatch, self._counters, self._choose_policy(self._model), "groot")
+        self.check_room()
+        robot = self._make_robot(self._model)
         try:
-            self._listener.welcome(stream)
+            self.welcome(stream)
         except ConnectionError:
             robot.close()
             raise
         return robot
 
     def _refuse(self, error: EdgeServerError) -> bytes:
-        self._listener.warn(error.message)
+        self.warn(error.message)
         return bytes(write_groot_message({"error": error.message}))
 
 

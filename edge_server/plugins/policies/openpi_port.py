@@ -11,19 +11,16 @@ import asyncio
 import time
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from edge_server.errors import EdgeServerError, ErrorCode, InvalidRequest, NotReady, QueueFull
+from edge_server.errors import EdgeServerError, ErrorCode, InvalidRequest, NotReady
 from edge_server.frontends.http.request_head import MAX_HEAD_BYTES, Headers, RequestHead, parse_head
-from edge_server.frontends.loop_dispatch import LoopDispatch
 from edge_server.plugins.policies.array_messages import read_message, write_message
-from edge_server.plugins.policies.connections.listener import MAX_ROBOTS, RobotListener
-from edge_server.plugins.policies.connections.message_memory import MAX_MESSAGE_BYTES, HeldMessage, MessageMemory
+from edge_server.plugins.policies.connections.listener import RobotListener
+from edge_server.plugins.policies.connections.message_memory import MAX_MESSAGE_BYTES, MessageMemory, ReceivedMessage
 from edge_server.plugins.policies.connections.message_stream import MessageStream
-from edge_server.plugins.policies.connections.websocket import ReceivedMessage, WebSocket, accept_websocket
-from edge_server.plugins.policies.policy_counters import PolicyCounters
+from edge_server.plugins.policies.connections.websocket import WebSocket, accept_websocket
 from edge_server.plugins.policies.robot import Robot
-from edge_server.service import InferenceService
 
 if TYPE_CHECKING:
     from edge_server.frontends.http.access_check import AccessCheck
@@ -35,44 +32,31 @@ _STATUS = {ErrorCode.NOT_FOUND: 404, ErrorCode.INVALID_ARG: 400, ErrorCode.UNAUT
            ErrorCode.PERMISSION_DENIED: 403, ErrorCode.RESOURCE_EXHAUSTED: 503, ErrorCode.UNAVAILABLE: 503}  # fmt: skip
 
 
-class OpenpiPort:
+class OpenpiPort(RobotListener):
     """Listens on one address, and answers from `start` to `stop`. Lives on one event loop."""
 
     def __init__(
-        self,
-        service: InferenceService,
-        access: AccessCheck,
-        counters: PolicyCounters,
-        memory: MessageMemory,
-        choose_policy: Callable[[str], str],
-        address: str,
+        self, access: AccessCheck, memory: MessageMemory, make_robot: Callable[[str], Robot], address: str
     ) -> None:
-        """`choose_policy(name)` returns the model for a name, "": the only policy. Listens, to know that no other
-        server does; clients wait until `start`. Raises ServingFault."""
-        self._service = service
+        """`make_robot(name)` returns a robot of this wire for a model, "": the only policy. Listens, to know that no
+        other server does; clients wait until `start`. Raises ServingFault."""
+        super().__init__("--policy-openpi", address, self._serve_robot)
+        self.url = f"ws://{self.address}"
         self._access = access
-        self._counters = counters
         self._memory = memory
-        self._choose_policy = choose_policy
-        self._listener = RobotListener("--policy-openpi", address, self._serve)
-        self.address = f"ws://{self._listener.address}"
+        self._make_robot = make_robot
         self._robots: set[WebSocket] = set()
         self._is_stopping = False
 
-    async def start(self) -> None:
-        """Answer the clients that wait, and all later ones."""
-        self._dispatch = LoopDispatch(asyncio.get_running_loop())
-        await self._listener.start()
-
     async def stop(self) -> None:
-        """Close all connections. Observations that run get no answer. May be called again."""
+        """Tell robots that the server stops, and close all connections. May be called again."""
         self._is_stopping = True
-        self._listener.stop_listening()
+        self.stop_listening()
         ends = [robot.close(_GOING_AWAY, "the server stops") for robot in self._robots]
         await asyncio.gather(*ends, return_exceptions=True)
-        await self._listener.stop()
+        await super().stop()
 
-    async def _serve(self, stream: MessageStream) -> None:
+    async def _serve_robot(self, stream: MessageStream) -> None:
         try:
             head = parse_head(await stream.read_until(b"\r\n\r\n", MAX_HEAD_BYTES))
             if head.target == "/healthz":
@@ -80,13 +64,13 @@ class OpenpiPort:
                 return
             answer, robot = self._connect(head)
         except EdgeServerError as error:
-            self._listener.warn(error.message)
+            self.warn(error.message)
             await stream.write(_http_answer(_STATUS.get(error.code, 500), error.message))
             return
         socket = WebSocket(stream, self._memory, MAX_MESSAGE_BYTES)
         self._robots.add(socket)
         try:
-            self._listener.welcome(stream)
+            self.welcome(stream)
             await stream.write(answer)
             await _Conversation(socket, robot).run()
         finally:
@@ -101,17 +85,9 @@ class OpenpiPort:
         try:
             answer = accept_websocket(head)
         except InvalidRequest as error:
-            raise InvalidRequest(f"openpi's protocol at {self.address}/MODEL: {error.message}") from None
-        if self._listener.is_full:
-            raise QueueFull(f"{MAX_ROBOTS} robots are connected, which is the maximum")
-        model = self._choose_policy(head.target.partition("?")[0].strip("/"))
-        return answer, Robot(self._service, self._dispatch, self._counters, model, "openpi")
-
-
-class _Observation(NamedTuple):
-    message: memoryview
-    memory: HeldMessage
-    arrived_ns: int
+            raise InvalidRequest(f"openpi's protocol at {self.url}/MODEL: {error.message}") from None
+        self.check_room()
+        return answer, self._make_robot(head.target.partition("?")[0].strip("/"))
 
 
 class _Conversation:
@@ -121,7 +97,7 @@ class _Conversation:
     def __init__(self, socket: WebSocket, robot: Robot) -> None:
         self._socket = socket
         self._robot = robot
-        self._waiting: _Observation | None = None
+        self._waiting: ReceivedMessage | None = None
         self._overtaken = 0
         self._running: asyncio.Task[None] | None = None
 
@@ -149,16 +125,15 @@ class _Conversation:
             received.memory.release()
             await self._socket.send("expected an observation as a binary message in MessagePack")
             return True
-        observation = _Observation(received.data, received.memory, time.monotonic_ns())
         if self._running is None or self._running.done():
-            self._running = asyncio.create_task(self._answer(observation))
+            self._running = asyncio.create_task(self._answer(received))
             self._running.add_done_callback(self._end_if_failed)
             return True
         if self._waiting is not None:
             self._waiting.memory.release()
             self._overtaken += 1
             self._robot.overtake()
-        self._waiting = observation
+        self._waiting = received
         return True
 
     def _end_if_failed(self, answer: asyncio.Task[None]) -> None:
@@ -167,10 +142,10 @@ class _Conversation:
         if isinstance(error, Exception):
             self._socket.fail(error)
 
-    async def _answer(self, observation: _Observation) -> None:
+    async def _answer(self, observation: ReceivedMessage) -> None:
         """Answer an observation, and those that come meanwhile."""
         while True:
-            data, memory, arrived_ns = observation
+            data, memory, arrived_ns, _ = observation
             del observation
             try:
                 content = read_message(data, memory.charge)

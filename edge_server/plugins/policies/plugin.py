@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.config.setting import SettingTable
-from edge_server.plugin import Command, Plugin, RunningPlugin, StatusPart, StatusRow
+from edge_server.plugin import Plugin, RunningPlugin, StatusPart, StatusRow
 from edge_server.plugins.policies.settings import PoliciesConfig
 
 if TYPE_CHECKING:
@@ -29,14 +29,6 @@ _PORT_STOP_S = 2.0
 
 class PoliciesPlugin(Plugin):
     name = "policies"
-    commands = (
-        Command(
-            "demo",
-            "show simulated robots that follow a policy of the server",
-            "edge_server.plugins.policies.demo.command",
-            "Cameras, robots and chats",
-        ),
-    )
     tables = (SettingTable("policies", "Robot policies", PoliciesConfig),)
 
     def parameter_names(self) -> Iterable[str]:
@@ -59,8 +51,7 @@ class _Policies(RunningPlugin):
         self.model_checks = (_check,)
         self.recognisers = (_recognise,)
         self._counters: PolicyCounters | None = None
-        self._openpi: OpenpiPort | None = None
-        self._groot: GrootPort | None = None
+        self._ports: dict[str, OpenpiPort | GrootPort] = {}
         self._starting: list[asyncio.Task[None]] = []
 
     def build(self, core: ServingCore) -> None:
@@ -76,6 +67,7 @@ class _Policies(RunningPlugin):
 
         from edge_server.errors import Unsupported, install_hint
         from edge_server.frontends.access_control import check_plugin_port
+        from edge_server.frontends.loop_dispatch import LoopDispatch
         from edge_server.plugins.policies.connections.message_memory import MessageMemory
         from edge_server.plugins.policies.policy_counters import PolicyCounters
 
@@ -90,16 +82,21 @@ class _Policies(RunningPlugin):
                 needs_key = core.access.is_guarded("inference")
                 check_plugin_port(core.config, flag, address, protocol, needs_key=needs_key, sends_key=True)
         memory = MessageMemory(settings.message_memory_mb << 20)
-        parts = core.service, core.access, self._counters, memory, self._choose_policy
+        dispatch, counters = LoopDispatch(self._loop), self._counters
         try:
+            from edge_server.plugins.policies.robot import Robot
+
+            def robots_of(wire: str) -> Callable[[str], Robot]:
+                return lambda name: Robot(core.service, dispatch, counters, self._choose_policy(name), wire)
+
             if settings.openpi:
                 from edge_server.plugins.policies.openpi_port import OpenpiPort
 
-                self._openpi = OpenpiPort(*parts, settings.openpi)
+                self._ports["openpi"] = OpenpiPort(core.access, memory, robots_of("openpi"), settings.openpi)
             if settings.groot:
                 from edge_server.plugins.policies.groot_port import GrootPort
 
-                self._groot = GrootPort(*parts, settings.groot)
+                self._ports["GR00T"] = GrootPort(core.access, memory, robots_of("groot"), settings.groot)
         except ImportError as error:
             raise Unsupported(
                 f"robot policies need a library that does not import here ({error}); {install_hint('policies')}"
@@ -128,22 +125,18 @@ class _Policies(RunningPlugin):
         ]
 
     def addresses(self) -> Sequence[str]:
-        ports = {"openpi": self._openpi, "GR00T": self._groot}
-        return [f"{name} {port.address}" for name, port in ports.items() if port is not None]
+        return [f"{name} {port.url}" for name, port in self._ports.items()]
 
     def models_settled(self) -> None:
         # Not earlier: a client asks once for a policy, and ends if there is none.
-        for port in (self._openpi, self._groot):
-            if port is not None:
-                self._starting.append(self._loop.create_task(port.start()))
+        self._starting += [self._loop.create_task(port.start()) for port in self._ports.values()]
 
     def begin_stop(self) -> None:
         # Robots hold the version of their episode, for which the end of the server would wait.
-        for port in (self._openpi, self._groot):
-            if port is not None:
-                import asyncio
+        for port in self._ports.values():
+            import asyncio
 
-                asyncio.run_coroutine_threadsafe(port.stop(), self._loop).result(_PORT_STOP_S)
+            asyncio.run_coroutine_threadsafe(port.stop(), self._loop).result(_PORT_STOP_S)
 
     def stop(self, timeout_s: float) -> None:
         self.begin_stop()
@@ -172,7 +165,7 @@ class _Policies(RunningPlugin):
 def _recognise(spec: ModelSpec, metadata: Mapping[str, str]) -> Recognised | None:
     if not any(item.name.startswith("observation") for item in spec.inputs):
         return None
-    from edge_server.plugins.policies.recognition import recognise_policy
+    from edge_server.plugins.policies.policy import recognise_policy
 
     return recognise_policy(spec)
 

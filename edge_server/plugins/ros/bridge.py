@@ -22,8 +22,8 @@ from edge_server.plugins.ros.camera_bridge import CameraBridge
 from edge_server.plugins.ros.diagnostics import Diagnostics
 from edge_server.plugins.ros.messages.message_conversion import MessageKind
 from edge_server.plugins.ros.result_topics import advertise_if_installed
-from edge_server.plugins.ros.transports.packet_drops import PacketDrops
 from edge_server.plugins.ros.transports.transport import Qos, Transport
+from edge_server.plugins.ros.transports.udp_sockets import PacketDrops
 
 SPIN_S = 0.2
 """Longest time between two calls of `Bridge.tick`."""

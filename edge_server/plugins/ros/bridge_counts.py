@@ -1,12 +1,11 @@
-"""Counts of a camera's frames, and the log line about them."""
+"""Counts of a camera's frames and results, by intervals of some seconds."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from edge_server.client import Counters
 from edge_server.protocol.frame_messages import FrameResult
@@ -34,6 +33,9 @@ class BridgeCounts:
         """Return a quantile of the latencies in ms. There must be at least one."""
         ordered = sorted(self.latencies_s)
         return ordered[min(int(len(ordered) * fraction), len(ordered) - 1)] * 1000
+
+
+_SUMMED = [item.name for item in fields(BridgeCounts) if item.name != "last_error"]
 
 
 class FrameCounter:
@@ -90,24 +92,13 @@ class FrameCounter:
         self._ended.append(counts)
 
     def recent(self) -> BridgeCounts:
-        """Return the counts of the last intervals together."""
-        return sum_counts(self._ended)
-
-
-def sum_counts(parts: Iterable[BridgeCounts]) -> BridgeCounts:
-    """Return the counts of all parts together, with the newest error; `parts` are oldest first."""
-    total = BridgeCounts()
-    for part in parts:
-        total.seconds += part.seconds
-        total.received += part.received
-        total.answered += part.answered
-        total.late += part.late
-        total.refused += part.refused
-        total.failed += part.failed
-        total.last_error = part.last_error or total.last_error
-        total.latencies_s += part.latencies_s
-        total.drops += part.drops
-    return total
+        """Return the counts of the last intervals together, with the newest error."""
+        total = BridgeCounts()
+        for part in self._ended:
+            for name in _SUMMED:
+                setattr(total, name, getattr(total, name) + getattr(part, name))
+            total.last_error = part.last_error or total.last_error
+        return total
 
 
 def drops_between(before: Counters, now: Counters) -> Counter[str]:
@@ -121,18 +112,3 @@ def drops_between(before: Counters, now: Counters) -> Counter[str]:
     drops["overtaken before sending"] = now.dropped_here - before.dropped_here
     drops["lost with a connection"] = now.lost - before.lost
     return +drops
-
-
-def report_line(topic: str, counts: BridgeCounts) -> str:
-    """Return a log line: input and output rates, drops by reason, time from message to result."""
-    if not counts.received and not counts.answered:
-        return f"{topic}: no images in the last {counts.seconds:.0f} s"
-    rates = f"in {counts.received / counts.seconds:.1f}/s, out {counts.answered / counts.seconds:.1f}/s"
-    parts = [f"{topic}: {rates}"]
-    if counts.drops:
-        parts.append("dropped " + ", ".join(f"{count} {reason}" for reason, count in counts.drops.items()))
-    if counts.late:
-        parts.append(f"{counts.late} too late to publish")
-    if counts.latencies_s:
-        parts.append(f"latency p50 {counts.latency_ms(0.5):.0f} ms, p99 {counts.latency_ms(0.99):.0f} ms")
-    return "; ".join(parts)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from edge_server.client import FrameStream, StreamError
 from edge_server.errors import InvalidRequest
@@ -65,6 +66,17 @@ class BridgeParameters:
         if not 0 <= self.depth_tolerance_ms <= 10_000:
             raise InvalidRequest(f"--depth-tolerance-ms: expected 0 to 10000, given {self.depth_tolerance_ms}")
         check_named_once(self.topics)
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> BridgeParameters:
+        """Return the parameters whose fields, or those of their Delivery, have a value in `values`; other values are
+        ignored."""
+
+        def own(kind: type[BridgeParameters | Delivery]) -> dict[str, Any]:
+            names = {item.name for item in fields(kind)}
+            return {name: value for name, value in values.items() if name in names}
+
+        return cls(**own(cls), delivery=Delivery(**own(Delivery)))
 
     @property
     def topics(self) -> tuple[str, ...]:

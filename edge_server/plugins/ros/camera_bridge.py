@@ -15,9 +15,9 @@ from typing import Any
 
 from edge_server.client import Counters, FrameStream, StreamError
 from edge_server.errors import ErrorCode, InvalidRequest
-from edge_server.plugins.ros.bridge_counts import FrameCounter, drops_between, report_line
+from edge_server.plugins.ros.bridge_counts import FrameCounter, drops_between
+from edge_server.plugins.ros.bridge_log import ConnectionLog, report_line
 from edge_server.plugins.ros.bridge_parameters import BridgeParameters
-from edge_server.plugins.ros.connection_log import ConnectionLog
 from edge_server.plugins.ros.diagnostics import Diagnostics
 from edge_server.plugins.ros.messages.message_conversion import DiagnosticStatus, MessageKind, make_frame
 from edge_server.plugins.ros.result_topics import ResultTopics

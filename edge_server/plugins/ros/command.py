@@ -47,5 +47,8 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add_grpc_address(parser)
     parser.add_argument("--stream-id", default="", metavar="ID", help="id of the stream in the server's statistics")
     parser.add_argument(
-        "--class-numbers", action="store_true", help="write class_id as a number even if the model has labels"
+        "--class-numbers",
+        dest="class_id_is_number",
+        action="store_true",
+        help="write class_id as a number even if the model has labels",
     )

@@ -19,7 +19,6 @@ from edge_server.plugins.ros.diagnostics import Diagnostics
 from edge_server.plugins.ros.model_service import ModelService
 from edge_server.plugins.ros.transports.ros2_environment import choose_transport
 from edge_server.plugins.ros.transports.transport import QOS_PROFILES, TRANSPORTS, Transport, topic_beside
-from edge_server.protocol.frame_messages import Delivery
 from edge_server.telemetry.log import setup_logging
 
 _END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -34,6 +33,9 @@ _TOPICS = {
     "label-info": "vision_msgs/LabelInfo, the labels of the model, transient local,",
     "diagnostics": "diagnostic_msgs/DiagnosticArray once a second",
 }
+
+_OWN_TOPICS = ("image_topic", "diagnostics_topic")
+"""Topics that are not one beside each image topic."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -88,7 +90,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="TOPIC",
         help="topic to subscribe to; repeatable, one for each camera. Default: /image",
     )
-    parser.add_argument("--compressed", action="store_true", help="the topics have CompressedImage messages")
+    parser.add_argument(
+        "--compressed", dest="image_is_compressed", action="store_true", help="the topics have CompressedImage messages"
+    )
     for name, message in _TOPICS.items():
         parser.add_argument(f"--{name}-topic", default="", metavar="TOPIC", help=f"publish {message} there")
     _add_depth_options(parser)
@@ -138,6 +142,7 @@ def _add_depth_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--rectified",
+        dest="image_is_rectified",
         action="store_true",
         help="the images have no distortion; default: if the last name of the image topic contains 'rect' as a word",
     )
@@ -166,47 +171,18 @@ def _parameters(options: argparse.Namespace, image_topic: str) -> BridgeParamete
     """Return the parameters for one of the cameras."""
     count = len(options.image_topic)
 
+    given = vars(options)
+
     def topic(option: str) -> str:
-        name: str = getattr(options, f"{option}_topic")
+        name: str = given[option]
         if count > 1 and name.startswith("/"):
             raise InvalidRequest(
-                f"--{option.replace('_', '-')}-topic: '{name}' is one topic for {count} cameras; "
+                f"--{option.replace('_', '-')}: '{name}' is one topic for {count} cameras; "
                 f"'{name.rpartition('/')[2]}', without a '/', is one beside each image topic"
             )
         return topic_beside(image_topic, name)
 
-    return BridgeParameters(
-        model_name=options.model,
-        model_version=options.model_version,
-        image_topic=image_topic,
-        image_is_compressed=options.compressed,
-        detections_topic=topic("detections"),
-        classification_topic=topic("classification"),
-        annotated_topic=topic("annotated"),
-        mask_topic=topic("mask"),
-        map_topic=topic("map"),
-        detections3d_topic=topic("detections3d"),
-        depth_topic=topic("depth"),
-        camera_info_topic=topic("camera_info"),
-        depth_tolerance_ms=options.depth_tolerance_ms,
-        image_is_rectified=options.rectified,
-        vision_info_topic=topic("vision_info"),
-        label_info_topic=topic("label_info"),
-        input_qos=options.input_qos,
-        output_qos=options.output_qos,
-        input_queue_size=options.input_queue_size,
-        output_queue_size=options.output_queue_size,
-        stream_id=f"{options.stream_id}{image_topic}" if options.stream_id and count > 1 else options.stream_id,
-        top_k=options.top_k,
-        jpeg_quality=options.jpeg_quality,
-        class_id_is_number=options.class_numbers,
-        stamp_tells_age=options.stamp_tells_age,
-        delivery=Delivery(
-            depth=options.depth,
-            max_age_ms=options.max_age_ms,
-            deadline_ms=options.deadline_ms,
-            max_fps=options.max_fps,
-            weight=options.weight,
-            priority=options.priority,
-        ),
-    )
+    stream_id = f"{options.stream_id}{image_topic}" if options.stream_id and count > 1 else options.stream_id
+    topics = {name: topic(name) for name in given if name.endswith("_topic") and name not in _OWN_TOPICS}
+    own = {"model_name": options.model, "image_topic": image_topic, "stream_id": stream_id}
+    return BridgeParameters.from_values({**given, **topics, **own})

@@ -42,7 +42,7 @@ def run(arguments: Sequence[str]) -> int:
         returns=returns,
         namespace=options.namespace.rstrip("/"),
         stream_id=options.stream_id,
-        class_id_is_number=options.class_numbers,
+        class_id_is_number=options.class_id_is_number,
         patience_s=options.patience,
         stream_count=options.streams,
     )

@@ -16,7 +16,7 @@ from typing import Any
 from edge_server.cli import http_client
 from edge_server.client import StreamOpened
 from edge_server.plugins.ros.bridge_counts import BridgeCounts
-from edge_server.plugins.ros.connection_log import describe_server
+from edge_server.plugins.ros.bridge_log import describe_server
 from edge_server.plugins.ros.messages.message_conversion import (
     DiagnosticLevel,
     DiagnosticsMessage,
@@ -72,8 +72,13 @@ class Diagnostics:
         self._ended.set()
 
     def make_message(self, *statuses: DiagnosticStatus) -> DiagnosticsMessage:
-        """Return the message with these statuses and that of the governor."""
-        return DiagnosticsMessage(stamp_now(), (*statuses, self._governor_status()))
+        """Return the message with these statuses and that of the governor: STALE when its state could not be read for
+        some seconds."""
+        if self._governor is not None and time.monotonic() - self._governor[0] <= _STALE_S:
+            governor = self._governor[1]
+        else:
+            governor = self._status("governor", DiagnosticLevel.STALE, self._governor_problem, {})
+        return DiagnosticsMessage(stamp_now(), (*statuses, governor))
 
     def frames_status(self, topic: str, counts: BridgeCounts, silence: str) -> DiagnosticStatus:
         """Return the status of the frames in the last seconds: rates, drops, latency.
@@ -122,12 +127,6 @@ class Diagnostics:
 
     def _name(self, subject: str, topic: str) -> str:
         return f"{subject} of {topic}" if self._names_cameras else subject
-
-    def _governor_status(self) -> DiagnosticStatus:
-        """Return the governor's status: STALE when its state could not be read for some seconds."""
-        if self._governor is None or time.monotonic() - self._governor[0] > _STALE_S:
-            return self._status("governor", DiagnosticLevel.STALE, self._governor_problem, {})
-        return self._governor[1]
 
     def _describe_governor(self, report: Mapping[str, Any]) -> DiagnosticStatus:
         """Return the status for a response of GET /edge/v1/governor."""

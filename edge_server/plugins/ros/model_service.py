@@ -11,8 +11,8 @@ from typing import Any
 from edge_server.client import Frame, StreamOpened
 from edge_server.errors import EdgeServerError, InvalidRequest, NotReady, ServingFault, Unsupported
 from edge_server.plugins.ros.bridge import Bridge
+from edge_server.plugins.ros.bridge_log import describe_server
 from edge_server.plugins.ros.bridge_parameters import BridgeParameters
-from edge_server.plugins.ros.connection_log import describe_server
 from edge_server.plugins.ros.transports.transport import ServiceTransport, Transport
 
 SERVICE = "~/set_model"

@@ -6,18 +6,14 @@ import logging
 from typing import TYPE_CHECKING
 
 from edge_server.errors import Unsupported
+from edge_server.plugins.ros.bridge_log import describe_server
 from edge_server.plugins.ros.bridge_parameters import BridgeParameters
-from edge_server.plugins.ros.connection_log import describe_server
 from edge_server.plugins.ros.messages.message_conversion import (
     LabelInfoMessage,
     MessageKind,
     OutgoingMessage,
     VisionInfoMessage,
-    annotated_message,
-    classification_message,
-    detections_message,
-    map_message,
-    mask_message,
+    result_messages,
     stamp_now,
 )
 from edge_server.plugins.ros.transports.transport import Qos, Transport
@@ -28,6 +24,10 @@ if TYPE_CHECKING:
 
 _MAX_LABELS = 65_535
 _DEPTH_QUEUE_SIZE = 5
+_RESULT_KINDS = {
+    "detections": MessageKind.DETECTIONS, "classification": MessageKind.CLASSIFICATION,
+    "annotated": MessageKind.COMPRESSED_IMAGE, "mask": MessageKind.IMAGE, "map": MessageKind.IMAGE,
+}  # fmt: skip
 _LATCHED = Qos("DEFAULT", 1, is_transient_local=True)
 
 log = logging.getLogger(__name__)
@@ -40,6 +40,8 @@ class ResultTopics:
         self._parameters = parameters
         self._transport = transport
         self._spatial_detections: SpatialDetections | None = None
+        self._result_topics: dict[str, str] = {}
+        """Name of a kind of result -> its topic, for those that are published."""
         self._model_topics: dict[MessageKind, str] = {}
         self._info_version = 0
 
@@ -48,16 +50,10 @@ class ResultTopics:
         out, with a warning, where their messages are not installed."""
         given = self._parameters
         qos = Qos(given.output_qos, given.output_queue_size)
-        outputs = (
-            (given.detections_topic, MessageKind.DETECTIONS),
-            (given.classification_topic, MessageKind.CLASSIFICATION),
-            (given.annotated_topic, MessageKind.COMPRESSED_IMAGE),
-            (given.mask_topic, MessageKind.IMAGE),
-            (given.map_topic, MessageKind.IMAGE),
-        )
-        for topic, kind in outputs:
-            if topic:
+        for name, kind in _RESULT_KINDS.items():
+            if topic := getattr(given, f"{name}_topic"):
                 self._transport.advertise(topic, kind, qos)
+                self._result_topics[name] = topic
         if given.detections3d_topic:
             from edge_server.plugins.ros.depth.spatial_detections import SpatialDetections
 
@@ -81,18 +77,10 @@ class ResultTopics:
 
     def publish(self, result: FrameResult) -> None:
         """Publish a result that has no error and is in time."""
-        given, numbers = self._parameters, self._parameters.class_id_is_number
-        if given.detections_topic:
-            self._transport.publish(given.detections_topic, detections_message(result, has_numbers=numbers))
-        if given.classification_topic:
-            self._transport.publish(given.classification_topic, classification_message(result, has_numbers=numbers))
-        annotated, mask = annotated_message(result), mask_message(result, is_requested=bool(given.mask_topic))
-        if given.annotated_topic and annotated is not None:
-            self._transport.publish(given.annotated_topic, annotated)
-        if given.mask_topic and mask is not None:
-            self._transport.publish(given.mask_topic, mask)
-        if given.map_topic and (dense := map_message(result)) is not None:
-            self._transport.publish(given.map_topic, dense)
+        has_numbers = self._parameters.class_id_is_number
+        messages = result_messages(result, self._result_topics, has_numbers=has_numbers, has_mask=True)
+        for name, message in messages.items():
+            self._transport.publish(self._result_topics[name], message)
         if self._spatial_detections is not None:
             self._spatial_detections.add_result(result)
 

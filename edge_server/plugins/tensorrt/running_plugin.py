@@ -4,19 +4,20 @@ status about them."""
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.backends import load_backend
+from edge_server.backends.cuda import cuda_driver
 from edge_server.backends.option_parsers import yes_or_no
 from edge_server.config import ServerConfig
 from edge_server.config.server_config import settings_of_backend
-from edge_server.errors import LoadError
+from edge_server.errors import BackendMissing, LoadError
 from edge_server.frontends.http.routes import Route
 from edge_server.plugin import RunningPlugin, ServingCore, StatusPart
-from edge_server.plugins.tensorrt.builds.build_requirements import supported_library
 from edge_server.plugins.tensorrt.builds.http_routes import engine_routes, engines_json
 from edge_server.plugins.tensorrt.engine_source import EngineSource
 from edge_server.plugins.tensorrt.settings import VERSION_COMPATIBLE, EngineConfig
@@ -116,9 +117,35 @@ class EngineBuilds(RunningPlugin, EngineSource):
         return engine_routes(self._queue, self._access)
 
     def status(self) -> Sequence[StatusPart]:
-        from edge_server.plugins.tensorrt.builds.status_rows import engine_rows
+        from edge_server.plugins.tensorrt.builds.build_report import engine_rows
 
         return engine_rows(engines_json(self._queue))
 
     def reports(self) -> Mapping[str, object]:
         return {"engines": engines_json(self._queue)}
+
+
+def supported_library(libraries: Sequence[str]) -> str:
+    """Return the first library with which engines can be built and run here, "" if there is none."""
+    installed = [name for name in libraries if importlib.util.find_spec(name) is not None]
+    if not installed:
+        return ""
+    missing = cuda_driver.unavailable_reason()
+    if missing:
+        log.debug("%s is installed, but %s", installed[0], missing)
+        return ""
+    for name in installed:
+        try:
+            backend = load_backend(name)
+        except BackendMissing as error:
+            log.warning("no engines are built with %s: %s", name, error.message)
+            continue
+        if not getattr(backend, "has_builder", False):
+            continue
+        try:
+            cuda_driver.devices()
+        except cuda_driver.CudaFault as error:
+            log.warning("no engines are built: the GPU does not answer: %s", error)
+            return ""
+        return name
+    return ""

@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
+from cloned_policy import HORIZON, ClonedPolicy, train
 from onnx import TensorProto, helper, numpy_helper
-
-from edge_server.plugins.policies.demo.arm import DT_S
-from edge_server.plugins.policies.demo.cloned_policy import HORIZON, ClonedPolicy, train
+from simulated_arm import DT_S
 
 _WAVER_RAD = 0.06
 _WAVES = 4

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 import pytest
+from cloned_policy import HORIZON, train
+from simulated_arm import PERIOD_S, Arm, controller, joint_angles, positions, target
 
 from edge_server.client.action_schedule import ActionSchedule
-from edge_server.plugins.policies.demo.arm import PERIOD_S, Arm, controller, joint_angles, positions, target
-from edge_server.plugins.policies.demo.cloned_policy import HORIZON, train
 
 DELAY_TICKS = 6
 TICKS = 1500
@@ -22,12 +21,10 @@ def policy() -> Any:
 
 
 def error_mm(arm: Arm, commands: Any) -> float:
-    """Return the root of the mean square of the distance, after two seconds, with commands(tick)."""
-    squares = []
+    """Return the mean error of an arm that follows commands(tick)."""
     for tick in range(TICKS):
         arm.follow(commands(tick))
-        squares.append(arm.error_m() ** 2)
-    return 1000 * math.sqrt(np.mean(squares[100:]))
+    return arm.mean_error_mm()
 
 
 def test_the_angles_of_a_position_bring_the_tip_there() -> None:

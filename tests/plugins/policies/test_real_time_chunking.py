@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+from cloned_policy import HORIZON
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulated_arm import Arm
 
 from edge_server.client.action_schedule import ActionSchedule
-from edge_server.plugins.policies.demo.arm import Arm
-from edge_server.plugins.policies.demo.cloned_policy import HORIZON
 from tests.plugins.policies.sampling_policy import train_sampling_policy, write_sampling_policy
 
 
@@ -25,7 +25,7 @@ def policy() -> Any:
 def test_the_exported_policy_gives_the_actions_of_the_trained_one(policy: Any, tmp_path: Path) -> None:
     write_sampling_policy(tmp_path / "arm", policy)
     session = onnxruntime.InferenceSession(tmp_path / "arm/1/model.onnx")
-    state = Arm(1).observe().astype(np.float32)
+    state = Arm(1).observe()
     previous = (policy.mean.act(state) + 0.05).astype(np.float32)
     for frozen in (0, 1, 7, HORIZON):
         given = {"state": state, "previous": previous, "frozen": np.array([frozen])}

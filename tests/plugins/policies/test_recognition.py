@@ -13,8 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
-from edge_server.plugins.policies.policy import make_policy
-from edge_server.plugins.policies.recognition import recognise_policy
+from edge_server.plugins.policies.policy import make_policy, recognise_policy
 
 STATE = InputSpec("observation.state", DType.FP32, (6,))
 FRONT = InputSpec("observation.images.front", DType.FP32, (3, 96, 96))

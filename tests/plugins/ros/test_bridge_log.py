@@ -12,9 +12,9 @@ import pytest
 from edge_server.client import StreamError
 from edge_server.errors import ErrorCode, InvalidRequest
 from edge_server.plugins.ros.bridge import Bridge
-from edge_server.plugins.ros.bridge_counts import BridgeCounts, report_line
+from edge_server.plugins.ros.bridge_counts import BridgeCounts
+from edge_server.plugins.ros.bridge_log import ConnectionLog, report_line
 from edge_server.plugins.ros.bridge_parameters import BridgeParameters
-from edge_server.plugins.ros.connection_log import ConnectionLog
 from edge_server.protocol.frame_messages import FrameHeader, FrameResult, StreamOpened
 
 

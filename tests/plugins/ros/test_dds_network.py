@@ -10,13 +10,13 @@ import sys
 import pytest
 
 from edge_server.errors import InvalidRequest
-from edge_server.plugins.ros.transports.dds_domains import explain_no_nodes
 from edge_server.plugins.ros.transports.dds_network import (
     COMPARE_NAMES_OF_FAST_DDS,
     LARGE_RECEIVE_BUFFER,
     network_configuration,
 )
 from edge_server.plugins.ros.transports.ros2_environment import read_discovery_settings
+from edge_server.plugins.ros.transports.udp_sockets import explain_no_nodes
 
 
 def configure(**environment: str) -> tuple[str, str]:

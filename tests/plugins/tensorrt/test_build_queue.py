@@ -23,10 +23,10 @@ from edge_server.errors import DeviceLost
 from edge_server.plugins.tensorrt.builds.build_process import Bounds
 from edge_server.plugins.tensorrt.builds.build_queue import EngineBuildQueue
 from edge_server.plugins.tensorrt.builds.build_registry import MAX_ATTEMPTS
+from edge_server.plugins.tensorrt.builds.build_report import engine_rows
 from edge_server.plugins.tensorrt.builds.builder import ServingCallbacks
 from edge_server.plugins.tensorrt.builds.engine_cache import EngineCache, EngineCacheFault
 from edge_server.plugins.tensorrt.builds.engine_key import GpuIdentity
-from edge_server.plugins.tensorrt.builds.status_rows import engine_rows
 from edge_server.plugins.tensorrt.engine_order import EngineOrder, Range
 from edge_server.serving.execution.gpu_loss_and_memory import Gpus
 

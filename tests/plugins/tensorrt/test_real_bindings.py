@@ -256,11 +256,11 @@ def test_code_in_a_plan_runs_only_where_the_operator_allows_it(version: str) -> 
 def test_the_lean_runtime_serves_where_the_full_library_is_missing_and_builds_nothing() -> None:
     script = """
 from edge_server.backends import load_backend
-from edge_server.plugins.tensorrt.builds import build_requirements
+from edge_server.plugins.tensorrt import running_plugin
 print(library.name, library.version, load_backend("tensorrt").has_builder)
-build_requirements.cuda_driver.unavailable_reason = lambda: ""
-build_requirements.importlib.util.find_spec = lambda name: name == "tensorrt"
-print(repr(build_requirements.supported_library(["tensorrt"])))
+running_plugin.cuda_driver.unavailable_reason = lambda: ""
+running_plugin.importlib.util.find_spec = lambda name: name == "tensorrt"
+print(repr(running_plugin.supported_library(["tensorrt"])))
 """
     assert run(LEAN, script).split() == ["tensorrt_lean", "11.4.0.106", "False", "''"]
 

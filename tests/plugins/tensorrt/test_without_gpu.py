@@ -27,7 +27,7 @@ def test_only_the_routes_and_the_check_of_the_machine_are_imported() -> None:
     loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     plugin = "edge_server.plugins.tensorrt"
     entry = {plugin, f"{plugin}.plugin", f"{plugin}.settings"}
-    used = {"running_plugin", "engine_source", "builds", "builds.build_requirements", "builds.http_routes"}
+    used = {"running_plugin", "engine_source", "builds", "builds.http_routes"}
     assert set(loaded) == entry | {f"{plugin}.{name}" for name in used}
 
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from edge_server.errors import EdgeServerError
+from edge_server.errors import EdgeServerError, QueueFull
 from edge_server.frontends.plugin_listener import PluginListener
 from edge_server.plugins.policies.connections.message_stream import MessageStream
 
@@ -31,10 +31,10 @@ class RobotListener(PluginListener[MessageStream]):
         self._strangers: dict[MessageStream, asyncio.TimerHandle] = {}
         """Connections that have not become a robot's yet, oldest first."""
 
-    @property
-    def is_full(self) -> bool:
-        """Whether as many robots are connected as may be."""
-        return len(self.connections) - len(self._strangers) >= MAX_ROBOTS
+    def check_room(self) -> None:
+        """Raise QueueFull if as many robots are connected as may be."""
+        if len(self.connections) - len(self._strangers) >= MAX_ROBOTS:
+            raise QueueFull(f"{MAX_ROBOTS} robots are connected, which is the maximum")
 
     async def start(self) -> None:
         """Serve the clients that wait, and all later ones."""

@@ -17,6 +17,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 from edge_server.errors import QueueFull
 
@@ -50,24 +51,36 @@ class HeldMessage:
 
     async def grow(self, nbytes: int) -> None:
         """Count bytes that will be received next. May wait; raises QueueFull if there is no memory for them."""
-        await self._memory.make_room(self, nbytes)
+        await self._memory.make_room(self, self.size + nbytes)
         if not self.size:
             self.since_s = time.monotonic()
         self.size += nbytes
 
     def charge(self, nbytes: int) -> None:
         """Count bytes that are made of the message. Raises QueueFull if there is no memory for them."""
-        self._memory.check_room(self, nbytes)
+        if not self._memory.has_room(self, self.size + nbytes):
+            raise self._memory.refusal()
         self.size += nbytes
 
     def release(self) -> None:
         """Hold nothing any more. May be called again."""
         self._memory.remove(self)
 
-    def refuse(self, error: QueueFull) -> None:
+    def refuse(self) -> None:
+        """Give the memory to others: the receiver drops what was received."""
         self.is_refused = True
         self.release()
-        self._refuse(error)
+        self._refuse(self._memory.refusal())
+
+
+class ReceivedMessage(NamedTuple):
+    """Message as a connection gives it. `memory` is to be released once the data is not used any more. `arrived_ns` is
+    of time.monotonic_ns."""
+
+    data: memoryview
+    memory: HeldMessage
+    arrived_ns: int
+    is_text: bool = False
 
 
 class MessageMemory:
@@ -92,24 +105,19 @@ class MessageMemory:
         self._messages.discard(message)
         self._changed.set()
 
-    def check_room(self, message: HeldMessage, nbytes: int) -> None:
-        size = message.size + nbytes
-        if size > self.small_bytes and not self._has_room(message, size):
-            raise self._refusal()
-
-    async def make_room(self, message: HeldMessage, nbytes: int) -> None:
+    async def make_room(self, message: HeldMessage, size: int) -> None:
+        """Wait until a message may hold `size` bytes. Raises QueueFull."""
         if message.is_refused:
-            raise self._refusal()
-        size = message.size + nbytes
-        if size <= self.small_bytes or (not self._waiting and self._has_room(message, size)):
+            raise self.refusal()
+        if size <= self.small_bytes or (not self._waiting and self.has_room(message, size)):
             return
         until_s = time.monotonic() + _MAX_WAIT_S
         self._waiting.append(message)
         try:
-            while self._waiting[0] is not message or not self._has_room(message, size):
+            while self._waiting[0] is not message or not self.has_room(message, size):
                 self._refuse_slow()
                 if message.is_refused or time.monotonic() > until_s:
-                    raise self._refusal()
+                    raise self.refusal()
                 self._changed.clear()
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), _LOOK_EVERY_S)
@@ -117,7 +125,10 @@ class MessageMemory:
             self._waiting.remove(message)
             self._changed.set()
 
-    def _has_room(self, message: HeldMessage, size: int) -> bool:
+    def has_room(self, message: HeldMessage, size: int) -> bool:
+        """Return whether a message may hold `size` bytes now."""
+        if size <= self.small_bytes:
+            return True
         sizes = [item.size for item in self._messages if item is not message]
         return sum(max(0, other - self.small_bytes) for other in (size, *sizes)) <= self.total_bytes // 2
 
@@ -130,9 +141,9 @@ class MessageMemory:
             if not item.is_complete and item.size > self.small_bytes and now_s - item.since_s > _MAX_RECEIVE_S
         ]
         if slow:
-            max(slow, key=lambda item: item.size * (now_s - item.since_s)).refuse(self._refusal())
+            max(slow, key=lambda item: item.size * (now_s - item.since_s)).refuse()
 
-    def _refusal(self) -> QueueFull:
+    def refusal(self) -> QueueFull:
         return QueueFull(
             f"the messages of all robots hold more than {self.total_bytes >> 20} MB (--policy-message-memory-mb)"
         )

@@ -9,8 +9,8 @@ unmasks in Python, at 3 to 6 ms for a megabyte.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Generator
-from typing import NamedTuple
 
 from websockets.exceptions import PayloadTooBig, ProtocolError
 from websockets.frames import Close, CloseCode, Frame, Opcode
@@ -19,7 +19,7 @@ from websockets.server import ServerProtocol
 
 from edge_server.errors import InvalidRequest, QueueFull
 from edge_server.frontends.http.request_head import RequestHead
-from edge_server.plugins.policies.connections.message_memory import HeldMessage, MessageMemory
+from edge_server.plugins.policies.connections.message_memory import HeldMessage, MessageMemory, ReceivedMessage
 from edge_server.plugins.policies.connections.message_stream import MessageStream
 
 _FIELDS = {"connection", "upgrade", "sec-websocket-key", "sec-websocket-version"}
@@ -29,13 +29,6 @@ _MAX_OPENING_BYTES = 1024
 _MAX_CONTROL_BYTES = 125
 _FRAMES_AT_ONCE = 16
 """Frames that are read before other connections are served."""
-
-
-class ReceivedMessage(NamedTuple):
-    data: memoryview
-    is_text: bool
-    memory: HeldMessage
-    """To be released once the data is not used any more."""
 
 
 def accept_websocket(head: RequestHead) -> bytes:
@@ -130,7 +123,8 @@ class WebSocket:
                 joined += frame.data
             if frame.fin:
                 held.is_complete = True
-                return ReceivedMessage(memoryview(joined or frame.data), opcode is Opcode.TEXT, held)
+                data = memoryview(joined or frame.data)
+                return ReceivedMessage(data, held, time.monotonic_ns(), opcode is Opcode.TEXT)
             del frame  # else its data would be held until the next frame has come
 
     async def _read_frame(self, held: HeldMessage, max_bytes: int) -> Frame:

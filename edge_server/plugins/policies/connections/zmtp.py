@@ -10,12 +10,12 @@ connections, and bounds the memory of each alone.
 from __future__ import annotations
 
 import asyncio
-from typing import NamedTuple
+import time
 
 import numpy as np
 
 from edge_server.errors import InvalidRequest
-from edge_server.plugins.policies.connections.message_memory import HeldMessage, MessageMemory
+from edge_server.plugins.policies.connections.message_memory import MessageMemory, ReceivedMessage
 from edge_server.plugins.policies.connections.message_stream import MessageStream
 
 _SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
@@ -24,12 +24,6 @@ _MORE, _LONG, _COMMAND = 1, 2, 4
 _MAX_COMMAND_BYTES = 512
 _FRAMES_AT_ONCE = 16
 """Frames that are read before other connections are served."""
-
-
-class ReceivedRequest(NamedTuple):
-    data: memoryview
-    memory: HeldMessage
-    """To be released once the data is not used any more."""
 
 
 class ZmtpConnection:
@@ -58,7 +52,7 @@ class ZmtpConnection:
         ):
             raise InvalidRequest("expected a REQ or DEALER socket of ZeroMQ")
 
-    async def receive(self) -> ReceivedRequest:
+    async def receive(self) -> ReceivedMessage:
         """Return the next request. Raises ConnectionError; InvalidRequest and QueueFull for one that is not read, after
         which `answer` may still be called, and nothing else."""
         self._has_delimiter = False
@@ -92,7 +86,7 @@ class ZmtpConnection:
             raise InvalidRequest("expected a frame of ZeroMQ's protocol 3")
         return flags, size
 
-    async def _read_request(self, size: int) -> ReceivedRequest:
+    async def _read_request(self, size: int) -> ReceivedMessage:
         if size > self._max_bytes:
             raise InvalidRequest(f"expected a message of at most {self._max_bytes} bytes, given {size}")
         held = self._memory.begin(self._stream.fail)
@@ -104,7 +98,7 @@ class ZmtpConnection:
             held.release()
             raise
         held.is_complete = True
-        return ReceivedRequest(data, held)
+        return ReceivedMessage(data, held, time.monotonic_ns())
 
     async def _send_frame(self, flags: int, data: bytes) -> None:
         size = len(data)

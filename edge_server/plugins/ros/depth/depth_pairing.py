@@ -83,10 +83,7 @@ class DepthPairing:
             if offset_ns is None or abs(offset_ns) > self._tolerance_ns:
                 nearest = None
             decided.append(PairedResult(result, nearest, None if offset_ns is None else offset_ns / 1e6))
-            self._drop_older(stamp_ns - self._tolerance_ns)
+            # No later frame needs older images. The newest one stays.
+            while len(self._images) > 1 and self._images[0].stamp_ns < stamp_ns - self._tolerance_ns:
+                self._byte_size -= self._images.popleft().byte_size
         return decided
-
-    def _drop_older(self, stamp_ns: int) -> None:
-        """Drop the images that no later frame needs, except the newest."""
-        while len(self._images) > 1 and self._images[0].stamp_ns < stamp_ns:
-            self._byte_size -= self._images.popleft().byte_size

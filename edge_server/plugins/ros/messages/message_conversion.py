@@ -10,8 +10,9 @@ from __future__ import annotations
 import enum
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -317,6 +318,21 @@ def map_message(result: FrameResult) -> ImageMessage | None:
         return None
     step = dense.width * (2 if dense.encoding == "mono16" else 4)
     return ImageMessage(result.header, dense.height, dense.width, dense.encoding, step, dense.data)
+
+
+def result_messages(
+    result: FrameResult, names: Iterable[str], *, has_numbers: bool = False, has_mask: bool = False
+) -> dict[str, OutgoingMessage]:
+    """Return the messages that a result has for some of the names detections, classification, annotated, mask and map.
+    `has_numbers` is as in `detections_message`, `has_mask` is `is_requested` of `mask_message`."""
+    makers: dict[str, Callable[[FrameResult], OutgoingMessage | None]] = {
+        "detections": partial(detections_message, has_numbers=has_numbers),
+        "classification": partial(classification_message, has_numbers=has_numbers),
+        "annotated": annotated_message,
+        "mask": partial(mask_message, is_requested=has_mask),
+        "map": map_message,
+    }
+    return {name: message for name in names if (message := makers[name](result)) is not None}
 
 
 def _object_masks_message(result: FrameResult) -> ImageMessage:

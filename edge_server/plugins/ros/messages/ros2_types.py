@@ -1,4 +1,5 @@
-"""ROS 2 message types without a ROS installation: layouts, CDR encoding and type hashes, by the library rosbags.
+"""ROS 2 message types without a ROS installation: the fields of outgoing messages, and by the library rosbags layouts,
+CDR encoding and type hashes.
 
 rosbags has the common interfaces (std_msgs, sensor_msgs, geometry_msgs); vision_msgs 4.x is defined here. Messages are
 rosbags' plain classes; image data in them is a numpy view of the received bytes.
@@ -6,7 +7,6 @@ rosbags' plain classes; image data in them is a numpy view of the received bytes
 
 from __future__ import annotations
 
-import functools
 import importlib
 from types import ModuleType
 from typing import Any
@@ -16,17 +16,18 @@ import numpy as np
 from edge_server.errors import InvalidRequest, Unsupported, install_hint
 from edge_server.plugins.ros.messages.message_conversion import (
     ClassificationMessage,
-    CompressedImageMessage,
+    Detection3DMessage,
+    DetectionMessage,
     Detections3DMessage,
     DetectionsMessage,
     DiagnosticsMessage,
     DiagnosticStatus,
     HypothesisMessage,
     LabelInfoMessage,
+    MessageKind,
     OutgoingMessage,
-    VisionInfoMessage,
 )
-from edge_server.protocol.frame_messages import FrameHeader
+from edge_server.protocol.frame_messages import Buffer
 
 VISION_MSGS = {
     "vision_msgs/msg/ObjectHypothesis": "string class_id\nfloat64 score\n",
@@ -56,6 +57,12 @@ VISION_MSGS = {
 }
 """Fields of vision_msgs 4.x, in order; the package is published by the ROS perception project under Apache-2.0."""
 
+_HYPOTHESIS_WITH_POSE = "vision_msgs/msg/ObjectHypothesisWithPose"
+_PLAIN_FIELDS = {
+    MessageKind.IMAGE: ("height", "width", "encoding", "is_bigendian", "step", "data"),
+    MessageKind.COMPRESSED_IMAGE: ("format", "data"),
+    MessageKind.VISION_INFO: ("method", "database_location", "database_version"),
+}
 
 NO_CYCLONEDDS = (
     "Its wheels for Linux are for x86-64 alone. Elsewhere use --transport=zenoh where ROS runs with rmw_zenoh_cpp, "
@@ -77,7 +84,86 @@ def import_library(name: str, extra: str = "ros") -> ModuleType:
         raise Unsupported(message) from error
 
 
-class MessageTypes:
+class MessageBuilder:
+    """Builder of outgoing messages as objects of a library's classes. A library has its own `new` and `octets`."""
+
+    def new(self, type_name: str, /, **fields: Any) -> Any:
+        """Return an object of a type, such as "std_msgs/msg/Header". The pose of a hypothesis may be left out."""
+        raise NotImplementedError
+
+    def octets(self, data: Buffer) -> Any:
+        """Return the value of a field uint8[]."""
+        raise NotImplementedError
+
+    def byte(self, value: int) -> Any:
+        """Return the value of a field of type byte."""
+        return value
+
+    def build(self, message: OutgoingMessage) -> Any:
+        new, given = self.new, message.header
+        # Seconds are unsigned in a frame and signed in ROS 2, with the same 32 bits.
+        sec = (given.sec + 2**31) % 2**32 - 2**31
+        stamp = new("builtin_interfaces/msg/Time", sec=sec, nanosec=given.nanosec)
+        header = new("std_msgs/msg/Header", stamp=stamp, frame_id=given.frame_id)
+        fields: dict[str, Any]
+        if isinstance(message, DetectionsMessage):
+            fields = {"detections": [self._detection(box, header) for box in message.detections]}
+        elif isinstance(message, Detections3DMessage):
+            fields = {"detections": [self._detection3d(box, header) for box in message.detections]}
+        elif isinstance(message, ClassificationMessage):
+            fields = {"results": [self._hypothesis(one) for one in message.results]}
+        elif isinstance(message, LabelInfoMessage):
+            classes = [
+                new("vision_msgs/msg/VisionClass", class_id=number, class_name=label)
+                for number, label in enumerate(message.labels)
+            ]
+            fields = {"class_map": classes, "threshold": 0.0}
+        elif isinstance(message, DiagnosticsMessage):
+            fields = {"status": [self._status(one) for one in message.statuses]}
+        else:  # an image or VisionInfo, whose fields have the names of ROS
+            fields = {name: getattr(message, name) for name in _PLAIN_FIELDS[message.kind]}
+            if "data" in fields:
+                fields["data"] = self.octets(fields["data"])
+        return new(message.kind.value, header=header, **fields)
+
+    def make_pose(self, x: float, y: float, z: float, turn: tuple[float, float]) -> Any:
+        """Return a PoseWithCovariance; `turn` is z and w of its quaternion."""
+        pose = self.new(
+            "geometry_msgs/msg/Pose",
+            position=self.new("geometry_msgs/msg/Point", x=float(x), y=float(y), z=float(z)),
+            orientation=self.new("geometry_msgs/msg/Quaternion", x=0.0, y=0.0, z=turn[0], w=turn[1]),
+        )
+        return self.new("geometry_msgs/msg/PoseWithCovariance", pose=pose, covariance=np.zeros(36))
+
+    def _detection(self, box: DetectionMessage, header: Any) -> Any:
+        new = self.new
+        position = new("vision_msgs/msg/Point2D", x=float(box.center_x), y=float(box.center_y))
+        center = new("vision_msgs/msg/Pose2D", position=position, theta=float(box.theta))
+        size_x, size_y = float(box.size_x), float(box.size_y)
+        bbox = new("vision_msgs/msg/BoundingBox2D", center=center, size_x=size_x, size_y=size_y)
+        found = new(_HYPOTHESIS_WITH_POSE, hypothesis=self._hypothesis(box.hypothesis))
+        return new("vision_msgs/msg/Detection2D", header=header, results=[found], bbox=bbox, id=box.track_id)
+
+    def _detection3d(self, box: Detection3DMessage, header: Any) -> Any:
+        new = self.new
+        pose = self.make_pose(box.x, box.y, box.z, box.orientation)
+        size = new("geometry_msgs/msg/Vector3", x=float(box.size_x), y=float(box.size_y), z=float(box.size_z))
+        bbox = new("vision_msgs/msg/BoundingBox3D", center=pose.pose, size=size)
+        found = new(_HYPOTHESIS_WITH_POSE, hypothesis=self._hypothesis(box.hypothesis), pose=pose)
+        return new("vision_msgs/msg/Detection3D", header=header, results=[found], bbox=bbox, id=box.track_id)
+
+    def _hypothesis(self, one: HypothesisMessage) -> Any:
+        return self.new("vision_msgs/msg/ObjectHypothesis", class_id=one.class_id, score=float(one.score))
+
+    def _status(self, one: DiagnosticStatus) -> Any:
+        pairs = [self.new("diagnostic_msgs/msg/KeyValue", key=key, value=value) for key, value in one.values.items()]
+        return self.new(
+            "diagnostic_msgs/msg/DiagnosticStatus", level=self.byte(one.level), name=one.name, message=one.message,
+            hardware_id=one.hardware_id, values=pairs,
+        )  # fmt: skip
+
+
+class MessageTypes(MessageBuilder):
     """Encoder and decoder of the known message types."""
 
     def __init__(self) -> None:
@@ -88,12 +174,20 @@ class MessageTypes:
             found.update(typesys.get_types_from_msg(text, name))
         self.store.register(found)
         self._error: type[Exception] = import_library("rosbags.serde").SerdeError
+        self._no_pose = self.make_pose(0.0, 0.0, 0.0, (0.0, 1.0))
+
+    def new(self, type_name: str, /, **fields: Any) -> Any:
+        if type_name == _HYPOTHESIS_WITH_POSE:
+            fields.setdefault("pose", self._no_pose)
+        return self.store.types[type_name](**fields)
+
+    def octets(self, data: Buffer) -> Any:
+        return np.frombuffer(data, np.uint8)
 
     def encode(self, message: OutgoingMessage) -> bytes:
         """Return the message in CDR with its four bytes of encapsulation."""
-        name = message.kind.value
         # The DDS writer pads and keeps bytes; it would copy a view anyway.
-        return bytes(self.store.serialize_cdr(self.to_rosbags(message), name))
+        return bytes(self.store.serialize_cdr(self.build(message), message.kind.value))
 
     def decode(self, data: bytes | memoryview, type_name: str) -> Any:
         """Return the message in CDR bytes; its arrays are views of them. Raises InvalidRequest."""
@@ -106,124 +200,3 @@ class MessageTypes:
     def type_hash(self, type_name: str) -> str:
         """Return "RIHS01_..." (REP-2016)."""
         return str(self.store.hash_rihs01(type_name))
-
-    def to_rosbags(self, message: OutgoingMessage) -> Any:
-        """Return the message as rosbags' object of `message.kind`."""
-        if isinstance(message, DetectionsMessage):
-            return self._detections(message)
-        if isinstance(message, Detections3DMessage):
-            return self._detections3d(message)
-        header = self._header(message.header)
-        if isinstance(message, ClassificationMessage):
-            results = [self._hypothesis(one) for one in message.results]
-            return self._new("vision_msgs/msg/Classification", header=header, results=results)
-        if isinstance(message, VisionInfoMessage):
-            return self._new(
-                message.kind.value,
-                header=header,
-                method=message.method,
-                database_location=message.database_location,
-                database_version=message.database_version,
-            )
-        if isinstance(message, LabelInfoMessage):
-            classes = [
-                self._new("vision_msgs/msg/VisionClass", class_id=number, class_name=label)
-                for number, label in enumerate(message.labels)
-            ]
-            return self._new(message.kind.value, header=header, class_map=classes, threshold=0.0)
-        if isinstance(message, DiagnosticsMessage):
-            return self._new(message.kind.value, header=header, status=[self._status(one) for one in message.statuses])
-        data = np.frombuffer(message.data, np.uint8)
-        if isinstance(message, CompressedImageMessage):
-            return self._new("sensor_msgs/msg/CompressedImage", header=header, format=message.format, data=data)
-        return self._new(
-            "sensor_msgs/msg/Image",
-            header=header,
-            height=message.height,
-            width=message.width,
-            encoding=message.encoding,
-            is_bigendian=int(message.is_bigendian),
-            step=message.step,
-            data=data,
-        )
-
-    def _detections(self, message: DetectionsMessage) -> Any:
-        header = self._header(message.header)
-        found = []
-        for box in message.detections:
-            position = self._new("vision_msgs/msg/Point2D", x=box.center_x, y=box.center_y)
-            center = self._new("vision_msgs/msg/Pose2D", position=position, theta=float(box.theta))
-            found.append(
-                self._new(
-                    "vision_msgs/msg/Detection2D",
-                    header=header,
-                    results=[
-                        self._new(
-                            "vision_msgs/msg/ObjectHypothesisWithPose",
-                            hypothesis=self._hypothesis(box.hypothesis),
-                            pose=self._no_pose,
-                        )
-                    ],
-                    bbox=self._new(
-                        "vision_msgs/msg/BoundingBox2D", center=center, size_x=box.size_x, size_y=box.size_y
-                    ),
-                    id=box.track_id,
-                )
-            )
-        return self._new("vision_msgs/msg/Detection2DArray", header=header, detections=found)
-
-    def _detections3d(self, message: Detections3DMessage) -> Any:
-        header = self._header(message.header)
-        found = []
-        for box in message.detections:
-            center = self._pose((box.x, box.y, box.z), box.orientation)
-            pose = self._new("geometry_msgs/msg/PoseWithCovariance", pose=center, covariance=np.zeros(36))
-            size = self._new("geometry_msgs/msg/Vector3", x=box.size_x, y=box.size_y, z=box.size_z)
-            hypothesis = self._hypothesis(box.hypothesis)
-            found.append(
-                self._new(
-                    "vision_msgs/msg/Detection3D",
-                    header=header,
-                    results=[self._new("vision_msgs/msg/ObjectHypothesisWithPose", hypothesis=hypothesis, pose=pose)],
-                    bbox=self._new("vision_msgs/msg/BoundingBox3D", center=center, size=size),
-                    id=box.track_id,
-                )
-            )
-        return self._new("vision_msgs/msg/Detection3DArray", header=header, detections=found)
-
-    @functools.cached_property
-    def _no_pose(self) -> Any:
-        pose = self._pose((0.0, 0.0, 0.0), (0.0, 1.0))
-        return self._new("geometry_msgs/msg/PoseWithCovariance", pose=pose, covariance=np.zeros(36))
-
-    def _pose(self, position: tuple[float, float, float], turn: tuple[float, float]) -> Any:
-        """Return a pose; `turn` is z and w of its quaternion."""
-        x, y, z = position
-        return self._new(
-            "geometry_msgs/msg/Pose",
-            position=self._new("geometry_msgs/msg/Point", x=x, y=y, z=z),
-            orientation=self._new("geometry_msgs/msg/Quaternion", x=0.0, y=0.0, z=turn[0], w=turn[1]),
-        )
-
-    def _hypothesis(self, one: HypothesisMessage) -> Any:
-        return self._new("vision_msgs/msg/ObjectHypothesis", class_id=one.class_id, score=float(one.score))
-
-    def _status(self, one: DiagnosticStatus) -> Any:
-        pairs = [self._new("diagnostic_msgs/msg/KeyValue", key=key, value=value) for key, value in one.values.items()]
-        return self._new(
-            "diagnostic_msgs/msg/DiagnosticStatus",
-            level=int(one.level),
-            name=one.name,
-            message=one.message,
-            hardware_id=one.hardware_id,
-            values=pairs,
-        )
-
-    def _header(self, header: FrameHeader) -> Any:
-        # Seconds are unsigned in a frame and signed in ROS 2, with the same 32 bits.
-        sec = (header.sec + 2**31) % 2**32 - 2**31
-        stamp = self._new("builtin_interfaces/msg/Time", sec=sec, nanosec=header.nanosec)
-        return self._new("std_msgs/msg/Header", stamp=stamp, frame_id=header.frame_id)
-
-    def _new(self, name: str, /, **fields: Any) -> Any:
-        return self.store.types[name](**fields)

@@ -56,8 +56,10 @@ class FrameWindow:
         self._frames = frames
         self._queues: dict[str, deque[OpenFrame]] = {topic: deque() for topic in topics}
         self._open_counts = dict.fromkeys(topics, 0)
-        self._clock = _ReplayClock(rate)
+        self._rate = rate
         self._is_lossless = rate == 0
+        self._clock_start: tuple[int, float] | None = None
+        """Time of the first frame in the recording, and by this machine's clock."""
         self._write = write
         self._note_error = note_error
         self._changed = threading.Condition()
@@ -111,9 +113,7 @@ class FrameWindow:
             elif recorded.frame is None:
                 self._note_error(recorded.error)
             else:
-                self._changed.wait_for(
-                    lambda: self._is_over, self._clock.wait_s(recorded.recorded_ns, time.monotonic())
-                )
+                self._changed.wait_for(lambda: self._is_over, self._wait_s(recorded.recorded_ns))
                 entry = OpenFrame(recorded.frame, recorded.recorded_ns)
                 self._queues[recorded.topic].append(entry)
                 self._open_counts[recorded.topic] += 1
@@ -124,13 +124,18 @@ class FrameWindow:
     def _is_done(self, topic: str) -> bool:
         return self._is_exhausted and not (self._is_lossless and self._open_counts[topic])
 
-    @property
-    def _may_read(self) -> bool:
-        return not self._is_reading and not self._is_exhausted and not self._is_full
+    def _wait_s(self, recorded_ns: int) -> float:
+        """Return the time until a frame is due: the recorded intervals divided by the rate, from the first frame on."""
+        if self._is_lossless:
+            return 0.0
+        now_s = time.monotonic()
+        first_ns, began_s = self._clock_start = self._clock_start or (recorded_ns, now_s)
+        return max(began_s + (recorded_ns - first_ns) / 1e9 / self._rate - now_s, 0.0)
 
     @property
-    def _is_full(self) -> bool:
-        return len(self._order) >= MAX_FRAMES or self._bytes >= MAX_BYTES
+    def _may_read(self) -> bool:
+        has_room = len(self._order) < MAX_FRAMES and self._bytes < MAX_BYTES
+        return has_room and not self._is_reading and not self._is_exhausted
 
     def complete(self, topic: str, entry: OpenFrame, results: Results) -> None:
         """Write the results of a frame, after those of earlier frames; none for a frame that failed or was dropped.
@@ -156,20 +161,3 @@ class FrameWindow:
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
-
-
-class _ReplayClock:
-    """Schedule of the frames: the recorded intervals divided by the rate. At rate 0 each frame is due at once."""
-
-    def __init__(self, rate: float) -> None:
-        self._rate = rate
-        self._origin: tuple[int, float] | None = None
-
-    def wait_s(self, recorded_ns: int, now_s: float) -> float:
-        """Return the time until a frame is due; the first frame starts the clock."""
-        if self._rate == 0:
-            return 0.0
-        if self._origin is None:
-            self._origin = recorded_ns, now_s
-        first_ns, began_s = self._origin
-        return max(began_s + (recorded_ns - first_ns) / 1e9 / self._rate - now_s, 0.0)

@@ -111,6 +111,9 @@ class McapReader:
                 found[channel] += file.counts[number]
         return found
 
+    def close(self) -> None:
+        """Do nothing: no file is open between two chunks."""
+
     def messages(self, topics: Sequence[str]) -> Iterator[RecordedMessage]:
         """Yield the messages of some topics in the order of time."""
         waiting = deque(

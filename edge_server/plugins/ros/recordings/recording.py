@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from edge_server.errors import InvalidRequest, NotFound
 from edge_server.plugins.ros.messages.message_conversion import MessageKind, kind_of, make_frame
 from edge_server.plugins.ros.messages.ros2_types import MessageTypes, import_library
-from edge_server.plugins.ros.recordings.mcap_reader import McapReader
+from edge_server.plugins.ros.recordings.mcap_reader import McapReader, RecordedChannel, RecordedMessage
 from edge_server.protocol.frame_messages import Frame
 
 _IMAGES = (MessageKind.IMAGE, MessageKind.COMPRESSED_IMAGE)
@@ -32,22 +33,6 @@ class RecordedFrame:
     error: str = ""
 
 
-class _MessageReader(Protocol):
-    """Messages of a recording, in the order of time."""
-
-    def topics(self) -> Mapping[tuple[str, str], int]:
-        """Return topic and type -> number of messages."""
-
-    def messages(self, topics: Sequence[str]) -> Iterator[tuple[str, str, int, Any]]:
-        """Yield topic, type, time and serialized message."""
-
-    def decode(self, data: Any, type_name: str) -> Any:
-        """Return an object with the fields of a message. Raises InvalidRequest."""
-
-    def close(self) -> None:
-        """Close the files."""
-
-
 class ImageRecording:
     """Reader of a recording's images; use it in a `with` statement.
 
@@ -59,7 +44,7 @@ class ImageRecording:
         if not path.exists():
             raise NotFound(f"there is no recording '{path}'")
         self._path = path
-        self._reader = _open_reader(path, types)
+        self._reader, self._decode = _open_reader(path, types)
 
     def __enter__(self) -> ImageRecording:
         return self
@@ -72,19 +57,19 @@ class ImageRecording:
     @property
     def damage(self) -> Sequence[str]:
         """Sentences about parts that cannot be read. Grows while frames are read."""
-        return self._reader.damage if isinstance(self._reader, _McapMessages) else ()
+        return self._reader.damage
 
     @property
     def skipped_count(self) -> int:
         """Damaged parts in the middle of the recording, so far."""
-        return self._reader.skipped_count if isinstance(self._reader, _McapMessages) else 0
+        return self._reader.skipped_count
 
     def image_topics(self) -> dict[str, int]:
         """Return the topics of Image or CompressedImage with their numbers of messages."""
         found: dict[str, int] = {}
-        for (topic, type_name), count in sorted(self._reader.topics().items()):
-            if kind_of(type_name) in _IMAGES:
-                found[topic] = found.get(topic, 0) + count
+        for channel, count in sorted(self._reader.channels().items()):
+            if _has_images(channel):
+                found[channel.topic] = found.get(channel.topic, 0) + count
         return found
 
     def choose_topics(self, names: Sequence[str] = ()) -> tuple[dict[str, int], dict[str, str]]:
@@ -97,7 +82,10 @@ class ImageRecording:
         if names:
             return {name: topics[name] for name in (self._find_topic(name, topics) for name in names)}, {}
         if not topics:
-            others = sorted(f"{topic} ({type_name})" for topic, type_name in self._reader.topics())
+            others = sorted(
+                f"{topic} ({type_name}{'' if encoding == 'cdr' else f', {encoding}'})"
+                for topic, type_name, encoding in self._reader.channels()
+            )
             raise InvalidRequest(
                 f"'{self._path}' has no topic of sensor_msgs Image or CompressedImage; "
                 f"it has {', '.join(others[:50]) or 'no topic at all'}"
@@ -137,12 +125,13 @@ class ImageRecording:
         Raises InvalidRequest.
         """
         seqs = dict.fromkeys(topics, 0)
-        for topic, type_name, recorded_ns, data in self._reader.messages(list(seqs)):
-            if kind_of(type_name) not in _IMAGES:
+        for recorded_ns, channel, data in self._reader.messages(list(seqs)):
+            if not _has_images(channel):
                 continue
+            topic = channel.topic
             seqs[topic] += 1
             try:
-                frame = make_frame(self._reader.decode(data, type_name), seq=seqs[topic])
+                frame = make_frame(self._decode(data, channel.type_name), seq=seqs[topic])
             except InvalidRequest as error:
                 text = f"{topic}, message {seqs[topic]}: {error.message}"
                 yield RecordedFrame(topic, recorded_ns, None, text)
@@ -150,55 +139,30 @@ class ImageRecording:
             yield RecordedFrame(topic, recorded_ns, frame)
 
 
-def _open_reader(path: Path, types: MessageTypes) -> _MessageReader:
-    """Return the reader for a file or folder. A folder may lack metadata.yaml, which is written last."""
-    if path.suffix == ".mcap" and path.is_file():
-        return _McapMessages([path], types)
-    if not path.is_dir():
-        return _RosbagsMessages(path, [path], types)
-    if files := sorted(path.glob("*.mcap")):
-        return _McapMessages(files, types)
-    if not (path / "metadata.yaml").exists():
-        if files := sorted(path.glob("*.db3")):
-            return _RosbagsMessages(path, files, types)
-        raise InvalidRequest(f"folder '{path}' has no recording: expected files .mcap or .db3, or a metadata.yaml")
-    return _RosbagsMessages(path, [path], types)
+def _has_images(channel: RecordedChannel) -> bool:
+    return channel.encoding == "cdr" and kind_of(channel.type_name) in _IMAGES
 
 
-class _McapMessages:
-    """Messages of MCAP files."""
-
-    def __init__(self, paths: Sequence[Path], types: MessageTypes) -> None:
-        self._types = types
-        self._reader = McapReader(paths)
-        self.damage = self._reader.damage
-
-    @property
-    def skipped_count(self) -> int:
-        return self._reader.skipped_count
-
-    def close(self) -> None:
-        """Do nothing: no file is open between two chunks."""
-
-    def topics(self) -> dict[tuple[str, str], int]:
-        found: dict[tuple[str, str], int] = {}
-        for channel, count in self._reader.channels().items():
-            note = "" if channel.encoding == "cdr" else f", {channel.encoding}"
-            key = channel.topic, f"{channel.type_name}{note}"
-            found[key] = found.get(key, 0) + count
-        return found
-
-    def messages(self, topics: Sequence[str]) -> Iterator[tuple[str, str, int, memoryview]]:
-        for message in self._reader.messages(topics):
-            if message.channel.encoding == "cdr":
-                yield message.channel.topic, message.channel.type_name, message.time_ns, message.data
-
-    def decode(self, data: memoryview, type_name: str) -> Any:
-        return self._types.decode(data, type_name)
+def _open_reader(path: Path, types: MessageTypes) -> tuple[McapReader | _RosbagsReader, Callable[[Any, str], Any]]:
+    """Return the reader for a file or folder, and the decoder of its messages. A folder may lack metadata.yaml, which
+    is written last."""
+    files = sorted(path.glob("*.mcap")) if path.is_dir() else [path] if path.suffix == ".mcap" else []
+    if files:
+        return McapReader(files), types.decode
+    parts = [path]
+    if path.is_dir() and not (path / "metadata.yaml").exists():
+        parts = sorted(path.glob("*.db3"))
+        if not parts:
+            raise InvalidRequest(f"folder '{path}' has no recording: expected files .mcap or .db3, or a metadata.yaml")
+    reader = _RosbagsReader(path, parts, types)
+    return reader, reader.decode
 
 
-class _RosbagsMessages:
-    """Messages of SQLite files and of ROS 1 bags, by the library rosbags."""
+class _RosbagsReader:
+    """Reader of SQLite files and of ROS 1 bags, by the library rosbags. Its methods are those of McapReader."""
+
+    damage: Sequence[str] = ()
+    skipped_count = 0
 
     def __init__(self, path: Path, parts: Sequence[Path], types: MessageTypes) -> None:
         reading: Any = import_library("rosbags.highlevel")
@@ -212,22 +176,21 @@ class _RosbagsMessages:
     def close(self) -> None:
         self._reader.close()
 
-    def topics(self) -> dict[tuple[str, str], int]:
-        found: dict[tuple[str, str], int] = {}
+    def channels(self) -> Counter[RecordedChannel]:
+        found: Counter[RecordedChannel] = Counter()
         for connection in self._reader.connections:
-            key = connection.topic, connection.msgtype
-            found[key] = found.get(key, 0) + int(connection.msgcount)
+            found[_channel_of(connection)] += int(connection.msgcount)
         return found
 
-    def messages(self, topics: Sequence[str]) -> Iterator[tuple[str, str, int, bytes]]:
+    def messages(self, topics: Sequence[str]) -> Iterator[RecordedMessage]:
         connections = [one for one in self._reader.connections if one.topic in topics]
         with self._translate_errors():
             for connection, recorded_ns, data in self._reader.messages(connections=connections):
-                yield connection.topic, connection.msgtype, recorded_ns, data
+                yield RecordedMessage(recorded_ns, _channel_of(connection), memoryview(data))
 
-    def decode(self, data: bytes, type_name: str) -> Any:
+    def decode(self, data: memoryview, type_name: str) -> Any:
         try:
-            return self._reader.deserialize(memoryview(data), type_name)
+            return self._reader.deserialize(data, type_name)
         except self._any_reader_error as error:
             raise InvalidRequest(f"expected a message of {type_name}: {error}") from error
 
@@ -235,7 +198,11 @@ class _RosbagsMessages:
     def _translate_errors(self) -> Iterator[None]:
         try:
             yield
-        except self._errors as error:
-            raise InvalidRequest(f"recording '{self._path}' cannot be read: {error}") from error
-        except OSError as error:
-            raise InvalidRequest(f"recording '{self._path}' cannot be read: {error.strerror or error}") from error
+        except (*self._errors, OSError) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+            raise InvalidRequest(f"recording '{self._path}' cannot be read: {reason}") from error
+
+
+def _channel_of(connection: Any) -> RecordedChannel:
+    """Return a connection of rosbags. Its reader decodes the messages of ROS 1 as those of ROS 2."""
+    return RecordedChannel(connection.topic, connection.msgtype, "cdr")

@@ -14,14 +14,7 @@ from dataclasses import dataclass, field
 
 from edge_server.client import FrameStream, StreamError
 from edge_server.errors import InvalidRequest
-from edge_server.plugins.ros.messages.message_conversion import (
-    OutgoingMessage,
-    annotated_message,
-    classification_message,
-    detections_message,
-    map_message,
-    mask_message,
-)
+from edge_server.plugins.ros.messages.message_conversion import result_messages
 from edge_server.plugins.ros.recordings.frame_window import FrameWindow, OpenFrame, Results
 from edge_server.plugins.ros.recordings.recording import RecordedFrame
 from edge_server.plugins.ros.recordings.recording_writer import RecordingWriter
@@ -33,6 +26,12 @@ MAX_IN_FLIGHT = 8
 
 _MIN_DEPTH = 2
 """Frames in flight of one of several streams: few, so that the frames are spread over all."""
+
+_TOPIC_NAMES = {
+    "classification": "classification", "mask": "mask", "map": "map", "annotated": "annotated/compressed",
+    "detections": "detections",
+}  # fmt: skip
+"""Kind of result -> the end of its topic's name, in the order in which the messages of a frame are written."""
 
 _RETRY_S = 0.1
 _TICK_S = 0.1
@@ -283,25 +282,23 @@ class _TopicStream:
             self._shared.close()
             self._window.repeat(self._topic, [entry])
             return
-        self._window.complete(self._topic, entry, () if result.error_code else list(self._messages(result)))
+        self._window.complete(self._topic, entry, () if result.error_code else self._messages(result))
 
-    def _messages(self, result: FrameResult) -> Iterator[tuple[str, OutgoingMessage]]:
-        """Yield the messages of a result. A result without any content becomes an empty list of detections."""
-        given, numbers = self._parameters, self._parameters.class_id_is_number
+    def _messages(self, result: FrameResult) -> Results:
+        """Return the topics and messages of a result. A result without any content becomes an empty list of
+        detections."""
+        given = self._parameters
+        found = result_messages(
+            result, _TOPIC_NAMES, has_numbers=given.class_id_is_number, has_mask=given.returns.has_mask
+        )
+        if not result.classes:
+            del found["classification"]
+        has_other = bool(found.keys() & {"classification", "mask", "map"})
+        has_other |= "annotated" in found and given.returns != Returns()
+        if has_other and not (result.detections or given.returns.has_detections):
+            del found["detections"]
         prefix = f"{given.namespace}{self._topic}"
-        annotated, mask = annotated_message(result), mask_message(result, is_requested=given.returns.has_mask)
-        if result.classes:
-            yield f"{prefix}/classification", classification_message(result, has_numbers=numbers)
-        if mask is not None:
-            yield f"{prefix}/mask", mask
-        if (dense := map_message(result)) is not None:
-            yield f"{prefix}/map", dense
-        if annotated is not None:
-            yield f"{prefix}/annotated/compressed", annotated
-        has_other = bool(result.classes) or mask is not None or dense is not None
-        has_other |= annotated is not None and given.returns != Returns()
-        if result.detections or given.returns.has_detections or not has_other:
-            yield f"{prefix}/detections", detections_message(result, has_numbers=numbers)
+        return [(f"{prefix}/{_TOPIC_NAMES[name]}", message) for name, message in found.items()]
 
     def _note_drop(self, notice: FrameDropped) -> None:
         with self._changed:

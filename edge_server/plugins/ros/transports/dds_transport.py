@@ -11,16 +11,24 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 from edge_server.errors import InvalidRequest, NotFound, ServingFault
 from edge_server.plugins.ros.messages.message_conversion import MessageKind, OutgoingMessage
 from edge_server.plugins.ros.messages.ros2_types import MessageTypes, import_library
-from edge_server.plugins.ros.transports.dds_domains import explain_no_nodes
 from edge_server.plugins.ros.transports.dds_network import network_configuration
 from edge_server.plugins.ros.transports.ros2_environment import MAX_DOMAIN_ID, read_discovery_settings
-from edge_server.plugins.ros.transports.transport import Qos, absolute_topic, type_hint
+from edge_server.plugins.ros.transports.transport import (
+    Qos,
+    SeenPublisher,
+    absolute_topic,
+    explain_mismatch,
+    explain_no_publisher,
+)
+from edge_server.plugins.ros.transports.udp_sockets import explain_no_nodes
 
+_DDS_MODULES = ("builtin", "core", "domain", "pub", "qos", "sub", "topic")
 _RELIABLE_WAIT_MS = 100
 _MAX_TAKEN = 16
 _MAX_DISCOVERED = 10_000
@@ -57,6 +65,17 @@ class _RawMessage:
         return cls(b"")
 
 
+class _Input(NamedTuple):
+    """Subscription to a topic. `anything` is the condition under which its reader has messages."""
+
+    topic: str
+    kind: MessageKind
+    qos: Qos
+    reader: Any
+    anything: Any
+    callback: Callable[[Any], None]
+
+
 class DdsTransport:
     """Transport over DDS. The constructor joins the domain; `spin` runs the callbacks; `publish` is for any thread.
 
@@ -70,45 +89,38 @@ class DdsTransport:
             raise InvalidRequest(f"a ROS domain is 0 to {MAX_DOMAIN_ID}, got {domain_id}")
         self._domain_id, self._reach = domain_id, reach
         self._types = MessageTypes()
-        self._core: Any = import_library("cyclonedds.core")
-        self._domain_module: Any = import_library("cyclonedds.domain")
-        self._publishing: Any = import_library("cyclonedds.pub")
-        self._subscribing: Any = import_library("cyclonedds.sub")
-        self._builtin: Any = import_library("cyclonedds.builtin")
-        self._topics: Any = import_library("cyclonedds.topic")
+        self._dds: Any = SimpleNamespace(**{name: import_library(f"cyclonedds.{name}") for name in _DDS_MODULES})
         self._raw_types: dict[str, Any] = {}
-        self._readers: list[tuple[Any, Any, str, str, Callable[[Any], None]]] = []
-        self._input_qos: dict[str, Qos] = {}
+        self._inputs: list[_Input] = []
         self._writers: dict[str, tuple[MessageKind | None, Any]] = {}
         self._lock = threading.Lock()
         self._domain: Any = None
         try:
             if configuration:
                 self._domain = self._make_domain(configuration)
-            self._participant: Any = self._domain_module.DomainParticipant(domain_id)
-            self._waiting: Any = self._core.WaitSet(self._participant)
-        except self._core.DDSException as error:
+            self._participant: Any = self._dds.domain.DomainParticipant(domain_id)
+            self._waiting: Any = self._dds.core.WaitSet(self._participant)
+        except self._dds.core.DDSException as error:
             raise ServingFault(f"DDS domain {domain_id} cannot be joined: {error}") from error
 
     def subscribe(self, topic: str, kind: MessageKind, qos: Qos, callback: Callable[[Any], None]) -> None:
-        reader = self._subscribing.DataReader(
+        reader = self._dds.sub.DataReader(
             self._participant,
             self._topic(topic, kind),
             self._qos(kind, qos),
-            self._core.Listener(on_requested_incompatible_qos=_mismatch_logger(topic, kind, "publisher")),
+            self._dds.core.Listener(on_requested_incompatible_qos=_mismatch_logger(topic, kind, "publisher")),
         )
-        core = self._core
+        core = self._dds.core
         anything = core.ReadCondition(reader, core.SampleState.Any | core.ViewState.Any | core.InstanceState.Any)
         self._waiting.attach(anything)
-        self._readers.append((reader, anything, topic, kind.value, callback))
-        self._input_qos[topic] = qos
+        self._inputs.append(_Input(topic, kind, qos, reader, anything, callback))
 
     def advertise(self, topic: str, kind: MessageKind, qos: Qos) -> None:
-        writer = self._publishing.DataWriter(
+        writer = self._dds.pub.DataWriter(
             self._participant,
             self._topic(topic, kind),
             self._qos(kind, qos),
-            self._core.Listener(on_offered_incompatible_qos=_mismatch_logger(topic, kind, "subscriber")),
+            self._dds.core.Listener(on_offered_incompatible_qos=_mismatch_logger(topic, kind, "subscriber")),
         )
         self._writers[topic] = kind, writer
 
@@ -120,38 +132,39 @@ class DdsTransport:
         with self._lock:
             try:
                 writer.write(raw)
-            except self._core.DDSException as error:
+            except self._dds.core.DDSException as error:
                 # A reliable reader is too slow: this message is lost, and the next one is sent as usual.
                 log.warning("%s: a message was not sent: %s", topic, error)
 
     def spin(self, timeout_s: float) -> bool:
         if self._waiting.wait(int(timeout_s * 1e9)) > 0:
-            for reader, anything, topic, name, callback in self._readers:
-                for raw in reader.take(_MAX_TAKEN, condition=anything):
+            for one in self._inputs:
+                for raw in one.reader.take(_MAX_TAKEN, condition=one.anything):
                     if hasattr(raw, "data"):
-                        self._deliver(raw, topic, name, callback)
+                        self._deliver(raw, one)
         return True
 
     def explain_silence(self, topic: str) -> str:
-        reader, name = next((reader, name) for reader, _, known, name, _ in self._readers if known == topic)
+        reader, kind, qos = next((one.reader, one.kind, one.qos) for one in self._inputs if one.topic == topic)
         own = self._participant.guid
-        participants = self._discovered(self._builtin.BuiltinTopicDcpsParticipant)
+        participants = self._discovered(self._dds.builtin.BuiltinTopicDcpsParticipant)
         if not any(one.key != own for one in participants):
             return explain_no_nodes(self._domain_id, self._reach)
-        publishers = self._discovered(self._builtin.BuiltinTopicDcpsPublication)
-        of_topic = [one for one in publishers if one.topic_name == dds_topic(topic)]
-        expected = dds_type(name).replace(".", "::")
+        best_effort = self._dds.qos.Policy.Reliability.BestEffort
+        publishers = [
+            SeenPublisher(
+                one.topic_name.removeprefix("rt"),
+                one.type_name.replace("::msg::dds_::", "/msg/").removesuffix("_"),
+                best_effort not in one.qos,
+            )
+            for one in self._discovered(self._dds.builtin.BuiltinTopicDcpsPublication)
+            if one.topic_name.startswith("rt/")
+        ]
+        of_topic = [one for one in publishers if one.topic == absolute_topic(topic)]
         if not of_topic:
-            same = sorted({one.topic_name.removeprefix("rt") for one in publishers if one.type_name == expected})
-            others = f"; {name} is published on {', '.join(same[:5])}" if same else ""
-            return f"other nodes are seen in ROS domain {self._domain_id}, but none publishes it{others}"
-        fitting = [one for one in of_topic if one.type_name == expected]
-        if not fitting:
-            given = of_topic[0].type_name.replace("::msg::dds_::", "/msg/").removesuffix("_")
-            return f"type mismatch: its publisher sends {given}, expected {name}{type_hint(given)}"
-        best_effort = import_library("cyclonedds.qos").Policy.Reliability.BestEffort
-        if self._input_qos[topic].is_reliable and all(best_effort in one.qos for one in fitting):
-            return "QoS mismatch: its publisher is best effort, expected reliable (--input-qos=SENSOR_DATA fits both)"
+            return explain_no_publisher(kind, self._domain_id, publishers)
+        if mismatch := explain_mismatch(kind, qos, of_topic):
+            return mismatch
         if not reader.get_matched_publications():
             return "its publisher has the expected type and reliability, and another part of its QoS or type differs"
         return "its publisher is connected: it sends nothing, or the network loses its packets"
@@ -161,46 +174,45 @@ class DdsTransport:
         with self._lock:
             # Cyclone DDS closes an entity with its last reference; children must be closed before their parents.
             self._waiting = None
-            self._readers.clear()
+            self._inputs.clear()
             self._writers.clear()
             self._participant = self._domain = None
 
     def _make_domain(self, configuration: str) -> Any:
         """Return the domain with this configuration, or None if this process is in the domain already."""
         try:
-            return self._domain_module.Domain(self._domain_id, configuration)
-        except self._core.DDSException as error:
-            if error.code != self._core.DDSException.DDS_RETCODE_PRECONDITION_NOT_MET:
+            return self._dds.domain.Domain(self._domain_id, configuration)
+        except self._dds.core.DDSException as error:
+            if error.code != self._dds.core.DDSException.DDS_RETCODE_PRECONDITION_NOT_MET:
                 raise
             return None
 
     def _discovered(self, builtin_topic: Any) -> list[Any]:
         """Return the participants or publishers that exist now, of all nodes including this one."""
-        core = self._core
-        reader = self._builtin.BuiltinDataReader(self._participant, builtin_topic)
+        core = self._dds.core
+        reader = self._dds.builtin.BuiltinDataReader(self._participant, builtin_topic)
         alive = core.ReadCondition(reader, core.SampleState.Any | core.ViewState.Any | core.InstanceState.Alive)
         return list(reader.read(_MAX_DISCOVERED, condition=alive))
 
-    def _deliver(self, raw: _RawMessage, topic: str, name: str, callback: Callable[[Any], None]) -> None:
+    def _deliver(self, raw: _RawMessage, to: _Input) -> None:
         try:
-            message = self._types.decode(raw.data, name)
+            message = self._types.decode(raw.data, to.kind.value)
         except InvalidRequest as error:
-            log.warning("%s: %s", topic, error)
+            log.warning("%s: %s", to.topic, error)
             return
-        callback(message)
+        to.callback(message)
 
     def _topic(self, topic: str, kind: MessageKind) -> Any:
         if kind.value not in self._raw_types:
             self._raw_types[kind.value] = raw_message_type(kind.value, self._types.store.fielddefs)
-        return self._topics.Topic(self._participant, dds_topic(topic), self._raw_types[kind.value])
+        return self._dds.topic.Topic(self._participant, dds_topic(topic), self._raw_types[kind.value])
 
     def _qos(self, kind: MessageKind, qos: Qos) -> Any:
-        module: Any = import_library("cyclonedds.qos")
-        policy = module.Policy
+        policy = self._dds.qos.Policy
         reliability = policy.Reliability.BestEffort
         if qos.is_reliable:
             reliability = policy.Reliability.Reliable(_RELIABLE_WAIT_MS * 1_000_000)
-        return module.Qos(
+        return self._dds.qos.Qos(
             reliability,
             policy.Durability.TransientLocal if qos.is_transient_local else policy.Durability.Volatile,
             policy.History.KeepLast(qos.depth),

@@ -16,25 +16,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from edge_server.errors import InvalidRequest, Unsupported
-from edge_server.plugins.ros.messages.message_conversion import (
-    ClassificationMessage,
-    CompressedImageMessage,
-    Detection3DMessage,
-    DetectionMessage,
-    Detections3DMessage,
-    DetectionsMessage,
-    DiagnosticsMessage,
-    DiagnosticStatus,
-    HypothesisMessage,
-    LabelInfoMessage,
-    MessageKind,
-    OutgoingMessage,
-    VisionInfoMessage,
-)
-from edge_server.plugins.ros.transports.dds_domains import explain_no_nodes
+from edge_server.plugins.ros.messages.message_conversion import MessageKind, OutgoingMessage
+from edge_server.plugins.ros.messages.ros2_types import MessageBuilder
 from edge_server.plugins.ros.transports.ros2_environment import read_discovery_settings
-from edge_server.plugins.ros.transports.transport import Qos, type_hint
-from edge_server.protocol.frame_messages import FrameHeader
+from edge_server.plugins.ros.transports.transport import (
+    Qos,
+    SeenPublisher,
+    explain_mismatch,
+    explain_no_publisher,
+)
+from edge_server.plugins.ros.transports.udp_sockets import explain_no_nodes
 
 
 class RclpyTransport:
@@ -66,6 +57,7 @@ class RclpyTransport:
         if self._is_owner:
             self._executor = executors.SingleThreadedExecutor(context=self._context)
             self._executor.add_node(self._node)
+        self._messages = _RclpyMessages()
         self._publishers: dict[str, tuple[MessageKind, Any]] = {}
         self._services: list[Any] = []
         self._inputs: dict[str, tuple[MessageKind, Qos, Any]] = {}
@@ -122,7 +114,7 @@ class RclpyTransport:
         if publisher is None or kind is not message.kind:
             raise InvalidRequest(f"topic '{topic}' was not advertised for {message.kind.value}")
         if self._context.ok():
-            publisher.publish(to_ros2(message))
+            publisher.publish(self._messages.build(message))
 
     def spin(self, timeout_s: float) -> bool:
         """Run the next callback, or wait for one. Return False after a shutdown of the context."""
@@ -136,26 +128,20 @@ class RclpyTransport:
         return bool(self._context.ok())
 
     def explain_silence(self, topic: str) -> str:
-        publishers = self._node.get_publishers_info_by_topic(topic)
         kind, qos, _ = self._inputs[topic]
-        if not publishers:
-            return f"ROS 2 sees no publisher of it: {self._explain_no_publisher()}"
-        given = {one.topic_type for one in publishers}
-        if kind.value not in given:
-            return f"type mismatch: its publisher sends {min(given)}, expected {kind.value}{type_hint(min(given))}"
         best_effort = self._qos_module.ReliabilityPolicy.BEST_EFFORT
-        if qos.is_reliable and all(
-            one.qos_profile.reliability == best_effort for one in publishers if one.topic_type == kind.value
-        ):
-            return "QoS mismatch: its publisher is best effort, expected reliable (--input-qos=SENSOR_DATA fits both)"
-        return "it has a publisher, which sends nothing, or the network loses its packets"
-
-    def _explain_no_publisher(self) -> str:
+        publishers = sorted(
+            SeenPublisher(topic, one.topic_type, one.qos_profile.reliability != best_effort)
+            for one in self._node.get_publishers_info_by_topic(topic)
+        )
+        if publishers:
+            fits = "it has a publisher, which sends nothing, or the network loses its packets"
+            return explain_mismatch(kind, qos, publishers) or fits
         domain_id = self._context.get_domain_id()
         own = self._node.get_name(), self._node.get_namespace()
-        if any(name != own for name in self._node.get_node_names_and_namespaces()):
-            return f"other nodes are seen in ROS domain {domain_id}, but none publishes it"
-        return explain_no_nodes(domain_id)
+        has_others = any(name != own for name in self._node.get_node_names_and_namespaces())
+        reason = explain_no_publisher(kind, domain_id, ()) if has_others else explain_no_nodes(domain_id)
+        return f"ROS 2 sees no publisher of it: {reason}"
 
     def close(self) -> None:
         for topic in tuple(self._inputs):
@@ -211,87 +197,18 @@ def _import_ros(module: str) -> Any:
         ) from None
 
 
-def to_ros2(message: OutgoingMessage) -> Any:
-    """Return a message as an object of its rclpy class."""
-    made = message_class(message.kind.value)()
-    _copy_header(message.header, made.header)
-    if isinstance(message, DetectionsMessage):
-        made.detections = [_make_detection(box, message.header) for box in message.detections]
-    elif isinstance(message, Detections3DMessage):
-        made.detections = [_make_detection3d(box, message.header) for box in message.detections]
-    elif isinstance(message, ClassificationMessage):
-        made.results = [
-            _fill_hypothesis(message_class("vision_msgs/msg/ObjectHypothesis")(), one) for one in message.results
-        ]
-    elif isinstance(message, VisionInfoMessage):
-        made.method, made.database_location = message.method, message.database_location
-        made.database_version = message.database_version
-    elif isinstance(message, LabelInfoMessage):
-        made.class_map = [_make_vision_class(number, label) for number, label in enumerate(message.labels)]
-    elif isinstance(message, DiagnosticsMessage):
-        made.status = [_make_status(one) for one in message.statuses]
-    elif isinstance(message, CompressedImageMessage):
-        made.format, made.data = message.format, _octets(message.data)
-    else:
-        made.height, made.width, made.step = message.height, message.width, message.step
-        made.encoding, made.is_bigendian = message.encoding, int(message.is_bigendian)
-        made.data = _octets(message.data)
-    return made
+class _RclpyMessages(MessageBuilder):
+    """Builder of messages as objects of rclpy's classes."""
 
+    def new(self, type_name: str, /, **fields: Any) -> Any:
+        made = message_class(type_name)()
+        for name, value in fields.items():
+            setattr(made, name, value)
+        return made
 
-def _make_detection(box: DetectionMessage, header: FrameHeader) -> Any:
-    made = message_class("vision_msgs/msg/Detection2D")()
-    _copy_header(header, made.header)
-    made.bbox.center.position.x, made.bbox.center.position.y = float(box.center_x), float(box.center_y)
-    made.bbox.center.theta = float(box.theta)
-    made.bbox.size_x, made.bbox.size_y = float(box.size_x), float(box.size_y)
-    found = message_class("vision_msgs/msg/ObjectHypothesisWithPose")()
-    _fill_hypothesis(found.hypothesis, box.hypothesis)
-    made.results = [found]
-    made.id = box.track_id
-    return made
+    def octets(self, data: Any) -> Any:
+        # rclpy checks each element of any other type.
+        return array.array("B", bytes(data))
 
-
-def _make_detection3d(box: Detection3DMessage, header: FrameHeader) -> Any:
-    made = message_class("vision_msgs/msg/Detection3D")()
-    _copy_header(header, made.header)
-    found = message_class("vision_msgs/msg/ObjectHypothesisWithPose")()
-    _fill_hypothesis(found.hypothesis, box.hypothesis)
-    for pose in (made.bbox.center, found.pose.pose):
-        pose.position.x, pose.position.y, pose.position.z = float(box.x), float(box.y), float(box.z)
-        pose.orientation.z, pose.orientation.w = box.orientation
-    size = made.bbox.size
-    size.x, size.y, size.z = float(box.size_x), float(box.size_y), float(box.size_z)
-    made.results = [found]
-    made.id = box.track_id
-    return made
-
-
-def _fill_hypothesis(made: Any, one: HypothesisMessage) -> Any:
-    made.class_id, made.score = one.class_id, float(one.score)
-    return made
-
-
-def _make_vision_class(number: int, label: str) -> Any:
-    made = message_class("vision_msgs/msg/VisionClass")()
-    made.class_id, made.class_name = number, label
-    return made
-
-
-def _make_status(one: DiagnosticStatus) -> Any:
-    made = message_class("diagnostic_msgs/msg/DiagnosticStatus")()
-    # A `byte` of ROS 2 is bytes of length 1 in Python.
-    made.level, made.name = bytes([one.level]), one.name
-    made.message, made.hardware_id = one.message, one.hardware_id
-    pair = message_class("diagnostic_msgs/msg/KeyValue")
-    made.values = [pair(key=key, value=value) for key, value in one.values.items()]
-    return made
-
-
-def _octets(data: Any) -> Any:
-    """Return an array.array: rclpy checks each element of any other type assigned to uint8[]."""
-    return array.array("B", bytes(data))
-
-
-def _copy_header(header: FrameHeader, made: Any) -> None:
-    made.stamp.sec, made.stamp.nanosec, made.frame_id = header.sec, header.nanosec, header.frame_id
+    def byte(self, value: int) -> Any:
+        return bytes([value])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.ros.messages.message_conversion import MessageKind, OutgoingMessage
@@ -104,10 +104,31 @@ def topic_beside(image_topic: str, name: str) -> str:
     return f"{namespace}{slash}{name}"
 
 
-def type_hint(given: str) -> str:
-    """Return which flag a publisher with this message type needs, or ""."""
-    hints = {
-        MessageKind.COMPRESSED_IMAGE.value: " (--image-topic needs --compressed)",
-        MessageKind.IMAGE.value: " (without --compressed, or the topic's own name and '/compressed')",
-    }
-    return hints.get(given, "")
+class SeenPublisher(NamedTuple):
+    """Publisher of another node, as a transport sees it. `type_name` is like "sensor_msgs/msg/Image"."""
+
+    topic: str
+    type_name: str
+    is_reliable: bool = True
+
+
+def explain_no_publisher(kind: MessageKind, domain_id: int, publishers: Iterable[SeenPublisher]) -> str:
+    """Return why a topic is silent that none of these publishers of a domain has, though other nodes are seen."""
+    same = sorted({one.topic for one in publishers if one.type_name == kind.value})
+    elsewhere = f"; {kind.value} is published on {', '.join(same[:5])}" if same else ""
+    return f"other nodes are seen in ROS domain {domain_id}, but none publishes it{elsewhere}"
+
+
+def explain_mismatch(kind: MessageKind, qos: Qos, publishers: Sequence[SeenPublisher]) -> str:
+    """Return why a subscription gets nothing from the publishers of its topic, or "" if one of them fits."""
+    given = publishers[0].type_name
+    fitting = [one for one in publishers if one.type_name == kind.value]
+    if not fitting:
+        hint = {
+            MessageKind.COMPRESSED_IMAGE.value: " (--image-topic needs --compressed)",
+            MessageKind.IMAGE.value: " (without --compressed, or the topic's own name and '/compressed')",
+        }.get(given, "")
+        return f"type mismatch: its publisher sends {given}, expected {kind.value}{hint}"
+    if qos.is_reliable and not any(one.is_reliable for one in fitting):
+        return "QoS mismatch: its publisher is best effort, expected reliable (--input-qos=SENSOR_DATA fits both)"
+    return ""

@@ -20,7 +20,13 @@ from edge_server.errors import InvalidRequest, NotFound, ServingFault
 from edge_server.plugins.ros.messages.message_conversion import MessageKind, OutgoingMessage
 from edge_server.plugins.ros.messages.ros2_types import MessageTypes, import_library
 from edge_server.plugins.ros.transports.ros2_environment import read_domain_id
-from edge_server.plugins.ros.transports.transport import Qos, absolute_topic, type_hint
+from edge_server.plugins.ros.transports.transport import (
+    Qos,
+    SeenPublisher,
+    absolute_topic,
+    explain_mismatch,
+    explain_no_publisher,
+)
 from edge_server.plugins.ros.transports.zenoh_keys import (
     NO_TYPE_HASH,
     NODE,
@@ -198,7 +204,7 @@ class ZenohTransport:
         return not self._session.is_closed()
 
     def explain_silence(self, topic: str) -> str:
-        if not self._is_connected:
+        if not (self._session.info.routers_zid() or self._session.info.peers_zid()):
             return self._no_router
         others = [one for one in self._entities() if one.session_id != self._session_id]
         here = [one for one in others if one.domain_id == self._domain_id]
@@ -211,18 +217,16 @@ class ZenohTransport:
                 f"{where}: expected RMW_IMPLEMENTATION=rmw_zenoh_cpp there; nodes on other machines are seen through a "
                 "router on this one, or by a client of theirs (mode=client in ZENOH_CONFIG_OVERRIDE)"
             )
-        publishers = [one for one in here if one.kind == PUBLISHER]
-        of_topic = [one for one in publishers if one.topic == absolute_topic(topic)]
         kind, _ = self._subscribers[topic]
         name = kind.value
+        publishers = [one for one in here if one.kind == PUBLISHER]
+        of_topic = [one for one in publishers if one.topic == absolute_topic(topic)]
+        seen = [SeenPublisher(one.topic, one.type_name) for one in of_topic or publishers]
         if not of_topic:
-            same = sorted({one.topic for one in publishers if one.type_name == name})
-            elsewhere = f"; {name} is published on {', '.join(same[:5])}" if same else ""
-            return f"other nodes are seen in ROS domain {self._domain_id}, but none publishes it{elsewhere}"
+            return explain_no_publisher(kind, self._domain_id, seen)
+        if mismatch := explain_mismatch(kind, Qos(), seen):
+            return mismatch
         of_type = [one for one in of_topic if one.type_name == name]
-        if not of_type:
-            given = of_topic[0].type_name
-            return f"type mismatch: its publisher sends {given}, expected {name}{type_hint(given)}"
         expected = self._type_hash(name)
         if all(one.type_hash != expected for one in of_type):
             given = of_type[0].type_hash
@@ -307,10 +311,6 @@ class ZenohTransport:
             entity = parse_token(str(reply.ok.key_expr)) if reply.ok is not None else None
             if entity is not None:
                 yield entity
-
-    @property
-    def _is_connected(self) -> bool:
-        return bool(self._session.info.routers_zid() or self._session.info.peers_zid())
 
     @property
     def _no_router(self) -> str:

@@ -18,12 +18,11 @@ from functools import partial
 from edge_server.backends.cuda import cuda_driver
 from edge_server.errors import DeviceLost, EdgeServerError
 from edge_server.plugins.tensorrt.builds.build_process import Bounds
-from edge_server.plugins.tensorrt.builds.build_registry import UNDER_WAY, Build, BuildRegistry, BuildState
-from edge_server.plugins.tensorrt.builds.build_report import EngineBuildsReport
+from edge_server.plugins.tensorrt.builds.build_registry import UNDER_WAY, Build, BuildRegistry
+from edge_server.plugins.tensorrt.builds.build_report import BuildState, EngineBuildsReport, families
 from edge_server.plugins.tensorrt.builds.builder import EngineBuilder, ServingCallbacks
 from edge_server.plugins.tensorrt.builds.engine_cache import EngineCache, EngineCacheFault
 from edge_server.plugins.tensorrt.builds.engine_key import FileHashes, GpuIdentity, key_of
-from edge_server.plugins.tensorrt.builds.metric_families import families
 from edge_server.plugins.tensorrt.engine_order import EngineFile, EngineOrder
 from edge_server.telemetry.metrics_page import Family
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import logging
 import threading
 import time
@@ -11,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edge_server.errors import UnknownModel
-from edge_server.plugins.tensorrt.builds.build_report import EngineReport
+from edge_server.plugins.tensorrt.builds.build_report import BuildState, EngineReport
 from edge_server.plugins.tensorrt.builds.engine_cache import EngineCache
 from edge_server.plugins.tensorrt.builds.engine_key import EngineKey
 from edge_server.plugins.tensorrt.engine_order import EngineOrder
@@ -202,16 +201,6 @@ _MAX_RETRY_S = 3600.0
 
 MAX_ATTEMPTS = 5
 """Failures in a row, for a cause that may pass, after which only an order or a restart tries again."""
-
-
-class BuildState(enum.Enum):
-    WAITING = "waiting"
-    BUILDING = "building"
-    PAUSED = "paused"
-    VERIFYING = "verifying"
-    READY = "ready"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
 
 
 UNDER_WAY = frozenset({BuildState.BUILDING, BuildState.PAUSED, BuildState.VERIFYING})

@@ -8,7 +8,6 @@ again and again until the server has the model. All settings are parameters; con
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import signal
 import threading
@@ -26,12 +25,11 @@ from rclpy.signals import SignalHandlerOptions
 from edge_server.client import StreamError
 from edge_server.errors import EdgeServerError, ErrorCode, NotReady
 from edge_server.plugins.ros.bridge import SPIN_S, Bridge
+from edge_server.plugins.ros.bridge_log import describe_server
 from edge_server.plugins.ros.bridge_parameters import BridgeParameters, check_named_once
-from edge_server.plugins.ros.connection_log import describe_server
 from edge_server.plugins.ros.diagnostics import Diagnostics
 from edge_server.plugins.ros.model_service import ModelService, try_model
 from edge_server.plugins.ros.transports.rclpy_transport import RclpyTransport
-from edge_server.protocol.frame_messages import Delivery
 
 RETRY_S = 2.0
 OPEN_S = 5.0
@@ -228,14 +226,10 @@ class EdgeServerNode(LifecycleNode):
 def read_parameters(node: Any) -> tuple[str, BridgeParameters]:
     """Return the server's address and the parameters of the bridge. Raises InvalidRequest for values out of range."""
     given = {name: node.get_parameter(name).value for name in DEFAULTS}
-    limits = {field.name for field in dataclasses.fields(Delivery)}
-    delivery = Delivery(**{name: value for name, value in given.items() if name in limits})
-    names = {field.name for field in dataclasses.fields(BridgeParameters)}
-    rest = {name: value for name, value in given.items() if name in names}
     # Remapped here: the server and other nodes get to know these two by their full names.
     for name in ("image_topic", "label_info_topic"):
-        rest[name] = given[name] and node.resolve_topic_name(given[name])
-    parameters = BridgeParameters(**rest, delivery=delivery)
+        given[name] = given[name] and node.resolve_topic_name(given[name])
+    parameters = BridgeParameters.from_values(given)
     check_named_once([*parameters.topics, given["diagnostics_topic"]])
     return given["server_address"], parameters
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_server.plugins.ros.transports import packet_drops
-from edge_server.plugins.ros.transports.packet_drops import PacketDrops
+from edge_server.plugins.ros.transports import udp_sockets
+from edge_server.plugins.ros.transports.udp_sockets import PacketDrops
 
 IMAGE = 1920 * 1080 * 3
 
@@ -27,7 +27,7 @@ def overflow() -> socket.socket:
 def test_drops_are_told_once_with_the_limit_that_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limit = tmp_path / "rmem_max"
     limit.write_text("212992\n")
-    monkeypatch.setattr(packet_drops, "RMEM_MAX", limit)
+    monkeypatch.setattr(udp_sockets, "RMEM_MAX", limit)
     drops = PacketDrops()
     assert drops.explain(IMAGE) == ""
     with overflow():
@@ -40,7 +40,7 @@ def test_drops_are_told_once_with_the_limit_that_is_too_small(tmp_path: Path, mo
 def test_with_a_large_limit_the_machine_is_too_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limit = tmp_path / "rmem_max"
     limit.write_text(f"{1 << 27}\n")
-    monkeypatch.setattr(packet_drops, "RMEM_MAX", limit)
+    monkeypatch.setattr(udp_sockets, "RMEM_MAX", limit)
     with overflow():
         assert "the machine is too busy" in PacketDrops().explain(0)
 
