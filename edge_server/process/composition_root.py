@@ -1,4 +1,4 @@
-"""Creation of all parts of a server from its configuration (repository, model manager, service, cache, plugins), and
+"""Creation of all parts of a server from its configuration (repository, model lifecycle, service, cache, plugins), and
 their connections. Opens no port."""
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.backends import ONNX_ORDER
-from edge_server.backends.base import ServerCalls
 from edge_server.backends.cuda import cuda_devices
 from edge_server.backends.cuda.cuda_devices import CudaDevices
 from edge_server.config import RateLimitConfig, RepositoryConfig, ServerConfig, choose_cache
@@ -41,7 +40,8 @@ from edge_server.serving.execution.gpu_loss_and_memory import Gpus
 from edge_server.serving.execution.latencies import LatencyOptions
 from edge_server.serving.execution.rate_limiter import RateLimiter
 from edge_server.serving.lifecycle.lifecycle_settings import LifecycleSettings
-from edge_server.serving.lifecycle.manager import Manager
+from edge_server.serving.lifecycle.model_lifecycle import ModelLifecycle, make_lifecycle
+from edge_server.serving.lifecycle.model_table import ModelTable
 from edge_server.serving.timer import Timer
 from edge_server.telemetry.event_bus import MODEL_FAILED, MODEL_READY, MODEL_UNLOADED, Event, EventBus
 from edge_server.telemetry.log import LogSettings
@@ -63,7 +63,6 @@ class ServerParts:
     """The parts of a server without front ends, for `serve` and `check`."""
 
     service: InferenceService
-    manager: Manager
     source: RepositorySource
     timer: Timer
     events: EventBus
@@ -82,7 +81,7 @@ class ServerParts:
         self.journal.close()
         self.plugins.begin_stop()
         self.service.stop_accepting()
-        is_clean = self.manager.close(timeout_s)
+        is_clean = self.service.close(timeout_s)
         if self.cache is not None:
             self.cache.close()
         self.timer.close()
@@ -119,16 +118,15 @@ def build(
     events = EventBus()
     cache = _cache(config)
     admission = running.admission()
-    # Models call the service, and the service needs the manager: the manager gets a function that returns the service.
-    manager = _manager(config, timer, events, running, admission, cache, gpus, lambda: service, on_no_fallback, journal)
+    models = _lifecycle(config, timer, events, running, admission, cache, gpus, on_no_fallback, journal)
     shared_memory = _shared_memory(config.memory.allows_client_shm, devices)
     digests = ContentDigests(scanner.find, state_dir)
     scanner.has_changed_content = digests.has_changed
-    service = _service(config, manager, source, events, shared_memory, log_settings, digests, running)
+    service = _service(config, models, source, events, shared_memory, log_settings, digests, running)
     events.subscribe(lambda event: _compute_digest(digests, event))
     events.subscribe(lambda event: trim() if event.kind in _FREES_MEMORY else None)
     events.subscribe(service.variants.receive)
-    loads = LoadCounts(manager.versions, manager.index)
+    loads = LoadCounts(service.router.versions, service.router.index)
     events.subscribe(loads.receive)
     access = AccessCheck(config.http)
     ports: dict[str, int] = {}
@@ -137,9 +135,8 @@ def build(
             service,
             config,
             events,
-            manager,
             admission=admission,
-            mark_gpu_lost=_gpu_loss_handler(manager, devices),
+            mark_gpu_lost=_gpu_loss_handler(service.table, devices),
             lost_gpus=gpus.lost_gpus,
             heavy_work_refusal=running.heavy_work_refusal,
             machine_root=running.machine_root(),
@@ -151,7 +148,7 @@ def build(
             control_need=running.control_need,
         )
     )
-    return ServerParts(service, manager, source, timer, events, loads, digests, running, access, ports, journal, cache)
+    return ServerParts(service, source, timer, events, loads, digests, running, access, ports, journal, cache)
 
 
 def _compute_digest(digests: ContentDigests, event: Event) -> None:
@@ -196,7 +193,7 @@ def _resolve_options(
     )
 
 
-def _manager(
+def _lifecycle(
     config: ServerConfig,
     timer: Timer,
     events: EventBus,
@@ -204,23 +201,21 @@ def _manager(
     admission: AdmissionControl,
     cache: ResponseCache | None,
     gpus: Gpus,
-    server: Callable[[], ServerCalls],
     on_no_fallback: Callable[[str], None],
     journal: OpeningJournal,
-) -> Manager:
+) -> ModelLifecycle:
     memory = MemoryFloor(config.memory.floor_mb << 20, config.memory.pressure_limit_percent)
-    return Manager(
+    return make_lifecycle(
         timer,
         _backend_settings(config, plugins),
         load_threads=config.repository.load_thread_count,
         publish=events.publish,
-        lifecycle=_lifecycle_settings(config),
+        settings=_lifecycle_settings(config),
         admission_control=admission,
         check_memory=plugins.make_load_check(memory.refusal),
         limiter=_rate_limiter(config.rate_limit),
         cache=cache,
         gpus=gpus,
-        server=server,
         on_no_fallback=on_no_fallback,
         opening=journal.opening,
     )
@@ -228,7 +223,7 @@ def _manager(
 
 def _service(
     config: ServerConfig,
-    manager: Manager,
+    models: ModelLifecycle,
     source: RepositorySource,
     events: EventBus,
     shared_memory: SharedMemoryRegistry,
@@ -237,7 +232,7 @@ def _service(
     plugins: RunningPlugins,
 ) -> InferenceService:
     return InferenceService(
-        manager,
+        models,
         source,
         shared_memory,
         log_settings,
@@ -282,7 +277,7 @@ def _backend_settings(config: ServerConfig, plugins: RunningPlugins) -> dict[str
     return settings
 
 
-def _gpu_loss_handler(manager: Manager, devices: CudaDevices | None) -> Callable[[str | None, str], None]:
+def _gpu_loss_handler(table: ModelTable, devices: CudaDevices | None) -> Callable[[str | None, str], None]:
     """Return the function that handles the loss of a GPU, given its NVML UUID and the reason.
 
     The function ignores a GPU that CUDA does not show to this process.
@@ -293,7 +288,7 @@ def _gpu_loss_handler(manager: Manager, devices: CudaDevices | None) -> Callable
         # Without a UUID, the GPU is known only if there is no other.
         number = numbers.get(uuid) if uuid is not None else (0 if len(numbers) == 1 else None)
         if number is not None:
-            manager.mark_gpu_lost(number, reason)
+            table.mark_gpu_lost(number, reason)
 
     return mark_gpu_lost
 

@@ -78,7 +78,7 @@ class FrontEnds:
         self.service = self.core.service
         self.service.variants.choice = self.choice = Choice()
         self.service.set_desired_state(first_desired_state(config.repository, self.core.source))
-        assert self.core.manager.wait_settled(timeout_s=60)
+        assert self.core.service.table.wait_settled(timeout_s=60)
         self.service.started()
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever)

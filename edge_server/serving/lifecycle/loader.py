@@ -46,12 +46,12 @@ class Loader:
         cache: ResponseCache | None = None,
         *,
         members: Members,
-        server: Callable[[], ServerCalls | None],
         gpus: Gpus,
         on_gpu_fault: OnGpuFault,
     ) -> None:
-        """`members` are the models for ensembles. `server` returns the server functions for models, None if there is no
-        server. `on_gpu_fault` is called with GPU errors of loads and runs."""
+        """`members` are the models for ensembles. `on_gpu_fault` is called with GPU errors of loads and runs."""
+        self.server: ServerCalls | None = None
+        """The server functions for models. None: there is no server."""
         self.pool = RunPool(timer)
         """Threads that run sessions without a thread of their own."""
         self._cache = cache
@@ -61,7 +61,6 @@ class Loader:
         self._backend_settings = backend_settings
         self._lifecycle = lifecycle
         self._members = members
-        self._server = server
         self._gpus = gpus
         self._on_gpu_fault = on_gpu_fault
 
@@ -130,7 +129,7 @@ class Loader:
                 self._backend_settings,
                 self._admission_control,
                 self._limiter,
-                self._server(),
+                self.server,
                 self._cache,
                 pool=self.pool,
                 gpus=self._gpus,

@@ -714,6 +714,18 @@ class ModelTable:
         self._events.publish()
         return has_settled
 
+    def wait_engine_builds(self) -> None:
+        """Wait until the only models left to load are those whose load builds an engine, and ensembles of them; or
+        until the table is closed."""
+        with self._changed:
+            desired = {name: model.desired for name, model in self._models.items()}
+        members = {name: [member for member, _ in model.members] for name, model in desired.items()}
+        building: set[str] = set()
+        for name in topological_order(members):
+            if desired[name].builds_engine or building.intersection(members[name]):
+                building.add(name)
+        self.wait_settled(desired.keys() - building)
+
     # -- the end ------------------------------------------------------------------------------------------------------
 
     @property

@@ -312,7 +312,7 @@ def test_a_batch_gives_its_resources_back_also_when_it_fails(new_core: Any, fail
         core.script.on_run = lambda name, inputs: 1 / 0
     for _ in range(3):
         assert (core.submit(model="a")[1].final().error is not None) is fails
-    core.manager.close(1.0)
+    core.service.close(1.0)
     assert limiter.in_use() == {}
 
 
@@ -374,7 +374,7 @@ def test_a_version_that_is_unloaded_while_it_waits_answers_first_and_leaves_noth
     stop.release()
     assert held.final().error is None
     assert waiting.final().error is None
-    eventually(lambda: not core.manager.versions("b") or core.manager.versions("b")[0].state == "RETIRED")
+    eventually(lambda: not core.router.versions("b") or core.router.versions("b")[0].state == "RETIRED")
     assert core.submit(model="a")[1] is not None
     stop.release()
 
@@ -397,8 +397,8 @@ def test_a_model_that_needs_more_resources_than_exist_does_not_load_and_leaves_n
     limiter = RateLimiter({("R", None): 3})
     core = new_core(limiter=limiter)
     core.set_desired(core.spec("a", instance_groups=group("a", ("R", 4))))
-    assert core.manager.wait_settled(["a"], 20)
-    assert "asks for 4 of resource 'R' of the CPU, and --rate-limit-resource grants 3" in core.manager.failure("a")
+    assert core.table.wait_settled(["a"], 20)
+    assert "asks for 4 of resource 'R' of the CPU, and --rate-limit-resource grants 3" in core.router.failure("a")
     assert core.script.opened == []
     assert limiter.in_use() == {}
 
@@ -487,7 +487,7 @@ def test_a_storm_with_cancels_and_reloads_loses_no_request_and_oversteps_nothing
         for number in range(12):
             name = "abc"[number % 3]
             core.set_desired(specs[name], mark=f"new{number}")
-            core.manager.wait_settled([name], 20)
+            core.table.wait_settled([name], 20)
 
     threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(4)] + [threading.Thread(target=reload)]
     for thread in threads:
@@ -497,5 +497,5 @@ def test_a_storm_with_cancels_and_reloads_loses_no_request_and_oversteps_nothing
     assert not any(thread.is_alive() for thread in threads), "somebody waits for ever"
     assert problems == []
     assert watched.wrong == []
-    assert core.manager.close(20.0)
+    assert core.service.close(20.0)
     assert limiter.in_use() == {}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from edge_server.errors import NotReady
-from edge_server.serving.lifecycle import manager, model_state
+from edge_server.serving.lifecycle import model_state, periodic_checks
 from edge_server.serving.lifecycle.loader import LoadSlots
 from edge_server.serving.timer import Alarm
 
@@ -19,7 +19,7 @@ from edge_server.serving.timer import Alarm
 def test_the_log_and_the_index_tell_of_a_load_that_hangs_for_as_long_as_it_does(
     new_core: Any, new_blocker: Any, eventually: Any, monkeypatch: Any, caplog: Any
 ) -> None:
-    monkeypatch.setattr(manager, "LONG_LOAD_S", 0.05)
+    monkeypatch.setattr(periodic_checks, "LONG_LOAD_S", 0.05)
     monkeypatch.setattr(model_state, "_REPORTED_AFTER_S", 0.0)
     core = new_core()
     blocker = new_blocker()
@@ -34,16 +34,16 @@ def test_the_log_and_the_index_tell_of_a_load_that_hangs_for_as_long_as_it_does(
     assert all(re.fullmatch(r"model 'm' version 1 is still loading after \d+ s", text) for text in told())
     entry = core.service.repository_index()[0]
     assert entry.state == "LOADING"
-    reasons = [entry.reason, *(report.reason for report in core.manager.versions("m"))]
+    reasons = [entry.reason, *(report.reason for report in core.router.versions("m"))]
     assert len(reasons) == 2
     assert all(re.fullmatch(r"loading for \d+ s", reason) for reason in reasons)
     assert not core.service.is_model_ready("m", None)
     assert not core.service.is_ready()
     with pytest.raises(NotReady, match=r"model 'm' version 1 is not at ready state: loading for \d+ s"):
-        core.manager.route("m", 1)
+        core.router.route("m", 1)
 
     blocker.release()
-    assert core.manager.wait_settled(["m"], 20)
+    assert core.table.wait_settled(["m"], 20)
     entry = core.service.repository_index()[0]
     assert (entry.state, entry.reason) == ("READY", "")
     count = len(told())
@@ -63,7 +63,7 @@ def test_a_recent_load_is_reported_without_a_reason(core: Any, new_blocker: Any,
     assert (entry.state, entry.reason) == ("LOADING", "")
     assert not caplog.records
     blocker.release()
-    assert core.manager.wait_settled(["m"], 20)
+    assert core.table.wait_settled(["m"], 20)
 
 
 def test_how_long_a_load_takes_is_counted_from_its_beginning(monkeypatch: Any) -> None:
