@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 from edge_server.core.request_response import Request, Response, ResponseSink
 from edge_server.errors import EdgeServerError
 from edge_server.serving.cache.lookup import CachedSink, CacheLookup
+from edge_server.serving.execution.scheduler import Scheduler
 from edge_server.serving.execution.ticket import Ticket
 
 Admit = Callable[[Ticket], None]
 """Computes a ticket, but not on this thread. If it raises, the ticket is unchanged."""
 
 
-class TicketScheduler(Protocol):
-    """Counts tickets in flight, and sends answers in the promised order: the scheduler."""
-
-    def add_in_flight(self, ticket: Ticket) -> None: ...
-
-    def send_final(self, ticket: Ticket, response: Response) -> None: ...
-
-    def release(self, tickets: list[Ticket]) -> None: ...
-
-
 class CachedScheduler:
     """Adapter of one version. A request that is looked up on another thread is in flight like any other: it can be
     cancelled, and the version is not closed before it is answered."""
 
-    def __init__(self, lookup: CacheLookup, scheduler: TicketScheduler, admit: Admit) -> None:
+    def __init__(self, lookup: CacheLookup, scheduler: Scheduler, admit: Admit) -> None:
         self._lookup = lookup
         self._scheduler = scheduler
         self._admit = admit
@@ -78,5 +68,5 @@ class CachedScheduler:
     def _answer(self, ticket: Ticket, response: Response) -> None:
         """Send the answer of a ticket that is in flight, unless it was closed meanwhile, and release it."""
         if ticket.claim():
-            self._scheduler.send_final(ticket, response)
+            ticket.send_final(response)
         self._scheduler.release([ticket])

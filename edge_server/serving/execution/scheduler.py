@@ -9,44 +9,26 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from edge_server.core.batch_queue import BatchQueue, QueueEntry
 from edge_server.core.model_spec import ModelSpec
-from edge_server.core.request_response import Response
 from edge_server.errors import Cancelled, DeadlineExceeded, Draining, EdgeServerError, NotReady
 from edge_server.serving.execution.admission_control import ADMIT_ALL, AdmissionControl
 from edge_server.serving.execution.counters import VersionCounters
 from edge_server.serving.execution.instance import Instance
-from edge_server.serving.execution.ordered_responses import OrderedDelivery
 from edge_server.serving.execution.rate_limiter import RateLimiter
 from edge_server.serving.execution.rate_limiter_client import RateLimiterClient
-from edge_server.serving.execution.ticket import Ticket
+from edge_server.serving.execution.ticket import OrderedDelivery, Ticket
 from edge_server.serving.timer import Alarm, Timer
+
+if TYPE_CHECKING:
+    from edge_server.core.sequence_batcher import SequenceQueue
 
 Run: TypeAlias = tuple[Instance, list[Ticket]]
 """A batch and the instance reserved for it."""
 
-
-class RequestQueue(Protocol):
-    """Queue of waiting tickets, as every scheduler uses it; see BatchQueue."""
-
-    item_limit: int
-
-    @property
-    def size(self) -> int: ...
-
-    def offer(self, entry: QueueEntry[Ticket], item: Ticket) -> None: ...
-
-    def drop(self, entry: QueueEntry[Ticket]) -> bool: ...
-
-    def expire(self, now_ns: int) -> list[Ticket]: ...
-
-    def clear(self) -> list[Ticket]: ...
-
-    def next_deadline_ns(self) -> int | None: ...
-
-    def next_wakeup_ns(self) -> int | None: ...
+RequestQueue: TypeAlias = "BatchQueue[Ticket] | SequenceQueue[Ticket]"
 
 
 class Scheduler:
@@ -208,17 +190,10 @@ class Scheduler:
                 runs, expired = self._decide()
         error = Cancelled(f"request to model '{self._name}' was cancelled")
         self._counters.record_failure(error, ticket.arrived_ns, time.monotonic_ns())
-        self.send_final(ticket, ticket.failure(error))
+        ticket.send_final(ticket.failure(error))
         if was_waiting:
             self.release([ticket])
         self._carry_out(runs, expired)
-
-    def send_final(self, ticket: Ticket, response: Response) -> None:
-        """Deliver the final response of a claimed ticket, in the order that the model promises."""
-        if self._order is None:
-            ticket.send_final(response)
-        else:
-            self._order.send_final(ticket, response)
 
     def release(self, tickets: Sequence[Ticket]) -> None:
         """Release the tickets; the version may be closed when none is left."""
@@ -359,35 +334,28 @@ class Scheduler:
                 self._admission_control.correct_charge(ticket.charged_s, ticket.took_s)
             if ticket.request.release is not None or ticket.request.trace is not None:
                 ticket.release()
-        next_batch = self._next_batch(instance, finished)
-        batch.clear()
-        return next_batch
-
-    def _next_batch(self, instance: Instance, finished: Sequence[Ticket]) -> list[Ticket]:
+        runs: list[Run] = []
+        expired: list[Ticket] = []
         with self._lock:
             self._in_flight.difference_update(finished)
-            if self._runs_single_requests and not self._queue.size:
-                self._free.append(instance)
-                if self._refusal is not None:
-                    self._notify_if_idle()
-                return []
-            if self._limiter is not None:
-                self._limiter.release(instance)
             self._free.append(instance)
-            runs, expired = self._decide()
-            self._notify_if_idle()
+            if not self._runs_single_requests or self._queue.size:
+                if self._limiter is not None:
+                    self._limiter.release(instance)
+                runs, expired = self._decide()
+            if self._refusal is not None:
+                self._notify_if_idle()
+        batch.clear()
         if expired:
             self._refuse_expired(expired)
         if self._limiter is not None:
             self._limiter.wake_next()
-        if not runs:
-            return []
         mine: list[Ticket] = []
-        for other, batch in runs:
+        for other, further in runs:
             if other is instance:
-                mine = batch
+                mine = further
             else:
-                other.post(batch)
+                other.post(further)
         return mine
 
     def _is_idle(self) -> bool:
@@ -435,5 +403,5 @@ class Scheduler:
             if ticket.claim():
                 failed_count += 1
                 self._counters.record_failure(error, ticket.arrived_ns, now_ns)
-                self.send_final(ticket, ticket.failure(error))
+                ticket.send_final(ticket.failure(error))
         return failed_count
