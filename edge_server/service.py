@@ -32,7 +32,7 @@ from edge_server.core.trace_settings import parse_trace_change
 from edge_server.core.version_lifecycle import INDEX_STATES, DesiredModel, VersionState
 from edge_server.errors import Draining, EdgeServerError, InvalidRequest, NotReady, UnknownModel
 from edge_server.memory.shared_memory import SharedMemoryRegistry
-from edge_server.serving.execution.version_interface import ServedVersion
+from edge_server.serving.execution.served_version import ServedVersion
 from edge_server.serving.lifecycle.model_control import ModelControl, ModelSource
 from edge_server.serving.lifecycle.model_lifecycle import ModelLifecycle
 from edge_server.serving.lifecycle.variants import Variants, with_variant_name

@@ -17,7 +17,7 @@ from edge_server.errors import EdgeServerError, NotWarmedUp
 from edge_server.plugin import find_plugins
 from edge_server.process.composition_root import ServerParts, build, first_desired_state
 from edge_server.repository.backend_choice import MODEL_FILE_NAMES, OTHER_FILE_NAMES
-from edge_server.serving.execution.version_interface import ServedVersion
+from edge_server.serving.execution.served_version import ServedVersion
 from edge_server.telemetry.log import setup_logging
 
 COLUMN_TITLES = ("MODEL", "VERSION", "BACKEND", "PRECISION", "INPUTS", "OUTPUTS", "LOAD MS", "INFER MS", "MEMORY MB")

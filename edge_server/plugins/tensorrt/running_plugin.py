@@ -25,7 +25,7 @@ from edge_server.telemetry.metrics_page import Family
 if TYPE_CHECKING:
     from edge_server.plugins.tensorrt.builds.build_queue import EngineBuildQueue
     from edge_server.plugins.tensorrt.engine_order import EngineFile, EngineOrder
-    from edge_server.serving.execution.version_interface import ServedVersion
+    from edge_server.serving.execution.served_version import ServedVersion
 
 log = logging.getLogger(__name__)
 

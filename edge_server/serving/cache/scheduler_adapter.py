@@ -34,13 +34,13 @@ class CachedScheduler:
         if not isinstance(sink, CachedSink) or 0 < deadline_ns <= ticket.arrived_ns:
             return False
         if not self._lookup.is_quick(ticket.request, may_wait=may_wait):
-            self._scheduler.add_in_flight(ticket)
+            self._scheduler.add(ticket)
             self._lookup.begin(sink, lambda response: self._continue(ticket, response))
             return True
         response = self._lookup.find(sink)
         if response is None:
             return False
-        self._scheduler.add_in_flight(ticket)
+        self._scheduler.add(ticket)
         self._hit(ticket, response)
         return True
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from edge_server.core.ensemble_graph import find_cycle
 from edge_server.core.version_lifecycle import DesiredModel, Member, VersionState
 from edge_server.errors import BadModelConfig
-from edge_server.serving.execution.version_interface import ServedVersion
+from edge_server.serving.execution.served_version import ServedVersion
 from edge_server.serving.lifecycle.model_state import ModelState
 from edge_server.serving.lifecycle.version_routes import ready_versions
 

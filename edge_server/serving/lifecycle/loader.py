@@ -18,9 +18,9 @@ from edge_server.errors import ChangedWhileLoading, EdgeServerError, LoadError
 from edge_server.serving.execution.admission_control import ADMIT_ALL, AdmissionControl
 from edge_server.serving.execution.gpu_loss_and_memory import Gpus
 from edge_server.serving.execution.rate_limiter import RateLimiter
+from edge_server.serving.execution.served_version import ServedVersion
 from edge_server.serving.execution.thread_pool import RunPool
 from edge_server.serving.execution.transient_load_errors import TRANSIENT_ERRORS, as_transient
-from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.serving.lifecycle.canary import parse_canary_terms
 from edge_server.serving.lifecycle.lifecycle_settings import LifecycleSettings
 from edge_server.serving.timer import Alarm, Timer

@@ -40,7 +40,7 @@ from edge_server.errors import (
 )
 from edge_server.record import record
 from edge_server.serving.execution.gpu_loss_and_memory import Gpus, gpus_of
-from edge_server.serving.execution.version_interface import ServedVersion
+from edge_server.serving.execution.served_version import ServedVersion
 from edge_server.serving.lifecycle.canary import CanaryTrial
 from edge_server.serving.lifecycle.ensemble_dependencies import (
     EnsembleDependencies,

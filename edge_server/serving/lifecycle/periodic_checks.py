@@ -6,10 +6,10 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterable
 
 from edge_server.core.version_lifecycle import VersionState
+from edge_server.serving.execution.served_version import ServedVersion
 from edge_server.serving.lifecycle.event_queue import ModelEventQueue
 from edge_server.serving.lifecycle.lifecycle_settings import LifecycleSettings
 from edge_server.serving.lifecycle.model_table import ModelTable
@@ -25,16 +25,6 @@ LONG_LOAD_S = 60.0
 """Interval at which loads that take long, and may hang, are logged."""
 
 
-class WatchedVersion(Protocol):
-    """A version whose instances count the beginnings and ends of their runs."""
-
-    @property
-    def run_numbers(self) -> Mapping[str, int]: ...
-
-
-Version = TypeVar("Version", bound=WatchedVersion)
-
-
 class HangWatchdog:
     """Finds instances that are in the same run for `timeout_s`. One thread calls it repeatedly.
 
@@ -44,12 +34,12 @@ class HangWatchdog:
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_ns = int(timeout_s * 1e9)
-        self._seen: dict[tuple[int, str], tuple[weakref.ref[WatchedVersion], int, int]] = {}
+        self._seen: dict[tuple[int, str], tuple[weakref.ref[ServedVersion], int, int]] = {}
 
-    def find_hung(self, versions: Iterable[Version], now_ns: int) -> list[tuple[Version, str]]:
+    def find_hung(self, versions: Iterable[ServedVersion], now_ns: int) -> list[tuple[ServedVersion, str]]:
         """Return the versions with a hanging instance, each with the name of one."""
-        seen: dict[tuple[int, str], tuple[weakref.ref[WatchedVersion], int, int]] = {}
-        hung: dict[int, tuple[Version, str]] = {}
+        seen: dict[tuple[int, str], tuple[weakref.ref[ServedVersion], int, int]] = {}
+        hung: dict[int, tuple[ServedVersion, str]] = {}
         for version in versions:
             for name, number in version.run_numbers.items():
                 if number % 2 == 0:

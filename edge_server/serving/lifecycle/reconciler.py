@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from edge_server.core.model_spec import ModelFile
 from edge_server.core.version_lifecycle import ReloadPolicy, Resolved
 from edge_server.errors import EdgeServerError, LoadError, OutOfMemory
-from edge_server.serving.execution.version_interface import ServedVersion
+from edge_server.serving.execution.served_version import ServedVersion
 from edge_server.serving.lifecycle.event_queue import ModelEventQueue
 from edge_server.serving.lifecycle.lifecycle_settings import LifecycleSettings
 from edge_server.serving.lifecycle.loader import Loader, LoaderThreads, LoadSlot, LoadSlots

@@ -7,8 +7,8 @@ from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Request, ResponseSink, SequenceStep, SubmittedRequest
 from edge_server.core.status_reports import IndexEntry, VersionReport
 from edge_server.errors import Draining, EdgeServerError, MemberMissing, NotReady, UnknownModel
+from edge_server.serving.execution.served_version import ServedVersion
 from edge_server.serving.execution.transient_load_errors import MACHINE_ERRORS
-from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.serving.lifecycle.lifecycle_settings import LifecycleSettings
 from edge_server.serving.lifecycle.model_table import ModelTable
 from edge_server.serving.lifecycle.pending_requests import PendingRequest

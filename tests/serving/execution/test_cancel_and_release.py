@@ -202,7 +202,7 @@ def test_inputs_are_released_though_the_receiver_of_the_failure_raises(core: Any
     version = core.load(core.spec())
     loan, mailbox = Loan(1), new_mailbox()
     ticket = Ticket(loan.request, 1, 1, None, 0, mailbox, version._scheduler.cancel)
-    version._scheduler.add_in_flight(ticket)
+    version._scheduler.add(ticket)
 
     def run(inputs: Any, outputs: Any) -> Any:
         raise BackendError("failed as told")
