@@ -294,11 +294,13 @@ def _gpu_loss_handler(table: ModelTable, devices: CudaDevices | None) -> Callabl
 
 
 def _cache(config: ServerConfig) -> ResponseCache | None:
-    if choose_cache(config.cache) is None:
+    chosen = choose_cache(config.cache)
+    if chosen is None:
         return None
-    from edge_server.serving.cache.make_cache import make_cache
+    # Imported only for a server with a cache.
+    from edge_server.serving.cache.response_cache import make_cache
 
-    return make_cache(config.cache)
+    return make_cache(chosen)
 
 
 def _rate_limiter(config: RateLimitConfig) -> RateLimiter | None:

@@ -25,7 +25,7 @@ class CachedScheduler:
 
     def sink(self, request: Request, sink: ResponseSink) -> ResponseSink:
         """Return the sink for the request's ticket, for `take`."""
-        return self._lookup.call(request, sink) if self._lookup.may_answer(request) else sink
+        return self._lookup.call(request, sink) or sink
 
     def take(self, ticket: Ticket, sink: ResponseSink, *, may_wait: bool) -> bool:
         """Answer the ticket from the cache, or look it up on another thread and continue there. Return False if the

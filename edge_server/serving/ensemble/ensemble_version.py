@@ -154,10 +154,8 @@ class EnsembleVersion(ServedVersion):
         run: EnsembleRun[Tensor] = EnsembleRun(
             self._graph, plan, request.inputs, [item.name for item in self.spec.inputs]
         )
-        call = None
-        if self._lookup is not None and self._lookup.may_answer(request):
-            sink = call = self._lookup.call(request, sink)
-        ticket = Ticket(request, self.version, item_count, None, now_ns, sink, _no_cancel)
+        call = None if self._lookup is None else self._lookup.call(request, sink)
+        ticket = Ticket(request, self.version, item_count, None, now_ns, call or sink, _no_cancel)
         ensemble_request = EnsembleRequest(self._context, ticket, plan, run)
         found, is_looked_up_later = None, False
         if self._lookup is not None and call is not None:
@@ -173,23 +171,10 @@ class EnsembleVersion(ServedVersion):
         if request.trace is not None:
             request.trace.begin(self.name, self.version, request.id, now_ns, request.inputs.values())
         if is_looked_up_later and self._lookup is not None and call is not None:
-            self._lookup.begin(call, lambda found: self._continue_after_lookup(ensemble_request, found))
-            return ensemble_request
-        self._begin_or_answer(ensemble_request, found, hold_us=hold_us)
-        if is_read_here:
-            ensemble_request.release_inputs()
-        return ensemble_request
-
-    def _begin_or_answer(self, ensemble_request: EnsembleRequest, found: Response | None, *, hold_us: float) -> None:
-        """Continue a request after its lookup in the response cache."""
-        if found is None:
-            ensemble_request.begin(hold_us=hold_us)
+            self._lookup.begin(call, lambda found: ensemble_request.begin(found, hold_us=0.0, holds_inputs=True))
         else:
-            ensemble_request.answer(found)
-
-    def _continue_after_lookup(self, ensemble_request: EnsembleRequest, found: Response | None) -> None:
-        self._begin_or_answer(ensemble_request, found, hold_us=0.0)
-        ensemble_request.release_inputs()
+            ensemble_request.begin(found, hold_us=hold_us, holds_inputs=is_read_here)
+        return ensemble_request
 
     def _remove(self, request: EnsembleRequest) -> None:
         self._counters.last_used_ns = time.monotonic_ns()

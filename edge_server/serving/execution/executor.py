@@ -99,7 +99,16 @@ class BatchExecutor:
         error = self._answer_batch(session, batch, start_ns)
         if error is None:
             return batch
-        if not self._may_run_singly(session, batch, error):
+        # Only one of the requests may be at fault: they run again, one by one.
+        may_run_singly = (
+            len(batch) > 1
+            and session.is_repeatable
+            and self._spec.sequence is None
+            and not self._spec.is_decoupled
+            and _may_be_of_one_request(error)
+            and self._counters.record_rerun(time.monotonic_ns())
+        )
+        if not may_run_singly:
             self._fail_batch(batch, error, start_ns)
             return ()
         log.warning("model '%s': the requests of a failed batch run singly: %s", self._spec.name, error.message)
@@ -115,18 +124,6 @@ class BatchExecutor:
                 self._fail_batch(batch[index:], error, start_ns)
                 break
         return finished
-
-    def _may_run_singly(self, session: Session, batch: Sequence[Ticket], error: EdgeServerError) -> bool:
-        """Return whether the requests of a failed batch may run again, one by one: only one of them may be at fault.
-        Counts the batch then."""
-        return (
-            len(batch) > 1
-            and session.is_repeatable
-            and self._spec.sequence is None
-            and not self._spec.is_decoupled
-            and _may_be_of_one_request(error)
-            and self._counters.record_rerun(time.monotonic_ns())
-        )
 
     def _answer_batch(self, session: Session, batch: list[Ticket], start_ns: int) -> EdgeServerError | None:
         """Run a batch and answer its tickets. Return the error of a run that failed; nothing is answered then."""
@@ -339,7 +336,11 @@ class LiveExecution:
 
     def fail(self, error: EdgeServerError, *, is_final: bool = True) -> None:
         if not is_final:
-            self._send_error(error.detached())
+            # An error that does not end the stream.
+            response = self._response((), is_final=False)
+            response.error = error.detached()
+            if not self._closing.locked() and self._ticket.send(response):
+                self._count_response(is_empty=False, has_failed=True)
             return
         if not self._closing.acquire(blocking=False):
             return
@@ -350,13 +351,6 @@ class LiveExecution:
             self._count_response(is_empty=False, has_failed=True)
             self._ticket.send_final(self._ticket.failure(small))
         self._scheduler.release([self._ticket])
-
-    def _send_error(self, error: EdgeServerError) -> None:
-        """Send an error that does not end the stream."""
-        response = self._response((), is_final=False)
-        response.error = error
-        if not self._closing.locked() and self._ticket.send(response):
-            self._count_response(is_empty=False, has_failed=True)
 
     def _close(self, response: Response) -> None:
         if not self._closing.acquire(blocking=False):

@@ -149,7 +149,10 @@ class ModelVersion(ServedVersion):
         self._move(VersionState.LOADING)
         try:
             if self.spec.is_cached:
-                self._check_cacheable()
+                # Imported by the first model that needs it: most servers have no cache.
+                from edge_server.serving.cache.lookup import check_cacheable
+
+                check_cacheable(self.spec)
             if self._states is not None:
                 self._states.load(self._file.model_dir)
             self._instances += [self._make_instance(*planned) for planned in self._instance_names()]
@@ -377,14 +380,8 @@ class ModelVersion(ServedVersion):
             waiting_sequences=waiting_sequences,
         )
 
-    def _check_cacheable(self) -> None:
-        from edge_server.serving.cache.lookup import check_cacheable
-
-        check_cacheable(self.spec)
-
     def _open_cache(self) -> None:
         """Create the cache lookup, if the server has a cache. The files are those that were opened, see `_confirm`."""
-        # Imported by the first model that needs it: most servers have no cache.
         from edge_server.serving.cache.lookup import NO_CACHE, CacheLookup
         from edge_server.serving.cache.request_key import RequestKeys, content_digest, identity
         from edge_server.serving.cache.scheduler_adapter import CachedScheduler
