@@ -30,7 +30,7 @@ from edge_server.errors import (
     Throttled,
     Unsupported,
 )
-from edge_server.memory.shared_memory_bounds import check_inside
+from edge_server.memory.region_pins import check_inside
 from edge_server.record import record
 
 log = logging.getLogger(__name__)

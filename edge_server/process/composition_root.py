@@ -35,12 +35,11 @@ from edge_server.repository.scan import Scanner
 from edge_server.repository.trust.verify_version import trust_policy
 from edge_server.repository.version_pins import VersionPins
 from edge_server.service import InferenceService, Readiness
-from edge_server.serving.execution.admission_control import AdmissionControl
 from edge_server.serving.execution.gpu_loss_and_memory import Gpus
 from edge_server.serving.execution.latencies import LatencyOptions
 from edge_server.serving.execution.rate_limiter import RateLimiter
 from edge_server.serving.lifecycle.lifecycle_settings import LifecycleSettings
-from edge_server.serving.lifecycle.model_lifecycle import ModelLifecycle, make_lifecycle
+from edge_server.serving.lifecycle.model_lifecycle import make_lifecycle
 from edge_server.serving.lifecycle.model_table import ModelTable
 from edge_server.serving.timer import Timer
 from edge_server.telemetry.event_bus import MODEL_FAILED, MODEL_READY, MODEL_UNLOADED, Event, EventBus
@@ -118,11 +117,40 @@ def build(
     events = EventBus()
     cache = _cache(config)
     admission = running.admission()
-    models = _lifecycle(config, timer, events, running, admission, cache, gpus, on_no_fallback, journal)
-    shared_memory = _shared_memory(config.memory.allows_client_shm, devices)
+    memory = MemoryFloor(config.memory.floor_mb << 20, config.memory.pressure_limit_percent)
+    models = make_lifecycle(
+        timer,
+        _backend_settings(config, running),
+        load_threads=repository.load_thread_count,
+        publish=events.publish,
+        settings=_lifecycle_settings(config),
+        admission_control=admission,
+        check_memory=running.make_load_check(memory.refusal),
+        limiter=_rate_limiter(config.rate_limit),
+        cache=cache,
+        gpus=gpus,
+        on_no_fallback=on_no_fallback,
+        opening=journal.opening,
+    )
     digests = ContentDigests(scanner.find, state_dir)
     scanner.has_changed_content = digests.has_changed
-    service = _service(config, models, source, events, shared_memory, log_settings, digests, running)
+    service = InferenceService(
+        models,
+        source,
+        _shared_memory(config.memory.allows_client_shm, devices),
+        log_settings,
+        server_id=config.lifecycle.server_id,
+        server_version=__version__,
+        is_explicit=repository.control_mode == "explicit",
+        readiness=_readiness(config),
+        events=events,
+        traces=Traces(config.trace, running.make_trace_export()),
+        digest_of=digests.get,
+        may_serve=lambda: running.may_serve,
+        plugin=running.find,
+        # Every client may list the models: no key and no token restricts anything.
+        suggests_models=not (config.auth.tokens_file or config.http.restricted or config.grpc.restricted),
+    )
     events.subscribe(lambda event: _compute_digest(digests, event))
     events.subscribe(lambda event: trim() if event.kind in _FREES_MEMORY else None)
     events.subscribe(service.variants.receive)
@@ -191,67 +219,6 @@ def _resolve_options(
         first_openings=None if runtime_times is None else FirstOpenings(runtime_times, config.backends),
         lost_gpus=gpus.lost_gpus,
     )
-
-
-def _lifecycle(
-    config: ServerConfig,
-    timer: Timer,
-    events: EventBus,
-    plugins: RunningPlugins,
-    admission: AdmissionControl,
-    cache: ResponseCache | None,
-    gpus: Gpus,
-    on_no_fallback: Callable[[str], None],
-    journal: OpeningJournal,
-) -> ModelLifecycle:
-    memory = MemoryFloor(config.memory.floor_mb << 20, config.memory.pressure_limit_percent)
-    return make_lifecycle(
-        timer,
-        _backend_settings(config, plugins),
-        load_threads=config.repository.load_thread_count,
-        publish=events.publish,
-        settings=_lifecycle_settings(config),
-        admission_control=admission,
-        check_memory=plugins.make_load_check(memory.refusal),
-        limiter=_rate_limiter(config.rate_limit),
-        cache=cache,
-        gpus=gpus,
-        on_no_fallback=on_no_fallback,
-        opening=journal.opening,
-    )
-
-
-def _service(
-    config: ServerConfig,
-    models: ModelLifecycle,
-    source: RepositorySource,
-    events: EventBus,
-    shared_memory: SharedMemoryRegistry,
-    log_settings: LogSettings,
-    digests: ContentDigests,
-    plugins: RunningPlugins,
-) -> InferenceService:
-    return InferenceService(
-        models,
-        source,
-        shared_memory,
-        log_settings,
-        server_id=config.lifecycle.server_id,
-        server_version=__version__,
-        is_explicit=config.repository.control_mode == "explicit",
-        readiness=_readiness(config),
-        events=events,
-        traces=Traces(config.trace, plugins.make_trace_export()),
-        digest_of=digests.get,
-        may_serve=lambda: plugins.may_serve,
-        plugin=plugins.find,
-        suggests_models=_may_list_models(config),
-    )
-
-
-def _may_list_models(config: ServerConfig) -> bool:
-    """Return whether every client may list the models: no key and no token restricts anything."""
-    return not (config.auth.tokens_file or config.http.restricted or config.grpc.restricted)
 
 
 def _readiness(config: ServerConfig) -> Readiness:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from edge_server.serving.execution.admission_control import ADMIT_ALL, AdmissionControl
 from edge_server.serving.execution.gpu_loss_and_memory import Gpus
 from edge_server.serving.execution.rate_limiter import RateLimiter
-from edge_server.serving.lifecycle.event_queue import ModelEventQueue
 from edge_server.serving.lifecycle.lifecycle_settings import LifecycleSettings
 from edge_server.serving.lifecycle.loader import Loader
 from edge_server.serving.lifecycle.model_table import ModelTable
@@ -21,7 +20,7 @@ from edge_server.serving.lifecycle.periodic_checks import PeriodicChecks
 from edge_server.serving.lifecycle.reconciler import MemoryCheck, Opening, Reconciler
 from edge_server.serving.lifecycle.router import Router
 from edge_server.serving.timer import Timer
-from edge_server.telemetry.event_bus import PublishEvent
+from edge_server.telemetry.event_bus import EventQueue, PublishEvent
 
 if TYPE_CHECKING:
     from edge_server.serving.cache.response_cache import ResponseCache
@@ -32,7 +31,7 @@ class ModelLifecycle(NamedTuple):
 
     settings: LifecycleSettings
     admission_control: AdmissionControl
-    events: ModelEventQueue
+    events: EventQueue
     table: ModelTable
     router: Router
     loader: Loader
@@ -64,7 +63,7 @@ def make_lifecycle(
     """
     settings = settings or LifecycleSettings()
     gpus = gpus or Gpus()
-    events = ModelEventQueue(publish)
+    events = EventQueue(publish)
     table = ModelTable(timer, settings, events, gpus, on_no_fallback)
     router = Router(table, timer, settings)
     loader = Loader(

@@ -47,7 +47,6 @@ from edge_server.serving.lifecycle.ensemble_dependencies import (
     own_fingerprint,
     steps_of,
 )
-from edge_server.serving.lifecycle.event_queue import ModelEventQueue
 from edge_server.serving.lifecycle.lifecycle_settings import LifecycleSettings
 from edge_server.serving.lifecycle.model_state import (
     UNLOADED_FOR_LIMIT,
@@ -71,6 +70,7 @@ from edge_server.telemetry.event_bus import (
     MODEL_LOADING,
     MODEL_READY,
     MODEL_UNLOADED,
+    EventQueue,
     EventValue,
 )
 
@@ -118,7 +118,7 @@ class ModelTable:
         self,
         timer: Timer,
         lifecycle: LifecycleSettings,
-        events: ModelEventQueue,
+        events: EventQueue,
         gpus: Gpus,
         on_no_fallback: Callable[[str], None],
     ) -> None:

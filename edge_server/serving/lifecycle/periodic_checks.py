@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterable
 
 from edge_server.core.version_lifecycle import VersionState
 from edge_server.serving.execution.served_version import ServedVersion
-from edge_server.serving.lifecycle.event_queue import ModelEventQueue
 from edge_server.serving.lifecycle.lifecycle_settings import LifecycleSettings
 from edge_server.serving.lifecycle.model_table import ModelTable
 from edge_server.serving.timer import Timer
-from edge_server.telemetry.event_bus import MODEL_HUNG
+from edge_server.telemetry.event_bus import MODEL_HUNG, EventQueue
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +57,7 @@ class HangWatchdog:
 class PeriodicChecks:
     """Begin when they are made, and end when the table is closed."""
 
-    def __init__(self, table: ModelTable, timer: Timer, settings: LifecycleSettings, events: ModelEventQueue) -> None:
+    def __init__(self, table: ModelTable, timer: Timer, settings: LifecycleSettings, events: EventQueue) -> None:
         self._table = table
         self._timer = timer
         self._hang_timeout_s = settings.hang_timeout_s

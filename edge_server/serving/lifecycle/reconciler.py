@@ -13,11 +13,11 @@ from edge_server.core.model_spec import ModelFile
 from edge_server.core.version_lifecycle import ReloadPolicy, Resolved
 from edge_server.errors import EdgeServerError, LoadError, OutOfMemory
 from edge_server.serving.execution.served_version import ServedVersion
-from edge_server.serving.lifecycle.event_queue import ModelEventQueue
 from edge_server.serving.lifecycle.lifecycle_settings import LifecycleSettings
 from edge_server.serving.lifecycle.loader import Loader, LoaderThreads, LoadSlot, LoadSlots
 from edge_server.serving.lifecycle.model_table import Action, Load, ModelTable, Unload
 from edge_server.serving.timer import Timer
+from edge_server.telemetry.event_bus import EventQueue
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Reconciler:
         loader: Loader,
         timer: Timer,
         lifecycle: LifecycleSettings,
-        events: ModelEventQueue,
+        events: EventQueue,
         *,
         load_threads: int,
         check_memory: MemoryCheck | None,
