@@ -94,7 +94,7 @@ def build(
     config: ServerConfig,
     log_settings: LogSettings,
     plugins: Sequence[Plugin] = (),
-    on_no_fallback: Callable[[str], None] = lambda reason: None,
+    on_no_fallback: Callable[[str], None] | None = None,
 ) -> ServerParts:
     """Build the server without its front ends. No model is loaded yet.
 
@@ -129,7 +129,7 @@ def build(
         limiter=_rate_limiter(config.rate_limit),
         cache=cache,
         gpus=gpus,
-        on_no_fallback=on_no_fallback,
+        on_no_fallback=on_no_fallback or (lambda reason: None),
         opening=journal.opening,
     )
     digests = ContentDigests(scanner.find, state_dir)

@@ -93,7 +93,7 @@ def serve(
     raise_file_limit()
     sys.setswitchinterval(_SWITCH_S)
     end = EndRequest()
-    on_no_fallback = partial(end.submit, ExitCode.GPU_LOST) if config.lifecycle.exits_on_gpu_loss else _ignore
+    on_no_fallback = partial(end.submit, ExitCode.GPU_LOST) if config.lifecycle.exits_on_gpu_loss else None
     core = build(config, log_settings, plugins, on_no_fallback)
     process = ServerProcess(config, core, environment or ProcessEnvironment(), log_settings, end)
 
@@ -106,10 +106,6 @@ def serve(
         return await process.run(process.print_served_models)
 
     return asyncio.run(run())
-
-
-def _ignore(reason: str) -> None:
-    """Do nothing: the version is FAILED with the reason, and the process continues."""
 
 
 class ServerProcess:

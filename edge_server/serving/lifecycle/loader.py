@@ -166,11 +166,14 @@ class Loader:
 class LoaderThreads:
     """Threads that load or close models: one for each job with a slot, and one that waits for the next slot.
 
-    `start` runs a function on a new thread. Thread-safe.
+    There are `count` slots. A job that takes longer than `timeout_s` no longer counts: two loads that hang in their
+    runtimes must not block all others. `start` runs a function on a new thread. Thread-safe.
     """
 
-    def __init__(self, slots: LoadSlots, start: Callable[[Callable[[], None]], None]) -> None:
-        self._slots = slots
+    def __init__(self, count: int, timer: Timer, timeout_s: float, start: Callable[[Callable[[], None]], None]) -> None:
+        self._free = threading.Semaphore(count)
+        self._timer = timer
+        self._timeout_s = timeout_s
         self._start = start
         self._lock = threading.Lock()
         self._jobs: deque[Callable[[LoadSlot], None]] = deque()
@@ -188,7 +191,9 @@ class LoaderThreads:
     def _run_jobs(self) -> None:
         is_needed = True
         while is_needed:
-            with self._slots.hold_slot() as slot:
+            slot = LoadSlot(self._free, self._timer, self._timeout_s)
+            slot.acquire()
+            try:
                 with self._lock:
                     job = self._jobs.popleft()
                     self._has_waiting_thread = bool(self._jobs)
@@ -197,29 +202,11 @@ class LoaderThreads:
                     self._start(self._run_jobs)
                 job(slot)
                 del job
+            finally:
+                slot.release()
             with self._lock:
                 is_needed = bool(self._jobs) and not self._has_waiting_thread
                 self._has_waiting_thread |= is_needed
-
-
-class LoadSlots:
-    """Limits how many models load at the same time. A load that takes longer than `timeout_s` no longer counts: two
-    that hang in their runtimes must not block all others."""
-
-    def __init__(self, count: int, timer: Timer, timeout_s: float) -> None:
-        self._free = threading.Semaphore(count)
-        self._timer = timer
-        self._timeout_s = timeout_s
-
-    @contextlib.contextmanager
-    def hold_slot(self) -> Iterator[LoadSlot]:
-        """Wait for a slot, and hold it until the block ends."""
-        slot = LoadSlot(self._free, self._timer, self._timeout_s)
-        slot.acquire()
-        try:
-            yield slot
-        finally:
-            slot.release()
 
 
 class LoadSlot:

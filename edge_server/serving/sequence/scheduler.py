@@ -90,9 +90,7 @@ class SequenceScheduler(Scheduler):
                 if ticket.sequence_entry is not None:
                     self._line.finish(ticket.sequence_entry, now_ns)
         super().release(tickets)
-        with self._lock:
-            runs, expired = self._decide()
-        self._carry_out(runs, expired)
+        self.resume()
 
     def run_again(self, ticket: Ticket) -> None:
         now_ns = time.monotonic_ns()

@@ -177,7 +177,7 @@ def test_two_loads_that_hang_do_not_keep_others_from_loading(new_core: Any, new_
     assert core.service.is_model_ready("m", None)
     blocker.release(2)
     assert core.table.wait_settled(None, 20)
-    assert core.models.reconciler._slots._free._value == 2, "late ones give back no slot twice"
+    assert core.models.reconciler._loads._free._value == 2, "late ones give back no slot twice"
 
 
 def test_a_load_below_the_memory_floor_waits_and_says_so(new_core: Any, eventually: Any) -> None:

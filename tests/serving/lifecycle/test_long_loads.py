@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from edge_server.errors import NotReady
 from edge_server.serving.lifecycle import model_state, periodic_checks
-from edge_server.serving.lifecycle.loader import LoadSlots
+from edge_server.serving.lifecycle.loader import LoadSlot
 from edge_server.serving.timer import Alarm
 
 
@@ -85,12 +86,14 @@ def test_a_late_alarm_does_not_release_the_slot_that_a_load_acquired_again() -> 
             return Alarm(when_ns, call)
 
     timer = Held()
-    slots = LoadSlots(1, timer, 60.0)  # type: ignore[arg-type]
-    with slots.hold_slot() as slot:
-        with slot.release_while_waiting():
-            pass
-        timer.calls[0]()  # it had begun on the timer's thread before it was taken back
-        assert not slots._free.acquire(blocking=False), "one load goes on, and one more could begin"
-        timer.calls[1]()
-        assert slots._free.acquire(blocking=False), "its time is over"
-    assert not slots._free.acquire(blocking=False), "and it is released once"
+    free = threading.Semaphore(1)
+    slot = LoadSlot(free, timer, 60.0)  # type: ignore[arg-type]
+    slot.acquire()
+    with slot.release_while_waiting():
+        pass
+    timer.calls[0]()  # it had begun on the timer's thread before it was taken back
+    assert not free.acquire(blocking=False), "one load goes on, and one more could begin"
+    timer.calls[1]()
+    assert free.acquire(blocking=False), "its time is over"
+    slot.release()
+    assert not free.acquire(blocking=False), "and it is released once"

@@ -126,10 +126,10 @@ def test_a_model_that_waits_for_a_drain_does_not_keep_others_from_loading(new_co
     core.script.on_run = run
     core.submit(1.0)
     blocker.wait_blocked()
-    core.models.reconciler._slots._free.acquire()  # one slot is left
+    core.models.reconciler._loads._free.acquire()  # one slot is left
     core.set_desired(spec, mark="b")
     core.load(core.spec("other"))
-    core.models.reconciler._slots._free.release()
+    core.models.reconciler._loads._free.release()
     blocker.release(9)
     assert core.table.wait_settled(["m"], 20)
 
