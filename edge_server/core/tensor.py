@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -83,6 +83,11 @@ class DType(enum.Enum):
         if found.kind in "OSTU":
             return cls.BYTES
         return _by_numpy()[found.newbyteorder("<")]
+
+
+def fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
+    """Return whether an array of this shape has these dims, in which -1 is any size."""
+    return len(shape) == len(dims) and all(want in (-1, size) for want, size in zip(dims, shape, strict=True))
 
 
 STRING_PREFIX_BYTES = 4

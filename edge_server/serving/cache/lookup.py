@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Request, Response, ResponseSink
+from edge_server.core.tensor import fits
 from edge_server.errors import BadModelConfig
 from edge_server.serving.cache.cached_response import CachedResponse
 from edge_server.serving.cache.request_key import RequestKeys, input_bytes
@@ -130,10 +131,8 @@ class CacheLookup:
         anything there."""
         for item in answer.outputs:
             dtype, dims = self._expected_outputs.get(item.name, (None, ()))
-            shape = item.array.shape
-            if dtype is not item.dtype or (request.outputs and item.name not in request.outputs):
-                return False
-            if len(shape) != len(dims) or any(want not in (-1, size) for want, size in zip(dims, shape, strict=True)):
+            is_wanted = not request.outputs or item.name in request.outputs
+            if dtype is not item.dtype or not is_wanted or not fits(item.array.shape, dims):
                 return False
         return len({item.name for item in answer.outputs}) == len(answer.outputs) > 0
 

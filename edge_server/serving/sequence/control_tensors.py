@@ -18,7 +18,7 @@ from edge_server.core.ensemble_and_sequence_spec import ControlInput, ControlKin
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import SequenceStep
 from edge_server.core.sequence_batcher import SequenceEntry
-from edge_server.core.tensor import DType, Tensor, split_strings
+from edge_server.core.tensor import DType, Tensor, fits, split_strings
 from edge_server.errors import BackendError, BadModelConfig, InvalidRequest
 from edge_server.serving.execution.ticket import Ticket
 
@@ -120,12 +120,7 @@ class StateTensors:
             expected = (row_count, *state.dims) if self._has_rows else state.dims
             if array is None:
                 raise BackendError(f"model '{self._model}' did not answer its state output '{state.output_name}'")
-            is_as_promised = (
-                array.dtype == state.dtype.numpy
-                and len(array.shape) == len(expected)
-                and all(want in (-1, size) for want, size in zip(expected, array.shape, strict=True))
-            )
-            if not is_as_promised:
+            if array.dtype != state.dtype.numpy or not fits(array.shape, expected):
                 raise BackendError(
                     f"model '{self._model}' answered its state output '{state.output_name}' with {array.dtype} "
                     f"{list(array.shape)}, but its configuration promises {state.dtype.value} {list(expected)}"
