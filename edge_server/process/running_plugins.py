@@ -52,7 +52,7 @@ class RunningPlugins:
         """Whether all plugins are there without which a server is not ready."""
         return not self._required & self.failures.keys()
 
-    # -- before the manager is made
+    # -- before the service is made
 
     def admission(self) -> AdmissionControl:
         return self._only("admission control", lambda plugin: plugin.admission) or ADMIT_ALL
