@@ -42,7 +42,13 @@ class EnsembleDependencies:
         renewals."""
         model = self._models.get(stated.name)
         if model is not None and model.renewals:
-            stated = _with_renewals(stated, model.renewals)
+            # The marks are added to fingerprints that have not changed since.
+            marked = {
+                number: replace(desired, fingerprint=f"{fingerprint}+{mark}")
+                for number, (fingerprint, mark) in model.renewals.items()
+                if (desired := stated.versions.get(number)) is not None and desired.fingerprint == fingerprint
+            }
+            stated = replace(stated, versions={**stated.versions, **marked})
         if not stated.members:
             return stated
         members = "\n".join(
@@ -142,16 +148,6 @@ class EnsembleDependencies:
             if member.loading is not None or self._find_loading_member(member, seen):
                 return name
         return ""
-
-
-def _with_renewals(stated: DesiredModel, renewals: Mapping[int, tuple[str, str]]) -> DesiredModel:
-    """Return the desired state with the renewal marks added to unchanged fingerprints."""
-    versions = dict(stated.versions)
-    for number, (fingerprint, mark) in renewals.items():
-        desired = versions.get(number)
-        if desired is not None and desired.fingerprint == fingerprint:
-            versions[number] = replace(desired, fingerprint=f"{fingerprint}+{mark}")
-    return replace(stated, versions=versions)
 
 
 def own_fingerprint(fingerprint: str) -> str:

@@ -438,7 +438,12 @@ class ModelTable:
         if isinstance(result, EdgeServerError):
             self._record_failure(model, load, result)
             if model.stated.members and not isinstance(result, ChangedWhileLoading):
-                self._retire_outdated_ensemble(model, load.action, result)
+                # An ensemble whose reload failed because its members changed must not go on serving.
+                for item in list(model.loaded):
+                    is_same = item.version == load.action.version and item.state is VersionState.READY
+                    if is_same and own_fingerprint(item.fingerprint) == own_fingerprint(load.action.fingerprint):
+                        item.reason = result.message
+                        self._retire(model, item)
         elif result is not None:
             self._add_loaded(model, result)
         model.end_load()
@@ -498,14 +503,6 @@ class ModelTable:
         )  # fmt: skip
         if model.lost_gpu:
             self._on_no_fallback(f"model '{model.name}' version {action.version}: {cause.message}")
-
-    def _retire_outdated_ensemble(self, model: ModelState, action: LoadAction, cause: EdgeServerError) -> None:
-        """Retire an ensemble whose reload failed because its members changed."""
-        for item in list(model.loaded):
-            is_same = item.version == action.version and item.state is VersionState.READY
-            if is_same and own_fingerprint(item.fingerprint) == own_fingerprint(action.fingerprint):
-                item.reason = cause.message
-                self._retire(model, item)
 
     def _finish_unload(self, model: ModelState, version: ServedVersion) -> None:
         if not any(item.version == version.version for item in model.loaded):
