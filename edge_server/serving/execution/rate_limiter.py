@@ -153,12 +153,6 @@ class RateLimiter:
             for demand in woken:
                 demand.wake()
 
-    def in_use(self) -> dict[ResourceKey, tuple[int, int]]:
-        """Return, for each resource that instances ask for, the granted and the total count."""
-        with self._lock:
-            keys = {key for demand in self._demands for key in demand.needs}
-            return {key: (self._used.get(key, 0), self._count(key)) for key in keys}
-
     def _release(self, demand: ResourceDemand) -> None:
         if demand not in self._holding:
             return

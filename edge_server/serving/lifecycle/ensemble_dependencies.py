@@ -65,9 +65,18 @@ class EnsembleDependencies:
         """Return the desired ensembles that have the model as a member."""
         return [model for model in self._ensembles(name) if any(member == name for member, _ in model.stated.members)]
 
-    def find_loading_member(self, model: ModelState) -> str:
-        """Return the member that is still loading, for which the load of an ensemble must wait; "" if there is none."""
-        return self._find_loading_member(model, {model.name})
+    def find_loading_member(self, model: ModelState, seen: set[str] | None = None) -> str:
+        """Return the member that is still loading, for which the load of an ensemble must wait; "" if there is none.
+        `seen`: models that were visited before."""
+        seen = {model.name} if seen is None else seen
+        for name, number in model.stated.members:
+            member = self._models.get(name)
+            if member is None or name in seen or self._member_fingerprint(name, number):
+                continue
+            seen.add(name)
+            if member.loading is not None or self.find_loading_member(member, seen):
+                return name
+        return ""
 
     def ensembles_using(self, model: ModelState, version: ServedVersion) -> list[tuple[ModelState, ServedVersion]]:
         """Return the loaded ensembles that need this version for a step."""
@@ -138,16 +147,6 @@ class EnsembleDependencies:
             return found[max(found)] if found else ""
         is_going = bool(model.desired.versions) and version not in model.desired.versions
         return "" if is_going else found.get(version, "")
-
-    def _find_loading_member(self, model: ModelState, seen: set[str]) -> str:
-        for name, number in model.stated.members:
-            member = self._models.get(name)
-            if member is None or name in seen or self._member_fingerprint(name, number):
-                continue
-            seen.add(name)
-            if member.loading is not None or self._find_loading_member(member, seen):
-                return name
-        return ""
 
 
 def own_fingerprint(fingerprint: str) -> str:

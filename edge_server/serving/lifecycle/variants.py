@@ -64,10 +64,6 @@ class Variants:
                 found[name] = light.name
         return found
 
-    def find_active(self) -> Mapping[str, str]:
-        """Return the active variants: model name -> variant name."""
-        return {name: spec.name for name in self.find_pairs() if (spec := self.variant_for(name)) is not None}
-
     def variant_for(self, name: str) -> ModelSpec | None:
         """Return the specification of the lighter model that answers for `name` now; None if `name` answers itself.
 
