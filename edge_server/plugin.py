@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from edge_server.repository.runtime_times import RuntimeTimes
     from edge_server.service import InferenceService
     from edge_server.serving.execution.admission_control import AdmissionControl
-    from edge_server.serving.lifecycle.manager import Manager
     from edge_server.telemetry.event_bus import EventBus
     from edge_server.telemetry.metrics_page import Family
     from edge_server.telemetry.trace_record import TraceExport
@@ -91,7 +90,6 @@ class ServingCore(NamedTuple):
     service: InferenceService
     config: ServerConfig
     events: EventBus
-    manager: Manager
     admission: AdmissionControl
     """Refuses work for now. Requests ask it themselves; for a plugin that has costly work before its requests."""
     mark_gpu_lost: Callable[[str | None, str], None]
@@ -125,7 +123,7 @@ class RunningPlugin:
     other exception, which is logged and shown in `status`, the server goes on without the plugin.
     """
 
-    # Read before the models' manager is made.
+    # Read before the service is made.
     admission: AdmissionControl | None = None
     model_checks: Sequence[Callable[[ModelSpec], object]] = ()
     """Get each complete specification. They raise BadModelConfig for parameters that this plugin reads and refuses."""

@@ -32,9 +32,9 @@ from edge_server.core.trace_settings import parse_trace_change
 from edge_server.core.version_lifecycle import INDEX_STATES, DesiredModel, VersionState
 from edge_server.errors import Draining, EdgeServerError, InvalidRequest, NotReady, UnknownModel
 from edge_server.memory.shared_memory import SharedMemoryRegistry
-from edge_server.serving.execution.version_interface import ServedVersion
-from edge_server.serving.lifecycle.manager import Manager
+from edge_server.serving.execution.served_version import ServedVersion
 from edge_server.serving.lifecycle.model_control import ModelControl, ModelSource
+from edge_server.serving.lifecycle.model_lifecycle import ModelLifecycle
 from edge_server.serving.lifecycle.variants import Variants, with_variant_name
 from edge_server.serving.lifecycle.version_routes import Routes
 from edge_server.telemetry.event_bus import SERVER_READY, SERVER_STOPPING, EventBus
@@ -70,6 +70,9 @@ delays the requests behind it less than passing it to another thread delays them
 
 _ROUTE_ATTEMPTS = 16
 """How often a request retries if its version is just being retired. One retry is normal."""
+
+_GRACE_S = 3.0
+"""How long `close` waits for running batches and closing sessions after the drain time."""
 
 _MAX_MISSPELT_LENGTH = 64
 _MAX_SIMILAR_NAMES = 32
@@ -114,7 +117,7 @@ class Handle:
         raised and not sent; `request.release` was called then, and the sink is never called.
         """
         service, version = self._service, self._version
-        if not service._manager.callers_may_run:
+        if not service._callers_may_run:
             hold_us = 0.0
         try:
             if service.variants.choice is not None and may_stand_in and request.version is None:
@@ -150,7 +153,7 @@ class HandleCache:
 
     def __init__(self, service: InferenceService) -> None:
         self._service = service
-        self._table = service._table
+        self._table = service.table
         self._known: tuple[Mapping[str, Routes], dict[tuple[str, int | None], Handle]] = ({}, {})
         """A map of routes, and the handles that were made from it. Replaced with the map."""
 
@@ -186,7 +189,7 @@ class InferenceService:
 
     def __init__(
         self,
-        manager: Manager,
+        models: ModelLifecycle,
         source: ModelSource,
         shared_memory: SharedMemoryRegistry,
         log_settings: LogSettings,
@@ -209,18 +212,26 @@ class InferenceService:
         self.log_settings = log_settings
         self.traces = traces or Traces()
         self.events = events or EventBus()
-        self.variants = Variants(manager)
         self._plugin = plugin
         self.suggests_models = suggests_models
         self._suggestions = [0, 0]
         """The newest second with suggestions, and how many there were in it."""
         self._digest_of = digest_of
         self._may_serve = may_serve
-        self._manager = manager
-        self._table = manager.table
+        self.table = models.table
+        """States of the models: the desired state, and waiting for it."""
+        self.router = models.router
+        """Versions that serve, and questions about the states."""
+        self.checks = models.checks
+        self._models = models
+        # Models call the service.
+        models.loader.server = self
+        # A front end's own thread must not hang in a runtime.
+        self._callers_may_run = models.settings.hang_timeout_s <= 0
+        self.variants = Variants(self.table)
         self._handles = HandleCache(self)
         self._source = source
-        self._control = ModelControl(manager, source, self.events, is_explicit=is_explicit)
+        self._control = ModelControl(self.table, self.router, source, self.events, is_explicit=is_explicit)
         extensions = EXTENSIONS if shared_memory.cuda.is_usable else tuple(x for x in EXTENSIONS if x != _CUDA_MEMORY)
         self._metadata = ServerMetadata(server_id, server_version, extensions)
         self.is_explicit = is_explicit
@@ -250,6 +261,28 @@ class InferenceService:
             self._is_stopping = True
             self.events.publish(SERVER_STOPPING)
 
+    def resume(self) -> None:
+        """Start waiting requests, because admission control allows more than before. Returns at once."""
+        for version in self.table.loaded_versions():
+            version.resume()
+
+    def close(self, timeout_s: float) -> bool:
+        """Drain the requests for at most `timeout_s`, after `stop_accepting`, and close every model. Return False if
+        requests were failed.
+
+        A thread that hangs in a runtime cannot be stopped; it is left behind.
+        """
+        deadline = time.monotonic() + timeout_s
+        for item in self.table.close():
+            item.fail(Draining(f"Server is stopping, model '{item.request.model}' is not loaded any more"))
+        self._models.events.publish()
+        self.table.wait_finished(deadline - time.monotonic())
+        failed_count = sum(version.abandon_waiting() for version in self.table.loaded_versions())
+        self.table.wait_finished(_GRACE_S)
+        failed_count += sum(version.abandon_running() for version in self.table.loaded_versions())
+        self._models.loader.pool.close()
+        return failed_count == 0
+
     def is_live(self) -> bool:
         return not self._is_stopping
 
@@ -257,7 +290,7 @@ class InferenceService:
         """Return whether the server, and every model that counts for `Readiness`, accepts inference."""
         if self._is_stopping or self.is_in_drain_delay or not self.has_started or not self._may_serve():
             return False
-        return self._readiness is Readiness.ANY or not self._manager.has_unserved(
+        return self._readiness is Readiness.ANY or not self.router.has_unserved(
             ever_served=self._readiness is Readiness.KEEPS_SERVING
         )
 
@@ -278,15 +311,15 @@ class InferenceService:
         except NotReady:
             return False
         except UnknownModel:
-            if version is None and self._manager.is_known(name):
+            if version is None and self.router.is_known(name):
                 return False
             raise
-        return self._manager.is_healthy(name, version)
+        return self.router.is_healthy(name, version)
 
     def model_metadata(self, name: str, version: int | None) -> ModelMetadata:
         """Return names, types and shapes as clients see them. Raises UnknownModel, NotReady."""
         spec = self._spec(name, version)
-        versions = [version] if version is not None else self._manager.offered_versions(name)
+        versions = [version] if version is not None else self.router.offered_versions(name)
         return ModelMetadata(
             name=name,
             versions=tuple(map(str, versions)),
@@ -297,7 +330,7 @@ class InferenceService:
 
     def _spec(self, name: str, version: int | None) -> ModelSpec:
         try:
-            return self._manager.spec(name, version)
+            return self.router.spec(name, version)
         except UnknownModel as error:
             raise self._unknown(name, error) from None
 
@@ -306,7 +339,7 @@ class InferenceService:
         Before that an unknown model may only not be loaded yet: clients and load balancers should try again."""
         if not self.has_started:
             return NotReady(f"the server is starting: {error.message}")
-        if not self.suggests_models or len(name) > _MAX_MISSPELT_LENGTH or self._manager.is_known(name):
+        if not self.suggests_models or len(name) > _MAX_MISSPELT_LENGTH or self.router.is_known(name):
             return error
         second = int(time.monotonic())
         if self._suggestions[0] != second:
@@ -314,7 +347,7 @@ class InferenceService:
         self._suggestions[1] += 1
         if self._suggestions[1] > _MAX_SUGGESTIONS_PER_S:
             return error
-        return UnknownModel(error.message + _suggestion(name, self._table.routes))
+        return UnknownModel(error.message + _suggestion(name, self.table.routes))
 
     def statistics(self, name: str | None, version: int | None) -> list[VersionStatistics]:
         """Return counters of all serving versions, of one model, or of one version.
@@ -322,8 +355,8 @@ class InferenceService:
         Raises InvalidRequest "requested model 'x' is not available" for an absent one.
         """
         if name is None:
-            return [item.statistics() for item in self._manager.all_ready()]
-        versions = [item for item in self._manager.ready_versions(name) if version in (None, item.version)]
+            return [item.statistics() for item in self.router.all_ready()]
+        versions = [item for item in self.router.ready_versions(name) if version in (None, item.version)]
         if not versions:
             which = name if version is None else f"{name}' version '{version}"
             raise InvalidRequest(f"requested model '{which}' is not available")
@@ -331,7 +364,7 @@ class InferenceService:
 
     def work(self) -> list[VersionWork]:
         """Return the work of all serving versions since their loads."""
-        return [item.work() for item in self._manager.all_ready()]
+        return [item.work() for item in self.router.all_ready()]
 
     def trace_settings(self, name: str = "") -> dict[str, str | list[str]]:
         """Return the trace settings of a model; with "", those of models without their own. Raises InvalidRequest for a
@@ -352,13 +385,13 @@ class InferenceService:
         if not name:
             return
         try:
-            self._manager.spec(name, None)
+            self.router.spec(name, None)
         except (NotReady, UnknownModel):
             raise InvalidRequest(f"Request for unknown model : {name}") from None
 
     def instance_reports(self) -> list[InstanceReport]:
         reports = []
-        for item in self._manager.all_ready():
+        for item in self.router.all_ready():
             report, note = item.report(), self.variants.note(item.name)
             notes = (*report.notes, note) if note else report.notes
             digest = self._digest_of(item.name, item.version, item.fingerprint)
@@ -375,11 +408,11 @@ class InferenceService:
         pins = self._source.pins()
         digests = {
             (item.name, str(item.version)): self._digest_of(item.name, item.version, item.fingerprint)
-            for item in self._manager.all_ready()
+            for item in self.router.all_ready()
         }
         entries = [
             _with_pin(entry, pins.get(entry.name))._replace(digest=digests.get((entry.name, entry.version), ""))
-            for entry in self._manager.index()
+            for entry in self.router.index()
         ]
         if only_ready:
             return [entry for entry in entries if entry.state == "READY"]
@@ -396,10 +429,10 @@ class InferenceService:
         States are those of the repository index, and NOT_LOADED. Raises UnknownModel, ServingFault.
         """
         reports = [
-            report._replace(state=INDEX_STATES[VersionState[report.state]]) for report in self._manager.versions(name)
+            report._replace(state=INDEX_STATES[VersionState[report.state]]) for report in self.router.versions(name)
         ]
         known = {(report.name, report.version) for report in reports}
-        problems = {entry.name: entry.reason for entry in self._manager.index() if not entry.version}
+        problems = {entry.name: entry.reason for entry in self.router.index() if not entry.version}
         for model in self._source.names() if name is None else [name]:
             there = [version for version in self._source.versions(model) if (model, version) not in known]
             state, reason = ("UNAVAILABLE", problems[model]) if model in problems else (NOT_LOADED, "")
@@ -443,7 +476,7 @@ class InferenceService:
 
     def metric_tags(self, name: str, version: int) -> Mapping[str, str]:
         """Return the `metric_tags` of a version; none if it does not serve any more."""
-        serving = self._manager.ready_versions(name)
+        serving = self.router.ready_versions(name)
         return next((item.spec.metric_tags for item in serving if item.version == version), {})
 
     def add_metrics(self, source: MetricSource) -> None:
@@ -453,7 +486,7 @@ class InferenceService:
 
     def work_share(self) -> float:
         """See backends.base.ServerCalls."""
-        return self._manager.work_share()
+        return self._models.admission_control.allowed_fraction
 
     def plugin(self, name: str) -> object | None:
         """See backends.base.ServerCalls."""
@@ -482,7 +515,7 @@ class InferenceService:
         for _ in range(_ROUTE_ATTEMPTS):
             handle = self.find(name, None)
             try:
-                version = self._manager.route_request(name, None)
+                version = self.router.route_request(name, None)
                 return Handle(self, version.spec, version), version.hold()
             except (NotReady, UnknownModel):
                 return handle, None
@@ -514,15 +547,15 @@ class InferenceService:
     def set_keep_alive(self, model: str, seconds: float) -> None:
         """Set how long a model stays loaded without requests, until it is unloaded; math.inf: for ever. Does nothing
         for a model that neither serves nor is awaited by a request: call it after `submit`."""
-        self._manager.set_keep_alive(model, seconds)
+        self.table.set_keep_alive(model, seconds)
 
     def end_sequence(self, model: str, version: int | None, sequence_id: int | str) -> None:
         """End a sequence whose client has disconnected. Does nothing for an unknown one. Returns at once."""
-        self._manager.end_sequence(model, version, sequence_id)
+        self.router.end_sequence(model, version, sequence_id)
 
     def gets_requests(self, model: str, version: int) -> bool:
         """Return whether requests without a version, or new sequences of them, may go to this version now."""
-        routes = self._table.routes.get(model)
+        routes = self.table.routes.get(model)
         serving = None if routes is None else routes.ready.get(version)
         return routes is not None and serving is not None and routes.share_of(serving) > 0
 
@@ -533,7 +566,7 @@ class InferenceService:
             if lighter is None or self._is_stopping:
                 break
             try:
-                version = self._manager.route_request(lighter, None)
+                version = self.router.route_request(lighter, None)
                 return version.submit(request, with_variant_name(sink, lighter), hold_us=hold_us)
             except (Draining, UnknownModel):
                 # Retired between lookup and call: look up again, or use the model itself.
@@ -544,7 +577,7 @@ class InferenceService:
         if self._is_stopping:
             raise Draining(_STOPPING)
         try:
-            return self._manager.submit(request, sink, hold_us=hold_us)
+            return self.router.submit(request, sink, hold_us=hold_us)
         except (NotReady, UnknownModel) as error:
             if self._is_stopping:
                 raise Draining(_STOPPING) from error

@@ -17,7 +17,7 @@ from edge_server.errors import EdgeServerError, NotWarmedUp
 from edge_server.plugin import find_plugins
 from edge_server.process.composition_root import ServerParts, build, first_desired_state
 from edge_server.repository.backend_choice import MODEL_FILE_NAMES, OTHER_FILE_NAMES
-from edge_server.serving.execution.version_interface import ServedVersion
+from edge_server.serving.execution.served_version import ServedVersion
 from edge_server.telemetry.log import setup_logging
 
 COLUMN_TITLES = ("MODEL", "VERSION", "BACKEND", "PRECISION", "INPUTS", "OUTPUTS", "LOAD MS", "INFER MS", "MEMORY MB")
@@ -56,8 +56,8 @@ def run(arguments: Sequence[str]) -> int:
     try:
         with busy_line("loading models"):
             core.plugins.before_first_scan()
-            core.manager.set_desired_state(first_desired_state(config.repository, core.source).values())
-            core.manager.wait_settled()
+            core.service.table.set_desired_state(first_desired_state(config.repository, core.source).values())
+            core.service.table.wait_settled()
         return _report(core, is_verbose=len(words) < len(arguments))
     finally:
         core.close(0.0)
@@ -81,7 +81,7 @@ def _report(core: ServerParts, *, is_verbose: bool) -> int:
     reasons += [f"plugin {name}: {error}" for name, error in core.plugins.failures.items()]
     rows, notes = [], []
     warnings: list[str] = []
-    for version in core.manager.all_ready():
+    for version in core.service.router.all_ready():
         if version.spec.recognised is not None:
             notes.append(reason_line(version.name, str(version.version), version.spec.recognised.note))
         try:

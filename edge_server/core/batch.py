@@ -18,7 +18,7 @@ from edge_server.core.shape_tensors import (
     prepend_batch_size,
     repeat_values_per_row,
 )
-from edge_server.core.tensor import DType, Tensor
+from edge_server.core.tensor import DType, Tensor, fits
 from edge_server.errors import BackendError, WrongOutput
 
 if TYPE_CHECKING:
@@ -28,10 +28,6 @@ Array: TypeAlias = "npt.NDArray[np.generic]"
 
 _SHOWN_VALUES = 16
 """Most values of a shape tensor that an error message shows."""
-
-
-def _fits(shape: tuple[int, ...], dims: Sequence[int]) -> bool:
-    return len(shape) == len(dims) and all(want in (-1, got) for want, got in zip(dims, shape, strict=True))
 
 
 class BatchPlan:
@@ -61,7 +57,7 @@ class BatchPlan:
         self._shape_inputs = batched_shape_inputs(spec)
         self._shape_outputs = batched_shape_outputs(spec)
         self._reshaped_inputs = {
-            item.name: item
+            item.name: (item.dims, item.reshape)
             for item in spec.inputs
             if item.reshape is not None and item.name not in self._ragged | self._shape_inputs
         }
@@ -81,9 +77,8 @@ class BatchPlan:
             batch = {name: tensor.array for name, tensor in first.items()}
         else:
             batch = {name: np.concatenate([request.inputs[name].array for request in requests]) for name in first}
-        for name, spec in self._reshaped_inputs.items():
-            if name in batch and spec.reshape is not None:
-                batch[name] = self._reshape(batch[name], spec.dims, spec.reshape)
+        for name in self._reshaped_inputs.keys() & batch.keys():
+            batch[name] = self._reshape(batch[name], *self._reshaped_inputs[name])
         return batch
 
     def uses_device(self, requests: Sequence[Request]) -> bool:
@@ -101,10 +96,9 @@ class BatchPlan:
         if not self._only_joins_items:
             return self.gather(requests)
         batch = {name: join_rows([request.inputs[name] for request in requests]) for name in requests[0].inputs}
-        for name, spec in self._reshaped_inputs.items():
-            if name in batch and spec.reshape is not None:
-                # Both kinds of array have `shape` and `reshape`.
-                batch[name] = self._reshape(batch[name], spec.dims, spec.reshape)  # type: ignore[arg-type]
+        for name in self._reshaped_inputs.keys() & batch.keys():
+            # Both kinds of array have `shape` and `reshape`.
+            batch[name] = self._reshape(batch[name], *self._reshaped_inputs[name])  # type: ignore[arg-type]
         return batch
 
     def targets(self, requests: Sequence[Request]) -> Mapping[str, DevicePiece]:
@@ -162,9 +156,8 @@ class BatchPlan:
         dimension. There are no batch inputs, and shape tensors stay as the client sent them.
         """
         inputs = {name: tensor.array for name, tensor in request.inputs.items()}
-        for name, spec in self._reshaped_inputs.items():
-            if name in inputs and spec.reshape is not None:
-                inputs[name] = self._reshape(inputs[name], spec.dims, spec.reshape)
+        for name in self._reshaped_inputs.keys() & inputs.keys():
+            inputs[name] = self._reshape(inputs[name], *self._reshaped_inputs[name])
         return inputs
 
     def output_names_of(self, request: Request) -> Sequence[str]:
@@ -276,7 +269,7 @@ class BatchPlan:
         expected = spec.dims if spec.reshape is None else spec.reshape
         if self._has_batch_dim:
             expected = (-1, *expected)
-        if is_declared_type and _fits(array.shape, expected):
+        if is_declared_type and fits(array.shape, expected):
             return Tensor(
                 name, spec.dtype, array if spec.reshape is None else self._reshape(array, spec.reshape, spec.dims)
             )
@@ -334,7 +327,7 @@ class BatchPlan:
                 return values
             expected = (-1 if total is None else total, *item_dims)
         shape = array.shape
-        if shape != expected and not _fits(shape, expected):
+        if shape != expected and not fits(shape, expected):
             lacks_items = self._has_batch_dim and total is not None and shape[:1] != (total,)
             if not spec.may_differ or lacks_items:
                 raise BackendError(

@@ -1,6 +1,6 @@
 """Check that the steps of an ensemble fit together and fit their models; makes the graph of the steps.
 
-Checks that the steps fit together and fit their models. The rules follow Triton.
+The rules follow Triton.
 """
 
 from __future__ import annotations

@@ -75,17 +75,6 @@ class EnsembleRun(Generic[Value]):
         """Whether no step runs and no further step can run."""
         return self._root.is_finished
 
-    @property
-    def tensors_in_memory(self) -> list[str]:
-        """The names of the tensors in memory. A name appears once per scope that keeps it."""
-        found: list[str] = []
-        scopes = [self._root]
-        while scopes:
-            scope = scopes.pop()
-            found += [name for name, value in scope.tensors.items() if value is not None]
-            scopes += [inner for inner_scopes in scope.inner.values() for inner in inner_scopes]
-        return found
-
     def start(self) -> list[StepLaunch[Value]]:
         """Return the steps that can run with the request's inputs. Call it once."""
         inputs, self._inputs = self._inputs, {}

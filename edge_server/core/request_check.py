@@ -10,7 +10,7 @@ from edge_server.core.device_tensor import DeviceTensor
 from edge_server.core.model_spec import InputSpec, ModelSpec
 from edge_server.core.request_response import CheckedHeader, Request
 from edge_server.core.shape_tensors import batched_shape_inputs
-from edge_server.core.tensor import DType, Tensor
+from edge_server.core.tensor import DType, Tensor, fits
 from edge_server.errors import InvalidRequest
 
 _INT32_MAX = 2**31 - 1
@@ -129,11 +129,11 @@ class RequestCheck:
         shape = tensor.shape
         limit = self._limit
         if limit and spec.is_shape_tensor:
-            if not _fits(shape, spec.dims):
+            if not fits(shape, spec.dims):
                 raise self._shape_error(request, spec, shape)
             return item_count
         item_shape = shape[1:] if limit else shape
-        if (limit and not shape) or (item_shape != spec.dims and not _fits(item_shape, spec.dims)):
+        if (limit and not shape) or (item_shape != spec.dims and not fits(item_shape, spec.dims)):
             raise self._shape_error(request, spec, shape)
         if spec.name in self._counted and max(*shape, prod(shape)) > _INT32_MAX:
             # Reject only this request here. An error while the batch inputs are made would fail the whole batch.
@@ -210,10 +210,6 @@ class RequestCheck:
     def _error(self, request: Request, text: str) -> InvalidRequest:
         start = f"[request id: {request.id}] " if request.id else UNKNOWN_ID
         return InvalidRequest(f"{start}{text}")
-
-
-def _fits(shape: tuple[int, ...], dims: tuple[int, ...]) -> bool:
-    return len(shape) == len(dims) and all(want in (-1, size) for want, size in zip(dims, shape, strict=True))
 
 
 def _quoted(names: list[str]) -> str:

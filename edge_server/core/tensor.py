@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import functools
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -84,6 +85,14 @@ class DType(enum.Enum):
         return _by_numpy()[found.newbyteorder("<")]
 
 
+def fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
+    """Return whether an array of this shape has these dims, in which -1 is any size."""
+    return len(shape) == len(dims) and all(want in (-1, size) for want, size in zip(dims, shape, strict=True))
+
+
+STRING_PREFIX_BYTES = 4
+"""Size of the length before each string in KServe's raw form."""
+
 BY_NAME: dict[str, DType] = {member.value: member for member in DType}
 BY_CONFIG_NAME: dict[str, DType] = {member.config_name: member for member in DType}
 
@@ -98,6 +107,20 @@ def bf16_bits(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     bits = values.view(np.uint32)
     # Adding 0x7FFF, and 1 more if the kept part is odd, rounds to nearest with ties to even.
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def split_strings(data: bytes | memoryview) -> Iterator[bytes]:
+    """Yield the strings of KServe's raw form, each after its length in 4 bytes, little-endian.
+
+    Raises ValueError for one that is cut off.
+    """
+    end = 0
+    while end < len(data):
+        begin = end + STRING_PREFIX_BYTES
+        end = begin + int.from_bytes(data[begin - STRING_PREFIX_BYTES : begin], "little")
+        if begin > len(data) or end > len(data):
+            raise ValueError("a string, or its length, is cut off")
+        yield bytes(data[begin:end])
 
 
 @record(slots=True)

@@ -30,7 +30,7 @@ from edge_server.errors import (
     Throttled,
     Unsupported,
 )
-from edge_server.memory.shared_memory_bounds import check_inside
+from edge_server.memory.region_pins import check_inside
 from edge_server.record import record
 
 log = logging.getLogger(__name__)
@@ -112,9 +112,12 @@ class CudaPin:
     @property
     def view(self) -> memoryview:
         """Copy of the piece in host memory, made at first use and kept. Raises ServingFault."""
+        registry = self._registry
         with self._copying:
             if self._copy is None:
-                self._copy = self._registry._read(self)
+                with registry.held(self, "read") as devices:
+                    self._copy = devices.read(self.device_id, self.address, self.byte_size)
+                registry.count_copied(read_bytes=self.byte_size)
             return self._copy
 
     def is_at(self, other: object) -> bool:
@@ -123,16 +126,23 @@ class CudaPin:
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Copy `data` to the start of the piece. Raises ServingFault."""
-        self._registry._write(self, data)
+        size = memoryview(data).nbytes
+        assert size <= self.byte_size, f"{size} bytes do not fit a piece of {self.byte_size}"
+        with self._registry.held(self, "write") as devices:
+            devices.write(self.device_id, self.address, data)
+        self._registry.count_copied(written_bytes=size)
 
     def copy_from(self, device_id: int, address: int, byte_count: int) -> None:
         """Copy memory of the piece's GPU, `device_id`, to the start of the piece, and wait for it. Raises
         ServingFault."""
-        self._registry._copy(self, device_id, address, byte_count)
+        assert device_id == self.device_id, f"the piece is on GPU {self.device_id}, what is copied on {device_id}"
+        assert byte_count <= self.byte_size, f"{byte_count} bytes do not fit a piece of {self.byte_size}"
+        with self._registry.held(self, "write") as devices:
+            devices.copy(device_id, self.address, address, byte_count)
 
     def release(self) -> None:
         """Release the piece. May be called from any thread. Further calls do nothing."""
-        self._registry._release(self)
+        self._registry.release(self)
 
 
 class CudaMemoryRegistry:
@@ -213,10 +223,6 @@ class CudaMemoryRegistry:
         for region in idle:
             self._close(region)
 
-    def close(self) -> None:
-        """Unregister all regions at server shutdown."""
-        self.unregister()
-
     def status(self, name: str | None = None) -> list[CudaRegion]:
         """Return one region, or for None and "" all, ordered by name. Raises NotFound."""
         with self._lock:
@@ -247,29 +253,14 @@ class CudaMemoryRegistry:
 
     # -- for pins -----------------------------------------------------------------------------------------------------
 
-    def _read(self, pin: CudaPin) -> memoryview:
-        with self._held(pin, "read") as devices:
-            view = devices.read(pin.device_id, pin.address, pin.byte_size)
+    def count_copied(self, read_bytes: int = 0, written_bytes: int = 0) -> None:
+        """Count bytes that a pin has copied."""
         with self._lock:
-            self.copies.read_bytes += pin.byte_size
-        return view
-
-    def _write(self, pin: CudaPin, data: bytes | bytearray | memoryview) -> None:
-        size = memoryview(data).nbytes
-        assert size <= pin.byte_size, f"{size} bytes do not fit a piece of {pin.byte_size}"
-        with self._held(pin, "write") as devices:
-            devices.write(pin.device_id, pin.address, data)
-        with self._lock:
-            self.copies.written_bytes += size
-
-    def _copy(self, pin: CudaPin, device_id: int, address: int, byte_count: int) -> None:
-        assert device_id == pin.device_id, f"the piece is on GPU {pin.device_id}, what is copied on {device_id}"
-        assert byte_count <= pin.byte_size, f"{byte_count} bytes do not fit a piece of {pin.byte_size}"
-        with self._held(pin, "write") as devices:
-            devices.copy(device_id, pin.address, address, byte_count)
+            self.copies.read_bytes += read_bytes
+            self.copies.written_bytes += written_bytes
 
     @contextlib.contextmanager
-    def _held(self, pin: CudaPin, doing: str) -> Iterator[DeviceMemory]:
+    def held(self, pin: CudaPin, doing: str) -> Iterator[DeviceMemory]:
         """Keep a pin's region open for a block even if the pin is released meanwhile. OSError becomes ServingFault."""
         region, name = pin._region, pin._region.report.name
         with self._lock:
@@ -283,7 +274,8 @@ class CudaMemoryRegistry:
         finally:
             self._unpin(region)
 
-    def _release(self, pin: CudaPin) -> None:
+    def release(self, pin: CudaPin) -> None:
+        """See CudaPin.release."""
         with self._lock:
             if pin._is_released:
                 return

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 from edge_server.core.device_tensor import DeviceArray, DevicePiece, DeviceTensor
 from edge_server.core.tensor import DType, Tensor
+from edge_server.errors import InvalidRequest
 from edge_server.protocol.raw_tensors import byte_size_mismatch, element_count, tensor_from_raw
 
 
@@ -106,3 +107,16 @@ def tensor_in_region(
     if count == 0:
         return tensor_from_raw(name, dtype, shape, b"", model=model)
     return DeviceTensor(name, dtype, DeviceArray(dtype.numpy, shape, (pin.device,)))
+
+
+def check_inside(name: str, region_bytes: int, offset: int, byte_size: int) -> None:
+    """Raise InvalidRequest for a slice that is not inside the region `name` of `region_bytes`, with Triton's words."""
+    if not 0 <= offset < region_bytes:
+        raise InvalidRequest(
+            f"Invalid offset for shared memory region: '{name}': {offset}, the region has {region_bytes} bytes"
+        )
+    if byte_size < 0 or offset + byte_size > region_bytes:
+        raise InvalidRequest(
+            f"Invalid offset + byte size for shared memory region: '{name}': {offset} + {byte_size}, "
+            f"the region has {region_bytes} bytes"
+        )

@@ -31,7 +31,7 @@ from edge_server.errors import (
     Unsupported,
 )
 from edge_server.memory.cuda_shared_memory import CudaMemoryRegistry, CudaPin, DeviceMemory
-from edge_server.memory.shared_memory_bounds import check_inside
+from edge_server.memory.region_pins import check_inside
 
 SHM_FOLDER = "/dev/shm"
 """Folder of POSIX shared memory on Linux (shm_overview(7)). Segment "/x" is the file "x" in it."""

@@ -1,4 +1,4 @@
-"""Creation of all parts of a server from its configuration (repository, model manager, service, cache, plugins), and
+"""Creation of all parts of a server from its configuration (repository, model lifecycle, service, cache, plugins), and
 their connections. Opens no port."""
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.backends import ONNX_ORDER
-from edge_server.backends.base import ServerCalls
 from edge_server.backends.cuda import cuda_devices
 from edge_server.backends.cuda.cuda_devices import CudaDevices
 from edge_server.config import RateLimitConfig, RepositoryConfig, ServerConfig, choose_cache
@@ -36,12 +35,12 @@ from edge_server.repository.scan import Scanner
 from edge_server.repository.trust.verify_version import trust_policy
 from edge_server.repository.version_pins import VersionPins
 from edge_server.service import InferenceService, Readiness
-from edge_server.serving.execution.admission_control import AdmissionControl
 from edge_server.serving.execution.gpu_loss_and_memory import Gpus
 from edge_server.serving.execution.latencies import LatencyOptions
 from edge_server.serving.execution.rate_limiter import RateLimiter
 from edge_server.serving.lifecycle.lifecycle_settings import LifecycleSettings
-from edge_server.serving.lifecycle.manager import Manager
+from edge_server.serving.lifecycle.model_lifecycle import make_lifecycle
+from edge_server.serving.lifecycle.model_table import ModelTable
 from edge_server.serving.timer import Timer
 from edge_server.telemetry.event_bus import MODEL_FAILED, MODEL_READY, MODEL_UNLOADED, Event, EventBus
 from edge_server.telemetry.log import LogSettings
@@ -63,7 +62,6 @@ class ServerParts:
     """The parts of a server without front ends, for `serve` and `check`."""
 
     service: InferenceService
-    manager: Manager
     source: RepositorySource
     timer: Timer
     events: EventBus
@@ -82,7 +80,7 @@ class ServerParts:
         self.journal.close()
         self.plugins.begin_stop()
         self.service.stop_accepting()
-        is_clean = self.manager.close(timeout_s)
+        is_clean = self.service.close(timeout_s)
         if self.cache is not None:
             self.cache.close()
         self.timer.close()
@@ -96,7 +94,7 @@ def build(
     config: ServerConfig,
     log_settings: LogSettings,
     plugins: Sequence[Plugin] = (),
-    on_no_fallback: Callable[[str], None] = lambda reason: None,
+    on_no_fallback: Callable[[str], None] | None = None,
 ) -> ServerParts:
     """Build the server without its front ends. No model is loaded yet.
 
@@ -119,16 +117,44 @@ def build(
     events = EventBus()
     cache = _cache(config)
     admission = running.admission()
-    # Models call the service, and the service needs the manager: the manager gets a function that returns the service.
-    manager = _manager(config, timer, events, running, admission, cache, gpus, lambda: service, on_no_fallback, journal)
-    shared_memory = _shared_memory(config.memory.allows_client_shm, devices)
+    memory = MemoryFloor(config.memory.floor_mb << 20, config.memory.pressure_limit_percent)
+    models = make_lifecycle(
+        timer,
+        _backend_settings(config, running),
+        load_threads=repository.load_thread_count,
+        publish=events.publish,
+        settings=_lifecycle_settings(config),
+        admission_control=admission,
+        check_memory=running.make_load_check(memory.refusal),
+        limiter=_rate_limiter(config.rate_limit),
+        cache=cache,
+        gpus=gpus,
+        on_no_fallback=on_no_fallback or (lambda reason: None),
+        opening=journal.opening,
+    )
     digests = ContentDigests(scanner.find, state_dir)
     scanner.has_changed_content = digests.has_changed
-    service = _service(config, manager, source, events, shared_memory, log_settings, digests, running)
+    service = InferenceService(
+        models,
+        source,
+        _shared_memory(config.memory.allows_client_shm, devices),
+        log_settings,
+        server_id=config.lifecycle.server_id,
+        server_version=__version__,
+        is_explicit=repository.control_mode == "explicit",
+        readiness=_readiness(config),
+        events=events,
+        traces=Traces(config.trace, running.make_trace_export()),
+        digest_of=digests.get,
+        may_serve=lambda: running.may_serve,
+        plugin=running.find,
+        # Every client may list the models: no key and no token restricts anything.
+        suggests_models=not (config.auth.tokens_file or config.http.restricted or config.grpc.restricted),
+    )
     events.subscribe(lambda event: _compute_digest(digests, event))
     events.subscribe(lambda event: trim() if event.kind in _FREES_MEMORY else None)
     events.subscribe(service.variants.receive)
-    loads = LoadCounts(manager.versions, manager.index)
+    loads = LoadCounts(service.router.versions, service.router.index)
     events.subscribe(loads.receive)
     access = AccessCheck(config.http)
     ports: dict[str, int] = {}
@@ -137,9 +163,8 @@ def build(
             service,
             config,
             events,
-            manager,
             admission=admission,
-            mark_gpu_lost=_gpu_loss_handler(manager, devices),
+            mark_gpu_lost=_gpu_loss_handler(service.table, devices),
             lost_gpus=gpus.lost_gpus,
             heavy_work_refusal=running.heavy_work_refusal,
             machine_root=running.machine_root(),
@@ -151,7 +176,7 @@ def build(
             control_need=running.control_need,
         )
     )
-    return ServerParts(service, manager, source, timer, events, loads, digests, running, access, ports, journal, cache)
+    return ServerParts(service, source, timer, events, loads, digests, running, access, ports, journal, cache)
 
 
 def _compute_digest(digests: ContentDigests, event: Event) -> None:
@@ -196,69 +221,6 @@ def _resolve_options(
     )
 
 
-def _manager(
-    config: ServerConfig,
-    timer: Timer,
-    events: EventBus,
-    plugins: RunningPlugins,
-    admission: AdmissionControl,
-    cache: ResponseCache | None,
-    gpus: Gpus,
-    server: Callable[[], ServerCalls],
-    on_no_fallback: Callable[[str], None],
-    journal: OpeningJournal,
-) -> Manager:
-    memory = MemoryFloor(config.memory.floor_mb << 20, config.memory.pressure_limit_percent)
-    return Manager(
-        timer,
-        _backend_settings(config, plugins),
-        load_threads=config.repository.load_thread_count,
-        publish=events.publish,
-        lifecycle=_lifecycle_settings(config),
-        admission_control=admission,
-        check_memory=plugins.make_load_check(memory.refusal),
-        limiter=_rate_limiter(config.rate_limit),
-        cache=cache,
-        gpus=gpus,
-        server=server,
-        on_no_fallback=on_no_fallback,
-        opening=journal.opening,
-    )
-
-
-def _service(
-    config: ServerConfig,
-    manager: Manager,
-    source: RepositorySource,
-    events: EventBus,
-    shared_memory: SharedMemoryRegistry,
-    log_settings: LogSettings,
-    digests: ContentDigests,
-    plugins: RunningPlugins,
-) -> InferenceService:
-    return InferenceService(
-        manager,
-        source,
-        shared_memory,
-        log_settings,
-        server_id=config.lifecycle.server_id,
-        server_version=__version__,
-        is_explicit=config.repository.control_mode == "explicit",
-        readiness=_readiness(config),
-        events=events,
-        traces=Traces(config.trace, plugins.make_trace_export()),
-        digest_of=digests.get,
-        may_serve=lambda: plugins.may_serve,
-        plugin=plugins.find,
-        suggests_models=_may_list_models(config),
-    )
-
-
-def _may_list_models(config: ServerConfig) -> bool:
-    """Return whether every client may list the models: no key and no token restricts anything."""
-    return not (config.auth.tokens_file or config.http.restricted or config.grpc.restricted)
-
-
 def _readiness(config: ServerConfig) -> Readiness:
     is_strict = config.lifecycle.is_readiness_strict
     if is_strict is None:
@@ -282,7 +244,7 @@ def _backend_settings(config: ServerConfig, plugins: RunningPlugins) -> dict[str
     return settings
 
 
-def _gpu_loss_handler(manager: Manager, devices: CudaDevices | None) -> Callable[[str | None, str], None]:
+def _gpu_loss_handler(table: ModelTable, devices: CudaDevices | None) -> Callable[[str | None, str], None]:
     """Return the function that handles the loss of a GPU, given its NVML UUID and the reason.
 
     The function ignores a GPU that CUDA does not show to this process.
@@ -293,17 +255,19 @@ def _gpu_loss_handler(manager: Manager, devices: CudaDevices | None) -> Callable
         # Without a UUID, the GPU is known only if there is no other.
         number = numbers.get(uuid) if uuid is not None else (0 if len(numbers) == 1 else None)
         if number is not None:
-            manager.mark_gpu_lost(number, reason)
+            table.mark_gpu_lost(number, reason)
 
     return mark_gpu_lost
 
 
 def _cache(config: ServerConfig) -> ResponseCache | None:
-    if choose_cache(config.cache) is None:
+    chosen = choose_cache(config.cache)
+    if chosen is None:
         return None
-    from edge_server.serving.cache.make_cache import make_cache
+    # Imported only for a server with a cache.
+    from edge_server.serving.cache.response_cache import make_cache
 
-    return make_cache(config.cache)
+    return make_cache(chosen)
 
 
 def _rate_limiter(config: RateLimitConfig) -> RateLimiter | None:

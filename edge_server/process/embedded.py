@@ -399,8 +399,8 @@ class Server:
 
     def _on_started(self) -> None:
         assert self._core is not None
-        if self._config.lifecycle.exits_on_error and self._core.manager.has_failures():
-            self._error = LoadError(summary(self._core.manager.index()))
+        if self._config.lifecycle.exits_on_error and self._core.service.router.has_failures():
+            self._error = LoadError(summary(self._core.service.router.index()))
         else:
             self._has_progress.set()
 

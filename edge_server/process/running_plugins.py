@@ -52,7 +52,7 @@ class RunningPlugins:
         """Whether all plugins are there without which a server is not ready."""
         return not self._required & self.failures.keys()
 
-    # -- before the manager is made
+    # -- before the service is made
 
     def admission(self) -> AdmissionControl:
         return self._only("admission control", lambda plugin: plugin.admission) or ADMIT_ALL
@@ -95,28 +95,22 @@ class RunningPlugins:
     def build(self, core: ServingCore) -> None:
         """Raises ConfigError, EdgeServerError, as do `start` and `before_first_scan`."""
         self._service = core.service
-        for name, plugin in self._active():
-            self._call(name, partial(plugin.build, core))
+        self._call_each(lambda plugin: plugin.build(core))
 
     def start(self) -> None:
-        for name, plugin in self._active():
-            self._call(name, plugin.start)
+        self._call_each(lambda plugin: plugin.start())
 
     def before_first_scan(self) -> None:
-        for name, plugin in self._active():
-            self._call(name, plugin.before_first_scan)
+        self._call_each(lambda plugin: plugin.before_first_scan())
 
     def models_known(self) -> None:
-        for name, plugin in self._active():
-            self._call(name, plugin.models_known)
+        self._call_each(lambda plugin: plugin.models_known())
 
     def models_settled(self) -> None:
-        for name, plugin in self._active():
-            self._call(name, plugin.models_settled)
+        self._call_each(lambda plugin: plugin.models_settled())
 
     def begin_stop(self) -> None:
-        for name, plugin in self._active():
-            self._call(name, plugin.begin_stop)
+        self._call_each(lambda plugin: plugin.begin_stop())
 
     def stop(self, timeout_s: float) -> None:
         for name, plugin in reversed(self._running.items()):
@@ -208,6 +202,10 @@ class RunningPlugins:
 
     def _active(self) -> list[tuple[str, RunningPlugin]]:
         return [(name, plugin) for name, plugin in self._running.items() if name not in self.failures]
+
+    def _call_each(self, call: Callable[[RunningPlugin], None]) -> None:
+        for name, plugin in self._active():
+            self._call(name, partial(call, plugin))
 
     def _only(self, contribution: str, member: Callable[[RunningPlugin], T | None]) -> T | None:
         found = {name: value for name, plugin in self._active() if (value := member(plugin)) is not None}

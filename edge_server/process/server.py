@@ -93,7 +93,7 @@ def serve(
     raise_file_limit()
     sys.setswitchinterval(_SWITCH_S)
     end = EndRequest()
-    on_no_fallback = partial(end.submit, ExitCode.GPU_LOST) if config.lifecycle.exits_on_gpu_loss else _ignore
+    on_no_fallback = partial(end.submit, ExitCode.GPU_LOST) if config.lifecycle.exits_on_gpu_loss else None
     core = build(config, log_settings, plugins, on_no_fallback)
     process = ServerProcess(config, core, environment or ProcessEnvironment(), log_settings, end)
 
@@ -106,10 +106,6 @@ def serve(
         return await process.run(process.print_served_models)
 
     return asyncio.run(run())
-
-
-def _ignore(reason: str) -> None:
-    """Do nothing: the version is FAILED with the reason, and the process continues."""
 
 
 class ServerProcess:
@@ -125,7 +121,9 @@ class ServerProcess:
     ) -> None:
         self._config = config
         self._core = core
-        self._supervision = Supervision(config, environment, self._checks(), lambda: summary(core.manager.index()))
+        self._supervision = Supervision(
+            config, environment, self._checks(), lambda: summary(core.service.router.index())
+        )
         self._supervision.add_reload(LOG_NAMES, lambda new: log_settings.reload(new.log))
         self._supervision.add_reload(
             ("repository.public_key", "repository.requires_checksums"),
@@ -203,7 +201,7 @@ class ServerProcess:
         lifecycle = self._config.lifecycle
         limits = [limit for limit in (lifecycle.hang_timeout_s, lifecycle.watchdog_run_limit_s) if limit > 0]
         return [
-            HungRunCheck(self._core.manager.loaded_versions, min(limits, default=0.0), time.monotonic_ns),
+            HungRunCheck(self._core.service.table.loaded_versions, min(limits, default=0.0), time.monotonic_ns),
             self._core.plugins.problem,
         ]
 
@@ -375,7 +373,7 @@ class ServerProcess:
         await asyncio.to_thread(self._warn_of_memory_limit)
         await asyncio.to_thread(core.plugins.models_known)
         building = asyncio.ensure_future(self._accept_grpc_while_engines_build())
-        is_settled = await self._run_unless_stopped(core.manager.wait_settled)
+        is_settled = await self._run_unless_stopped(core.service.table.wait_settled)
         building.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await building
@@ -383,7 +381,7 @@ class ServerProcess:
             return True
         core.service.started()
         core.plugins.models_settled()
-        must_end = self._config.lifecycle.exits_on_error and core.manager.has_failures()
+        must_end = self._config.lifecycle.exits_on_error and core.service.router.has_failures()
         if not must_end:
             self._accept_grpc()
             # Before the ready line is printed: its reader may send a signal at once.
@@ -407,11 +405,11 @@ class ServerProcess:
 
     async def _accept_grpc_while_engines_build(self) -> None:
         """Let gRPC accept connections after _ENGINE_WAIT_S, as soon as only engine builds are waited for."""
-        manager = self._core.manager
+        table = self._core.service.table
         end_s = time.monotonic() + _ENGINE_WAIT_S
-        await asyncio.to_thread(manager.wait_engine_builds)
+        await asyncio.to_thread(table.wait_engine_builds)
         await asyncio.sleep(end_s - time.monotonic())
-        if self._grpc_waits and not manager.wait_settled(timeout_s=0):
+        if self._grpc_waits and not table.wait_settled(timeout_s=0):
             log.warning("gRPC accepts connections, although engines are still being built")
             self._accept_grpc()
 
@@ -490,7 +488,7 @@ class ServerProcess:
             began_s = time.monotonic()
             await asyncio.to_thread(self._grpc.end_drain, timeout_s)
             timeout_s = max(0.0, timeout_s - (time.monotonic() - began_s))
-        in_flight = self._core.manager.in_flight()
+        in_flight = self._core.service.router.in_flight()
         log.info("refusing new requests, draining %d request(s) for at most %g s", in_flight, timeout_s)
         is_clean = await asyncio.to_thread(self._core.close, timeout_s)
         if not is_clean:

@@ -19,8 +19,8 @@ from edge_server.core.exit_code import ExitCode
 from edge_server.core.status_reports import IndexEntry
 from edge_server.errors import EdgeServerError
 from edge_server.record import record
-from edge_server.serving.execution.version_interface import ServedVersion
-from edge_server.serving.lifecycle.hang_watchdog import HangWatchdog
+from edge_server.serving.execution.served_version import ServedVersion
+from edge_server.serving.lifecycle.periodic_checks import HangWatchdog
 from edge_server.telemetry.systemd_notify import Check, ServiceManager, WatchdogFeeder
 
 log = logging.getLogger(__name__)

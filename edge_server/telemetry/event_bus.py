@@ -113,3 +113,26 @@ class EventBus:
         with self._lock:
             kept = [event for history in (self._history, self._frequent) for event in history if event.number > after]
         return sorted(kept)
+
+
+class EventQueue:
+    """Queue of events that are published in order, outside the lock under which they come to be. Thread-safe.
+
+    `add` may be called under that lock, `publish` may not. `publisher` None: no events.
+    """
+
+    def __init__(self, publisher: PublishEvent | None = None) -> None:
+        self.publisher: PublishEvent = publisher or (lambda kind, /, **fields: None)
+        self._publishing = threading.RLock()
+        self._waiting: deque[tuple[str, dict[str, EventValue]]] = deque()
+
+    def add(self, kind: str, /, **fields: EventValue) -> None:
+        """Add an event. Returns at once; it is published by the next `publish`."""
+        self._waiting.append((kind, fields))
+
+    def publish(self) -> None:
+        """Publish all waiting events in order. Returns when all are published, by this or another thread."""
+        with self._publishing:
+            while self._waiting:
+                kind, fields = self._waiting.popleft()
+                self.publisher(kind, **fields)

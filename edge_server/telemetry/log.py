@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from edge_server.config import LOG_FORMATS, ConfigError, LogConfig, LogFormat
 from edge_server.errors import InvalidRequest, Refusal, Unsupported
@@ -76,22 +76,13 @@ class LogSettings:
         self._sets_levels = sets_levels
         self._lock = threading.Lock()
         self._file = config.file
-        self._now = _LogValues(
-            config.verbose_level, config.shows_info, config.shows_warning, config.shows_error, config.format
-        )
-        self._set_logger_levels()
+        self._now: _LogValues
+        self.reload(config)
 
     def get(self) -> dict[str, LogSettingValue]:
         """Return log_file, log_info, log_warning, log_error, log_verbose_level and log_format."""
         now = self._now
-        return {
-            "log_file": self._file,
-            "log_info": now.shows_info,
-            "log_warning": now.shows_warning,
-            "log_error": now.shows_error,
-            "log_verbose_level": now.verbose_level,
-            "log_format": now.format,
-        }
+        return {"log_file": self._file, **{key: getattr(now, field) for key, (field, _) in _UPDATES.items()}}
 
     def update(self, settings: Mapping[str, object]) -> dict[str, LogSettingValue]:
         """Apply all the given settings, or none, and return the complete settings.
@@ -103,15 +94,13 @@ class LogSettings:
         """
         if settings.get("log_file") is not None:
             raise Unsupported("log file location can not be updated through network protocol")
+        changes: dict[str, Any] = {
+            field: check(key, settings[key])
+            for key, (field, check) in _UPDATES.items()
+            if settings.get(key) is not None
+        }
         with self._lock:
-            now = self._now
-            self._now = now._replace(
-                shows_info=_bool(settings, "log_info", now.shows_info),
-                shows_warning=_bool(settings, "log_warning", now.shows_warning),
-                shows_error=_bool(settings, "log_error", now.shows_error),
-                verbose_level=_level(settings, "log_verbose_level", now.verbose_level),
-                format=_format(settings, "log_format", now.format),
-            )
+            self._now = self._now._replace(**changes)
             self._set_logger_levels()
         return self.get()
 
@@ -272,31 +261,32 @@ _FORMATS: Mapping[str, Callable[[logging.LogRecord], str]] = {
 }
 
 
-def _bool(settings: Mapping[str, object], key: str, now: bool) -> bool:
-    value = settings.get(key)
-    if value is None:
-        return now
+def _bool(key: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise InvalidRequest(f"{key}: expected a boolean, got {value!r:.80}")
     return value
 
 
-def _level(settings: Mapping[str, object], key: str, now: int) -> int:
-    value = settings.get(key)
-    if value is None:
-        return now
+def _level(key: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_VERBOSE_LEVEL:
         raise InvalidRequest(f"{key}: expected an integer of 0 or more, got {value!r:.80}")
     return value
 
 
-def _format(settings: Mapping[str, object], key: str, now: LogFormat) -> LogFormat:
-    value = settings.get(key)
-    if value is None:
-        return now
+def _format(key: str, value: object) -> LogFormat:
     if not isinstance(value, str):
         raise InvalidRequest(f"{key}: expected a string, got {value!r:.80}")
     for known in LOG_FORMATS:
         if value == known:
             return known
     raise Refusal(f"{key}: unknown format '{value:.80}', there are {', '.join(LOG_FORMATS)}", retry_after_s=None)
+
+
+_UPDATES: Mapping[str, tuple[str, Callable[[str, object], LogSettingValue]]] = {
+    "log_info": ("shows_info", _bool),
+    "log_warning": ("shows_warning", _bool),
+    "log_error": ("shows_error", _bool),
+    "log_verbose_level": ("verbose_level", _level),
+    "log_format": ("format", _format),
+}
+"""Setting of a client -> the field of _LogValues, and the check of a new value."""

@@ -74,13 +74,12 @@ class TraceCollector:
     def add(self, trace: TracedRequest) -> None:
         """Queue a finished trace; return at once."""
         with self._lock:
-            if self._queued >= MAX_TRACES or self._queued_bytes > MAX_BYTES:
+            is_lost = self._queued >= MAX_TRACES or self._queued_bytes > MAX_BYTES
+            if is_lost:
                 self._lost += 1
-                is_lost = True
             else:
                 self._queued += 1
                 self._queued_bytes += trace.byte_count
-                is_lost = False
         if is_lost:
             sampler = trace.sampler
             self._queue.put(lambda: self._count_collected(sampler))
@@ -122,7 +121,12 @@ class TraceCollector:
                 # One thread writes all traces: an error of one trace must not stop the others.
                 _log.exception("a trace of model '%s' could not be written", item.model)
             self._count_collected(item.sampler)
-            self._log_losses()
+            now_s = time.monotonic()
+            if self._lost and now_s - self._loss_logged_s >= _LOSS_LOG_INTERVAL_S:
+                with self._lock:
+                    lost, self._lost = self._lost, 0
+                self._loss_logged_s = now_s
+                _log.warning("%d trace(s) were lost: they came faster than they could be written", lost)
         for sampler in list(self._unwritten):
             self._write_rest(sampler)
 
@@ -190,16 +194,6 @@ class TraceCollector:
         if lost:
             del self._unwritable[path]
             _log.warning("%d trace(s) were lost while '%s' could not be written", lost, path)
-
-    def _log_losses(self) -> None:
-        """Log the number of traces that came too fast, at most every ten seconds."""
-        now_s = time.monotonic()
-        if not self._lost or now_s - self._loss_logged_s < _LOSS_LOG_INTERVAL_S:
-            return
-        with self._lock:
-            lost, self._lost = self._lost, 0
-        self._loss_logged_s = now_s
-        _log.warning("%d trace(s) were lost: they came faster than they could be written", lost)
 
 
 class TraceFile:

@@ -53,7 +53,7 @@ def serving_core(folder: Path) -> Iterator[Any]:
     )
     made = build(config, LogSettings(LogConfig(shows_info=False, shows_warning=False)))
     made.service.set_desired_state(first_desired_state(config.repository, made.source))
-    made.manager.wait_settled(timeout_s=60)
+    made.service.table.wait_settled(timeout_s=60)
     try:
         yield made
     finally:

@@ -137,7 +137,7 @@ def core(repository: Path, way: str) -> Iterator[ServerParts]:
     )
     made = build(config, LogSettings(LogConfig(shows_info=False, shows_warning=False)), own_plugins())
     made.service.set_desired_state(first_desired_state(config.repository, made.source))
-    made.manager.wait_settled(timeout_s=60)
+    made.service.table.wait_settled(timeout_s=60)
     if way == HELD:
         admission = made.plugins.admission()
         assert isinstance(admission, GovernorAdmission)

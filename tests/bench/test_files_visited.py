@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 PROGRAM = Path(__file__).parent / "files_visited.py"
-MAX_CALLS = {"grpc": 55, "http": 41}
+MAX_CALLS = {"grpc": 53, "http": 38}
 
 
 @pytest.fixture(scope="module")

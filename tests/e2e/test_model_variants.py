@@ -78,7 +78,7 @@ class FrontEnds:
         self.service = self.core.service
         self.service.variants.choice = self.choice = Choice()
         self.service.set_desired_state(first_desired_state(config.repository, self.core.source))
-        assert self.core.manager.wait_settled(timeout_s=60)
+        assert self.core.service.table.wait_settled(timeout_s=60)
         self.service.started()
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever)
@@ -194,9 +194,10 @@ def test_an_incompatible_variant_is_not_used_and_status_has_the_reason(
 
 def test_available_and_active_variants_can_be_queried(front_ends: FrontEnds) -> None:
     assert front_ends.service.variants.find_pairs() == {"heavy": "light", "camera": "any_size"}
-    assert front_ends.service.variants.find_active() == {}
+    assert front_ends.service.variants.variant_for("heavy") is None
     front_ends.choice.chosen = {"heavy": "light"}
-    assert front_ends.service.variants.find_active() == {"heavy": "light"}
+    assert front_ends.service.variants.variant_for("heavy").name == "light"
+    assert front_ends.service.variants.variant_for("camera") is None
 
 
 def test_streams_and_shared_memory_work_through_the_variant(front_ends: FrontEnds) -> None:

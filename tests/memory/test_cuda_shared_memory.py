@@ -53,7 +53,7 @@ def library(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 def regions(library: Any) -> Iterator[SharedMemoryRegistry]:
     made = SharedMemoryRegistry(True, CudaMemoryRegistry(True, cuda_devices.missing(), cuda_devices.CudaDevices))
     yield made
-    made.cuda.close()
+    made.cuda.unregister()
     assert library.fake_cuda_open_count() == 0, "an allocation of a client stayed mapped"
 
 

@@ -1,5 +1,5 @@
-"""A serving core of its own: a timer, a manager, the service, and a backend whose sessions run functions of the
-test."""
+"""A serving core of its own: a timer, the service with the parts that load models, and a backend whose sessions run
+functions of the test."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from edge_server.serving.execution.gpu_loss_and_memory import Gpus
 from edge_server.serving.execution.model_version import ModelVersion
 from edge_server.serving.execution.rate_limiter import RateLimiter
 from edge_server.serving.lifecycle.lifecycle_settings import LifecycleSettings
-from edge_server.serving.lifecycle.manager import Manager
+from edge_server.serving.lifecycle.model_lifecycle import make_lifecycle
 from edge_server.serving.lifecycle.reconciler import MemoryCheck
 from edge_server.serving.timer import Timer
 from edge_server.telemetry.log import LogSettings
@@ -157,12 +157,12 @@ class ScriptedCore:
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.without_fallback: list[str] = []
         """Reasons of models that lost their GPU and could not be loaded elsewhere."""
-        self.manager = Manager(
+        self.models = make_lifecycle(
             self.timer,
             {},
             load_threads=2,
             publish=lambda kind, /, **fields: self.events.append((kind, fields)),
-            lifecycle=lifecycle,
+            settings=lifecycle,
             check_memory=check_memory,
             admission_control=admission,
             limiter=limiter,
@@ -170,9 +170,10 @@ class ScriptedCore:
             gpus=gpus,
             on_no_fallback=self.without_fallback.append,
         )
+        self.table, self.router = self.models.table, self.models.router
         self.desired: dict[str, DesiredModel] = {}
         self.service = InferenceService(
-            self.manager, self, SharedMemoryRegistry(True), LogSettings(LogConfig()),
+            self.models, self, SharedMemoryRegistry(True), LogSettings(LogConfig()),
             server_id="edge-server", server_version="1", is_explicit=True, readiness=readiness,
         )  # fmt: skip
         if has_started:
@@ -228,13 +229,13 @@ class ScriptedCore:
     def set_desired(self, spec: ModelSpec, *versions: int, mark: str = "a", root: Path = Path("/nowhere")) -> None:
         wish = DesiredModel(spec.name, {v: self.desired_version(spec, v, mark, root) for v in versions or (1,)})
         self.desired[spec.name] = wish
-        self.manager.set_desired(wish)
+        self.table.set_desired(wish)
 
     def load(self, spec: ModelSpec, *versions: int, mark: str = "a", root: Path = Path("/nowhere")) -> ModelVersion:
         self.set_desired(spec, *versions, mark=mark, root=root)
-        assert self.manager.wait_settled([spec.name], TIMEOUT_S)
-        assert self.manager.failure(spec.name) is None
-        return self.manager.route(spec.name, None)
+        assert self.table.wait_settled([spec.name], TIMEOUT_S)
+        assert self.router.failure(spec.name) is None
+        return self.router.route(spec.name, None)
 
     def request(self, value: float = 0.0, *, model: str = "m", rows: int = 1, width: int = 1, **more: Any) -> Request:
         array = np.full((rows, width), value, np.float32)
@@ -249,7 +250,7 @@ class ScriptedCore:
 def new_core(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ScriptedCore]]:
     """Build a house with limits of its own, one in each test; it is torn down after the test."""
     # A hung session must not cost each test the whole grace; those that wait for it say so.
-    monkeypatch.setattr("edge_server.serving.lifecycle.manager._GRACE_S", 0.2)
+    monkeypatch.setattr("edge_server.service._GRACE_S", 0.2)
     built: list[ScriptedCore] = []
 
     def build(
@@ -278,7 +279,7 @@ def new_core(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Scripted
 
     yield build
     for made in built:
-        made.manager.close(0.0)
+        made.service.close(0.0)
         made.timer.close()
 
 

@@ -35,7 +35,7 @@ from edge_server.frontends.grpc.restricted_protocols import (
     find_restrictions,
 )
 from edge_server.frontends.grpc.stream_inference import InferStream
-from edge_server.frontends.grpc.unary_inference import InferContext
+from edge_server.frontends.grpc.unary_inference import InferContext, UnaryInferCall
 from edge_server.protocol import messages
 from edge_server.protocol.messages import ServiceMethod
 
@@ -77,7 +77,7 @@ def served_methods(
     for method in described:
         check = _check(guards.get(method.name))
         if method.name == "ModelInfer":
-            found[method.path] = RpcMethod(inference.open, is_stream=False, check=check)
+            found[method.path] = RpcMethod(partial(UnaryInferCall, inference), is_stream=False, check=check)
         elif method.name == "ModelStreamInfer":
             found[method.path] = RpcMethod(partial(InferStream, inference), is_stream=True, check=check)
         elif method.name == "Watch":

@@ -654,10 +654,6 @@ class InferContext:
         self.reader = RequestReader(service.shared_memory)
         self.header_pattern = header_pattern
 
-    def open(self, call: RpcCall) -> UnaryInferCall:
-        """Open a ModelInfer call."""
-        return UnaryInferCall(call, self)
-
 
 class UnaryInferCall(UnaryHandler):
     """One ModelInfer call."""
@@ -667,9 +663,9 @@ class UnaryInferCall(UnaryHandler):
         "_trace",
     )  # fmt: skip
 
-    def __init__(self, call: RpcCall, inference: InferContext) -> None:
-        self._call = call
+    def __init__(self, inference: InferContext, call: RpcCall) -> None:
         self._inference = inference
+        self._call = call
         self._handle: Handle
         self._memo: RequestMemo | None = None
         self._response: Response | None = None

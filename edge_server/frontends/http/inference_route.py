@@ -287,39 +287,34 @@ class HttpInferCall:
             dispatch.deliver(self._receive, response)
 
     def _receive(self, response: Response) -> None:
+        """Keep the response; after the final one encode it, compress it if the client accepts that, and send it."""
         if not response.is_empty:
             self._response_count += 1
             if self._response is None or self._response.error is None:
                 self._response = response
         if not response.is_final or self._connection is None:
             return
-        try:
-            self._respond()
-        except Exception as error:  # noqa: BLE001 - any error gets a response: `failure_response` logs it
-            self._fail(error)
-
-    def _respond(self) -> None:
-        """Encode the response of the model, compress it if the client accepts that, and send it."""
-        response, decoded, handle = self._response, self._decoded, self._handle
+        only, decoded, handle, target = self._response, self._decoded, self._handle, self._target
         assert decoded is not None
         assert handle is not None
-        spec = handle.spec
-        if response is not None and response.error is not None:
-            raise response.error
-        if response is None or self._response_count != 1:
-            raise ServingFault(f"model '{spec.name}' sent {self._response_count} responses where one was expected")
-        if self._trace is not None:
-            self._trace.stamp("INFER_RESPONSE_COMPLETE")
-        text, chunks, json_size = self._target.inference.infer_json_cache.encode(
-            response, decoded, response.spec or spec
-        )
-        encoding = self._target.accepts
-        if encoding is None:
-            self._send([text, *chunks], json_size)
-        elif len(text) + sum(map(len, chunks)) <= _COMPRESS_ON_LOOP_BYTES:
-            self._send([compress([text, *chunks], encoding)], json_size)
-        else:
-            self._start_task(self._compress_on_worker([text, *chunks], json_size))
+        try:
+            if only is not None and only.error is not None:
+                raise only.error
+            if only is None or self._response_count != 1:
+                raise ServingFault(
+                    f"model '{target.model}' sent {self._response_count} responses where one was expected"
+                )
+            if self._trace is not None:
+                self._trace.stamp("INFER_RESPONSE_COMPLETE")
+            text, chunks, json_size = target.inference.infer_json_cache.encode(only, decoded, only.spec or handle.spec)
+            if target.accepts is None:
+                self._send([text, *chunks], json_size)
+            elif len(text) + sum(map(len, chunks)) <= _COMPRESS_ON_LOOP_BYTES:
+                self._send([compress([text, *chunks], target.accepts)], json_size)
+            else:
+                self._start_task(self._compress_on_worker([text, *chunks], json_size))
+        except Exception as error:  # noqa: BLE001 - any error gets a response: `failure_response` logs it
+            self._fail(error)
 
     async def _compress_on_worker(self, chunks: list[bytes | memoryview], json_size: int | None) -> None:
         target = self._target

@@ -28,7 +28,7 @@ class _Dashboard(RunningPlugin):
         from edge_server.plugins.dashboard.server_gauges import ServerGauges
 
         self._gauges = ServerGauges(self._core)
-        self._core.manager.call_each_second(self._gauges.sample)
+        self._core.service.checks.call_each_second(self._gauges.sample)
 
     def routes(self) -> Sequence[Route]:
         from edge_server.frontends.http.routes import DeferredEndpoints, Route

@@ -66,7 +66,7 @@ class Governor(RunningPlugin):
             refused_frames=self._admission.refused_frames,
             variant_pairs=service.variants.find_pairs,
             use_variants=service.variants.choose,
-            resume=core.manager.resume,
+            resume=core.service.resume,
             publish=core.events.publish,
             gpu_lost=lambda gpu: core.mark_gpu_lost(
                 gpu.uuid, f"NVML: {next(iter(gpu.missing.values()), 'it is lost')}"

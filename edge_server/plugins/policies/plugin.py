@@ -154,7 +154,7 @@ class _Policies(RunningPlugin):
 
         if name:
             return name
-        names = sorted({version.name for version in self._core.manager.all_ready() if is_policy(version.spec)})
+        names = sorted({version.name for version in self._core.service.router.all_ready() if is_policy(version.spec)})
         if len(names) == 1:
             return names[0]
         if not names:

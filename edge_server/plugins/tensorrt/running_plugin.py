@@ -26,7 +26,7 @@ from edge_server.telemetry.metrics_page import Family
 if TYPE_CHECKING:
     from edge_server.plugins.tensorrt.builds.build_queue import EngineBuildQueue
     from edge_server.plugins.tensorrt.engine_order import EngineFile, EngineOrder
-    from edge_server.serving.execution.version_interface import ServedVersion
+    from edge_server.serving.execution.served_version import ServedVersion
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class EngineBuilds(RunningPlugin, EngineSource):
         from edge_server.plugins.tensorrt.builds.engine_cache import EngineCache, EngineCacheFault
         from edge_server.plugins.tensorrt.builds.engine_key import read_gpu_identity
 
-        settings, manager = self._settings, core.manager
+        settings, table = self._settings, core.service.table
         cache = EngineCache(Path(settings.cache_dir), settings.cache_limit_mb << 20)
         try:
             cache.open()
@@ -78,7 +78,7 @@ class EngineBuilds(RunningPlugin, EngineSource):
             return
 
         def serving(name: str, version: int) -> ServedVersion | None:
-            return next((item for item in manager.ready_versions(name) if item.version == version), None)
+            return next((item for item in core.service.router.ready_versions(name) if item.version == version), None)
 
         floor_mb = max(core.config.memory.floor_mb, _MIN_FLOOR_MB)
         self._queue = EngineBuildQueue(
@@ -87,8 +87,8 @@ class EngineBuilds(RunningPlugin, EngineSource):
             Bounds(settings.build_timeout_s, settings.build_memory_mb << 20, floor_mb << 20),
             ServingCallbacks(
                 serving=serving,
-                is_settled=lambda name: manager.wait_settled([name], 0),
-                renew=manager.renew,
+                is_settled=lambda name: table.wait_settled([name], 0),
+                renew=table.renew,
                 may_build=core.heavy_work_refusal,
                 publish=core.events.publish,
                 lost_gpus=core.lost_gpus,

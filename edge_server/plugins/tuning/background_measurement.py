@@ -143,7 +143,7 @@ class BackgroundMeasurement(RunningPlugin):
         began_ms = time.time() * 1000
 
         def check() -> None:
-            has_work = core.manager.in_flight() > 0 or _last_request_ms(core) > began_ms
+            has_work = core.service.router.in_flight() > 0 or _last_request_ms(core) > began_ms
             if has_work or self._stopping.is_set() or core.heavy_work_refusal():
                 raise _Interrupted
 
@@ -159,7 +159,7 @@ class BackgroundMeasurement(RunningPlugin):
 
     def _reason_to_wait(self, core: ServingCore, file: ModelFile) -> str:
         quiet_ms = time.time() * 1000 - max(self._settled_ms, _last_request_ms(core))
-        if core.manager.in_flight() or quiet_ms < self._quiet_s * 1000:
+        if core.service.router.in_flight() or quiet_ms < self._quiet_s * 1000:
             return "the server is not idle"
         available = read_memory().available_bytes
         if available is not None and available < _most_bytes(file) + _FLOOR_BYTES:

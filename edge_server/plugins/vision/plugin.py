@@ -106,7 +106,7 @@ class Vision(RunningPlugin):
             self._log_text_models()
 
     def _text_detectors(self) -> list[ModelSpec]:
-        specs = [version.spec for version in self._core.manager.all_ready()]
+        specs = [version.spec for version in self._core.service.router.all_ready()]
         return [spec for spec in specs if "detection_text_model" in spec.all_parameters]
 
     def _find_text_problems(self, specs: Sequence[ModelSpec]) -> list[str]:
@@ -114,7 +114,7 @@ class Vision(RunningPlugin):
             return []
         from edge_server.plugins.vision.text_model_check import find_text_model_problem
 
-        problems = ((spec.name, find_text_model_problem(self._core.manager, spec)) for spec in specs)
+        problems = ((spec.name, find_text_model_problem(self._core.service.router, spec)) for spec in specs)
         return [f"model '{name}': {problem}" for name, problem in problems if problem]
 
     def _log_text_models(self) -> None:
@@ -125,7 +125,7 @@ class Vision(RunningPlugin):
     def _text_model_log(self) -> TextModelLog:
         from edge_server.plugins.vision.text_model_check import TextModelLog
 
-        return TextModelLog(self._core.manager)
+        return TextModelLog(self._core.service.router)
 
     def routes(self) -> Sequence[Route]:
         from edge_server.frontends.http.routes import Route

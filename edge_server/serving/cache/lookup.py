@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Request, Response, ResponseSink
+from edge_server.core.tensor import fits
 from edge_server.errors import BadModelConfig
 from edge_server.serving.cache.cached_response import CachedResponse
 from edge_server.serving.cache.request_key import RequestKeys, input_bytes
@@ -72,18 +73,15 @@ class CacheLookup:
         self._keys = keys
         self._spec = spec
         self._version = version
-        self._counters = counters
+        self.counters = counters
         self._timer = timer
         self._expected_outputs = {item.name: (item.dtype, spec.wire_dims(item.dims)) for item in spec.outputs}
         counters.is_cached = True
 
-    def may_answer(self, request: Request) -> bool:
-        """Return whether the request may be answered from the cache; not if it belongs to a sequence."""
-        return request.sequence is None
-
-    def call(self, request: Request, sink: ResponseSink) -> CachedSink:
-        """Return the sink that replaces the request's own during lookup and run."""
-        return CachedSink(self, request, sink)
+    def call(self, request: Request, sink: ResponseSink) -> CachedSink | None:
+        """Return the sink that replaces the request's own during lookup and run; None for a request that may not be
+        answered from the cache, because it belongs to a sequence."""
+        return CachedSink(self, request, sink) if request.sequence is None else None
 
     def is_quick(self, request: Request, *, may_wait: bool) -> bool:
         """Return whether to look up on the calling thread, with `find`; otherwise use `begin`."""
@@ -118,10 +116,7 @@ class CacheLookup:
             except Exception:
                 # The client has its answer: a failure to store it must not reach the client.
                 log.exception("model '%s': an answer could not be stored in the response cache", self._spec.name)
-        self._counters.record_cache_miss(call.spent_ns + time.monotonic_ns() - started_ns)
-
-    def count_hit(self, call: CachedSink) -> None:
-        self._counters.record_cache_hit(call.arrived_ns, time.monotonic_ns(), call.spent_ns)
+        self.counters.record_cache_miss(call.spent_ns + time.monotonic_ns() - started_ns)
 
     def _read_store(self, call: CachedSink) -> tuple[bytes, CachedResponse | None]:
         key = self._keys.key(call.request)
@@ -136,10 +131,8 @@ class CacheLookup:
         anything there."""
         for item in answer.outputs:
             dtype, dims = self._expected_outputs.get(item.name, (None, ()))
-            shape = item.array.shape
-            if dtype is not item.dtype or (request.outputs and item.name not in request.outputs):
-                return False
-            if len(shape) != len(dims) or any(want not in (-1, size) for want, size in zip(dims, shape, strict=True)):
+            is_wanted = not request.outputs or item.name in request.outputs
+            if dtype is not item.dtype or not is_wanted or not fits(item.array.shape, dims):
                 return False
         return len({item.name for item in answer.outputs}) == len(answer.outputs) > 0
 
@@ -192,7 +185,7 @@ class CachedSink:
             self.has_more = True
         elif response.error is None:
             if self.is_hit:
-                self._lookup.count_hit(self)
+                self._lookup.counters.record_cache_hit(self.arrived_ns, time.monotonic_ns(), self.spent_ns)
             else:
                 self._lookup.store(self, response)
         self._sink(response)

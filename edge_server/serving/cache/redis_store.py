@@ -86,31 +86,24 @@ class RedisStore:
         try:
             result = call()
         except (redis.RedisError, OSError) as error:
-            self._note_failure(error)
+            with self._lock:
+                self._failure_count += 1
+                pause_s = min(_FIRST_PAUSE_S * 2 ** (min(self._failure_count, 16) - 1), _MAX_PAUSE_S)
+                self._ask_again_at_s = time.monotonic() + pause_s
+                is_first = self._failure_count == 1
+            if is_first:
+                log.warning(
+                    "the response cache in Redis at %s cannot be used, requests are computed: %s: %s",
+                    self._where, type(error).__name__, error,
+                )  # fmt: skip
             raise StoreUnreachable from error
-        self._note_success()
+        if self._failure_count:
+            with self._lock:
+                was_away = self._failure_count > 0
+                self._failure_count, self._ask_again_at_s = 0, 0.0
+            if was_away:
+                log.info("the response cache in Redis at %s can be used again", self._where)
         return result
-
-    def _note_failure(self, error: Exception) -> None:
-        with self._lock:
-            self._failure_count += 1
-            pause_s = min(_FIRST_PAUSE_S * 2 ** (min(self._failure_count, 16) - 1), _MAX_PAUSE_S)
-            self._ask_again_at_s = time.monotonic() + pause_s
-            is_first = self._failure_count == 1
-        if is_first:
-            log.warning(
-                "the response cache in Redis at %s cannot be used, requests are computed: %s: %s",
-                self._where, type(error).__name__, error,
-            )  # fmt: skip
-
-    def _note_success(self) -> None:
-        if not self._failure_count:
-            return
-        with self._lock:
-            was_away = self._failure_count > 0
-            self._failure_count, self._ask_again_at_s = 0, 0.0
-        if was_away:
-            log.info("the response cache in Redis at %s can be used again", self._where)
 
 
 def _pool(config: RedisCache) -> redis.BlockingConnectionPool:

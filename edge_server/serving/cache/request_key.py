@@ -20,7 +20,7 @@ import numpy as np
 
 from edge_server.core.model_spec import ModelFile, ModelSpec
 from edge_server.core.request_response import Request
-from edge_server.core.tensor import DType, Tensor
+from edge_server.core.tensor import DType
 from edge_server.errors import StorageFault
 
 KEY_BYTES = 32
@@ -55,8 +55,14 @@ class RequestKeys:
         head = repr(([(item.name, item.dtype.value, item.array.shape) for item in given], wanted, parameters))
         digest = self._base.copy()
         _update(digest, head.encode("utf-8", "surrogatepass"))
+        # Shape and type, which are in the head, fix the number of bytes; elements of BYTES carry their length.
         for item in given:
-            _update_with_tensor(digest, item)
+            if item.dtype is DType.BYTES:
+                for element in item.array.reshape(-1).tolist():
+                    _update(digest, bytes(element))
+            else:
+                flat = np.ascontiguousarray(item.array).reshape(-1)
+                digest.update(flat.view(np.uint8).data)
         return digest.digest()
 
 
@@ -80,7 +86,10 @@ def content_digest(file: ModelFile, spec: ModelSpec, settings: Mapping[str, str]
     try:
         for path in _files_of(file):
             _update(digest, os.fsencode(path.relative_to(file.model_dir)))
-            _update_with_file(digest, path)
+            with open(path, "rb") as stream:
+                digest.update(_LENGTH.pack(os.fstat(stream.fileno()).st_size))
+                while chunk := stream.read(_CHUNK_BYTES):
+                    digest.update(chunk)
     except OSError as error:
         raise StorageFault(f"model '{spec.name}': its files cannot be read for the response cache: {error}") from error
     return digest.hexdigest()
@@ -96,24 +105,6 @@ def _files_of(file: ModelFile) -> Iterator[Path]:
         yield from (Path(folder, name) for name in sorted(names))
 
 
-def _update_with_file(digest: hashlib.blake2b, path: Path) -> None:
-    with open(path, "rb") as stream:
-        digest.update(_LENGTH.pack(os.fstat(stream.fileno()).st_size))
-        while chunk := stream.read(_CHUNK_BYTES):
-            digest.update(chunk)
-
-
 def _update(digest: KeyDigest, text: bytes) -> None:
     digest.update(_LENGTH.pack(len(text)))
     digest.update(text)
-
-
-def _update_with_tensor(digest: KeyDigest, tensor: Tensor) -> None:
-    """Add the bytes of a tensor. Shape and type were added before and fix the number of bytes; elements of BYTES carry
-    their length."""
-    if tensor.dtype is DType.BYTES:
-        for item in tensor.array.reshape(-1).tolist():
-            _update(digest, bytes(item))
-    else:
-        flat = np.ascontiguousarray(tensor.array).reshape(-1)
-        digest.update(flat.view(np.uint8).data)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from edge_server.config import LocalCache, RedisCache
 from edge_server.core.model_statistics import CacheStatistics
 from edge_server.core.request_response import Response
 from edge_server.serving.cache.cached_response import (
@@ -18,6 +19,7 @@ from edge_server.serving.cache.cached_response import (
     size_of,
     to_cached_response,
 )
+from edge_server.serving.cache.local_store import LocalStore
 from edge_server.serving.cache.worker_threads import Workers
 
 log = logging.getLogger(__name__)
@@ -155,3 +157,13 @@ class ResponseCache:
     def _subtract_waiting(self, size_bytes: int) -> None:
         with self._lock:
             self._waiting_bytes -= size_bytes
+
+
+def make_cache(chosen: LocalCache | RedisCache) -> ResponseCache:
+    """Return the server's cache. Raises ServingFault if the library of Redis is missing."""
+    if isinstance(chosen, LocalCache):
+        return ResponseCache(LocalStore(chosen.size_bytes))
+    # Imported only for Redis.
+    from edge_server.serving.cache.redis_store import RedisStore
+
+    return ResponseCache(RedisStore(chosen))

@@ -3,39 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 from edge_server.core.request_response import Request, Response, ResponseSink
 from edge_server.errors import EdgeServerError
 from edge_server.serving.cache.lookup import CachedSink, CacheLookup
+from edge_server.serving.execution.scheduler import Scheduler
 from edge_server.serving.execution.ticket import Ticket
 
 Admit = Callable[[Ticket], None]
 """Computes a ticket, but not on this thread. If it raises, the ticket is unchanged."""
 
 
-class TicketScheduler(Protocol):
-    """Counts tickets in flight, and sends answers in the promised order: the scheduler."""
-
-    def add_in_flight(self, ticket: Ticket) -> None: ...
-
-    def send_final(self, ticket: Ticket, response: Response) -> None: ...
-
-    def release(self, tickets: list[Ticket]) -> None: ...
-
-
 class CachedScheduler:
     """Adapter of one version. A request that is looked up on another thread is in flight like any other: it can be
     cancelled, and the version is not closed before it is answered."""
 
-    def __init__(self, lookup: CacheLookup, scheduler: TicketScheduler, admit: Admit) -> None:
+    def __init__(self, lookup: CacheLookup, scheduler: Scheduler, admit: Admit) -> None:
         self._lookup = lookup
         self._scheduler = scheduler
         self._admit = admit
 
     def sink(self, request: Request, sink: ResponseSink) -> ResponseSink:
         """Return the sink for the request's ticket, for `take`."""
-        return self._lookup.call(request, sink) if self._lookup.may_answer(request) else sink
+        return self._lookup.call(request, sink) or sink
 
     def take(self, ticket: Ticket, sink: ResponseSink, *, may_wait: bool) -> bool:
         """Answer the ticket from the cache, or look it up on another thread and continue there. Return False if the
@@ -44,13 +34,13 @@ class CachedScheduler:
         if not isinstance(sink, CachedSink) or 0 < deadline_ns <= ticket.arrived_ns:
             return False
         if not self._lookup.is_quick(ticket.request, may_wait=may_wait):
-            self._scheduler.add_in_flight(ticket)
+            self._scheduler.add(ticket)
             self._lookup.begin(sink, lambda response: self._continue(ticket, response))
             return True
         response = self._lookup.find(sink)
         if response is None:
             return False
-        self._scheduler.add_in_flight(ticket)
+        self._scheduler.add(ticket)
         self._hit(ticket, response)
         return True
 
@@ -78,5 +68,5 @@ class CachedScheduler:
     def _answer(self, ticket: Ticket, response: Response) -> None:
         """Send the answer of a ticket that is in flight, unless it was closed meanwhile, and release it."""
         if ticket.claim():
-            self._scheduler.send_final(ticket, response)
+            ticket.send_final(response)
         self._scheduler.release([ticket])

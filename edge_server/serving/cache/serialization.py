@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from edge_server.core.request_response import Parameter, Response
-from edge_server.core.tensor import BY_NAME, DType, Tensor
+from edge_server.core.tensor import BY_NAME, DType, Tensor, split_strings
 from edge_server.serving.cache.cached_response import Array, CachedResponse, CorruptEntry, size_of
 
 _MAGIC = b"EDGEANS1"
@@ -93,7 +93,7 @@ def _unpacked(name: str, dtype: DType, shape: list[int], data: memoryview) -> Te
     if dtype is DType.BYTES:
         if math.prod(shape) > len(data) // _LENGTH.size:
             raise ValueError(f"output '{name}' of shape {shape} is cut off")
-        elements = _elements(data)
+        elements = list(split_strings(data))
         if len(elements) != math.prod(shape):
             raise ValueError(f"output '{name}' has {len(elements)} elements, its shape is {shape}")
         array = np.empty(shape, object)
@@ -105,21 +105,6 @@ def _unpacked(name: str, dtype: DType, shape: list[int], data: memoryview) -> Te
             raise ValueError(f"output '{name}' holds what is no BOOL")
     array.flags.writeable = False
     return Tensor(name, dtype, array)
-
-
-def _elements(data: memoryview) -> list[bytes]:
-    elements = []
-    at = 0
-    while at < len(data):
-        if at + _LENGTH.size > len(data):
-            raise ValueError("an element's length is cut off")
-        (length,) = _LENGTH.unpack_from(data, at)
-        at += _LENGTH.size
-        if at + length > len(data):
-            raise ValueError("an element is cut off")
-        elements.append(bytes(data[at : at + length]))
-        at += length
-    return elements
 
 
 def _checked_parameters(given: Any) -> dict[str, Parameter]:

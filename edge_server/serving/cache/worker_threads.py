@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -29,7 +30,11 @@ class Workers:
                 return False
             self._waiting.append(work)
             if len(self._waiting) > self._free_count and len(self._threads) < self._count:
-                self._start_thread()
+                thread = threading.Thread(target=self._run_jobs, name="edge-cache", daemon=True)
+                # The system may refuse a further thread: the existing ones do the work, if there are any.
+                with contextlib.suppress(RuntimeError):
+                    thread.start()
+                    self._threads.append(thread)
             if not self._threads:
                 self._waiting.pop()
                 return False
@@ -43,14 +48,6 @@ class Workers:
             self._changed.notify_all()
         for thread in self._threads:
             thread.join(timeout_s)
-
-    def _start_thread(self) -> None:
-        thread = threading.Thread(target=self._run_jobs, name="edge-cache", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # the system refuses a further thread: the existing ones do the work, if there are any
-            return
-        self._threads.append(thread)
 
     def _run_jobs(self) -> None:
         while True:

@@ -135,8 +135,20 @@ class EnsembleRequest:
         self._queue_ns = 0
         self._infer_ns = 0
 
-    def begin(self, *, hold_us: float) -> None:
-        """Submit the first steps. `hold_us`: how long this thread may be held to compute steps, in all."""
+    def begin(self, found: Response | None, *, hold_us: float, holds_inputs: bool) -> None:
+        """Answer with the response `found` in the cache, or submit the first steps. `hold_us`: how long this thread may
+        be held to compute steps, in all. `holds_inputs`: `hold_inputs` was called before."""
+        if found is None:
+            self._start(hold_us)
+        elif self.ticket.claim():  # else it was cancelled meanwhile
+            if self.ticket.request.trace is not None:
+                self.ticket.request.trace.record_outputs(found.outputs)
+            self.ticket.send_final(found)
+            self._close()
+        if holds_inputs:
+            self.release_inputs()
+
+    def _start(self, hold_us: float) -> None:
         began_ns = time.monotonic_ns()
         ident = threading.get_ident()
         with self._lock:
@@ -145,15 +157,6 @@ class EnsembleRequest:
             complete_outputs = self._run.take_responses()
         self._send_and_launch(launches, complete_outputs, hold_us=hold_us)
         self._drain(ident, hold_us=hold_us, began_ns=began_ns)
-
-    def answer(self, response: Response) -> None:
-        """Answer with the cached response, instead of `begin`, unless the request was cancelled meanwhile."""
-        ticket = self.ticket
-        if ticket.claim():
-            if ticket.request.trace is not None:
-                ticket.request.trace.record_outputs(response.outputs)
-            ticket.send_final(response)
-            self._close()
 
     def hold_inputs(self) -> None:
         """Keep the inputs until `release_inputs`: something else than a step reads them."""
@@ -172,7 +175,9 @@ class EnsembleRequest:
             self._arrivals[ident] = deque([(call, response)])
         self._drain(ident, hold_us=0.0, began_ns=time.monotonic_ns())
         if self._context.limiters and call.launch.step.is_decoupled and not response.is_final:
-            self._wait_for_later_steps()
+            # Hold the thread of the decoupled model until no step waits for a slot.
+            with self._step_started:
+                self._step_started.wait_for(lambda: self.ticket.is_closed or not self._waiting_launches, _MAX_HOLD_S)
 
     def cancel(self) -> None:
         """Answer CANCELLED, unless the final response was sent already, and cancel the steps in progress."""
@@ -215,7 +220,10 @@ class EnsembleRequest:
             call.is_over = True
             call.ticket = None
             self._calls.discard(call)
-            self._record_times(call, response)
+            started_ns = max(response.started_ns, call.submitted_ns)
+            self._started_ns = self._started_ns or started_ns
+            self._queue_ns += started_ns - call.submitted_ns
+            self._infer_ns += time.monotonic_ns() - started_ns
         if response.error is not None or self.ticket.is_closed:
             return [], [], response.error
         outputs = {tensor.name: tensor for tensor in response.outputs}
@@ -358,28 +366,12 @@ class EnsembleRequest:
             batch_size=self.ticket.item_count,
         )
 
-    def _record_times(self, call: _StepCall, response: Response) -> None:
-        started_ns = max(response.started_ns, call.submitted_ns)
-        if not self._started_ns:
-            self._started_ns = started_ns
-        self._queue_ns += started_ns - call.submitted_ns
-        self._infer_ns += time.monotonic_ns() - started_ns
-
     def _with_step_name(self, error: EdgeServerError, step: Step) -> EdgeServerError:
         """Return the error of a step's model with the name of the step in its message."""
         named = copy.copy(error)
         named.message = f"in ensemble '{self._context.spec.name}', {step}: {error.message}"
         named.args = (named.message,)
         return named.detached()
-
-    def _wait_for_later_steps(self) -> None:
-        """Hold a decoupled model's thread until no step waits for a slot."""
-
-        def has_caught_up() -> bool:
-            return self.ticket.is_closed or not self._waiting_launches
-
-        with self._step_started:
-            self._step_started.wait_for(has_caught_up, _MAX_HOLD_S)
 
     def _close(self) -> None:
         """Cancel the steps in progress, after the final response was claimed."""

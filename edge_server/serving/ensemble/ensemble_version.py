@@ -8,25 +8,26 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from edge_server.core.ensemble_check import build_step_graph
 from edge_server.core.ensemble_graph import StepGraph
 from edge_server.core.ensemble_run import EnsembleRun
 from edge_server.core.model_spec import ModelSpec
-from edge_server.core.model_statistics import VersionStatistics, VersionWork
+from edge_server.core.model_statistics import VersionStatistics
 from edge_server.core.request_check import RequestCheck
 from edge_server.core.request_response import Request, Response, ResponseSink
-from edge_server.core.status_reports import InstanceReport, VersionReport
+from edge_server.core.status_reports import InstanceReport
 from edge_server.core.tensor import Tensor
-from edge_server.core.version_lifecycle import Resolved, SampleRun, VersionSnapshot, VersionState, next_state
-from edge_server.errors import DeadlineExceeded, Draining, EdgeServerError, MemberMissing, NotReady
+from edge_server.core.version_lifecycle import Resolved, SampleRun, VersionState
+from edge_server.errors import DeadlineExceeded, Draining, MemberMissing
 from edge_server.serving.ensemble.ensemble_request import EnsembleContext, EnsembleRequest, StepLimiter, SubmitStep
 from edge_server.serving.execution.counters import VersionCounters
 from edge_server.serving.execution.latencies import NO_LATENCIES, LatencyOptions, make_latencies
+from edge_server.serving.execution.requests_in_flight import RequestsInFlight
+from edge_server.serving.execution.served_version import ServedVersion
 from edge_server.serving.execution.ticket import Ticket
-from edge_server.serving.execution.version_holds import VersionHolds
 from edge_server.serving.execution.warmup import build, not_tried_error, probe_sample
 from edge_server.serving.timer import Timer
 
@@ -46,8 +47,9 @@ class Members(Protocol):
         """Return the specification of a member. Raises MemberMissing with the reason why it does not serve."""
 
 
-class EnsembleVersion:
-    """See ServedVersion. When a member changes, the ensemble gets a new generation.
+class EnsembleVersion(ServedVersion):
+    """See ServedVersion. When a member changes, the ensemble gets a new generation. Sequences live in the members, and
+    there the requests wait that admission control holds back. Only instances of members can hang.
 
     Queue and compute times in `statistics` are sums over the steps, parallel or not, as in Triton.
     """
@@ -62,31 +64,15 @@ class EnsembleVersion:
         cache: ResponseCache | None = None,
         latencies: LatencyOptions = NO_LATENCIES,
     ) -> None:
-        self.spec = resolved.spec
-        self.name = resolved.spec.name
-        self.version = resolved.file.version
-        self.generation = generation
-        self.fingerprint = fingerprint
-        self.state = VersionState.NEW
-        self.reason = ""
-        self.answers_made_up_inputs = False
-        self.since_s = time.time()
-        self._model_dir = resolved.file.model_dir
-        self._confirm = resolved.confirm
-        self._output_checks = resolved.output_checks
+        spec = resolved.spec
+        counters = VersionCounters(spec.name, resolved.file.version, make_latencies(spec, latencies))
+        self._in_flight: RequestsInFlight[EnsembleRequest] = RequestsInFlight(spec.name, timer)
+        super().__init__(resolved, generation, fingerprint, counters, self._in_flight)
         self._members = members
         self._timer = timer
         self._cache = cache
         self._lookup: CacheLookup | None = None
-        self._counters = VersionCounters(self.name, self.version, make_latencies(self.spec, latencies))
         self._check = RequestCheck(self.spec)
-        self._lock = threading.Lock()
-        self._idle = threading.Condition(self._lock)
-        self._in_flight: set[EnsembleRequest] = set()
-        self._on_idle: Callable[[], None] | None = None
-        self._holds = VersionHolds()
-        self._refusal: Callable[[], EdgeServerError] | None = lambda: NotReady(f"model '{self.name}' is not ready yet")
-        self._load_s = 0.0
         self._graph: StepGraph
         self._context: EnsembleContext
 
@@ -127,7 +113,7 @@ class EnsembleVersion:
         self._load_s = time.monotonic() - started
         self._counters.record_load(self._load_s)
         self._counters.last_used_ns = time.monotonic_ns()
-        self._refusal = None
+        self._in_flight.accept()
         self._move(VersionState.READY)
 
     def _use_cache(self) -> None:
@@ -168,10 +154,8 @@ class EnsembleVersion:
         run: EnsembleRun[Tensor] = EnsembleRun(
             self._graph, plan, request.inputs, [item.name for item in self.spec.inputs]
         )
-        call = None
-        if self._lookup is not None and self._lookup.may_answer(request):
-            sink = call = self._lookup.call(request, sink)
-        ticket = Ticket(request, self.version, item_count, None, now_ns, sink, _no_cancel)
+        call = None if self._lookup is None else self._lookup.call(request, sink)
+        ticket = Ticket(request, self.version, item_count, None, now_ns, call or sink, _no_cancel)
         ensemble_request = EnsembleRequest(self._context, ticket, plan, run)
         found, is_looked_up_later = None, False
         if self._lookup is not None and call is not None:
@@ -183,99 +167,27 @@ class EnsembleVersion:
         if is_read_here:
             # From now on another thread may fail the request, which would release the inputs.
             ensemble_request.hold_inputs()
-        with self._lock:
-            if self._refusal is not None:
-                raise self._refusal()
-            self._in_flight.add(ensemble_request)
+        self._in_flight.add(ensemble_request)
         if request.trace is not None:
             request.trace.begin(self.name, self.version, request.id, now_ns, request.inputs.values())
         if is_looked_up_later and self._lookup is not None and call is not None:
-            self._lookup.begin(call, lambda found: self._continue_after_lookup(ensemble_request, found))
-            return ensemble_request
-        self._begin_or_answer(ensemble_request, found, hold_us=hold_us)
-        if is_read_here:
-            ensemble_request.release_inputs()
-        return ensemble_request
-
-    def _begin_or_answer(self, ensemble_request: EnsembleRequest, found: Response | None, *, hold_us: float) -> None:
-        """Continue a request after its lookup in the response cache."""
-        if found is None:
-            ensemble_request.begin(hold_us=hold_us)
+            self._lookup.begin(call, lambda found: ensemble_request.begin(found, hold_us=0.0, holds_inputs=True))
         else:
-            ensemble_request.answer(found)
-
-    def _continue_after_lookup(self, ensemble_request: EnsembleRequest, found: Response | None) -> None:
-        self._begin_or_answer(ensemble_request, found, hold_us=0.0)
-        ensemble_request.release_inputs()
+            ensemble_request.begin(found, hold_us=hold_us, holds_inputs=is_read_here)
+        return ensemble_request
 
     def _remove(self, request: EnsembleRequest) -> None:
         self._counters.last_used_ns = time.monotonic_ns()
-        with self._lock:
-            self._in_flight.discard(request)
-            self._notify_if_idle()
-
-    def resume(self) -> None:
-        """Do nothing: requests that admission control holds back wait at the members."""
-
-    def end_sequence(self, sequence_id: int | str) -> None:
-        """Do nothing: the members' sequences end on their own."""
-
-    def has_sequence(self, sequence_id: int | str) -> bool:
-        """Return False: sequences live in the members."""
-        return False
-
-    def stop_accepting(self) -> None:
-        """Refuse new requests once nobody holds the version; those in flight continue."""
-        self._move(VersionState.DRAINING)
-        self._holds.end_when_free(self._refuse_new)
-
-    def hold(self) -> Callable[[], None]:
-        """See ServedVersion.hold. The members serve as long as the ensemble needs them."""
-        return self._holds.take(self._is_unloading)
-
-    def _is_unloading(self) -> Draining:
-        return Draining(f"model '{self.name}' version {self.version} is being unloaded")
-
-    def _refuse_new(self) -> None:
-        with self._lock:
-            self._refusal = self._is_unloading
-            self._notify_if_idle()
-
-    def drain(self) -> None:
-        """Wait, after `stop_accepting`, for the last request."""
-        with self._lock:
-            self._idle.wait_for(lambda: not self._in_flight)
-
-    def when_drained(self, call: Callable[[], None]) -> None:
-        """Call the function on the timer's thread once the last request is over; after `stop_accepting`. Returns at
-        once."""
-        with self._lock:
-            self._on_idle = call
-            self._notify_if_idle()
-
-    def _notify_if_idle(self) -> None:
-        if self._in_flight or self._refusal is None:
-            return
-        self._idle.notify_all()
-        if self._on_idle is not None:
-            self._timer.call_at(0, self._on_idle)
-            self._on_idle = None
+        self._in_flight.remove(request)
 
     def abandon_waiting(self) -> int:
         """Fail all requests in flight, which wait for a step. Return their number."""
-        with self._lock:
-            requests = list(self._in_flight)
         message = f"Server is stopping, scheduler for model '{self.name}' has stopped"
-        return sum(request.fail(Draining(message)) for request in requests)
+        return sum(request.fail(Draining(message)) for request in self._in_flight.items())
 
     def abandon_running(self) -> int:
         """Fail all unanswered requests, and return their number."""
         return self.abandon_waiting()
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to free."""
-        self._move(VersionState.CLOSING)
-        self._move(VersionState.RETIRED)
 
     def probe(self, examine: Callable[[SampleRun | None], None]) -> float:
         """Run one inference on made-up inputs, and return the seconds it took. Raises NotWarmedUp if they do not fit;
@@ -289,7 +201,7 @@ class EnsembleVersion:
             if response.is_final:
                 done.set()
 
-        request = build(self.spec, probe_sample(self.spec), self._model_dir)
+        request = build(self.spec, probe_sample(self.spec), self._file.model_dir)
         started = time.monotonic()
         self.submit(request, receive, hold_us=math.inf)
         done.wait()
@@ -299,51 +211,14 @@ class EnsembleVersion:
             raise not_tried_error(self.spec, error)
         return seconds
 
-    @property
-    def in_flight(self) -> int:
-        return len(self._in_flight)
-
-    @property
-    def last_used_ns(self) -> int:
-        """Time of the last answer, else of the creation (time.monotonic_ns)."""
-        return self._counters.last_used_ns
-
-    @property
-    def run_numbers(self) -> Mapping[str, int]:
-        """None: only instances of members can hang."""
-        return {}
-
-    def end_hung_run(self, instance_name: str, reason: str) -> bool:
-        return False
-
-    def observe(self, observer: Callable[[int | None], None] | None) -> None:
-        """See Counters.observe."""
-        self._counters.observe(observer)
-
-    def stop_for_good(self, reason: str) -> None:
-        """Accept no more requests, for this reason."""
-        self.reason = reason
-        self._move(VersionState.FAILED)
-        with self._lock:
-            self._refusal = lambda: NotReady(reason, retry_after_s=None)
-
     def close_after_hang(self) -> None:
         """Answer all requests in flight, and close when the members have released them."""
         self.abandon_waiting()
         self.drain()
         self._move(VersionState.RETIRED)
 
-    def snapshot(self) -> VersionSnapshot:
-        return VersionSnapshot(self.version, self.generation, self.fingerprint, self.state)
-
-    def is_healthy(self) -> bool:
-        return True
-
     def statistics(self) -> VersionStatistics:
         return self._counters.snapshot(0)
-
-    def work(self) -> VersionWork:
-        return self._counters.work()
 
     def report(self) -> InstanceReport:
         steps = self.spec.ensemble.steps if self.spec.ensemble is not None else ()
@@ -360,17 +235,6 @@ class EnsembleVersion:
             notes=self.spec.notes,
             warnings=self.spec.warnings,
         )
-
-    def version_report(self, share: float, reason: str = "") -> VersionReport:
-        """Return the report of this version. See ModelVersion."""
-        count, message = self._counters.success_count, reason or self.reason
-        return VersionReport(
-            self.name, self.version, self.generation, self.state.name, self.since_s, count, message, share
-        )
-
-    def _move(self, state: VersionState) -> None:
-        self.state = next_state(self.state, state)
-        self.since_s = time.time()
 
 
 def _no_cancel(ticket: Ticket) -> None:

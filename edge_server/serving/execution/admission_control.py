@@ -11,8 +11,8 @@ from edge_server.core.status_reports import GovernorState
 
 
 class AdmissionControl(Protocol):
-    """Thread-safe; every method returns at once. The implementation calls `Manager.resume` when it allows more: nothing
-    else starts the requests that were held back."""
+    """Thread-safe; every method returns at once. The implementation calls `InferenceService.resume` when it allows
+    more: nothing else starts the requests that were held back."""
 
     is_open: bool
     """True while everything is allowed. The other methods need not be called then."""

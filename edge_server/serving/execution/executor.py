@@ -7,7 +7,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from edge_server.backends.base import NOT_ITERATIVE, Array, Execution, RequestSession, Session
 from edge_server.core.batch import BatchPlan
@@ -21,17 +21,10 @@ from edge_server.serving.execution.counters import VersionCounters
 from edge_server.serving.execution.inline_execution import InlineRule
 from edge_server.serving.execution.ticket import Ticket
 
+if TYPE_CHECKING:
+    from edge_server.serving.execution.scheduler import Scheduler
+
 log = logging.getLogger(__name__)
-
-
-class ExecutorCallbacks(Protocol):
-    """What the executor calls on its scheduler, which takes the responses and the released tickets."""
-
-    def send_final(self, ticket: Ticket, response: Response) -> None: ...
-
-    def release(self, tickets: Sequence[Ticket]) -> None: ...
-
-    def run_again(self, ticket: Ticket) -> None: ...
 
 
 class BatchExecutor:
@@ -45,9 +38,7 @@ class BatchExecutor:
     """Learns how long runs hold their thread; None if that does not matter. Sending responses does not count, except
     for models that respond within their run."""
 
-    def __init__(
-        self, spec: ModelSpec, plan: BatchPlan, counters: VersionCounters, scheduler: ExecutorCallbacks
-    ) -> None:
+    def __init__(self, spec: ModelSpec, plan: BatchPlan, counters: VersionCounters, scheduler: Scheduler) -> None:
         self._spec = spec
         self._plan = plan
         self._counters = counters
@@ -95,12 +86,11 @@ class BatchExecutor:
             arrivals_ns, answered_items, item_count, start_ns, input_end_ns, infer_end_ns, end_ns
         )
         if is_claimed:
-            self._scheduler.send_final(
-                ticket,
+            ticket.send_final(
                 Response(
                     request.model, ticket.version, request.id, outputs, NO_PARAMETERS, None, True, plan.spec, start_ns,
                     item_count,
-                ),
+                )
             )  # fmt: skip
         return batch
 
@@ -109,7 +99,16 @@ class BatchExecutor:
         error = self._answer_batch(session, batch, start_ns)
         if error is None:
             return batch
-        if not self._may_run_singly(session, batch, error):
+        # Only one of the requests may be at fault: they run again, one by one.
+        may_run_singly = (
+            len(batch) > 1
+            and session.is_repeatable
+            and self._spec.sequence is None
+            and not self._spec.is_decoupled
+            and _may_be_of_one_request(error)
+            and self._counters.record_rerun(time.monotonic_ns())
+        )
+        if not may_run_singly:
             self._fail_batch(batch, error, start_ns)
             return ()
         log.warning("model '%s': the requests of a failed batch run singly: %s", self._spec.name, error.message)
@@ -125,18 +124,6 @@ class BatchExecutor:
                 self._fail_batch(batch[index:], error, start_ns)
                 break
         return finished
-
-    def _may_run_singly(self, session: Session, batch: Sequence[Ticket], error: EdgeServerError) -> bool:
-        """Return whether the requests of a failed batch may run again, one by one: only one of them may be at fault.
-        Counts the batch then."""
-        return (
-            len(batch) > 1
-            and session.is_repeatable
-            and self._spec.sequence is None
-            and not self._spec.is_decoupled
-            and _may_be_of_one_request(error)
-            and self._counters.record_rerun(time.monotonic_ns())
-        )
 
     def _answer_batch(self, session: Session, batch: list[Ticket], start_ns: int) -> EdgeServerError | None:
         """Run a batch and answer its tickets. Return the error of a run that failed; nothing is answered then."""
@@ -175,7 +162,7 @@ class BatchExecutor:
                 started_ns=start_ns,
                 batch_size=batch_size,
             )
-            self._scheduler.send_final(ticket, response)
+            ticket.send_final(response)
         return None
 
     def _compute(self, session: Session, batch: list[Ticket]) -> tuple[list[tuple[Tensor, ...]], int, int]:
@@ -217,7 +204,7 @@ class BatchExecutor:
                 trace.record_computation(start_ns, start_ns, now_ns, now_ns)
             if ticket.claim():
                 self._counters.record_failure(error, ticket.arrived_ns, now_ns, in_backend=True)
-                self._scheduler.send_final(ticket, ticket.failure(error))
+                ticket.send_final(ticket.failure(error))
 
     def _as_small_error(self, error: BaseException) -> EdgeServerError:
         """Return the error for the caller without its traceback, whose frames would keep the batch's tensors."""
@@ -292,7 +279,7 @@ class LiveExecution:
     __slots__ = ("_closing", "_counters", "_group", "_last_ns", "_plan", "_scheduler", "_ticket", "request")
 
     def __init__(
-        self, ticket: Ticket, group: _Group, plan: BatchPlan, counters: VersionCounters, scheduler: ExecutorCallbacks
+        self, ticket: Ticket, group: _Group, plan: BatchPlan, counters: VersionCounters, scheduler: Scheduler
     ) -> None:
         self.request: Request = ticket.request
         self._ticket = ticket
@@ -349,7 +336,11 @@ class LiveExecution:
 
     def fail(self, error: EdgeServerError, *, is_final: bool = True) -> None:
         if not is_final:
-            self._send_error(error.detached())
+            # An error that does not end the stream.
+            response = self._response((), is_final=False)
+            response.error = error.detached()
+            if not self._closing.locked() and self._ticket.send(response):
+                self._count_response(is_empty=False, has_failed=True)
             return
         if not self._closing.acquire(blocking=False):
             return
@@ -358,15 +349,8 @@ class LiveExecution:
             small = error.detached()
             self._counters.record_failure(small, self._ticket.arrived_ns, time.monotonic_ns(), in_backend=True)
             self._count_response(is_empty=False, has_failed=True)
-            self._scheduler.send_final(self._ticket, self._ticket.failure(small))
+            self._ticket.send_final(self._ticket.failure(small))
         self._scheduler.release([self._ticket])
-
-    def _send_error(self, error: EdgeServerError) -> None:
-        """Send an error that does not end the stream."""
-        response = self._response((), is_final=False)
-        response.error = error
-        if not self._closing.locked() and self._ticket.send(response):
-            self._count_response(is_empty=False, has_failed=True)
 
     def _close(self, response: Response) -> None:
         if not self._closing.acquire(blocking=False):
@@ -376,7 +360,7 @@ class LiveExecution:
         if ticket.claim():
             self._count_run((ticket.arrived_ns,), ticket.item_count)
             self._count_response(is_empty=response.is_empty)
-            self._scheduler.send_final(ticket, response)
+            ticket.send_final(response)
         self._scheduler.release([ticket])
 
     def _charge_time(self) -> None:

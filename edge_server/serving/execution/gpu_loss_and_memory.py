@@ -78,10 +78,12 @@ class Gpus:
             return
         with contextlib.ExitStack() as held:
             for device_id in device_ids:  # ascending, so that two loads cannot wait for each other
-                lock = self._load_lock(device_id)
+                with self._lock:
+                    lock = self._loads.setdefault(device_id, threading.Lock())
                 if lock.acquire(timeout=_MAX_LOAD_WAIT_S):
                     held.callback(lock.release)
-                self._check_lost(model, device_id)
+                if (reason := self.lost_gpus().get(device_id)) is not None:
+                    raise DeviceLost(f"model '{model}': GPU {device_id} is lost to this process: {reason}")
             self.check_limits(model, device_ids)
             before = {device_id: self._used(device_id) for device_id in device_ids}
             yield taken
@@ -110,11 +112,6 @@ class Gpus:
                 f"rejected. {reason}, --model-load-gpu-limit allows {limit:.0%}"
             )
 
-    def _check_lost(self, model: str, device_id: int) -> None:
-        reason = self.lost_gpus().get(device_id)
-        if reason is not None:
-            raise DeviceLost(f"model '{model}': GPU {device_id} is lost to this process: {reason}")
-
     def _used(self, device_id: int) -> int | None:
         memory = self._memory(device_id)
         return None if memory is None else memory[1] - memory[0]
@@ -126,7 +123,3 @@ class Gpus:
             return self._meter.memory(device_id)
         except OSError:
             return None
-
-    def _load_lock(self, device_id: int) -> threading.Lock:
-        with self._lock:
-            return self._loads.setdefault(device_id, threading.Lock())

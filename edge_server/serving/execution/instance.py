@@ -9,7 +9,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from edge_server.backends.base import RequestSession, Session, SessionInfo
 from edge_server.errors import EdgeServerError, LoadError, OutOfMemory
@@ -24,19 +24,9 @@ log = logging.getLogger(__name__)
 AnySession: TypeAlias = Session | RequestSession
 
 
-class Executor(Protocol):
-    """Runs a batch through a session and answers every ticket of it. Never raises.
-
-    Returns the tickets that the caller must release: all of the batch, or none if another thread releases them.
-    """
-
-    def __call__(self, session: AnySession, batch: list[Ticket]) -> Sequence[Ticket]: ...
-
-
-class InstanceThreadLoop(Protocol):
-    """Called on a thread with a batch that was posted: runs it, and the batches that wait after it."""
-
-    def __call__(self, instance: Instance, batch: list[Ticket]) -> None: ...
+Executor: TypeAlias = Callable[[AnySession, list[Ticket]], Sequence[Ticket]]
+"""Runs a batch through a session and answers every ticket of it. Never raises. Returns the tickets that the caller must
+release: all of the batch, or none if another thread releases them."""
 
 
 class Instance:
@@ -72,7 +62,7 @@ class Instance:
         self._pool: RunPool | None = None
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._opened: concurrent.futures.Future[SessionInfo] = concurrent.futures.Future()
-        self._serve: InstanceThreadLoop | None = None
+        self._serve: Callable[[Instance, list[Ticket]], None] | None = None
         self._thread = threading.Thread(target=self._run_thread, name=f"edge-{name}"[:60], daemon=True)
 
     def open(self) -> SessionInfo:
@@ -106,9 +96,9 @@ class Instance:
         session = self.session
         return not isinstance(session, RequestSession) or not session.has_health_check or session.is_healthy()
 
-    def attach(self, serve: InstanceThreadLoop, pool: RunPool) -> None:
-        """Set the function that is called with each posted batch, on the instance's own thread or on one of the
-        pool."""
+    def attach(self, serve: Callable[[Instance, list[Ticket]], None], pool: RunPool) -> None:
+        """Set the function that is called with each posted batch, on the instance's own thread or on one of the pool:
+        it runs the batch, and the batches that wait after it."""
         self._serve = serve
         self._pool = pool
 

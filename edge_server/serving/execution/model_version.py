@@ -20,19 +20,18 @@ from edge_server.config.server_config import settings_of_backend
 from edge_server.core.batch import BatchPlan
 from edge_server.core.gpu_fault import GpuFault, classify_gpu_fault
 from edge_server.core.model_spec import InstanceGroup, InstanceKind, ModelSpec
-from edge_server.core.model_statistics import VersionStatistics, VersionWork
+from edge_server.core.model_statistics import VersionStatistics
 from edge_server.core.request_check import RequestCheck
 from edge_server.core.request_response import Request, ResponseSink
-from edge_server.core.status_reports import InstanceReport, VersionReport
+from edge_server.core.status_reports import InstanceReport
 from edge_server.core.tensor import DType
-from edge_server.core.version_lifecycle import Resolved, SampleRun, VersionSnapshot, VersionState, next_state
+from edge_server.core.version_lifecycle import Resolved, SampleRun, VersionState
 from edge_server.errors import (
     BadModelConfig,
     DeadlineTooShort,
     DeviceLost,
     Draining,
     EdgeServerError,
-    NotReady,
     NotWarmedUp,
     SessionLost,
     WarmupFailed,
@@ -45,10 +44,9 @@ from edge_server.serving.execution.inline_execution import InlineRule
 from edge_server.serving.execution.instance import Instance
 from edge_server.serving.execution.latencies import NO_LATENCIES, LatencyOptions, make_latencies
 from edge_server.serving.execution.rate_limiter import RateLimiter, needs_of
+from edge_server.serving.execution.served_version import ServedVersion
 from edge_server.serving.execution.thread_pool import RunPool
 from edge_server.serving.execution.ticket import Ticket
-from edge_server.serving.execution.version_holds import VersionHolds
-from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.serving.execution.warmup import check_opened, probe, sample_run, warm
 from edge_server.serving.sequence.scheduler import SequenceScheduler, schedule
 from edge_server.serving.timer import Timer
@@ -73,8 +71,8 @@ _MIN_GROWTH = 0.5
 the weights, in 16 bits; what goes into memory that the process kept from an earlier load does not make it grow."""
 
 
-class ModelVersion:
-    """Owned by the model table, which alone takes it out of service. Any thread may call `submit` while it is READY."""
+class ModelVersion(ServedVersion):
+    """See ServedVersion. Its requests run in batches on its instances."""
 
     def __init__(
         self,
@@ -95,30 +93,21 @@ class ModelVersion:
         latencies: LatencyOptions = NO_LATENCIES,
     ) -> None:
         """`must_answer`: the load fails if made-up inputs do; else that is a warning, because others may suit."""
-        self.spec = resolved.spec
-        self.name = resolved.spec.name
-        self.version = resolved.file.version
-        self.generation = generation
-        self.fingerprint = fingerprint
-        self.state = VersionState.NEW
-        self.reason = ""
-        self.since_s = time.time()
-        self._file = resolved.file
-        self._confirm = resolved.confirm
-        self._output_checks = resolved.output_checks
+        spec = resolved.spec
+        counters = VersionCounters(spec.name, resolved.file.version, make_latencies(spec, latencies))
+        self._plan = BatchPlan(spec, self._log_output_note)
+        self._scheduler, self._execute, self._states = schedule(
+            spec, self._plan, counters, timer, admission_control, limiter
+        )
+        super().__init__(resolved, generation, fingerprint, counters, self._scheduler)
         self._settings = settings_of_backend(settings, self.spec.backend)
         self._server = server
         self._inline = InlineRule(SessionInfo("", "", ""), self.spec.is_decoupled)
-        self._plan = BatchPlan(self.spec, self._log_output_note)
         self._check = RequestCheck(self.spec)
         self._needs_utf8 = False
         """Whether a string input that is not UTF-8 would fail its batch."""
-        self._counters = VersionCounters(self.name, self.version, make_latencies(self.spec, latencies))
         self._admission_control = admission_control
         self._has_limiter = limiter is not None
-        self._scheduler, self._execute, self._states = schedule(
-            self.spec, self._plan, self._counters, timer, admission_control, limiter
-        )
         self._cancel = self._scheduler.cancel
         self._claim_lock: threading.Lock | None = None
         """Guards the claims of all tickets, for a model with one response for each request."""
@@ -128,7 +117,6 @@ class ModelVersion:
         self._cached_scheduler: CachedScheduler | None = None
         self._instances: list[Instance] = []
         self._info: SessionInfo | None = None
-        self._load_s = 0.0
         self._load_rss_bytes = 0
         self._retried_ns = 0
         self._gpus = gpus
@@ -137,9 +125,7 @@ class ModelVersion:
         self._gpu_bytes: Mapping[int, int] = {}
         self._memory_refusals = 0
         self._runs_at_refusal = -1
-        self._holds = VersionHolds()
         self._must_answer = must_answer
-        self.answers_made_up_inputs = False
 
     def open(self) -> None:
         """Open and warm up every instance, then accept requests. Raises the backend's errors; nothing stays open
@@ -163,7 +149,10 @@ class ModelVersion:
         self._move(VersionState.LOADING)
         try:
             if self.spec.is_cached:
-                self._check_cacheable()
+                # Imported by the first model that needs it: most servers have no cache.
+                from edge_server.serving.cache.lookup import check_cacheable
+
+                check_cacheable(self.spec)
             if self._states is not None:
                 self._states.load(self._file.model_dir)
             self._instances += [self._make_instance(*planned) for planned in self._instance_names()]
@@ -286,51 +275,19 @@ class ModelVersion:
         )
 
     def resume(self) -> None:
-        """Start waiting requests, because admission control allows more now."""
         self._scheduler.resume()
 
     def end_sequence(self, sequence_id: int | str) -> None:
-        """End a sequence whose client has disconnected. Does nothing for an unknown one. Returns at once."""
         self._scheduler.end_sequence(sequence_id)
 
     def has_sequence(self, sequence_id: int | str) -> bool:
-        """See ServedVersion.has_sequence."""
         return self._scheduler.has_sequence(sequence_id)
 
-    def stop_accepting(self) -> None:
-        """Refuse new requests once nobody holds the version; waiting and running ones continue."""
-        self._move(VersionState.DRAINING)
-        self._holds.end_when_free(lambda: self._scheduler.close(self._is_unloading))
-
-    def hold(self) -> Callable[[], None]:
-        """See ServedVersion.hold."""
-        return self._holds.take(self._is_unloading)
-
-    def _is_unloading(self) -> Draining:
-        return Draining(f"model '{self.name}' version {self.version} is being unloaded")
-
-    def drain(self) -> None:
-        """Wait, after `stop_accepting`, for the last request."""
-        self._scheduler.wait_idle(None)
-
-    def when_drained(self, call: Callable[[], None]) -> None:
-        """Call the function on the timer's thread once the last request is over; after `stop_accepting`. Returns at
-        once."""
-        self._scheduler.call_when_idle(call)
-
     def abandon_waiting(self) -> int:
-        """Fail the waiting requests and return their number; running ones continue."""
         return self._scheduler.abandon_waiting()
 
     def abandon_running(self) -> int:
-        """Fail all unanswered requests. Return their number."""
         return self._scheduler.abandon_running()
-
-    def close(self) -> None:
-        """Close every instance once its batch is done."""
-        self._move(VersionState.CLOSING)
-        self._close_instances()
-        self._move(VersionState.RETIRED)
 
     def probe(self, examine: Callable[[SampleRun | None], None]) -> float:
         """Run one inference past the queue on an instance of its own, and return the seconds it took. `examine` is
@@ -354,17 +311,7 @@ class ModelVersion:
         return seconds
 
     @property
-    def in_flight(self) -> int:
-        return self._scheduler.in_flight
-
-    @property
-    def last_used_ns(self) -> int:
-        """Time of the last answer, else of the creation (time.monotonic_ns)."""
-        return self._counters.last_used_ns
-
-    @property
     def run_numbers(self) -> Mapping[str, int]:
-        """Each instance's number of beginnings and ends of runs: odd while a run is in progress."""
         numbers: dict[str, int] = {}
         for name, instance in self._named_instances().items():
             session = instance.session
@@ -380,38 +327,21 @@ class ModelVersion:
         return named
 
     def end_hung_run(self, instance_name: str, reason: str) -> bool:
-        """End the run of an instance, named as in `run_numbers`, whose session has a process of its own. Return False
-        if it has none."""
         instance = self._named_instances().get(instance_name)
         session = None if instance is None else instance.session
         return isinstance(session, RequestSession) and session.end_hung_run(reason)
 
-    def observe(self, observer: Callable[[int | None], None] | None) -> None:
-        """See Counters.observe."""
-        self._counters.observe(observer)
-
-    def stop_for_good(self, reason: str) -> None:
-        """Stop using a version whose runtime hangs: it accepts no more requests. `close_after_hang` does the rest."""
-        self.reason = reason
-        self._move(VersionState.FAILED)
-        self._scheduler.close(lambda: NotReady(reason, retry_after_s=None))
-
     def close_after_hang(self) -> None:
-        """Answer all waiting and running requests, and close once the runtime returns, which may be never."""
         lost = SessionLost(self.reason)
         self._scheduler.abandon_waiting(lost)
         self._scheduler.abandon_running(lost)
         # A hung run may never end; other models must not wait for its resources.
         self._scheduler.release_resources()
-        self._scheduler.wait_idle(None)
+        self._scheduler.wait_idle()
         self._close_instances()
         self._move(VersionState.RETIRED)
 
-    def snapshot(self) -> VersionSnapshot:
-        return VersionSnapshot(self.version, self.generation, self.fingerprint, self.state)
-
     def is_healthy(self) -> bool:
-        """Return whether every instance reports that it can serve. May take seconds for models with a health check."""
         return all(instance.is_healthy() for instance in list(self._instances))
 
     def statistics(self) -> VersionStatistics:
@@ -420,9 +350,6 @@ class ModelVersion:
         if self.spec.sequence is not None:
             found.live_sequences, found.waiting_sequences = self._sequence_counts()
         return found
-
-    def work(self) -> VersionWork:
-        return self._counters.work()
 
     def _sequence_counts(self) -> tuple[int, int]:
         """Return the number of sequences with a slot, and of those that wait for one."""
@@ -453,24 +380,8 @@ class ModelVersion:
             waiting_sequences=waiting_sequences,
         )
 
-    def version_report(self, share: float, reason: str = "") -> VersionReport:
-        """Return the report of this version; `share` is its share of the requests without a version.
-
-        `reason` is the manager's, if it has one.
-        """
-        count, message = self._counters.success_count, reason or self.reason
-        return VersionReport(
-            self.name, self.version, self.generation, self.state.name, self.since_s, count, message, share
-        )
-
-    def _check_cacheable(self) -> None:
-        from edge_server.serving.cache.lookup import check_cacheable
-
-        check_cacheable(self.spec)
-
     def _open_cache(self) -> None:
         """Create the cache lookup, if the server has a cache. The files are those that were opened, see `_confirm`."""
-        # Imported by the first model that needs it: most servers have no cache.
         from edge_server.serving.cache.lookup import NO_CACHE, CacheLookup
         from edge_server.serving.cache.request_key import RequestKeys, content_digest, identity
         from edge_server.serving.cache.scheduler_adapter import CachedScheduler
@@ -543,10 +454,6 @@ class ModelVersion:
         for instance in self._instances:
             instance.close()
         self._instances.clear()
-
-    def _move(self, state: VersionState) -> None:
-        self.state = next_state(self.state, state)
-        self.since_s = time.time()
 
 
 def _size_of_files(folder: Path) -> int:

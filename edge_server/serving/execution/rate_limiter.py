@@ -108,7 +108,12 @@ class RateLimiter:
                 # It begins to ask. Turns that it did not use before do not count, or it would block the others now.
                 demand.turn = max(demand.turn, *(self._turns.get(key, 0) for key in demand.needs))
                 demand.order = next(self._orders)
-            if not self._is_available(demand) or self._is_behind(demand):
+            is_behind = any(
+                (other.turn, other.order) < (demand.turn, demand.order)
+                and not other.needs.keys().isdisjoint(demand.needs)
+                for other in self._waiting
+            )
+            if is_behind or not self._is_available(demand):
                 self._waiting.add(demand)
                 return False
             self._waiting.discard(demand)
@@ -135,18 +140,18 @@ class RateLimiter:
         A woken demand takes its resources or leaves the queue, so the loop ends.
         """
         while self._waiting:
+            woken: list[ResourceDemand] = []
+            claimed: set[ResourceKey] = set()
             with self._lock:
-                woken = self._next_in_turn()
+                # Each that fits and is first in turn for its resources.
+                for demand in sorted(self._waiting, key=lambda item: (item.turn, item.order)):
+                    if claimed.isdisjoint(demand.needs) and self._is_available(demand):
+                        woken.append(demand)
+                    claimed.update(demand.needs)
             if not woken:
                 return
             for demand in woken:
                 demand.wake()
-
-    def in_use(self) -> dict[ResourceKey, tuple[int, int]]:
-        """Return, for each resource that instances ask for, the granted and the total count."""
-        with self._lock:
-            keys = {key for demand in self._demands for key in demand.needs}
-            return {key: (self._used.get(key, 0), self._count(key)) for key in keys}
 
     def _release(self, demand: ResourceDemand) -> None:
         if demand not in self._holding:
@@ -188,23 +193,6 @@ class RateLimiter:
 
     def _is_available(self, demand: ResourceDemand) -> bool:
         return all(self._used.get(key, 0) + count <= self._count(key) for key, count in demand.needs.items())
-
-    def _is_behind(self, demand: ResourceDemand) -> bool:
-        mine = (demand.turn, demand.order)
-        return any(
-            (other.turn, other.order) < mine and not other.needs.keys().isdisjoint(demand.needs)
-            for other in self._waiting
-        )
-
-    def _next_in_turn(self) -> list[ResourceDemand]:
-        """Return the demands that may ask again: each that fits and is first in turn for its resources."""
-        woken: list[ResourceDemand] = []
-        claimed: set[ResourceKey] = set()
-        for demand in sorted(self._waiting, key=lambda item: (item.turn, item.order)):
-            if claimed.isdisjoint(demand.needs) and self._is_available(demand):
-                woken.append(demand)
-            claimed.update(demand.needs)
-        return woken
 
 
 def _describe_device(key: ResourceKey) -> str:

@@ -6,50 +6,32 @@ It acts on three events: a new request, a free instance, a timer.
 from __future__ import annotations
 
 import math
-import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 from edge_server.core.batch_queue import BatchQueue, QueueEntry
 from edge_server.core.model_spec import ModelSpec
-from edge_server.core.request_response import Response
-from edge_server.errors import Cancelled, DeadlineExceeded, Draining, EdgeServerError, NotReady
+from edge_server.errors import Cancelled, DeadlineExceeded, Draining, EdgeServerError
 from edge_server.serving.execution.admission_control import ADMIT_ALL, AdmissionControl
 from edge_server.serving.execution.counters import VersionCounters
 from edge_server.serving.execution.instance import Instance
-from edge_server.serving.execution.ordered_responses import OrderedDelivery
 from edge_server.serving.execution.rate_limiter import RateLimiter
 from edge_server.serving.execution.rate_limiter_client import RateLimiterClient
-from edge_server.serving.execution.ticket import Ticket
+from edge_server.serving.execution.requests_in_flight import RequestsInFlight
+from edge_server.serving.execution.ticket import OrderedDelivery, Ticket
 from edge_server.serving.timer import Alarm, Timer
+
+if TYPE_CHECKING:
+    from edge_server.core.sequence_batcher import SequenceQueue
 
 Run: TypeAlias = tuple[Instance, list[Ticket]]
 """A batch and the instance reserved for it."""
 
-
-class RequestQueue(Protocol):
-    """Queue of waiting tickets, as every scheduler uses it; see BatchQueue."""
-
-    item_limit: int
-
-    @property
-    def size(self) -> int: ...
-
-    def offer(self, entry: QueueEntry[Ticket], item: Ticket) -> None: ...
-
-    def drop(self, entry: QueueEntry[Ticket]) -> bool: ...
-
-    def expire(self, now_ns: int) -> list[Ticket]: ...
-
-    def clear(self) -> list[Ticket]: ...
-
-    def next_deadline_ns(self) -> int | None: ...
-
-    def next_wakeup_ns(self) -> int | None: ...
+RequestQueue: TypeAlias = "BatchQueue[Ticket] | SequenceQueue[Ticket]"
 
 
-class Scheduler:
+class Scheduler(RequestsInFlight[Ticket]):
     """The default scheduler and the dynamic batcher; they differ only in the rule of their queue.
 
     One lock guards the queue, the free instances and the number of requests in flight. It is held briefly, and never
@@ -64,27 +46,20 @@ class Scheduler:
         admission_control: AdmissionControl = ADMIT_ALL,
         limiter: RateLimiter | None = None,
     ) -> None:
-        self._lock = threading.Lock()
-        self._idle = threading.Condition(self._lock)
+        super().__init__(spec.name, timer)
         self._rule: BatchQueue[Ticket] = BatchQueue(spec.max_batch_size, spec.dynamic_batching, spec.name)
         self._queue: RequestQueue = self._rule
         self._free: list[Instance] = []
         self._instance_count = 0
-        self._in_flight: set[Ticket] = set()
-        # Makes a new error each time: an error raised again and again would collect the stack frames of all its
-        # callers.
-        self._refusal: Callable[[], EdgeServerError] | None = lambda: NotReady(f"model '{spec.name}' is not ready yet")
         self._alarm: Alarm | None = None
         self._name = spec.name
         self._counters = counters
-        self._timer = timer
         self._admission_control = admission_control
         self._limiter = None if limiter is None else RateLimiterClient(limiter, spec.name, self._retry)
         self._max_items = max(1, spec.max_batch_size)
         self._is_held = False
         """Whether admission control held something back at the last check."""
         self._is_abandoned = False
-        self._on_idle: Callable[[], None] | None = None
         self._runs_single_requests = spec.sequence is None and limiter is None and self._rule.runs_single_requests
         """Whether a request may skip the queue if it is empty and an instance is free."""
         keeps_order = spec.dynamic_batching is not None and spec.dynamic_batching.preserve_ordering
@@ -93,10 +68,6 @@ class Scheduler:
     @property
     def pending_count(self) -> int:
         return self._queue.size
-
-    @property
-    def in_flight(self) -> int:
-        return len(self._in_flight)
 
     def register_resources(self, instances: Sequence[Instance]) -> None:
         """Register the resources of the instances. Raises BadModelConfig; call `release_resources` then too."""
@@ -113,9 +84,9 @@ class Scheduler:
         with self._lock:
             self._free.extend(instances)
             self._instance_count = len(instances)
-            self._refusal = None
+        self.accept()
 
-    def add_in_flight(self, ticket: Ticket) -> None:
+    def add(self, ticket: Ticket) -> None:
         """Count a ticket as in flight that is not enqueued, or not yet: `submit` or `release` must follow.
 
         Raises the error given to `close`.
@@ -208,17 +179,10 @@ class Scheduler:
                 runs, expired = self._decide()
         error = Cancelled(f"request to model '{self._name}' was cancelled")
         self._counters.record_failure(error, ticket.arrived_ns, time.monotonic_ns())
-        self.send_final(ticket, ticket.failure(error))
+        ticket.send_final(ticket.failure(error))
         if was_waiting:
             self.release([ticket])
         self._carry_out(runs, expired)
-
-    def send_final(self, ticket: Ticket, response: Response) -> None:
-        """Deliver the final response of a claimed ticket, in the order that the model promises."""
-        if self._order is None:
-            ticket.send_final(response)
-        else:
-            self._order.send_final(ticket, response)
 
     def release(self, tickets: Sequence[Ticket]) -> None:
         """Release the tickets; the version may be closed when none is left."""
@@ -234,24 +198,6 @@ class Scheduler:
     def run_again(self, ticket: Ticket) -> None:
         """Run a request once more, as soon as possible. Only for schedulers of iterative sequences."""
         raise AssertionError(f"model '{self._name}' is not iterative")
-
-    def close(self, refusal: Callable[[], EdgeServerError]) -> None:
-        """Accept no new requests; waiting and running ones continue. Later ones get the error that `refusal` makes."""
-        with self._lock:
-            self._refusal = refusal
-            self._notify_if_idle()
-
-    def wait_idle(self, timeout_s: float | None) -> bool:
-        """Wait, after `close`, until nothing is in flight and no thread is in an instance; False on time-out."""
-        with self._lock:
-            return self._idle.wait_for(self._is_idle, timeout_s)
-
-    def call_when_idle(self, call: Callable[[], None]) -> None:
-        """Call the function on the timer's thread once nothing is in flight and no thread runs an instance; after
-        `close`."""
-        with self._lock:
-            self._on_idle = call
-            self._notify_if_idle()
 
     def abandon_waiting(self, error: EdgeServerError | None = None) -> int:
         """Fail all waiting requests, because the drain time is over. Return their number."""
@@ -359,48 +305,37 @@ class Scheduler:
                 self._admission_control.correct_charge(ticket.charged_s, ticket.took_s)
             if ticket.request.release is not None or ticket.request.trace is not None:
                 ticket.release()
-        next_batch = self._next_batch(instance, finished)
-        batch.clear()
-        return next_batch
-
-    def _next_batch(self, instance: Instance, finished: Sequence[Ticket]) -> list[Ticket]:
+        runs: list[Run] = []
+        expired: list[Ticket] = []
         with self._lock:
             self._in_flight.difference_update(finished)
-            if self._runs_single_requests and not self._queue.size:
-                self._free.append(instance)
-                if self._refusal is not None:
-                    self._notify_if_idle()
-                return []
-            if self._limiter is not None:
-                self._limiter.release(instance)
             self._free.append(instance)
-            runs, expired = self._decide()
-            self._notify_if_idle()
+            if not self._runs_single_requests or self._queue.size:
+                if self._limiter is not None:
+                    self._limiter.release(instance)
+                runs, expired = self._decide()
+            if self._refusal is not None:
+                self._notify_if_idle()
+        batch.clear()
         if expired:
             self._refuse_expired(expired)
         if self._limiter is not None:
             self._limiter.wake_next()
-        if not runs:
-            return []
         mine: list[Ticket] = []
-        for other, batch in runs:
+        for other, further in runs:
             if other is instance:
-                mine = batch
+                mine = further
             else:
-                other.post(batch)
+                other.post(further)
         return mine
 
     def _is_idle(self) -> bool:
         return not self._in_flight and len(self._free) == self._instance_count
 
     def _notify_if_idle(self) -> None:
-        if self._refusal is not None and self._is_idle():
-            if self._alarm is not None:
-                self._alarm.cancel()
-            self._idle.notify_all()
-            if self._on_idle is not None:
-                self._timer.call_at(0, self._on_idle)
-                self._on_idle = None
+        if self._alarm is not None and self._refusal is not None and self._is_idle():
+            self._alarm.cancel()
+        super()._notify_if_idle()
 
     def _set_alarm(self, *, may_start: bool) -> None:
         """Set the timer for the queue's next decision. While no instance may start, only deadlines matter.
@@ -435,5 +370,5 @@ class Scheduler:
             if ticket.claim():
                 failed_count += 1
                 self._counters.record_failure(error, ticket.arrived_ns, now_ns)
-                self.send_final(ticket, ticket.failure(error))
+                ticket.send_final(ticket.failure(error))
         return failed_count

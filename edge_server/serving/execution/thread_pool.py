@@ -2,7 +2,7 @@
 
 At most `size` threads run at a time, so a thousand models do not need a thousand threads. A run that takes long, or
 hangs, does not count: while a job waits, every thread whose job began before is replaced by another one. So a hung run
-costs one thread and its own model (see `hang_watchdog`), and no other model. For the same reason a model may wait for
+costs one thread and its own model (see `periodic_checks`), and no other model. For the same reason a model may wait for
 the answer of another one: it does not block the thread that the other needs. A surplus thread ends after its job.
 """
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
@@ -29,7 +30,7 @@ class Ticket(QueueEntry["Ticket"]):
     """
 
     __slots__ = (
-        "_cancel", "_is_closed", "_lock", "_sink", "charged_s", "held", "outputs", "request", "sent_count",
+        "_cancel", "_is_closed", "_lock", "_sink", "charged_s", "held", "order", "outputs", "request", "sent_count",
         "sequence_entry", "took_s", "version",
     )  # fmt: skip
 
@@ -61,6 +62,8 @@ class Ticket(QueueEntry["Ticket"]):
         self.request = request
         self.outputs = outputs
         self.version = version
+        self.order: OrderedDelivery | None = None
+        """The order in which its final response is sent; None: at once."""
         self.held: Response | None = None
         self.charged_s = 0.0
         """Seconds of computing that admission control charged, to be settled; 0 if it was not asked."""
@@ -103,7 +106,11 @@ class Ticket(QueueEntry["Ticket"]):
             return True
 
     def send_final(self, response: Response) -> None:
-        """Send the final response. Only for the caller whose `claim` returned True."""
+        """Send the final response, in the order that the model promises. Only for the caller whose `claim` returned
+        True."""
+        if self.order is not None:
+            self.order.send_final(self, response)
+            return
         # Drop the reference to the sink: it usually belongs to an object that refers to this ticket. The cycle would
         # keep both, with all tensors, until the garbage collector runs.
         sink, self._sink = self._sink, None
@@ -133,3 +140,39 @@ class Ticket(QueueEntry["Ticket"]):
 
     def _report_undelivered(self) -> None:
         log.exception("a response to request '%s' could not be delivered", self.request.id)
+
+
+class OrderedDelivery:
+    """Holds final responses back until every earlier request was answered, for models with `preserve_ordering`.
+
+    Cancelled and expired requests are answered through here too, so that no response waits for them. One thread
+    delivers at a time; other threads leave their response to it and go on.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._queue: deque[Ticket] = deque()
+        self._is_delivering = False
+
+    def add(self, ticket: Ticket) -> None:
+        """Register a request; called in the order of arrival."""
+        ticket.order = self
+        with self._lock:
+            self._queue.append(ticket)
+
+    def send_final(self, ticket: Ticket, response: Response) -> None:
+        """Send the response, and those that waited for it, once every earlier request was answered."""
+        with self._lock:
+            ticket.held = response
+            if self._is_delivering:
+                return
+            self._is_delivering = True
+        while True:
+            with self._lock:
+                ready = self._queue[0].held if self._queue else None
+                if ready is None:
+                    self._is_delivering = False
+                    return
+                first = self._queue.popleft()
+                first.held = first.order = None
+            first.send_final(ready)

@@ -3,7 +3,9 @@ declares."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import logging
 import math
 import threading
@@ -19,7 +21,7 @@ from edge_server.core.batch import BatchPlan
 from edge_server.core.gpu_fault import classify_gpu_fault
 from edge_server.core.model_spec import ModelSpec, WarmupInput, WarmupSample
 from edge_server.core.request_response import NO_PARAMETERS, Parameter, Request
-from edge_server.core.tensor import DType, Tensor
+from edge_server.core.tensor import DType, Tensor, split_strings
 from edge_server.core.version_lifecycle import SampleRun
 from edge_server.errors import (
     BackendError,
@@ -108,7 +110,13 @@ def sample_run(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir:
 def _is_checked_at_load(session: AnySession, spec: ModelSpec) -> bool:
     if not warmup_rules(spec).probes or spec.is_decoupled or isinstance(session, RequestSession):
         return False
-    return _first_sample(spec) is None and _can_be_made_up(spec)
+    can_be_made_up = bool(spec.inputs) and all(
+        min(item.dims, default=1) > 0
+        and item.dtype is not DType.BYTES
+        and not (item.is_optional or item.is_shape_tensor or item.allow_ragged_batch)
+        for item in spec.inputs
+    )
+    return can_be_made_up and _first_sample(spec) is None
 
 
 def _first_sample(spec: ModelSpec) -> WarmupSample | None:
@@ -135,15 +143,6 @@ def _run_made_up(
         else:
             return started
     raise not_tried_error(spec, failures[0].__cause__ or failures[0]) from failures[0]
-
-
-def _can_be_made_up(spec: ModelSpec) -> bool:
-    return bool(spec.inputs) and all(
-        min(item.dims, default=1) > 0
-        and item.dtype is not DType.BYTES
-        and not (item.is_optional or item.is_shape_tensor or item.allow_ragged_batch)
-        for item in spec.inputs
-    )
 
 
 def probe(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir: Path) -> float:
@@ -253,8 +252,10 @@ def _from_file(
     item_elements = int(np.prod(item.dims, dtype=np.int64))
     rows = shape[0] if len(shape) > len(item.dims) else 1
     if item.dtype is DType.BYTES:
-        strings = _strings(data, item_elements)
-        if strings is None:
+        strings: list[bytes] = []
+        with contextlib.suppress(ValueError):  # one is cut off
+            strings += itertools.islice(split_strings(data), item_elements)
+        if len(strings) < item_elements:
             raise _failed(sample.name, f"{path} does not hold {item_elements} length-prefixed strings")
         one = np.empty(item_elements, dtype=object)
         one[:] = strings
@@ -264,19 +265,6 @@ def _from_file(
             raise _failed(sample.name, f"input '{item.name}' needs {need} bytes for an item, {path} has {len(data)}")
         one = np.frombuffer(data, item.dtype.numpy, item_elements)
     return np.tile(one, rows).reshape(shape)
-
-
-def _strings(data: bytes, count: int) -> list[bytes] | None:
-    """Return `count` strings, each after its length as 4 little-endian bytes; None if there are fewer."""
-    found: list[bytes] = []
-    position = 0
-    while len(found) < count:
-        end = position + 4 + int.from_bytes(data[position : position + 4], "little")
-        if position + 4 > len(data) or end > len(data):
-            return None
-        found.append(data[position + 4 : end])
-        position = end
-    return found
 
 
 def _try(session: AnySession, spec: ModelSpec, plan: BatchPlan, sample: WarmupSample, model_dir: Path) -> None:
@@ -299,17 +287,14 @@ def _run(session: AnySession, spec: ModelSpec, plan: BatchPlan, sample: WarmupSa
     else:
         outputs = session.run(plan.gather([request]), plan.output_names([request]))
         (answer,) = plan.scatter(outputs, [request], [sample.batch_size if spec.max_batch_size > 0 else 1])
-        if not warmup_rules(spec).allows_nan and all(map(_is_finite, request.inputs.values())):
-            _check_finite(sample, answer)
-
-
-def _check_finite(sample: WarmupSample, answer: tuple[Tensor, ...]) -> None:
-    for tensor in answer:
-        if not _is_finite(tensor):
-            raise WarmupFailed(
-                f"failed to run warmup sample '{sample.name}': output '{tensor.name}' holds NaN or infinity though all "
-                "inputs are finite; the parameter warmup_allow_nan permits that"
-            )
+        if warmup_rules(spec).allows_nan or not all(map(_is_finite, request.inputs.values())):
+            return
+        for tensor in answer:
+            if not _is_finite(tensor):
+                raise WarmupFailed(
+                    f"failed to run warmup sample '{sample.name}': output '{tensor.name}' holds NaN or infinity though "
+                    "all inputs are finite; the parameter warmup_allow_nan permits that"
+                )
 
 
 def _is_finite(tensor: Tensor) -> bool:

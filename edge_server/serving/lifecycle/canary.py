@@ -8,11 +8,12 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.errors import BadModelConfig
 from edge_server.record import record
+from edge_server.serving.execution.served_version import ServedVersion
 
 _WINDOW = 1024
 """Number of a version's latest requests that are compared."""
@@ -117,17 +118,6 @@ def judge(terms: CanaryTerms, canary: ResultSummary, stable: ResultSummary) -> s
     return None
 
 
-class ObservedVersion(Protocol):
-    """A version that reports the end of its requests."""
-
-    version: int
-    generation: int
-    spec: ModelSpec
-
-    def observe(self, observer: Callable[[int | None], None] | None) -> None:
-        """Call `observer` with the latency of each request, nanoseconds, or None for one that failed."""
-
-
 class CanaryTrial:
     """One canary beside the version before it. The table calls `begin` and `end`.
 
@@ -137,8 +127,8 @@ class CanaryTrial:
     def __init__(
         self,
         terms: CanaryTerms,
-        canary: ObservedVersion,
-        stable: ObservedVersion,
+        canary: ServedVersion,
+        stable: ServedVersion,
         on_failed: Callable[[CanaryTrial, str], None],
     ) -> None:
         self.terms = terms

@@ -12,7 +12,7 @@ from dataclasses import replace
 from edge_server.core.ensemble_graph import find_cycle
 from edge_server.core.version_lifecycle import DesiredModel, Member, VersionState
 from edge_server.errors import BadModelConfig
-from edge_server.serving.execution.version_interface import ServedVersion
+from edge_server.serving.execution.served_version import ServedVersion
 from edge_server.serving.lifecycle.model_state import ModelState
 from edge_server.serving.lifecycle.version_routes import ready_versions
 
@@ -42,7 +42,13 @@ class EnsembleDependencies:
         renewals."""
         model = self._models.get(stated.name)
         if model is not None and model.renewals:
-            stated = _with_renewals(stated, model.renewals)
+            # The marks are added to fingerprints that have not changed since.
+            marked = {
+                number: replace(desired, fingerprint=f"{fingerprint}+{mark}")
+                for number, (fingerprint, mark) in model.renewals.items()
+                if (desired := stated.versions.get(number)) is not None and desired.fingerprint == fingerprint
+            }
+            stated = replace(stated, versions={**stated.versions, **marked})
         if not stated.members:
             return stated
         members = "\n".join(
@@ -59,9 +65,18 @@ class EnsembleDependencies:
         """Return the desired ensembles that have the model as a member."""
         return [model for model in self._ensembles(name) if any(member == name for member, _ in model.stated.members)]
 
-    def find_loading_member(self, model: ModelState) -> str:
-        """Return the member that is still loading, for which the load of an ensemble must wait; "" if there is none."""
-        return self._find_loading_member(model, {model.name})
+    def find_loading_member(self, model: ModelState, seen: set[str] | None = None) -> str:
+        """Return the member that is still loading, for which the load of an ensemble must wait; "" if there is none.
+        `seen`: models that were visited before."""
+        seen = {model.name} if seen is None else seen
+        for name, number in model.stated.members:
+            member = self._models.get(name)
+            if member is None or name in seen or self._member_fingerprint(name, number):
+                continue
+            seen.add(name)
+            if member.loading is not None or self.find_loading_member(member, seen):
+                return name
+        return ""
 
     def ensembles_using(self, model: ModelState, version: ServedVersion) -> list[tuple[ModelState, ServedVersion]]:
         """Return the loaded ensembles that need this version for a step."""
@@ -132,26 +147,6 @@ class EnsembleDependencies:
             return found[max(found)] if found else ""
         is_going = bool(model.desired.versions) and version not in model.desired.versions
         return "" if is_going else found.get(version, "")
-
-    def _find_loading_member(self, model: ModelState, seen: set[str]) -> str:
-        for name, number in model.stated.members:
-            member = self._models.get(name)
-            if member is None or name in seen or self._member_fingerprint(name, number):
-                continue
-            seen.add(name)
-            if member.loading is not None or self._find_loading_member(member, seen):
-                return name
-        return ""
-
-
-def _with_renewals(stated: DesiredModel, renewals: Mapping[int, tuple[str, str]]) -> DesiredModel:
-    """Return the desired state with the renewal marks added to unchanged fingerprints."""
-    versions = dict(stated.versions)
-    for number, (fingerprint, mark) in renewals.items():
-        desired = versions.get(number)
-        if desired is not None and desired.fingerprint == fingerprint:
-            versions[number] = replace(desired, fingerprint=f"{fingerprint}+{mark}")
-    return replace(stated, versions=versions)
 
 
 def own_fingerprint(fingerprint: str) -> str:

@@ -18,9 +18,9 @@ from edge_server.errors import ChangedWhileLoading, EdgeServerError, LoadError
 from edge_server.serving.execution.admission_control import ADMIT_ALL, AdmissionControl
 from edge_server.serving.execution.gpu_loss_and_memory import Gpus
 from edge_server.serving.execution.rate_limiter import RateLimiter
+from edge_server.serving.execution.served_version import ServedVersion
 from edge_server.serving.execution.thread_pool import RunPool
 from edge_server.serving.execution.transient_load_errors import TRANSIENT_ERRORS, as_transient
-from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.serving.lifecycle.canary import parse_canary_terms
 from edge_server.serving.lifecycle.lifecycle_settings import LifecycleSettings
 from edge_server.serving.timer import Alarm, Timer
@@ -46,12 +46,12 @@ class Loader:
         cache: ResponseCache | None = None,
         *,
         members: Members,
-        server: Callable[[], ServerCalls | None],
         gpus: Gpus,
         on_gpu_fault: OnGpuFault,
     ) -> None:
-        """`members` are the models for ensembles. `server` returns the server functions for models, None if there is no
-        server. `on_gpu_fault` is called with GPU errors of loads and runs."""
+        """`members` are the models for ensembles. `on_gpu_fault` is called with GPU errors of loads and runs."""
+        self.server: ServerCalls | None = None
+        """The server functions for models. None: there is no server."""
         self.pool = RunPool(timer)
         """Threads that run sessions without a thread of their own."""
         self._cache = cache
@@ -61,7 +61,6 @@ class Loader:
         self._backend_settings = backend_settings
         self._lifecycle = lifecycle
         self._members = members
-        self._server = server
         self._gpus = gpus
         self._on_gpu_fault = on_gpu_fault
 
@@ -130,7 +129,7 @@ class Loader:
                 self._backend_settings,
                 self._admission_control,
                 self._limiter,
-                self._server(),
+                self.server,
                 self._cache,
                 pool=self.pool,
                 gpus=self._gpus,
@@ -167,11 +166,14 @@ class Loader:
 class LoaderThreads:
     """Threads that load or close models: one for each job with a slot, and one that waits for the next slot.
 
-    `start` runs a function on a new thread. Thread-safe.
+    There are `count` slots. A job that takes longer than `timeout_s` no longer counts: two loads that hang in their
+    runtimes must not block all others. `start` runs a function on a new thread. Thread-safe.
     """
 
-    def __init__(self, slots: LoadSlots, start: Callable[[Callable[[], None]], None]) -> None:
-        self._slots = slots
+    def __init__(self, count: int, timer: Timer, timeout_s: float, start: Callable[[Callable[[], None]], None]) -> None:
+        self._free = threading.Semaphore(count)
+        self._timer = timer
+        self._timeout_s = timeout_s
         self._start = start
         self._lock = threading.Lock()
         self._jobs: deque[Callable[[LoadSlot], None]] = deque()
@@ -189,7 +191,9 @@ class LoaderThreads:
     def _run_jobs(self) -> None:
         is_needed = True
         while is_needed:
-            with self._slots.hold_slot() as slot:
+            slot = LoadSlot(self._free, self._timer, self._timeout_s)
+            slot.acquire()
+            try:
                 with self._lock:
                     job = self._jobs.popleft()
                     self._has_waiting_thread = bool(self._jobs)
@@ -198,29 +202,11 @@ class LoaderThreads:
                     self._start(self._run_jobs)
                 job(slot)
                 del job
+            finally:
+                slot.release()
             with self._lock:
                 is_needed = bool(self._jobs) and not self._has_waiting_thread
                 self._has_waiting_thread |= is_needed
-
-
-class LoadSlots:
-    """Limits how many models load at the same time. A load that takes longer than `timeout_s` no longer counts: two
-    that hang in their runtimes must not block all others."""
-
-    def __init__(self, count: int, timer: Timer, timeout_s: float) -> None:
-        self._free = threading.Semaphore(count)
-        self._timer = timer
-        self._timeout_s = timeout_s
-
-    @contextlib.contextmanager
-    def hold_slot(self) -> Iterator[LoadSlot]:
-        """Wait for a slot, and hold it until the block ends."""
-        slot = LoadSlot(self._free, self._timer, self._timeout_s)
-        slot.acquire()
-        try:
-            yield slot
-        finally:
-            slot.release()
 
 
 class LoadSlot:

@@ -11,7 +11,8 @@ from typing import Protocol
 from edge_server.core.status_reports import PinReport
 from edge_server.core.version_lifecycle import DesiredModel, VersionState
 from edge_server.errors import Draining, EdgeServerError, InvalidRequest, LoadError, Refusal, ServingFault, UnknownModel
-from edge_server.serving.lifecycle.manager import Manager
+from edge_server.serving.lifecycle.model_table import ModelTable
+from edge_server.serving.lifecycle.router import Router
 from edge_server.telemetry.event_bus import MODEL_PINNED, MODEL_UNPINNED, EventBus
 
 
@@ -55,8 +56,11 @@ class ModelControl:
     `is_explicit`: explicit mode, in which only named models are loaded. All methods *block*.
     """
 
-    def __init__(self, manager: Manager, source: ModelSource, events: EventBus, *, is_explicit: bool) -> None:
-        self._manager = manager
+    def __init__(
+        self, table: ModelTable, router: Router, source: ModelSource, events: EventBus, *, is_explicit: bool
+    ) -> None:
+        self._table = table
+        self._router = router
         self._source = source
         self._events = events
         self._is_explicit = is_explicit
@@ -72,7 +76,7 @@ class ModelControl:
             # A pin that changed since the scan has precedence: a scan must not undo an operator's request. Nor may it
             # undo a load by name before the first scan, during which the front ends are open.
             ordered = set(self._desired_names) if self._is_explicit else set()
-            self._manager.set_desired_state(self._source.with_pins(desired).values(), ordered)
+            self._table.set_desired_state(self._source.with_pins(desired).values(), ordered)
             self._desired_names = {*desired, *ordered}
 
     def load(
@@ -116,14 +120,14 @@ class ModelControl:
         self._check_control()
         with self._exclusive(name):
             self._check_settled(name)
-            members = self._manager.members_of(name)
+            members = self._router.members_of(name)
             self._desired_names.discard(name)
             self._ordered_by_name.discard(name)
-            if self._manager.is_known(name):
+            if self._router.is_known(name):
                 self._settle(DesiredModel(name))
         if unload_dependents:
             for member in members:
-                if member not in self._ordered_by_name and not self._manager.is_member(member):
+                if member not in self._ordered_by_name and not self._table.is_member(member):
                     self.unload(member, unload_dependents=True)
 
     def rollback(self, name: str, version: int | None = None) -> PinReport:
@@ -172,7 +176,7 @@ class ModelControl:
     def _load_members(self, desired: DesiredModel) -> None:
         """Load the members of an ensemble that do not serve yet; members of members first."""
         for member in dict.fromkeys(name for name, _ in desired.members):
-            is_fine = not self._manager.is_known(member) or self._manager.failure(member) is None
+            is_fine = not self._router.is_known(member) or self._router.failure(member) is None
             if member in self._desired_names and is_fine:
                 continue
             found = self._source.desired_model(member, None, {})
@@ -180,7 +184,7 @@ class ModelControl:
                 continue
             self._desired_names.add(member)
             self._load_members(found)
-            self._manager.set_desired(found, retry=True)
+            self._table.set_desired(found, retry=True)
 
     @contextlib.contextmanager
     def _exclusive(self, name: str) -> Iterator[None]:
@@ -197,18 +201,18 @@ class ModelControl:
 
     def _check_settled(self, name: str) -> None:
         """Raise ServingFault during a load of the model by a scan, as at the start."""
-        if not self._manager.wait_settled([name], 0):
+        if not self._table.wait_settled([name], 0):
             raise _conflict(name)
 
     def _settle(self, desired: DesiredModel) -> str:
         """Set the desired state of one model and wait for it. Return why a version does not serve, "" if all do."""
-        self._manager.set_desired(desired, retry=True)
+        self._table.set_desired(desired, retry=True)
         return self._outcome(desired.name)
 
     def _outcome(self, name: str) -> str:
-        if not self._manager.wait_settled([name]):
+        if not self._table.wait_settled([name]):
             raise Draining(f"Server is stopping, model '{name}' can be neither loaded nor unloaded")
-        return self._manager.failure(name) or ""
+        return self._router.failure(name) or ""
 
     def _pin(self, name: str, version: int | None, *, retry: bool = True) -> tuple[int | None, str]:
         """Pin (None: unpin) and wait for the new desired state. Return the pin before, and the problem.
@@ -222,7 +226,7 @@ class ModelControl:
             desired = self._source.desired_model(name, None, {})
             if desired is None:
                 return before, f"model '{name}' is not in the repository any more;"
-            self._manager.set_desired(desired, retry=retry)
+            self._table.set_desired(desired, retry=retry)
         return before, self._outcome(name)
 
     def _put_pin(self, name: str, version: int | None) -> int | None:
@@ -233,7 +237,7 @@ class ModelControl:
         serves = self._serving(name)
         if serves is None:
             raise InvalidRequest(f"no version of model '{name}' serves now; name the one to roll back to")
-        failed = {report.version for report in self._manager.versions(name) if report.state == VersionState.FAILED.name}
+        failed = {report.version for report in self._router.versions(name) if report.state == VersionState.FAILED.name}
         earlier = [version for version in there if version < serves and version not in failed]
         if not earlier:
             raise InvalidRequest(f"there is nothing to roll back to: no good version of model '{name}' below {serves}")
@@ -241,9 +245,9 @@ class ModelControl:
 
     def _serving(self, name: str) -> int | None:
         """Return the highest version for requests without a version, also if it must be loaded first."""
-        reports = self._manager.versions(name)
+        reports = self._router.versions(name)
         taking = [item.version for item in reports if item.state == VersionState.READY.name and item.share > 0]
-        return max(taking or self._manager.offered_versions(name), default=None)
+        return max(taking or self._router.offered_versions(name), default=None)
 
     def _check_control(self) -> None:
         if not self._is_explicit:

@@ -13,8 +13,8 @@ from edge_server.core.status_reports import CANARY_FELL_BACK, EARLIER_GENERATION
 from edge_server.core.version_lifecycle import INDEX_STATES, DesiredModel, LoadAction, VersionState
 from edge_server.errors import EdgeServerError, OutOfMemory
 from edge_server.record import record
+from edge_server.serving.execution.served_version import ServedVersion
 from edge_server.serving.execution.transient_load_errors import TRANSIENT_ERRORS
-from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.serving.lifecycle.lifecycle_settings import LifecycleSettings
 from edge_server.serving.lifecycle.pending_requests import PendingRequest
 from edge_server.serving.lifecycle.version_routes import RejectedCanary, Routes

@@ -40,14 +40,13 @@ from edge_server.errors import (
 )
 from edge_server.record import record
 from edge_server.serving.execution.gpu_loss_and_memory import Gpus, gpus_of
-from edge_server.serving.execution.version_interface import ServedVersion
+from edge_server.serving.execution.served_version import ServedVersion
 from edge_server.serving.lifecycle.canary import CanaryTrial
 from edge_server.serving.lifecycle.ensemble_dependencies import (
     EnsembleDependencies,
     own_fingerprint,
     steps_of,
 )
-from edge_server.serving.lifecycle.event_queue import ModelEventQueue
 from edge_server.serving.lifecycle.lifecycle_settings import LifecycleSettings
 from edge_server.serving.lifecycle.model_state import (
     UNLOADED_FOR_LIMIT,
@@ -71,6 +70,7 @@ from edge_server.telemetry.event_bus import (
     MODEL_LOADING,
     MODEL_READY,
     MODEL_UNLOADED,
+    EventQueue,
     EventValue,
 )
 
@@ -118,7 +118,7 @@ class ModelTable:
         self,
         timer: Timer,
         lifecycle: LifecycleSettings,
-        events: ModelEventQueue,
+        events: EventQueue,
         gpus: Gpus,
         on_no_fallback: Callable[[str], None],
     ) -> None:
@@ -438,7 +438,12 @@ class ModelTable:
         if isinstance(result, EdgeServerError):
             self._record_failure(model, load, result)
             if model.stated.members and not isinstance(result, ChangedWhileLoading):
-                self._retire_outdated_ensemble(model, load.action, result)
+                # An ensemble whose reload failed because its members changed must not go on serving.
+                for item in list(model.loaded):
+                    is_same = item.version == load.action.version and item.state is VersionState.READY
+                    if is_same and own_fingerprint(item.fingerprint) == own_fingerprint(load.action.fingerprint):
+                        item.reason = result.message
+                        self._retire(model, item)
         elif result is not None:
             self._add_loaded(model, result)
         model.end_load()
@@ -498,14 +503,6 @@ class ModelTable:
         )  # fmt: skip
         if model.lost_gpu:
             self._on_no_fallback(f"model '{model.name}' version {action.version}: {cause.message}")
-
-    def _retire_outdated_ensemble(self, model: ModelState, action: LoadAction, cause: EdgeServerError) -> None:
-        """Retire an ensemble whose reload failed because its members changed."""
-        for item in list(model.loaded):
-            is_same = item.version == action.version and item.state is VersionState.READY
-            if is_same and own_fingerprint(item.fingerprint) == own_fingerprint(action.fingerprint):
-                item.reason = cause.message
-                self._retire(model, item)
 
     def _finish_unload(self, model: ModelState, version: ServedVersion) -> None:
         if not any(item.version == version.version for item in model.loaded):
@@ -713,6 +710,18 @@ class ModelTable:
             has_settled = is_settled()
         self._events.publish()
         return has_settled
+
+    def wait_engine_builds(self) -> None:
+        """Wait until the only models left to load are those whose load builds an engine, and ensembles of them; or
+        until the table is closed."""
+        with self._changed:
+            desired = {name: model.desired for name, model in self._models.items()}
+        members = {name: [member for member, _ in model.members] for name, model in desired.items()}
+        building: set[str] = set()
+        for name in topological_order(members):
+            if desired[name].builds_engine or building.intersection(members[name]):
+                building.add(name)
+        self.wait_settled(desired.keys() - building)
 
     # -- the end ------------------------------------------------------------------------------------------------------
 

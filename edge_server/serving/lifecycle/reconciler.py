@@ -8,16 +8,17 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 
 from edge_server.core.model_spec import ModelFile
 from edge_server.core.version_lifecycle import ReloadPolicy, Resolved
 from edge_server.errors import EdgeServerError, LoadError, OutOfMemory
-from edge_server.serving.execution.version_interface import ServedVersion
-from edge_server.serving.lifecycle.event_queue import ModelEventQueue
+from edge_server.serving.execution.served_version import ServedVersion
 from edge_server.serving.lifecycle.lifecycle_settings import LifecycleSettings
-from edge_server.serving.lifecycle.loader import Loader, LoaderThreads, LoadSlot, LoadSlots
+from edge_server.serving.lifecycle.loader import Loader, LoaderThreads, LoadSlot
 from edge_server.serving.lifecycle.model_table import Action, Load, ModelTable, Unload
 from edge_server.serving.timer import Timer
+from edge_server.telemetry.event_bus import EventQueue
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class Reconciler:
         loader: Loader,
         timer: Timer,
         lifecycle: LifecycleSettings,
-        events: ModelEventQueue,
+        events: EventQueue,
         *,
         load_threads: int,
         check_memory: MemoryCheck | None,
@@ -70,10 +71,10 @@ class Reconciler:
         self._events = events
         self._opening = opening
         self.check_memory: MemoryCheck = check_memory or (lambda file, instance_count: None)
-        self._slots = LoadSlots(load_threads, timer, lifecycle.hang_timeout_s or _LOAD_SLOT_TIMEOUT_S)
-        self._loads = LoaderThreads(self._slots, lambda work: self._start_thread("edge-load", work))
+        timeout_s = lifecycle.hang_timeout_s or _LOAD_SLOT_TIMEOUT_S
+        self._loads = LoaderThreads(load_threads, timer, timeout_s, partial(self._start_thread, "edge-load"))
         self._closings = LoaderThreads(
-            LoadSlots(_CLOSE_COUNT, timer, _CLOSE_SLOT_TIMEOUT_S), lambda work: self._start_thread("edge-drain", work)
+            _CLOSE_COUNT, timer, _CLOSE_SLOT_TIMEOUT_S, partial(self._start_thread, "edge-drain")
         )
         table.on_actions = self._start_actions
 

@@ -1,16 +1,17 @@
 """Router of requests: finds the version of a model that serves a request now, or lets it wait until the model is
-loaded."""
+loaded. Also answers questions about the states of the models."""
 
 from __future__ import annotations
 
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Request, ResponseSink, SequenceStep, SubmittedRequest
+from edge_server.core.status_reports import IndexEntry, VersionReport
 from edge_server.errors import Draining, EdgeServerError, MemberMissing, NotReady, UnknownModel
-from edge_server.serving.execution.version_interface import ServedVersion
+from edge_server.serving.execution.served_version import ServedVersion
+from edge_server.serving.execution.transient_load_errors import MACHINE_ERRORS
 from edge_server.serving.lifecycle.lifecycle_settings import LifecycleSettings
 from edge_server.serving.lifecycle.model_table import ModelTable
 from edge_server.serving.lifecycle.pending_requests import PendingRequest
-from edge_server.serving.lifecycle.version_routes import Routes
 from edge_server.serving.timer import Timer
 
 _ROUTE_ATTEMPTS = 16
@@ -107,9 +108,73 @@ class Router:
 
     # -- questions --------------------------------------------------------------------------------------------------
 
-    def routes_of(self, name: str) -> Routes | None:
-        """Return the routes of a model, None if it has no serving version. Takes no lock."""
-        return self._table.routes.get(name)
+    def is_known(self, name: str) -> bool:
+        """Return whether the model is desired now, or was before."""
+        with self._table.reading() as models:
+            return name in models
+
+    def members_of(self, name: str) -> list[str]:
+        """Return the member models of a desired ensemble; empty for any other model."""
+        with self._table.reading() as models:
+            model = models.get(name)
+            return [] if model is None else list(dict.fromkeys(member for member, _ in model.stated.members))
+
+    def failure(self, name: str) -> str | None:
+        """Return why a model does not serve all its desired versions, in Triton's words; None if it does."""
+        with self._table.reading() as models:
+            model = models[name]
+            if model.desired.reason:
+                return model.desired.reason
+            parts = [
+                f"version {number} is at UNAVAILABLE state: {why.reason};" for number, why in model.failed().items()
+            ]
+            return " ".join(parts) or None
+
+    def has_failures(self) -> bool:
+        """Return whether any desired version is not served. A version that a request would load counts as served."""
+        with self._table.reading() as models:
+            return any(
+                bool(model.desired.reason) or bool(model.desired.versions.keys() - set(self.offered_versions(name)))
+                for name, model in models.items()
+            )
+
+    def has_unserved(self, *, ever_served: bool) -> bool:
+        """Return whether a desired model has no serving version and none that a request would load.
+
+        `ever_served`: models that have never served since they were added to the desired state do not count.
+        """
+        with self._table.reading() as models:
+            return any(
+                bool(model.desired.reason or model.desired.versions)
+                and (model.has_served or not ever_served)
+                and not self.offered_versions(name)
+                for name, model in models.items()
+            )
+
+    def index(self) -> list[IndexEntry]:
+        """Return every version that lives, failed, or was unloaded, with its state and reason."""
+        entries: list[IndexEntry] = []
+        with self._table.reading() as models:
+            for name, model in sorted(models.items()):
+                rows = model.index_rows()
+                faults = {number for number, one in model.failures.items() if isinstance(one.cause, MACHINE_ERRORS)}
+                entries += [
+                    IndexEntry(name, str(version), *rows[version], is_machines_fault=version in faults)
+                    for version in sorted(rows)
+                ]
+                if model.desired.reason:
+                    entries.append(IndexEntry(name, "", "UNAVAILABLE", model.desired.reason))
+        return entries
+
+    def versions(self, name: str | None = None) -> list[VersionReport]:
+        """Return the reports of all loaded, failed and unloaded versions, of one model or of all."""
+        with self._table.reading() as models:
+            chosen = [(key, model) for key, model in sorted(models.items()) if name in (None, key)]
+            return [report for key, model in chosen for report in model.reports(self._table.routes.get(key))]
+
+    def in_flight(self) -> int:
+        """Return the number of requests that wait or run."""
+        return sum(version.in_flight for version in self._table.loaded_versions())
 
     def serving_names(self) -> list[str]:
         """Return the models with a serving version."""

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.request_response import Response, ResponseSink
-from edge_server.serving.lifecycle.version_routes import Routes
+from edge_server.serving.lifecycle.model_table import ModelTable
 from edge_server.telemetry.event_bus import MODEL_READY, Event
 
 _log = logging.getLogger(__name__)
@@ -36,20 +36,10 @@ class VariantChoice(Protocol):
         """Return the model that should answer for `name` now; None: itself."""
 
 
-class RouteTable(Protocol):
-    """The part of the router that is needed here."""
-
-    def routes_of(self, name: str) -> Routes | None:
-        """Return the routing table of a model; None if it has no serving version."""
-
-    def serving_names(self) -> Sequence[str]:
-        """Return the models with a serving version."""
-
-
 class Variants:
     """Thread-safe. No variant answers for another model until there is a `choice`."""
 
-    def __init__(self, table: RouteTable) -> None:
+    def __init__(self, table: ModelTable) -> None:
         self.choice: VariantChoice | None = None
         self._table = table
         self._differences: dict[str, tuple[ModelSpec, ModelSpec, str]] = {}
@@ -64,7 +54,7 @@ class Variants:
         """Return the variant of each serving model that names one, if the variant serves and fits: for requests, or at
         least for frames, which are prepared for the model that gets them."""
         found = {}
-        for name in self._table.serving_names():
+        for name in sorted(self._table.routes):
             heavy = self._spec(name)
             lighter = None if heavy is None else variant_of(heavy)
             light = None if lighter is None or lighter == name else self._spec(lighter)
@@ -73,10 +63,6 @@ class Variants:
             if not self._difference(heavy, light) or (_takes_images(heavy) and _takes_images(light)):
                 found[name] = light.name
         return found
-
-    def find_active(self) -> Mapping[str, str]:
-        """Return the active variants: model name -> variant name."""
-        return {name: spec.name for name in self.find_pairs() if (spec := self.variant_for(name)) is not None}
 
     def variant_for(self, name: str) -> ModelSpec | None:
         """Return the specification of the lighter model that answers for `name` now; None if `name` answers itself.
@@ -122,7 +108,7 @@ class Variants:
                 _log.warning("model '%s': %s", heavy, note)
 
     def _spec(self, name: str) -> ModelSpec | None:
-        routes = self._table.routes_of(name)
+        routes = self._table.routes.get(name)
         return None if routes is None else routes.first.spec
 
     def _difference(self, heavy: ModelSpec, light: ModelSpec) -> str:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from edge_server.core.request_response import SequenceStep
 from edge_server.core.version_lifecycle import VersionState
-from edge_server.serving.execution.version_interface import ServedVersion
+from edge_server.serving.execution.served_version import ServedVersion
 from edge_server.serving.lifecycle.canary import CanaryTrial, parse_canary_terms, signature_difference
 
 

@@ -5,6 +5,7 @@ Arrays have `(rows, *shape)` when the model batches, else the shape itself; a co
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
@@ -17,13 +18,11 @@ from edge_server.core.ensemble_and_sequence_spec import ControlInput, ControlKin
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import SequenceStep
 from edge_server.core.sequence_batcher import SequenceEntry
-from edge_server.core.tensor import DType, Tensor
+from edge_server.core.tensor import DType, Tensor, fits, split_strings
 from edge_server.errors import BackendError, BadModelConfig, InvalidRequest
 from edge_server.serving.execution.ticket import Ticket
 
 Entry: TypeAlias = SequenceEntry[Ticket]
-
-_LENGTH_SIZE = 4
 
 INITIAL_STATE_DIR = "initial_state"
 """Folder of the model that holds the files of initial states, as Triton calls it."""
@@ -121,12 +120,7 @@ class StateTensors:
             expected = (row_count, *state.dims) if self._has_rows else state.dims
             if array is None:
                 raise BackendError(f"model '{self._model}' did not answer its state output '{state.output_name}'")
-            is_as_promised = (
-                array.dtype == state.dtype.numpy
-                and len(array.shape) == len(expected)
-                and all(want in (-1, size) for want, size in zip(expected, array.shape, strict=True))
-            )
-            if not is_as_promised:
+            if array.dtype != state.dtype.numpy or not fits(array.shape, expected):
                 raise BackendError(
                     f"model '{self._model}' answered its state output '{state.output_name}' with {array.dtype} "
                     f"{list(array.shape)}, but its configuration promises {state.dtype.value} {list(expected)}"
@@ -229,16 +223,13 @@ def _initial(model: str, state: StateTensor, model_dir: Path, *, has_rows: bool)
 def _strings(data: bytes, count: int, prefix: str) -> Array:
     """Return strings in KServe's raw form: 4 bytes of length, little-endian, before each."""
     found: list[bytes] = []
-    at = 0
-    while at < len(data) and len(found) <= count:
-        begin = at + _LENGTH_SIZE
-        at = begin + int.from_bytes(data[at:begin], "little")
-        if begin > len(data) or at > len(data):
-            raise BadModelConfig(
-                f"{prefix}: expected the length of string {len(found)} in {_LENGTH_SIZE} bytes, little-endian, and the "
-                f"string, given a file of {len(data)} bytes, which ends within them"
-            )
-        found.append(data[begin:at])
+    try:
+        found += itertools.islice(split_strings(data), count + 1)
+    except ValueError:
+        raise BadModelConfig(
+            f"{prefix}: expected the length of string {len(found)} in 4 bytes, little-endian, and the string, given a "
+            f"file of {len(data)} bytes, which ends within them"
+        ) from None
     if len(found) != count:
         given = f"more than {count}" if len(found) > count else str(len(found))
         raise BadModelConfig(f"{prefix}: expected {count} strings, each after its length in 4 bytes, given {given}")

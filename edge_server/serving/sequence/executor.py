@@ -18,7 +18,8 @@ from edge_server.core.shape_tensors import batched_shape_inputs, batched_shape_o
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BackendError, EdgeServerError
 from edge_server.serving.execution.counters import VersionCounters
-from edge_server.serving.execution.executor import BatchExecutor, ExecutorCallbacks, LiveExecution
+from edge_server.serving.execution.executor import BatchExecutor, LiveExecution
+from edge_server.serving.execution.scheduler import Scheduler
 from edge_server.serving.execution.ticket import Ticket
 from edge_server.serving.sequence.control_tensors import Controls, StateTensors, blank, step_of
 
@@ -44,7 +45,7 @@ class SequenceExecutor(BatchExecutor):
         spec: ModelSpec,
         plan: BatchPlan,
         counters: VersionCounters,
-        scheduler: ExecutorCallbacks,
+        scheduler: Scheduler,
         controls: Controls,
         states: StateTensors,
     ) -> None:

@@ -11,17 +11,16 @@ from edge_server.core.batch import BatchPlan
 from edge_server.core.batch_queue import QueueEntry
 from edge_server.core.ensemble_and_sequence_spec import OldestStrategy, SequenceBatching
 from edge_server.core.model_spec import ModelSpec
-from edge_server.core.request_response import Response, SequenceStep
+from edge_server.core.request_response import SequenceStep
 from edge_server.core.sequence_batcher import SequenceEntry, SequenceQueue, WaitingLimits
 from edge_server.errors import BadModelConfig, InvalidRequest
 from edge_server.serving.execution.admission_control import ADMIT_ALL, AdmissionControl
 from edge_server.serving.execution.counters import VersionCounters
 from edge_server.serving.execution.executor import BatchExecutor
 from edge_server.serving.execution.instance import Instance
-from edge_server.serving.execution.ordered_responses import OrderedDelivery
 from edge_server.serving.execution.rate_limiter import RateLimiter
 from edge_server.serving.execution.scheduler import Run, Scheduler
-from edge_server.serving.execution.ticket import Ticket
+from edge_server.serving.execution.ticket import OrderedDelivery, Ticket
 from edge_server.serving.sequence.control_tensors import Controls, StateTensors
 from edge_server.serving.sequence.executor import SequenceBatch, SequenceExecutor
 from edge_server.serving.timer import Timer
@@ -83,13 +82,6 @@ class SequenceScheduler(Scheduler):
         ticket.sequence_entry = self._new_entry(ticket)
         super().submit(ticket, is_inline=is_inline)
 
-    def send_final(self, ticket: Ticket, response: Response) -> None:
-        entry = ticket.sequence_entry
-        if self._orders and entry is not None and entry.instance >= 0:
-            self._orders[entry.instance].send_final(ticket, response)
-        else:
-            ticket.send_final(response)
-
     def release(self, tickets: Sequence[Ticket]) -> None:
         """As in any scheduler; the sequences of the tickets continue."""
         now_ns = time.monotonic_ns()
@@ -98,9 +90,7 @@ class SequenceScheduler(Scheduler):
                 if ticket.sequence_entry is not None:
                     self._line.finish(ticket.sequence_entry, now_ns)
         super().release(tickets)
-        with self._lock:
-            runs, expired = self._decide()
-        self._carry_out(runs, expired)
+        self.resume()
 
     def run_again(self, ticket: Ticket) -> None:
         now_ns = time.monotonic_ns()
@@ -171,8 +161,9 @@ class SequenceScheduler(Scheduler):
             due = [instance for instance in self._free if self._line.is_due(self._numbers[instance], now_ns)]
             if self._limiter is not None:
                 self._limiter.withdraw_others(due)
-            chosen = self._chosen(due)
+            chosen = None if not due else due[-1] if self._limiter is None else self._limiter.acquire(due)
             if chosen is None:
+                # No step waits, or all that do must wait for resources.
                 break
             runs.append((chosen, self._take(chosen, now_ns)))
         else:
@@ -181,12 +172,6 @@ class SequenceScheduler(Scheduler):
                 self._limiter.withdraw_all()
         self._set_alarm(may_start=len(runs) < room)
         return runs, expired
-
-    def _chosen(self, due: Sequence[Instance]) -> Instance | None:
-        """Return the next instance to run of those with waiting steps; None if all must wait."""
-        if not due:
-            return None
-        return due[-1] if self._limiter is None else self._limiter.acquire(due)
 
     def _take(self, instance: Instance, now_ns: int) -> SequenceBatch:
         self._free.remove(instance)

@@ -41,6 +41,7 @@ def open_site(tmp_path: Path) -> Iterator[Callable[..., Any]]:
 
     def start(*, tokens: Tokens | None = None, **config: Any) -> Any:
         settings, service = HttpConfig(port=0, **config), helpers.StubService()
+        service.checks = SimpleNamespace(call_each_second=lambda work: None)
         access = AccessCheck(settings, tokens)
         core = SimpleNamespace(
             service=service,
@@ -48,7 +49,6 @@ def open_site(tmp_path: Path) -> Iterator[Callable[..., Any]]:
             ports={},
             panels=lambda: {"site": panel},
             gauges=dict,
-            manager=SimpleNamespace(call_each_second=lambda work: None),
             machine_root=Path("/"),
         )
         dashboard = PLUGIN.prepare(ServerConfig())

@@ -34,9 +34,9 @@ class Server:
         self.events = EventBus()
         core: Any = SimpleNamespace(
             events=self.events,
-            manager=SimpleNamespace(in_flight=lambda: self.in_flight()),
             service=SimpleNamespace(
-                statistics=lambda name, version: [SimpleNamespace(last_inference_ms=self.last_inference_ms)]
+                router=SimpleNamespace(in_flight=lambda: self.in_flight()),
+                statistics=lambda name, version: [SimpleNamespace(last_inference_ms=self.last_inference_ms)],
             ),
             runtime_times=self.times,
             heavy_work_refusal=lambda: self.refusal,

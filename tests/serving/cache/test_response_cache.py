@@ -166,8 +166,8 @@ def test_a_request_of_a_sequence_is_not_looked_up(core: Any, cache: ResponseCach
 def test_a_decoupled_or_sequence_model_with_a_cache_does_not_load(core: Any) -> None:
     for what, more in (("decoupled", {"is_decoupled": True}), ("sequence", {"sequence": SequenceBatching()})):
         core.set_desired(core.spec(what, is_cached=True, **more))
-        assert core.manager.wait_settled([what], 20)
-        assert f"response_cache.enable: expected false for a {what} model" in core.manager.failure(what)
+        assert core.table.wait_settled([what], 20)
+        assert f"response_cache.enable: expected false for a {what} model" in core.router.failure(what)
 
 
 class Hot:
@@ -373,10 +373,10 @@ def load_pair(core: Any, **more: Any) -> Any:
     core.load(core.spec("b", **more))
     spec = pair(core)
     members = (("a", None), ("b", None))
-    core.manager.set_desired(DesiredModel("both", {1: core.desired_version(spec)}, members=members))
-    assert core.manager.wait_settled(["both"], 20)
-    assert core.manager.failure("both") is None
-    return core.manager.route("both", None)
+    core.table.set_desired(DesiredModel("both", {1: core.desired_version(spec)}, members=members))
+    assert core.table.wait_settled(["both"], 20)
+    assert core.router.failure("both") is None
+    return core.router.route("both", None)
 
 
 @pytest.mark.parametrize("width", [1, 1 << 17], ids=["at once", "on another thread"])
@@ -425,7 +425,7 @@ def test_an_ensemble_forgets_when_a_member_is_reloaded(core: Any) -> None:
     ask(core, 3.0, model="both")
     core.script.on_run = lambda name, inputs: {"OUT": inputs["IN"] * 10}
     core.load(core.spec("b"), mark="new")
-    assert core.manager.wait_settled(["both"], 20)
+    assert core.table.wait_settled(["both"], 20)
     assert ask(core, 3.0, model="both").outputs[0].array[0, 0] == 300.0
 
 
@@ -434,8 +434,8 @@ def test_an_ensemble_of_members_that_cannot_be_cached_does_not_load(core: Any) -
     core.script.on_execute = lambda executions: [item.finish() for item in executions]
     core.load(core.spec("b", is_decoupled=True))
     core.set_desired(pair(core))
-    assert core.manager.wait_settled(["both"], 20)
-    assert "response_cache" in core.manager.failure("both")
+    assert core.table.wait_settled(["both"], 20)
+    assert "response_cache" in core.router.failure("both")
 
 
 def test_parameters_of_a_request_matter_to_a_model_that_sees_requests(core: Any) -> None:

@@ -50,14 +50,14 @@ def set_desired(core: Any, spec: Any, mark: str = "a") -> None:
     members = tuple(dict.fromkeys((step.model, step.version) for step in spec.ensemble.steps))
     wish = DesiredModel(spec.name, {1: core.desired_version(spec, 1, mark)}, members=members)
     core.desired[spec.name] = wish
-    core.manager.set_desired(wish, retry=True)
+    core.table.set_desired(wish, retry=True)
 
 
 def load(core: Any, spec: Any, mark: str = "a") -> Any:
     set_desired(core, spec, mark)
-    assert core.manager.wait_settled([spec.name], LIMIT_S)
-    assert core.manager.failure(spec.name) is None
-    return core.manager.route(spec.name, None)
+    assert core.table.wait_settled([spec.name], LIMIT_S)
+    assert core.router.failure(spec.name) is None
+    return core.router.route(spec.name, None)
 
 
 def chain(*models: str) -> list[Any]:
@@ -67,7 +67,7 @@ def chain(*models: str) -> list[Any]:
 
 
 def state(core: Any, name: str) -> tuple[str, str]:
-    return next(((item.state, item.reason) for item in core.manager.index() if item.name == name), ("", ""))
+    return next(((item.state, item.reason) for item in core.router.index() if item.name == name), ("", ""))
 
 
 def value(response: Any) -> float:
@@ -96,7 +96,7 @@ def test_steps_run_one_after_the_other_and_members_and_whole_are_counted(adding:
     told = version.statistics()
     assert (told.success.count, told.inference_count, told.execution_count) == (1, 3, 1)
     assert told.compute_infer.ns > 0
-    assert [adding.manager.route(name, None).statistics().success.count for name in "abcd"] == [1, 1, 1, 0]
+    assert [adding.router.route(name, None).statistics().success.count for name in "abcd"] == [1, 1, 1, 0]
 
 
 @pytest.mark.parametrize("may_run", [False, True])
@@ -150,7 +150,7 @@ def test_only_requested_outputs_are_returned_and_computed(adding: Any) -> None:
     _, mailbox = adding.submit(0.0, model="e", outputs=("Y",))
     answer = mailbox.final()
     assert [item.name for item in answer.outputs] == ["Y"]
-    assert adding.manager.route("a", None).statistics().success.count == 0
+    assert adding.router.route("a", None).statistics().success.count == 0
     _, mailbox = adding.submit(0.0, model="e")
     assert [item.name for item in mailbox.final().outputs] == ["X", "Y"]
 
@@ -161,7 +161,7 @@ def test_ensembles_of_ensembles(adding: Any) -> None:
     load(adding, ensemble(adding, "outer", chain("middle", "inner", "d")))
     _, mailbox = adding.submit(0.0, model="outer")
     assert value(mailbox.final()) == 1122.0
-    assert adding.manager.route("inner", None).statistics().success.count == 2
+    assert adding.router.route("inner", None).statistics().success.count == 2
 
 
 @pytest.mark.parametrize("may_run", [False, True])
@@ -243,11 +243,11 @@ def test_the_first_error_takes_back_the_steps_beside_it(adding: Any, eventually:
     inside.wait_blocked()
     inside.release()
     assert "first" in str(mailbox.final().error)
-    eventually(lambda: adding.manager.route("b", None).statistics().failures["CANCELED"] == 1)
+    eventually(lambda: adding.router.route("b", None).statistics().failures["CANCELED"] == 1)
     assert released == [], "the other step still reads the inputs"
     blocker.release()
     eventually(lambda: released == [1] and version.in_flight == 0)
-    assert adding.manager.route("c", None).statistics().success.count == 0
+    assert adding.router.route("c", None).statistics().success.count == 0
     assert len(mailbox.responses) == 1
 
 
@@ -274,7 +274,7 @@ def test_a_cancel_at_any_step_is_answered_at_once_and_nothing_more_runs(
     blocker.release()
     eventually(lambda: released == [1] and version.in_flight == 0)
     assert len(mailbox.responses) == 1
-    assert adding.manager.route("d", None).statistics().success.count == 0
+    assert adding.router.route("d", None).statistics().success.count == 0
     assert version.statistics().failures["CANCELED"] == 1
 
 
@@ -286,7 +286,7 @@ def test_a_cancel_while_a_step_waits_in_its_queue(adding: Any, eventually: Any, 
     adding.submit(0.0, model="b")
     blocker.wait_blocked()
     ticket, mailbox = adding.submit(0.0, model="e")
-    eventually(lambda: adding.manager.route("b", None).statistics().pending_count == 1)
+    eventually(lambda: adding.router.route("b", None).statistics().pending_count == 1)
     ticket.cancel()
     assert isinstance(mailbox.final().error, Cancelled)
     eventually(lambda: version.in_flight == 0)
@@ -325,7 +325,7 @@ def test_a_deadline_that_passed_is_refused_and_one_that_cannot_be_kept_fails_at_
     error = mailbox.final().error
     assert isinstance(error, DeadlineExceeded)
     eventually(lambda: version.in_flight == 0)
-    assert adding.manager.route("c", None).statistics().success.count == 1
+    assert adding.router.route("c", None).statistics().success.count == 1
 
 
 def test_the_sum_of_the_steps_is_no_reason_to_refuse_early_and_no_step_runs_in_vain(
@@ -340,8 +340,8 @@ def test_the_sum_of_the_steps_is_no_reason_to_refuse_early_and_no_step_runs_in_v
     error = mailbox.final().error
     assert isinstance(error, DeadlineExceeded)
     assert "step 2 (model 'b')" in str(error) or "step 1 (model 'a')" in str(error)
-    eventually(lambda: adding.manager.route("e", None).in_flight == 0)
-    assert [adding.manager.route(name, None).statistics().success.count for name in "bc"] == [1, 1]
+    eventually(lambda: adding.router.route("e", None).in_flight == 0)
+    assert [adding.router.route(name, None).statistics().success.count for name in "bc"] == [1, 1]
 
 
 def test_an_input_that_is_left_out_leaves_out_its_step_and_the_output_behind_it(adding: Any) -> None:
@@ -362,7 +362,7 @@ def test_an_input_that_is_left_out_leaves_out_its_step_and_the_output_behind_it(
         assert answer.error is None, answer.error
         found.append([item.name for item in answer.outputs])
     assert found == [["first"], ["first", "second"]]
-    assert adding.manager.route("b", None).statistics().success.count == 1
+    assert adding.router.route("b", None).statistics().success.count == 1
 
 
 def test_a_request_that_is_failed_while_it_is_taken_up_keeps_its_inputs_until_they_are_not_read_any_more(
@@ -492,7 +492,7 @@ def test_a_decoupled_step_does_not_run_ahead_of_its_bound(
     load(adding, ensemble(adding, "e", chain("many", "b"), max_inflight=3))
     _, mailbox = adding.submit(50.0, model="e")
     blocker.wait_blocked()
-    b = adding.manager.route("b", None)
+    b = adding.router.route("b", None)
     eventually(lambda: many.sent == 3 and b.in_flight == 3)
     for expected in range(4, 9):
         blocker.release()
@@ -511,7 +511,7 @@ def test_the_bound_of_an_ensemble_holds_over_all_its_requests(
     blocker, most = new_blocker(), []
     adding.script.on_run = lambda name, inputs: (blocker.block(), {"OUT": inputs["IN"]})[1]
     version = load(adding, ensemble(adding, "e", chain("many", "b"), max_inflight=2))
-    b = adding.manager.route("b", None)
+    b = adding.router.route("b", None)
     requests = [adding.submit(5.0, model="e") for _ in range(4)]
     cancelled, _ = requests.pop()
     blocker.wait_blocked()
@@ -570,13 +570,13 @@ def test_an_ensemble_waits_for_members_that_are_being_loaded(core: Any, new_bloc
         )
         for spec in (outer, inner)
     ]
-    core.manager.set_desired_state([*desired, DesiredModel("m", {1: core.desired_version(core.spec("m"))})])
+    core.table.set_desired_state([*desired, DesiredModel("m", {1: core.desired_version(core.spec("m"))})])
     blocker.wait_blocked()
-    assert {item.name: item.state for item in core.manager.index()} == dict.fromkeys(("inner", "m", "outer"), "LOADING")
-    assert not core.manager.wait_settled(["outer"], 0)
+    assert {item.name: item.state for item in core.router.index()} == dict.fromkeys(("inner", "m", "outer"), "LOADING")
+    assert not core.table.wait_settled(["outer"], 0)
     blocker.release()
-    assert core.manager.wait_settled(None, LIMIT_S)
-    assert {item.name: item.state for item in core.manager.index()} == dict.fromkeys(("inner", "m", "outer"), "READY")
+    assert core.table.wait_settled(None, LIMIT_S)
+    assert {item.name: item.state for item in core.router.index()} == dict.fromkeys(("inner", "m", "outer"), "READY")
     assert not [fields for kind, fields in core.events if kind == "model.failed"]
     order = [fields["model"] for kind, fields in core.events if kind == "model.ready"]
     assert order == ["m", "inner", "outer"]
@@ -584,7 +584,7 @@ def test_an_ensemble_waits_for_members_that_are_being_loaded(core: Any, new_bloc
 
 def test_an_ensemble_without_a_member_says_which_and_serves_once_it_is_there(adding: Any, eventually: Any) -> None:
     set_desired(adding, ensemble(adding, "e", chain("a", "late")))
-    assert adding.manager.wait_settled(["e"], LIMIT_S)
+    assert adding.table.wait_settled(["e"], LIMIT_S)
     assert state(adding, "e") == ("UNAVAILABLE", "ensemble 'e': step 2: model 'late' is not loaded")
     adding.script.on_open = lambda job: (_ for _ in ()).throw(LoadError("no luck"))
     adding.set_desired(adding.spec("late"))
@@ -602,12 +602,12 @@ def test_the_reload_of_a_member_reloads_the_ensembles_of_it_and_of_them(adding: 
     load(adding, ensemble(adding, "inner", chain("a", "b")))
     load(adding, ensemble(adding, "outer", chain("inner", "c")))
     load(adding, ensemble(adding, "other", chain("c", "d")))
-    before = {name: adding.manager.route(name, None).generation for name in ("inner", "outer", "other")}
+    before = {name: adding.router.route(name, None).generation for name in ("inner", "outer", "other")}
     adding.load(adding.spec("b"), mark="new")
-    eventually(lambda: adding.manager.route("outer", None).generation > before["outer"])
-    assert adding.manager.wait_settled(None, LIMIT_S)
-    assert adding.manager.route("inner", None).generation > before["inner"]
-    assert adding.manager.route("other", None).generation == before["other"]
+    eventually(lambda: adding.router.route("outer", None).generation > before["outer"])
+    assert adding.table.wait_settled(None, LIMIT_S)
+    assert adding.router.route("inner", None).generation > before["inner"]
+    assert adding.router.route("other", None).generation == before["other"]
     _, mailbox = adding.submit(0.0, model="outer")
     assert value(mailbox.final()) == 111.0
 
@@ -617,7 +617,7 @@ def test_a_member_that_does_not_fit_any_more_takes_the_ensemble_out_with_the_rea
 ) -> None:
     load(adding, ensemble(adding, "e", chain("a", "b")))
     adding.load(adding.spec("b", inputs=(InputSpec("IN", DType.INT32, (-1,)),)), mark="int")
-    eventually(lambda: state(adding, "e")[0] == "UNAVAILABLE" and "e" not in adding.manager.serving_names())
+    eventually(lambda: state(adding, "e")[0] == "UNAVAILABLE" and "e" not in adding.router.serving_names())
     assert "step 2 (model 'b'): input 'IN' takes tensor 't1', a TYPE_FP32" in state(adding, "e")[1]
     with pytest.raises(EdgeServerError):
         adding.submit(0.0, model="e")
@@ -628,7 +628,7 @@ def test_a_member_that_does_not_fit_any_more_takes_the_ensemble_out_with_the_rea
 def test_a_broken_configuration_of_the_ensemble_itself_leaves_the_old_one_serving(adding: Any, eventually: Any) -> None:
     load(adding, ensemble(adding, "e", chain("a", "b")))
     set_desired(adding, ensemble(adding, "e", chain("a", "absent")), mark="new")
-    assert adding.manager.wait_settled(["e"], LIMIT_S)
+    assert adding.table.wait_settled(["e"], LIMIT_S)
     told, reason = state(adding, "e")
     assert told == "READY"
     assert "an earlier generation serves" in reason
@@ -643,19 +643,19 @@ def test_an_ensemble_whose_files_change_while_its_members_reload_it_goes_on_serv
     plain, changes = adding.desired_version(spec), [ChangedWhileLoading("config.pbtxt changed before it was loaded")]
 
     def resolve(passed_over: Mapping[str, str]) -> Any:
-        if adding.manager.routes_of("e") is not None and changes:
+        if adding.table.routes.get("e") is not None and changes:
             raise changes.pop()
         return plain.resolve(passed_over)
 
-    adding.manager.set_desired(DesiredModel("e", {1: DesiredVersion("a", resolve)}, members=(("a", None), ("b", None))))
-    assert adding.manager.wait_settled(["e"], LIMIT_S)
-    old = adding.manager.route("e", None)
+    adding.table.set_desired(DesiredModel("e", {1: DesiredVersion("a", resolve)}, members=(("a", None), ("b", None))))
+    assert adding.table.wait_settled(["e"], LIMIT_S)
+    old = adding.router.route("e", None)
     adding.load(adding.spec("b"), mark="new")
     eventually(lambda: not changes)
     for _ in range(200):  # as long as it takes until it is made anew, somebody answers
         _, mailbox = adding.submit(0.0, model="e")
         assert value(mailbox.final()) == 11.0
-    eventually(lambda: adding.manager.route("e", None) is not old)
+    eventually(lambda: adding.router.route("e", None) is not old)
 
 
 def test_the_unload_of_a_member_first_drains_the_ensembles_of_it(
@@ -669,8 +669,8 @@ def test_the_unload_of_a_member_first_drains_the_ensembles_of_it(
     _, mailbox = adding.submit(0.0, model="outer")
     blocker.wait_blocked()
     adding.service.unload_model("b")
-    eventually(lambda: "outer" not in adding.manager.serving_names())
-    assert adding.manager.route("b", None).state.name == "READY", "a request on its way needs it"
+    eventually(lambda: "outer" not in adding.router.serving_names())
+    assert adding.router.route("b", None).state.name == "READY", "a request on its way needs it"
     blocker.release()
     assert value(mailbox.final()) == 111.0
     eventually(lambda: state(adding, "b") == ("UNAVAILABLE", "unloaded"))
@@ -690,11 +690,11 @@ def test_models_that_contain_each_other_are_refused_with_the_circle(adding: Any)
         for spec in (first, second)
     ]
     for wish in desired:
-        adding.manager.set_desired(wish)
-    assert adding.manager.wait_settled(["x", "y"], LIMIT_S)
+        adding.table.set_desired(wish)
+    assert adding.table.wait_settled(["x", "y"], LIMIT_S)
     assert "'y' -> 'x' -> 'y'" in state(adding, "y")[1]
-    adding.manager.set_desired_state([*adding.desired.values(), *desired])
-    assert adding.manager.wait_settled(["x", "y"], LIMIT_S)
+    adding.table.set_desired_state([*adding.desired.values(), *desired])
+    assert adding.table.wait_settled(["x", "y"], LIMIT_S)
 
 
 def test_loading_an_ensemble_loads_its_members_and_unloading_it_with_them_unloads_those(
@@ -708,12 +708,12 @@ def test_loading_an_ensemble_loads_its_members_and_unloading_it_with_them_unload
         core.desired[name] = DesiredModel(name, {1: core.desired_version(core.spec(name))})
     core.service.load_model("c")
     core.service.load_model("outer")
-    assert core.manager.serving_names() == ["a", "b", "c", "inner", "outer"]
+    assert core.router.serving_names() == ["a", "b", "c", "inner", "outer"]
     core.service.unload_model("outer")
-    eventually(lambda: core.manager.serving_names() == ["a", "b", "c", "inner"])
+    eventually(lambda: core.router.serving_names() == ["a", "b", "c", "inner"])
     core.service.load_model("outer")
     core.service.unload_model("outer", unload_dependents=True)
-    eventually(lambda: core.manager.serving_names() == ["c"])
+    eventually(lambda: core.router.serving_names() == ["c"])
 
 
 def test_the_load_of_an_ensemble_with_a_broken_member_fails_with_the_members_reason(core: Any) -> None:
@@ -746,7 +746,7 @@ def test_reloading_members_under_load_loses_no_request(adding: Any) -> None:
         thread.start()
     for number in range(30):
         adding.load(adding.spec("abc"[number % 3]), mark=f"mark {number}")
-    assert adding.manager.wait_settled(None, LIMIT_S)
+    assert adding.table.wait_settled(None, LIMIT_S)
     stop.set()
     for thread in threads:
         thread.join(LIMIT_S)
@@ -764,13 +764,13 @@ def test_the_end_of_the_server_lets_requests_on_their_way_finish(adding: Any, ne
     blocker.wait_blocked()
     adding.service.stop_accepting()
     closing: list[bool] = []
-    closer = threading.Thread(target=lambda: closing.append(adding.manager.close(LIMIT_S)))
+    closer = threading.Thread(target=lambda: closing.append(adding.service.close(LIMIT_S)))
     closer.start()
     blocker.release()
     assert value(mailbox.final()) == 1111.0
     closer.join(LIMIT_S)
     assert closing == [True]
-    assert {item.state for item in adding.manager.index()} == {"UNAVAILABLE"}
+    assert {item.state for item in adding.router.index()} == {"UNAVAILABLE"}
 
 
 def test_requests_that_do_not_end_in_time_are_failed_at_the_end_of_the_server(adding: Any, new_blocker: Any) -> None:
@@ -779,7 +779,7 @@ def test_requests_that_do_not_end_in_time_are_failed_at_the_end_of_the_server(ad
     load(adding, ensemble(adding, "e", chain("a", "b")))
     _, mailbox = adding.submit(0.0, model="e")
     blocker.wait_blocked()
-    assert not adding.manager.close(0.0)
+    assert not adding.service.close(0.0)
     assert isinstance(mailbox.final().error, Draining)
     blocker.release(10)
 
@@ -812,7 +812,7 @@ def test_evicted_members_are_loaded_again_step_by_step(new_core: Any, eventually
     core.script.on_run = lambda name, inputs: {"OUT": inputs["IN"] + np.float32(1)}
     for name in "ab":
         core.set_desired(core.spec(name))
-        assert core.manager.wait_settled([name], LIMIT_S)
+        assert core.table.wait_settled([name], LIMIT_S)
     load(core, ensemble(core, "e", chain("a", "b", "a")))
     _, mailbox = core.submit(0.0, model="e")
     assert value(mailbox.final()) == 3.0

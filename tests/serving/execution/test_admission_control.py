@@ -184,7 +184,7 @@ def test_those_failed_at_the_end_of_the_server_are_settled(
     core.submit()
     stop.wait_blocked()
     _, waiting = core.submit()
-    assert not core.manager.close(0.0)
+    assert not core.service.close(0.0)
     assert waiting.final().error is not None
     assert held.settled[2.0] == [0.0]
     stop.release()
@@ -276,7 +276,7 @@ def test_opening_admission_control_starts_the_requests_that_it_held_back(
     stop.wait_blocked()
     assert len(core.script.ran) == 2
     held.is_open = True
-    core.manager.resume()
+    core.service.resume()
     for _ in range(4):
         stop.wait_blocked()
     stop.release(6)

@@ -202,7 +202,7 @@ def test_inputs_are_released_though_the_receiver_of_the_failure_raises(core: Any
     version = core.load(core.spec())
     loan, mailbox = Loan(1), new_mailbox()
     ticket = Ticket(loan.request, 1, 1, None, 0, mailbox, version._scheduler.cancel)
-    version._scheduler.add_in_flight(ticket)
+    version._scheduler.add(ticket)
 
     def run(inputs: Any, outputs: Any) -> Any:
         raise BackendError("failed as told")
@@ -286,7 +286,7 @@ def test_inputs_are_given_back_once_when_the_drain_runs_out_of_time(core: Any, b
     for loan, mailbox in zip(loans, mailboxes, strict=True):
         core.service.submit(loan.request, mailbox)
     blocker.wait_blocked()
-    assert not core.manager.close(0.0)
+    assert not core.service.close(0.0)
     assert all(isinstance(mailbox.final().error, Draining) for mailbox in mailboxes)
     loans[1].wait_returned()
     assert loans[0].returns == 0, "the hung batch still reads it"
@@ -297,7 +297,7 @@ def test_inputs_are_given_back_once_when_the_drain_runs_out_of_time(core: Any, b
 
 def test_refusing_again_and_again_collects_no_frames(core: Any) -> None:
     version = core.load(core.spec())
-    core.manager.close(1.0)
+    core.service.close(1.0)
     depths = []
     for _ in range(3):
         with pytest.raises(Draining) as caught:

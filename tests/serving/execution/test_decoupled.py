@@ -207,7 +207,7 @@ def test_a_drain_waits_for_open_streams_and_for_the_thread_inside_execute(
     assert inside.wait(20)
     assert version.in_flight == 0
     core.service.unload_model("m")
-    assert core.manager.index()[0].state == "UNLOADING"
+    assert core.router.index()[0].state == "UNLOADING"
     leave.set()
     eventually(lambda: "close" in order)
     caller.join(20)
@@ -218,7 +218,7 @@ def test_streams_that_never_end_are_failed_when_the_time_to_drain_is_over(core: 
     core.load(core.spec(is_decoupled=True))
     _, mailbox = core.submit()
     execution = hands.wait()[0]
-    assert not core.manager.close(0.0)
+    assert not core.service.close(0.0)
     assert isinstance(mailbox.final().error, Draining)
     assert execution.is_cancelled()
     execution.finish()

@@ -149,7 +149,7 @@ def is_run_here(core: Any, new_mailbox: Any, eventually: Any) -> Callable[[float
         core.service.submit(core.request(1.0), mailbox, hold_us=hold_us)
         assert mailbox.final().error is None
         # The instance is free again after the response: another request finds it busy before.
-        eventually(lambda: core.manager.in_flight() == 0)
+        eventually(lambda: core.router.in_flight() == 0)
         return core.script.ran[-1][1] is threading.current_thread()
 
     return is_run
@@ -213,7 +213,7 @@ def running(core: Any, blocker: Any, new_mailbox: Any) -> Any:
 
 def test_a_drain_waits_for_a_run_on_a_callers_thread(core: Any, blocker: Any, running: Any) -> None:
     mailbox, caller, released = running
-    version = core.manager.route("m", None)
+    version = core.router.route("m", None)
     drained = threading.Event()
     assert version.in_flight == 1
     core.service.unload_model("m")
@@ -231,7 +231,7 @@ def test_a_run_that_outlasts_the_drain_is_answered_once_and_released_at_its_end(
     core: Any, blocker: Any, running: Any
 ) -> None:
     mailbox, caller, released = running
-    version = core.manager.route("m", None)
+    version = core.router.route("m", None)
     assert version.abandon_running() == 1
     assert isinstance(mailbox.final().error, Draining)
     assert not released.is_set()
@@ -249,4 +249,4 @@ def test_a_ticket_is_cancelled_in_vain_once_its_caller_has_computed_it(core: Any
     ticket = core.service.submit(core.request(2.0), mailbox, hold_us=math.inf)
     ticket.cancel()
     assert [response.error for response in mailbox.responses] == [None]
-    assert core.manager.route("m", None).in_flight == 0
+    assert core.router.route("m", None).in_flight == 0

@@ -22,8 +22,8 @@ def sample(name: str = "zeros", *, rows: int = 2, count: int = 1, source: str = 
 
 def reason(core: Any, spec: Any, root: Path = Path("/nowhere")) -> str:
     core.set_desired(spec, root=root)
-    assert core.manager.wait_settled([spec.name], 20)
-    found = core.manager.failure(spec.name)
+    assert core.table.wait_settled([spec.name], 20)
+    found = core.router.failure(spec.name)
     assert found is not None
     return str(found)
 
@@ -158,7 +158,7 @@ def test_a_session_that_fails_to_close_still_ends_its_version(core: Any, eventua
     core.script.on_close = fail
     core.load(core.spec())
     core.service.unload_model("m")
-    eventually(lambda: [entry.reason for entry in core.manager.index()] == ["unloaded"])
+    eventually(lambda: [entry.reason for entry in core.router.index()] == ["unloaded"])
     assert "instance m_0 failed to close" in caplog.text
 
 

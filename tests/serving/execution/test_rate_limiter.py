@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from edge_server.core.model_spec import DynamicBatching, InstanceGroup, InstanceKind, RateResource
 from edge_server.errors import BadModelConfig, Cancelled, EdgeServerError
-from edge_server.serving.execution.rate_limiter import CPU, RateLimiter, ResourceDemand, needs_of
+from edge_server.serving.execution.rate_limiter import CPU, RateLimiter, ResourceDemand, ResourceKey, needs_of
 
 R = ("R", CPU)
 
@@ -26,6 +26,13 @@ def group(name: str, *resources: tuple[str, int], instances: int = 1, priority: 
 
 
 # -- the rule ------------------------------------------------------------------------------------------------------
+
+
+def in_use(limiter: RateLimiter) -> dict[ResourceKey, tuple[int, int]]:
+    """Return, for each resource that instances ask for, the granted and the total count."""
+    with limiter._lock:
+        keys = {key for demand in limiter._demands for key in demand.needs}
+        return {key: (limiter._used.get(key, 0), limiter._count(key)) for key in keys}
 
 
 class LimiterMachine(RuleBasedStateMachine):
@@ -96,7 +103,7 @@ class LimiterMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_more_is_in_use_than_there_is(self) -> None:
-        for key, (used, count) in self.limiter.in_use().items():
+        for key, (used, count) in in_use(self.limiter).items():
             assert used == sum(item.needs.get(key, 0) for item in self.running)
             # Without a configured count the most demanding one says how many there are, and it may have left.
             assert used <= count or key[0] == "C"
@@ -106,8 +113,8 @@ class LimiterMachine(RuleBasedStateMachine):
         """Of those that want to run, the one whose turn it is lacks something that another holds."""
         if self.wanting:
             first = min(self.wanting, key=lambda item: (item.turn, item.order))
-            in_use = self.limiter.in_use()
-            assert any(in_use[key][0] + count > in_use[key][1] for key, count in first.needs.items())
+            used = in_use(self.limiter)
+            assert any(used[key][0] + count > used[key][1] for key, count in first.needs.items())
 
     @invariant()
     def whoever_shares_nothing_with_the_others_runs(self) -> None:
@@ -232,7 +239,7 @@ def test_releasing_resources_that_are_not_held_changes_nothing() -> None:
     demand = ResourceDemand("m", {R: 1}, 1)
     limiter.register(demand)
     limiter.release(demand)
-    assert limiter.in_use() == {R: (0, 1)}
+    assert in_use(limiter) == {R: (0, 1)}
 
 
 # -- models in a house ------------------------------------------------------------------------------------------------
@@ -312,8 +319,8 @@ def test_a_batch_gives_its_resources_back_also_when_it_fails(new_core: Any, fail
         core.script.on_run = lambda name, inputs: 1 / 0
     for _ in range(3):
         assert (core.submit(model="a")[1].final().error is not None) is fails
-    core.manager.close(1.0)
-    assert limiter.in_use() == {}
+    core.service.close(1.0)
+    assert in_use(limiter) == {}
 
 
 def test_a_cancelled_waiter_lets_the_next_one_go(new_core: Any, new_blocker: Any) -> None:
@@ -374,7 +381,7 @@ def test_a_version_that_is_unloaded_while_it_waits_answers_first_and_leaves_noth
     stop.release()
     assert held.final().error is None
     assert waiting.final().error is None
-    eventually(lambda: not core.manager.versions("b") or core.manager.versions("b")[0].state == "RETIRED")
+    eventually(lambda: not core.router.versions("b") or core.router.versions("b")[0].state == "RETIRED")
     assert core.submit(model="a")[1] is not None
     stop.release()
 
@@ -397,10 +404,10 @@ def test_a_model_that_needs_more_resources_than_exist_does_not_load_and_leaves_n
     limiter = RateLimiter({("R", None): 3})
     core = new_core(limiter=limiter)
     core.set_desired(core.spec("a", instance_groups=group("a", ("R", 4))))
-    assert core.manager.wait_settled(["a"], 20)
-    assert "asks for 4 of resource 'R' of the CPU, and --rate-limit-resource grants 3" in core.manager.failure("a")
+    assert core.table.wait_settled(["a"], 20)
+    assert "asks for 4 of resource 'R' of the CPU, and --rate-limit-resource grants 3" in core.router.failure("a")
     assert core.script.opened == []
-    assert limiter.in_use() == {}
+    assert in_use(limiter) == {}
 
 
 def test_waiting_for_resources_with_a_queue_delay_does_not_keep_the_timer_busy(
@@ -487,7 +494,7 @@ def test_a_storm_with_cancels_and_reloads_loses_no_request_and_oversteps_nothing
         for number in range(12):
             name = "abc"[number % 3]
             core.set_desired(specs[name], mark=f"new{number}")
-            core.manager.wait_settled([name], 20)
+            core.table.wait_settled([name], 20)
 
     threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(4)] + [threading.Thread(target=reload)]
     for thread in threads:
@@ -497,5 +504,5 @@ def test_a_storm_with_cancels_and_reloads_loses_no_request_and_oversteps_nothing
     assert not any(thread.is_alive() for thread in threads), "somebody waits for ever"
     assert problems == []
     assert watched.wrong == []
-    assert core.manager.close(20.0)
-    assert limiter.in_use() == {}
+    assert core.service.close(20.0)
+    assert in_use(limiter) == {}

@@ -195,7 +195,7 @@ def test_an_unbound_session_is_opened_closed_and_released_where_models_are_loade
 def test_a_hung_run_keeps_no_other_model_of_the_pool_from_running(
     unbound: Any, new_blocker: Any, new_pool: Any
 ) -> None:
-    unbound.manager._loader.pool = new_pool(1, long_run_s=0.01)
+    unbound.models.loader.pool = new_pool(1, long_run_s=0.01)
     blocker, plain = new_blocker(), unbound.script.on_run
     unbound.script.on_run = lambda name, inputs: (name.startswith("hung") and blocker.block()) or plain(name, inputs)
     unbound.load(unbound.spec("hung"))
@@ -210,7 +210,7 @@ def test_a_hung_run_keeps_no_other_model_of_the_pool_from_running(
 
 
 def test_a_busy_model_goes_on_with_others_after_each_batch(unbound: Any, new_blocker: Any, new_pool: Any) -> None:
-    unbound.manager._loader.pool = new_pool(1)
+    unbound.models.loader.pool = new_pool(1)
     blocker, plain = new_blocker(), unbound.script.on_run
     unbound.load(unbound.spec("busy", max_batch_size=1))
     unbound.load(unbound.spec("m", max_batch_size=1))
@@ -225,7 +225,7 @@ def test_a_busy_model_goes_on_with_others_after_each_batch(unbound: Any, new_blo
 
 
 def test_an_instance_of_the_pool_runs_one_batch_at_a_time_and_in_order(unbound: Any, new_pool: Any) -> None:
-    unbound.manager._loader.pool = new_pool(3)
+    unbound.models.loader.pool = new_pool(3)
     seen: dict[str, list[float]] = {"a_0": [], "b_0": []}
     inside: set[str] = set()
     plain = unbound.script.on_run

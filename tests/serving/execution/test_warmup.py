@@ -35,8 +35,8 @@ def answer(core: Any, make: Any) -> None:
 
 def outcome(core: Any, spec: Any, mark: str) -> str | None:
     core.set_desired(spec, mark=mark)
-    assert core.manager.wait_settled([spec.name], 20)
-    failure: str | None = core.manager.failure(spec.name)
+    assert core.table.wait_settled([spec.name], 20)
+    failure: str | None = core.router.failure(spec.name)
     return failure
 
 
@@ -64,7 +64,7 @@ def test_a_version_that_answers_wrongly_never_replaces_one_that_works(
     failure = outcome(core, fixed(core, warmup=warmup), "b")
     assert failure is not None
     assert message in failure
-    assert core.manager.route("m", None) is old
+    assert core.router.route("m", None) is old
     answer(core, np.array)
     assert core.load(fixed(core, warmup=warmup), mark="c").generation == 3, "a good upload heals it"
 

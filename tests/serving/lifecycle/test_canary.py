@@ -26,7 +26,7 @@ def ask(core: Any, count: int, **more: Any) -> Counter[int]:
 
 
 def shares(core: Any) -> dict[int, float]:
-    return {report.version: report.share for report in core.manager.versions("m") if report.state == "READY"}
+    return {report.version: report.share for report in core.router.versions("m") if report.state == "READY"}
 
 
 def fail_version(core: Any, version: int) -> None:
@@ -56,7 +56,7 @@ def test_the_canary_takes_its_exact_share_of_the_requests_without_a_version(core
     assert ask(core, 400) == {1: 300, 2: 100}
     assert ask(core, 10, version=2) == {2: 10}
     assert {item.version: item.success.count for item in core.service.statistics("m", None)} == {1: 300, 2: 110}
-    assert {report.version: report.served_count for report in core.manager.versions("m")} == {1: 300, 2: 110}
+    assert {report.version: report.served_count for report in core.router.versions("m")} == {1: 300, 2: 110}
 
 
 def test_questions_about_the_model_do_not_count_as_requests(core: Any) -> None:
@@ -66,7 +66,7 @@ def test_questions_about_the_model_do_not_count_as_requests(core: Any) -> None:
         core.service.find("m", None)
         seen += ask(core, 1)
     assert seen == {1: 10, 2: 10}
-    assert core.manager.route("m", None).version == 1, "the model is what the version before the canary says"
+    assert core.router.route("m", None).version == 1, "the model is what the version before the canary says"
 
 
 @pytest.mark.parametrize(("share", "expected"), [("0", {1: 50}), ("1", {2: 50}), ("0.1", {1: 45, 2: 5})])
@@ -97,12 +97,12 @@ def test_a_canary_that_fails_too_often_falls_back_and_says_so(trial_house: Any) 
     assert shares(core) == {1: 1.0, 2: 0.0}
     (event,) = [fields for kind, fields in core.events if kind == "model.canary_failed"]
     assert (event["version"], "requests failed" in event["reason"]) == (2, True)
-    (row,) = [entry for entry in core.manager.index() if entry.version == "2"]
+    (row,) = [entry for entry in core.router.index() if entry.version == "2"]
     assert row.state == "READY"
     assert row.reason.startswith("takes only requests that name it, the canary fell back: 2 of its latest 2 requests")
-    (report,) = [report for report in core.manager.versions("m") if report.version == 2]
+    (report,) = [report for report in core.router.versions("m") if report.version == 2]
     assert report.reason == row.reason
-    assert not core.manager.has_failures()
+    assert not core.router.has_failures()
     assert core.submit(1.0, version=2)[1].final().version == 2
 
 
@@ -142,10 +142,10 @@ def test_a_canary_with_other_inputs_than_its_predecessor_takes_no_requests_for_i
     core.load(core.spec(parameters=SHARE), 1)
     other = core.spec(parameters=SHARE, inputs=(InputSpec("IN", DType.FP32, (2,)),))
     wish = {1: core.desired_version(core.spec(parameters=SHARE), 1), 2: core.desired_version(other, 2)}
-    core.manager.set_desired(type(core.desired["m"])("m", wish))
-    assert core.manager.wait_settled(["m"], 20)
+    core.table.set_desired(type(core.desired["m"])("m", wish))
+    assert core.table.wait_settled(["m"], 20)
     assert shares(core) == {1: 1.0, 2: 0.0}
-    assert "its inputs differ" in {entry.version: entry.reason for entry in core.manager.index()}["2"]
+    assert "its inputs differ" in {entry.version: entry.reason for entry in core.router.index()}["2"]
     eventually(lambda: "model.canary_failed" in [kind for kind, _ in core.events])
 
 
@@ -155,8 +155,8 @@ BAD = [("canary_share", "1.5"), ("canary_share", "ten"), ("canary_max_p99_ratio"
 @pytest.mark.parametrize(("key", "text"), BAD)
 def test_terms_that_make_no_sense_fail_the_load(core: Any, key: str, text: str) -> None:
     core.set_desired(core.spec(parameters={"canary_share": "0.1", key: text}))
-    assert core.manager.wait_settled(["m"], 20)
-    assert f"parameter {key} must be a number of" in core.manager.failure("m")
+    assert core.table.wait_settled(["m"], 20)
+    assert f"parameter {key} must be a number of" in core.router.failure("m")
 
 
 MS = 1_000_000

@@ -20,14 +20,18 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from edge_server import backends
 from edge_server.backends.base import Array, Backend, ModelFile, OpenJob, Session, SessionInfo
+from edge_server.config import LogConfig
 from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import LoadError
+from edge_server.memory.shared_memory import SharedMemoryRegistry
 from edge_server.repository.desired_state import RepositorySource
 from edge_server.repository.resolve_version import ResolveOptions
 from edge_server.repository.scan import Scanner
-from edge_server.serving.lifecycle.manager import Manager
+from edge_server.service import InferenceService
+from edge_server.serving.lifecycle.model_lifecycle import make_lifecycle
 from edge_server.serving.timer import Timer
+from edge_server.telemetry.log import LogSettings
 
 TIMEOUT_S = 60.0
 MODELS = ("apple", "pear")
@@ -114,14 +118,17 @@ class RepositoryMachine(RuleBasedStateMachine):
         for root in self.roots:
             root.mkdir()
         self.timer = Timer()
-        self.manager = Manager(self.timer, {})
         self.source = RepositorySource(Scanner(self.roots), ResolveOptions())
+        self.service = InferenceService(
+            make_lifecycle(self.timer, {}), self.source, SharedMemoryRegistry(True), LogSettings(LogConfig()),
+            server_id="edge-server", server_version="1", is_explicit=False,
+        )  # fmt: skip
         self.folders: dict[tuple[int, str], Folder] = {}
         self.expected: dict[str, Expected] = {}
         self.count = 0
 
     def teardown(self) -> None:
-        assert self.manager.close(TIMEOUT_S)
+        assert self.service.close(TIMEOUT_S)
         self.timer.close()
         self.source.close()
         shutil.rmtree(self.top)
@@ -208,11 +215,11 @@ class RepositoryMachine(RuleBasedStateMachine):
     def look(self) -> None:
         """Set the desired state, wait until it is reached, and return the versions that must serve now."""
         desired, _ = self.source.desired_models()
-        self.manager.set_desired_state(desired.values())
-        assert self.manager.wait_settled(timeout_s=TIMEOUT_S)
+        self.service.table.set_desired_state(desired.values())
+        assert self.service.table.wait_settled(timeout_s=TIMEOUT_S)
         # The new state is reached before the old generations are closed. Until then a version that failed is UNLOADING.
         limit_s = time.monotonic() + TIMEOUT_S
-        while any(entry.state == "UNLOADING" for entry in self.manager.index()):
+        while any(entry.state == "UNLOADING" for entry in self.service.router.index()):
             assert time.monotonic() < limit_s
             time.sleep(0.001)
         for model in MODELS:
@@ -223,15 +230,16 @@ class RepositoryMachine(RuleBasedStateMachine):
     def what_must_serve_serves(self) -> None:
         for model, expected in self.expected.items():
             found = {
-                version.version: self.ask(model, version.version) for version in self.manager.ready_versions(model)
+                version.version: self.ask(model, version.version)
+                for version in self.service.router.ready_versions(model)
             }
             assert found == expected.serving, f"{model} in {self.folders}"
             if expected.serving:
-                assert self.manager.route(model, None).version == max(expected.serving)
+                assert self.service.router.route(model, None).version == max(expected.serving)
 
     @invariant()
     def what_does_not_serve_says_why(self) -> None:
-        rows = [entry for entry in self.manager.index() if entry.state not in ("UNLOADING",)]
+        rows = [entry for entry in self.service.router.index() if entry.state not in ("UNLOADING",)]
         for model, expected in self.expected.items():
             of_model = {entry.version: entry for entry in rows if entry.name == model}
             assert bool(of_model.get("")) == expected.is_refused, of_model
@@ -239,7 +247,7 @@ class RepositoryMachine(RuleBasedStateMachine):
             for version in expected.failed:
                 assert of_model[str(version)].reason, of_model
         is_any_refused = any(item.failed - set(item.serving) or item.is_refused for item in self.expected.values())
-        assert not is_any_refused or self.manager.has_failures()
+        assert not is_any_refused or self.service.router.has_failures()
 
     # -- the model of it ----------------------------------------------------------------------------------------------
 
@@ -264,7 +272,7 @@ class RepositoryMachine(RuleBasedStateMachine):
     def ask(self, model: str, version: int) -> int:
         answers: list[Response] = []
         request = Request(model, {"IN": Tensor("IN", DType.FP32, np.zeros((1,), np.float32))})
-        self.manager.route(model, version).submit(request, answers.append, hold_us=math.inf)
+        self.service.router.route(model, version).submit(request, answers.append, hold_us=math.inf)
         assert answers[0].error is None, answers
         assert answers[0].version == version
         return int(np.asarray(answers[0].outputs[0].array)[0])

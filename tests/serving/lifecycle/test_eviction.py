@@ -16,17 +16,17 @@ IDLE = "unloaded: idle; loads again on request"
 
 
 def index(core: Any) -> dict[str, tuple[str, str]]:
-    return {entry.name: (entry.state, entry.reason) for entry in core.manager.index()}
+    return {entry.name: (entry.state, entry.reason) for entry in core.router.index()}
 
 
 def set_desired(core: Any, *names: str) -> None:
     for name in names:
         core.set_desired(core.spec(name))
-        assert core.manager.wait_settled([name], 20)
+        assert core.table.wait_settled([name], 20)
 
 
 def resident(core: Any) -> set[str]:
-    return {item.name for item in core.manager.all_ready()}
+    return {item.name for item in core.router.all_ready()}
 
 
 def ask(core: Any, name: str, value: float = 1.0, **more: Any) -> Any:
@@ -38,7 +38,7 @@ def test_only_as_many_as_allowed_are_loaded_and_the_rest_are_offered_all_the_sam
     set_desired(core, "a", "b", "c")
     assert resident(core) == {"a", "b"}
     assert index(core) == {"a": ("READY", ""), "b": ("READY", ""), "c": ("UNAVAILABLE", FOR_ROOM)}
-    assert not core.manager.has_failures()
+    assert not core.router.has_failures()
     core.service.started()
     assert core.service.is_ready()
     assert core.service.is_model_ready("c", None)
@@ -49,7 +49,7 @@ def test_only_as_many_as_allowed_are_loaded_and_the_rest_are_offered_all_the_sam
     with pytest.raises(UnknownModel):
         core.service.find("c", 2)
     assert [name for name, _ in core.script.opened] == ["a_0", "b_0"], "the third was not opened to be closed again"
-    (report,) = core.manager.versions("c")
+    (report,) = core.router.versions("c")
     assert (report.state, report.reason, report.share) == ("RETIRED", FOR_ROOM, 0.0)
 
 
@@ -94,7 +94,7 @@ def test_a_time_that_is_given_while_a_model_is_not_loaded_does_not_hold_for_its_
     set_desired(core, "a", "b")
     core.service.set_keep_alive("b", 0.0)
     assert ask(core, "b").error is None
-    core.manager.table.unload_idle()
+    core.table.unload_idle()
     assert resident(core) == {"b"}
 
 
@@ -114,14 +114,14 @@ def test_a_time_that_is_given_for_a_load_that_fails_does_not_hold_for_the_next(
     core.service.set_keep_alive("b", 0.0)
     blocker.release()
     assert isinstance(waiting.final().error, NotReady)
-    eventually(lambda: core.manager.table._models["b"].keep_alive_s is None)
+    eventually(lambda: core.table._models["b"].keep_alive_s is None)
 
 
 @pytest.mark.parametrize("text", ["-1", "soon", "inf", "nan"])
 def test_an_idle_time_that_is_no_number_of_seconds_is_refused(new_core: Any, text: str) -> None:
     core = new_core()
     core.set_desired(core.spec("m", parameters={"idle_unload_s": text}))
-    assert core.manager.wait_settled(["m"], 20)
+    assert core.table.wait_settled(["m"], 20)
     assert "parameter idle_unload_s: expected a number of seconds" in index(core)["m"][1]
 
 
@@ -148,7 +148,7 @@ def test_requests_that_come_while_it_loads_share_the_one_load(new_core: Any, new
     blocker.release()
     assert [float(mailbox.final().outputs[0].array[0, 0]) for _, mailbox in sent] == [0, 1, 2, 3, 4, 5]
     assert [name for name, _ in core.script.opened] == ["a_0", "b_0"]
-    eventually(lambda: not core.manager.table._models["b"].pending)
+    eventually(lambda: not core.table._models["b"].pending)
 
 
 def stop_runs(core: Any, blocker: Any) -> None:
@@ -168,7 +168,7 @@ def test_a_model_in_use_is_not_evicted(new_core: Any, new_blocker: Any, eventual
     _, busy = core.submit(model="a")
     blocker.wait_blocked()
     _, waiting = core.submit(model="b")
-    eventually(lambda: core.manager.table._models["b"].loading is not None)
+    eventually(lambda: core.table._models["b"].loading is not None)
     assert resident(core) == {"a"}
     blocker.release(1)
     assert busy.final().error is None
@@ -190,7 +190,7 @@ def test_a_request_that_waits_for_its_model_can_be_taken_back(new_core: Any, new
     assert released == [True]
     ticket.cancel()
     blocker.release()
-    assert core.manager.wait_settled(["b"], 20)
+    assert core.table.wait_settled(["b"], 20)
     assert len(mailbox.responses) == 1
     assert released == [True]
 
@@ -234,7 +234,7 @@ def test_a_model_that_does_not_come_back_says_why(new_core: Any) -> None:
     assert error.retry_after_s is None
     assert released == [True]
     assert index(core)["b"] == ("UNAVAILABLE", "the file is gone")
-    assert core.manager.has_failures()
+    assert core.router.has_failures()
     with pytest.raises(UnknownModel, match="the file is gone"):
         core.submit(model="b")
 
@@ -268,7 +268,7 @@ def test_the_end_of_the_server_answers_those_that_wait(new_core: Any, new_blocke
     core.script.on_open = lambda job: blocker.block()
     _, mailbox = core.submit(model="b")
     blocker.wait_blocked()
-    core.manager.close(0.0)
+    core.service.close(0.0)
     assert isinstance(mailbox.final().error, Draining)
     blocker.release()
 
@@ -279,7 +279,7 @@ def test_an_idle_model_leaves_and_comes_back(new_core: Any, eventually: Any) -> 
     eventually(lambda: index(core) == {"a": ("UNAVAILABLE", IDLE)} and len(core.script.closed) == 1)
     assert core.service.is_model_ready("a", None)
     assert ask(core, "a").error is None
-    assert core.manager.versions("a")[0].generation == 2
+    assert core.router.versions("a")[0].generation == 2
 
 
 def test_an_old_generation_that_stands_in_for_bad_files_never_leaves(new_core: Any, eventually: Any) -> None:
@@ -292,16 +292,16 @@ def test_an_old_generation_that_stands_in_for_bad_files_never_leaves(new_core: A
     ask(core, "a")
     core.script.on_open = fail
     core.set_desired(core.spec("a"), mark="b")
-    assert core.manager.wait_settled(["a"], 20)
+    assert core.table.wait_settled(["a"], 20)
     if resident(core) == {"a"}:
-        assert not core.manager.table._models["a"].can_be_evicted()
+        assert not core.table._models["a"].can_be_evicted()
 
 
 def test_changed_files_of_a_model_out_of_memory_are_checked_and_wait_too(new_core: Any) -> None:
     core = new_core(max_resident_models=1)
     set_desired(core, "a", "b")
     core.set_desired(core.spec("b", max_batch_size=4), mark="new")
-    assert core.manager.wait_settled(["b"], 20)
+    assert core.table.wait_settled(["b"], 20)
     assert index(core)["b"] == ("UNAVAILABLE", FOR_ROOM)
     assert core.service.find("b", None).spec.max_batch_size == 4
 
@@ -311,7 +311,7 @@ def test_a_load_call_loads_an_evicted_model_and_a_removed_model_is_not_loaded_on
     set_desired(core, "a", "b")
     core.service.load_model("b")
     assert resident(core) == {"b"}
-    core.manager.set_desired(DesiredModel("a"))
+    core.table.set_desired(DesiredModel("a"))
     assert not core.service.is_model_ready("a", None)
     with pytest.raises(UnknownModel):
         core.submit(model="a")
@@ -324,8 +324,8 @@ def test_all_versions_of_a_model_leave_and_come_back_together(new_core: Any) -> 
     ask(core, "b")
     assert core.service.model_metadata("a", None).versions == ("1", "2")
     assert ask(core, "a", version=1).version == 1
-    assert core.manager.wait_settled(["a"], 20)
-    assert [item.version for item in core.manager.ready_versions("a")] == [2, 1]
+    assert core.table.wait_settled(["a"], 20)
+    assert [item.version for item in core.router.ready_versions("a")] == [2, 1]
 
 
 def test_more_models_than_fit_serve_every_request_of_many_threads(new_core: Any) -> None:
@@ -387,7 +387,7 @@ def test_work_of_each_second_goes_on_after_an_error_and_idle_models_leave_beside
         calls.release()
         raise ValueError("a plugin's fault")
 
-    core.manager.call_each_second(work)
+    core.service.checks.call_each_second(work)
     set_desired(core, "a")
     for _ in range(3):
         assert calls.acquire(timeout=20)

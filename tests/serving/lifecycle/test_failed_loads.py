@@ -30,8 +30,8 @@ class Failing:
 
 
 def settle(core: Any, name: str = "m") -> str | None:
-    assert core.manager.wait_settled([name], 20)
-    reason: str | None = core.manager.failure(name)
+    assert core.table.wait_settled([name], 20)
+    reason: str | None = core.router.failure(name)
     return reason
 
 
@@ -58,9 +58,9 @@ def test_a_cause_that_may_pass_is_tried_again_by_itself(core: Any, eventually: A
     reason = settle(core)
     assert reason is not None
     assert "failed 1 time(s), tried again at 20" in reason
-    (entry,) = core.manager.index()
+    (entry,) = core.router.index()
     assert (entry.state, "tried again at" in entry.reason) == ("UNAVAILABLE", True)
-    (report,) = core.manager.versions("m")
+    (report,) = core.router.versions("m")
     assert (report.state, report.generation, report.share) == ("FAILED", 1, 0.0)
     for version in (None, 1):
         with pytest.raises(NotReady) as refused:
@@ -69,7 +69,7 @@ def test_a_cause_that_may_pass_is_tried_again_by_itself(core: Any, eventually: A
     assert any(kind == "model.failed" and fields["retry_in_s"] == 1.0 for kind, fields in core.events)
     eventually(lambda: core.service.is_model_ready("m", None))
     assert opens.count == 2
-    assert core.manager.failure("m") is None
+    assert core.router.failure("m") is None
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_cause_that_stays_is_not_tried_again(core: Any, error: Exception) -> N
     opens = Failing(core, error)
     core.set_desired(core.spec())
     assert "tried again" not in str(settle(core))
-    assert core.manager.table._models["m"].failures[1].alarm is None
+    assert core.table._models["m"].failures[1].alarm is None
     assert opens.count == 1
 
 
@@ -100,7 +100,7 @@ def test_the_next_try_comes_later_each_time(core: Any, eventually: Any) -> None:
     # A failure is announced after it was noted, so the announcement is what is waited for.
     eventually(lambda: len(waits()) == 2)
     assert waits() == [1.0, 2.0]
-    assert "failed 2 time(s)" in core.manager.failure("m")
+    assert "failed 2 time(s)" in core.router.failure("m")
 
 
 def test_a_retry_that_is_due_leaves_the_old_generation_serving(core: Any, eventually: Any) -> None:
@@ -108,15 +108,15 @@ def test_a_retry_that_is_due_leaves_the_old_generation_serving(core: Any, eventu
     Failing(core, OutOfMemory("a"))
     core.set_desired(core.spec(), mark="b")
     assert "a (failed 1 time(s)" in str(settle(core))
-    assert core.manager.route("m", None) is old
-    eventually(lambda: core.manager.route("m", None).generation == 3)
+    assert core.router.route("m", None) is old
+    eventually(lambda: core.router.route("m", None).generation == 3)
 
 
 def test_changed_files_are_tried_at_once_and_the_old_retry_is_forgotten(core: Any) -> None:
     opens = Failing(core, OutOfMemory("a"))
     core.set_desired(core.spec())
     settle(core)
-    alarm = core.manager.table._models["m"].failures[1].alarm
+    alarm = core.table._models["m"].failures[1].alarm
     core.load(core.spec(), mark="b")
     assert alarm.call is None
     assert opens.count == 2
@@ -134,8 +134,8 @@ def test_a_load_that_is_no_longer_desired_is_not_retried(core: Any) -> None:
     Failing(core, OutOfMemory("a"))
     core.set_desired(core.spec())
     settle(core)
-    alarm = core.manager.table._models["m"].failures[1].alarm
-    core.manager.set_desired(DesiredModel("m"))
+    alarm = core.table._models["m"].failures[1].alarm
+    core.table.set_desired(DesiredModel("m"))
     assert alarm.call is None
 
 
@@ -144,7 +144,7 @@ def test_memory_that_another_model_gives_back_is_used_at_once(core: Any, eventua
     opens = Failing(core, *[OutOfMemory("a")] * 3)
     core.set_desired(core.spec("m"))
     eventually(lambda: opens.count == 3)
-    waiting = core.manager.table._models["m"]
+    waiting = core.table._models["m"]
     eventually(lambda: waiting.loading is None and 1 in waiting.failures)
     core.service.unload_model("big")
     before = time.monotonic()
@@ -173,11 +173,11 @@ def test_two_loads_that_hang_do_not_keep_others_from_loading(new_core: Any, new_
     blocker.wait_blocked()
     blocker.wait_blocked()
     core.set_desired(core.spec("m"))
-    assert core.manager.wait_settled(["m"], 20)
+    assert core.table.wait_settled(["m"], 20)
     assert core.service.is_model_ready("m", None)
     blocker.release(2)
-    assert core.manager.wait_settled(None, 20)
-    assert core.manager._reconciler._slots._free._value == 2, "late ones give back no slot twice"
+    assert core.table.wait_settled(None, 20)
+    assert core.models.reconciler._loads._free._value == 2, "late ones give back no slot twice"
 
 
 def test_a_load_below_the_memory_floor_waits_and_says_so(new_core: Any, eventually: Any) -> None:
@@ -211,12 +211,12 @@ def test_a_load_waits_for_unloading_models_before_it_fails_for_lack_of_memory(
     blocker = new_blocker()
     core.load(core.spec("old"))
     core.script.on_close = lambda name: blocker.block()
-    placement = core.manager._reconciler
-    placement.check_memory = lambda file, count: "memory is short" if core.manager.table.is_unloading() else None
+    placement = core.models.reconciler
+    placement.check_memory = lambda file, count: "memory is short" if core.table.is_unloading() else None
     core.service.unload_model("old")
     blocker.wait_blocked()
     core.set_desired(core.spec("m"))
-    eventually(lambda: core.manager.table._models["m"].generation == 1)
+    eventually(lambda: core.table._models["m"].generation == 1)
     blocker.release(2)
     assert settle(core, "m") is None
     assert "model.failed" not in [kind for kind, _ in core.events]
@@ -226,7 +226,7 @@ def test_what_a_repository_raises_while_it_reads_is_sorted_the_same_way(core: An
     def resolve(passed_over: Any) -> Any:
         raise OSError(errno.ESTALE, "stale file handle")
 
-    core.manager.set_desired(DesiredModel("m", {1: DesiredVersion("a", resolve)}))
+    core.table.set_desired(DesiredModel("m", {1: DesiredVersion("a", resolve)}))
     assert "tried again at" in str(settle(core))
 
 
@@ -244,7 +244,7 @@ def test_a_failure_names_the_runtimes_that_were_skipped_and_no_other_notes(
         spec = replace(resolved.spec, backend=backend)
         return replace(resolved, spec=spec, skipped=skipped, has_alternatives=not passed_over)
 
-    core.manager.set_desired(DesiredModel("m", {1: DesiredVersion("a", resolve)}))
+    core.table.set_desired(DesiredModel("m", {1: DesiredVersion("a", resolve)}))
     assert settle(core) == (
         "version 1 is at UNAVAILABLE state: the last cannot open it; "
         "backend 'first' was skipped for 'last': the first cannot open it;"
@@ -264,9 +264,9 @@ def test_files_that_changed_while_they_were_loaded_fail_nothing_when_the_new_one
     core.script.on_open = change
     core.set_desired(core.spec(), mark="b")
     assert settle(core) is None
-    assert core.manager.route("m", None).fingerprint == "c"
+    assert core.router.route("m", None).fingerprint == "c"
     assert "model.failed" not in [kind for kind, _ in core.events]
-    assert core.manager.route("m", None) is not old
+    assert core.router.route("m", None) is not old
 
 
 def test_files_that_changed_while_they_were_loaded_leave_every_version_serving(core: Any) -> None:
@@ -275,7 +275,7 @@ def test_files_that_changed_while_they_were_loaded_leave_every_version_serving(c
     Failing(core, *[ChangedWhileLoading("config.pbtxt changed before it was loaded")] * 9)
     core.set_desired(core.spec(), 3, mark="b")
     settle(core)
-    assert [core.manager.route("m", number).fingerprint for number in (1, 2, 3)] == ["a"] * 3
+    assert [core.router.route("m", number).fingerprint for number in (1, 2, 3)] == ["a"] * 3
 
 
 @pytest.mark.parametrize("error", [SystemExit("told so"), asyncio.CancelledError("told so"), MemoryError("told so")])
@@ -286,7 +286,7 @@ def test_what_a_runtime_raises_while_it_looks_at_a_file_fails_the_load_and_ends_
         raise error
 
     wish = DesiredModel("m", {1: DesiredVersion("a", resolve)})
-    core.manager.set_desired(wish)
+    core.table.set_desired(wish)
     assert type(error).__name__ in str(settle(core))
     core.load(core.spec(), mark="b")
     assert core.submit(1.0)[1].final().error is None

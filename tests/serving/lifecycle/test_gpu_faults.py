@@ -76,13 +76,13 @@ def test_a_sticky_error_fails_every_model_on_that_gpu_and_no_other(core: Any, ev
     assert core.service.is_ready()
     fail_with(core, "CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; hostname=box")
     assert "illegal memory access" in core.submit(1.0)[1].final().error.message
-    eventually(lambda: {item.state for name in ("m", "beside") for item in core.manager.versions(name)} == {"FAILED"})
+    eventually(lambda: {item.state for name in ("m", "beside") for item in core.router.versions(name)} == {"FAILED"})
     assert not core.service.is_ready()
     for name in ("m", "beside"):
         assert not core.service.is_model_ready(name, 1)
         with pytest.raises(NotReady, match=r"GPU 0 is lost to this process: .*illegal memory access"):
             core.submit(1.0, model=name, version=1)
-        (report,) = core.manager.versions(name)
+        (report,) = core.router.versions(name)
         assert "illegal memory access" in report.reason
     for name in ("elsewhere", "host"):
         assert core.submit(1.0, model=name)[1].final().error is None
@@ -91,8 +91,8 @@ def test_a_sticky_error_fails_every_model_on_that_gpu_and_no_other(core: Any, ev
 
 def test_a_load_call_does_not_use_a_lost_gpu_again(core: Any, eventually: Any) -> None:
     core.load(on_gpu(core, "m"))
-    core.manager.mark_gpu_lost(0, "NVML: GPU is lost")
-    eventually(lambda: [item.state for item in core.manager.versions("m")] == ["FAILED"])
+    core.table.mark_gpu_lost(0, "NVML: GPU is lost")
+    eventually(lambda: [item.state for item in core.router.versions("m")] == ["FAILED"])
     count = len(core.script.opened)
     with pytest.raises(LoadError, match="GPU 0 is lost to this process: NVML: GPU is lost"):
         core.service.load_model("m")
@@ -109,17 +109,17 @@ def test_a_model_with_a_choice_comes_up_on_the_cpu_and_the_server_is_ready_again
 
     without_fallback = core.without_fallback
     core.desired["m"] = DesiredModel("m", {1: DesiredVersion("a", resolve)})
-    core.manager.set_desired(core.desired["m"])
-    assert core.manager.wait_settled(["m"], 20)
+    core.table.set_desired(core.desired["m"])
+    assert core.table.wait_settled(["m"], 20)
     core.service.started()
-    before = core.manager.route("m", None)
+    before = core.router.route("m", None)
     assert gpus_of(before.spec) == (0,)
     fail_with(core, "CUDA failure 719: unspecified launch failure ; GPU=0")
     plain = core.script.on_run
     assert core.submit(1.0)[1].final().error is not None
     core.script.on_run = lambda name, inputs: {"OUT": inputs["IN"]}
     assert plain is not None
-    eventually(lambda: [gpus_of(version.spec) for version in core.manager.ready_versions("m")] == [()])
+    eventually(lambda: [gpus_of(version.spec) for version in core.router.ready_versions("m")] == [()])
     assert core.submit(7.0)[1].final().error is None
     assert core.service.is_ready()
     assert without_fallback == []
@@ -129,8 +129,8 @@ def test_a_model_without_a_fallback_is_reported_to_the_callback(core: Any, event
     without_fallback = core.without_fallback
     core.load(on_gpu(core, "m"))
     core.load(on_gpu(core, "n"))
-    core.manager.mark_gpu_lost(0, "NVML: GPU is lost")
-    core.manager.mark_gpu_lost(0, "said again")
+    core.table.mark_gpu_lost(0, "NVML: GPU is lost")
+    core.table.mark_gpu_lost(0, "said again")
     eventually(lambda: len(without_fallback) == 2)
     assert all("GPU 0 is lost to this process: NVML: GPU is lost" in reason for reason in without_fallback)
 
@@ -140,19 +140,19 @@ def test_files_that_do_not_load_later_are_no_word_about_the_gpu(core: Any, event
     file = ModelFile(Path("/nowhere/m/1"), Path("/nowhere/m"), 1)
     # What is loaded anew finds its place on the CPU.
     specs = [on_gpu(core, "m"), core.spec("m")]
-    core.manager.set_desired(
+    core.table.set_desired(
         DesiredModel("m", {1: DesiredVersion("a", lambda passed_over: Resolved(specs.pop(0), file))})
     )
-    assert core.manager.wait_settled(["m"], 20)
-    core.manager.mark_gpu_lost(0, "NVML: GPU is lost")
-    eventually(lambda: [gpus_of(version.spec) for version in core.manager.ready_versions("m")] == [()])
+    assert core.table.wait_settled(["m"], 20)
+    core.table.mark_gpu_lost(0, "NVML: GPU is lost")
+    eventually(lambda: [gpus_of(version.spec) for version in core.router.ready_versions("m")] == [()])
 
     def broken(passed_over: Any) -> Resolved:
         raise LoadError("the new file is damaged")
 
-    core.manager.set_desired(DesiredModel("m", {1: DesiredVersion("b", broken)}))
-    assert core.manager.wait_settled(["m"], 20)
-    assert "the new file is damaged" in str(core.manager.failure("m"))
+    core.table.set_desired(DesiredModel("m", {1: DesiredVersion("b", broken)}))
+    assert core.table.wait_settled(["m"], 20)
+    assert "the new file is damaged" in str(core.router.failure("m"))
     assert core.submit(1.0)[1].final().error is None, "the old one goes on serving"
     assert without_fallback == []
 
@@ -161,11 +161,11 @@ def test_what_waits_when_the_gpu_is_lost_is_answered(core: Any, blocker: Any, ev
     core.load(on_gpu(core, "m", max_batch_size=1))
     mailboxes = [core.submit(1.0)[1] for _ in range(4)]
     blocker.wait_blocked()
-    core.manager.mark_gpu_lost(0, "NVML: GPU is lost")
+    core.table.mark_gpu_lost(0, "NVML: GPU is lost")
     errors = [mailbox.final().error for mailbox in mailboxes]
     assert all(isinstance(error, SessionLost) and "NVML: GPU is lost" in error.message for error in errors)
     blocker.release(9)
-    eventually(lambda: core.manager.table._models["m"].loaded == [])
+    eventually(lambda: core.table._models["m"].loaded == [])
 
 
 def test_one_request_too_large_for_the_gpu_costs_itself_only(core: Any) -> None:
@@ -191,7 +191,7 @@ def test_a_gpu_without_memory_for_anything_fails_the_version_which_is_loaded_aga
     fail_with(core, ORT_MEMORY)
     for _ in range(3):
         assert core.submit(1.0)[1].final().error is not None
-    eventually(lambda: "tried again at" in core.manager.versions("m")[-1].reason)
+    eventually(lambda: "tried again at" in core.router.versions("m")[-1].reason)
     assert core.submit(1.0, model="beside")[1].final().error is None, "it is no fault of the device's"
     core.script.on_run = plain
     eventually(lambda: core.service.is_model_ready("m", 1))
@@ -207,7 +207,7 @@ def test_a_load_that_meets_a_sticky_error_takes_the_gpu_from_the_others_too(core
 
     core.script.on_open = refuse
     core.set_desired(on_gpu(core, "m"))
-    eventually(lambda: {item.state for n in ("m", "beside") for item in core.manager.versions(n)} == {"FAILED"})
+    eventually(lambda: {item.state for n in ("m", "beside") for item in core.router.versions(n)} == {"FAILED"})
 
 
 class FakeMeter:
@@ -248,9 +248,9 @@ def test_beyond_the_limit_nothing_is_loaded_onto_the_gpu_until_there_is_room(new
     core.load(on_gpu(core, "other", 1))
     core.load(core.spec("host"))
     core.set_desired(on_gpu(core, "m"))
-    assert core.manager.wait_settled(["m"], 20)
+    assert core.table.wait_settled(["m"], 20)
     message = "can not create model 'm': memory limit set for GPU 0 has exceeded, model loading is rejected."
-    assert message in core.manager.failure("m")
+    assert message in core.router.failure("m")
     assert [name for name, _ in core.script.opened if name.startswith("m")] == []
     meter.used = 600
     eventually(lambda: core.service.is_model_ready("m", 1))
@@ -265,9 +265,9 @@ def test_a_load_that_itself_passes_the_limit_is_taken_back(new_core: Any) -> Non
     core.load(on_gpu(core, "first"))
     assert meter.used == 400
     core.set_desired(on_gpu(core, "m"))
-    assert core.manager.wait_settled(["m"], 20)
+    assert core.table.wait_settled(["m"], 20)
     assert "memory limit set for GPU 0 has exceeded, model loading is rejected. 80% of its memory is used" in (
-        core.manager.failure("m")
+        core.router.failure("m")
     )
     assert {name for name, _ in core.script.opened if name.startswith("m")}, "it was opened, and found too large"
     assert core.service.is_model_ready("first", 1)
@@ -279,5 +279,5 @@ def test_a_limit_on_a_gpu_that_cannot_be_read_refuses(new_core: Any) -> None:
     meter.fails = True
     core = new_core(gpus=Gpus(meter, {0: 0.9}))
     core.set_desired(on_gpu(core, "m"))
-    assert core.manager.wait_settled(["m"], 20)
-    assert "Its memory cannot be read" in core.manager.failure("m")
+    assert core.table.wait_settled(["m"], 20)
+    assert "Its memory cannot be read" in core.router.failure("m")

@@ -46,7 +46,7 @@ def test_a_held_generation_takes_all_requests_of_its_handle_also_a_canary_and_on
     core: Any, new_mailbox: Any, eventually: Any
 ) -> None:
     core.load(core.spec(parameters={"canary_share": "0.5"}), 1, 2)
-    old, new = (core.manager.route("m", version) for version in (1, 2))
+    old, new = (core.router.route("m", version) for version in (1, 2))
     held = [core.service.hold("m") for _ in range(4)]
     versions = [{answered(core, new_mailbox, handle).version for _ in range(4)} for handle, _ in held]
     assert sorted(versions, key=min) == [{1}, {1}, {2}, {2}]

@@ -10,7 +10,7 @@ import pytest
 
 from edge_server.core.model_spec import InstanceGroup, InstanceKind
 from edge_server.errors import NotReady, SessionLost
-from edge_server.serving.lifecycle.hang_watchdog import HangWatchdog
+from edge_server.serving.lifecycle.periodic_checks import HangWatchdog
 
 
 def test_a_run_that_hangs_fails_its_version_and_the_servers_readiness(
@@ -33,12 +33,12 @@ def test_a_run_that_hangs_fails_its_version_and_the_servers_readiness(
     assert core.service.is_model_ready("other", None)
     with pytest.raises(NotReady, match="hangs"):
         core.submit(1.0, version=1)
-    (report,) = core.manager.versions("m")
+    (report,) = core.router.versions("m")
     assert (report.state, report.generation) == ("FAILED", 1)
     eventually(lambda: "model.hung" in [kind for kind, _ in core.events])
     assert len(core.script.opened) == 2, "it is not loaded again by itself"
     blocker.release(9)
-    eventually(lambda: core.manager.table._models["m"].loaded == [])
+    eventually(lambda: core.table._models["m"].loaded == [])
     core.script.on_run = plain
     core.load(core.spec(), mark="new files")
     assert core.service.is_ready()
@@ -49,7 +49,7 @@ def test_a_server_with_a_hung_run_still_ends(new_core: Any, new_blocker: Any) ->
     core.load(core.spec())
     core.script.on_run = lambda name, inputs: blocker.block()
     assert isinstance(core.submit(1.0)[1].final().error, SessionLost)
-    assert core.manager.close(20.0), "no request is left to fail, and closing does not wait for the hung thread"
+    assert core.service.close(20.0), "no request is left to fail, and closing does not wait for the hung thread"
     blocker.release(9)
 
 

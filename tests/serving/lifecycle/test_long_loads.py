@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,15 +12,15 @@ from typing import Any
 import pytest
 
 from edge_server.errors import NotReady
-from edge_server.serving.lifecycle import manager, model_state
-from edge_server.serving.lifecycle.loader import LoadSlots
+from edge_server.serving.lifecycle import model_state, periodic_checks
+from edge_server.serving.lifecycle.loader import LoadSlot
 from edge_server.serving.timer import Alarm
 
 
 def test_the_log_and_the_index_tell_of_a_load_that_hangs_for_as_long_as_it_does(
     new_core: Any, new_blocker: Any, eventually: Any, monkeypatch: Any, caplog: Any
 ) -> None:
-    monkeypatch.setattr(manager, "LONG_LOAD_S", 0.05)
+    monkeypatch.setattr(periodic_checks, "LONG_LOAD_S", 0.05)
     monkeypatch.setattr(model_state, "_REPORTED_AFTER_S", 0.0)
     core = new_core()
     blocker = new_blocker()
@@ -34,16 +35,16 @@ def test_the_log_and_the_index_tell_of_a_load_that_hangs_for_as_long_as_it_does(
     assert all(re.fullmatch(r"model 'm' version 1 is still loading after \d+ s", text) for text in told())
     entry = core.service.repository_index()[0]
     assert entry.state == "LOADING"
-    reasons = [entry.reason, *(report.reason for report in core.manager.versions("m"))]
+    reasons = [entry.reason, *(report.reason for report in core.router.versions("m"))]
     assert len(reasons) == 2
     assert all(re.fullmatch(r"loading for \d+ s", reason) for reason in reasons)
     assert not core.service.is_model_ready("m", None)
     assert not core.service.is_ready()
     with pytest.raises(NotReady, match=r"model 'm' version 1 is not at ready state: loading for \d+ s"):
-        core.manager.route("m", 1)
+        core.router.route("m", 1)
 
     blocker.release()
-    assert core.manager.wait_settled(["m"], 20)
+    assert core.table.wait_settled(["m"], 20)
     entry = core.service.repository_index()[0]
     assert (entry.state, entry.reason) == ("READY", "")
     count = len(told())
@@ -63,7 +64,7 @@ def test_a_recent_load_is_reported_without_a_reason(core: Any, new_blocker: Any,
     assert (entry.state, entry.reason) == ("LOADING", "")
     assert not caplog.records
     blocker.release()
-    assert core.manager.wait_settled(["m"], 20)
+    assert core.table.wait_settled(["m"], 20)
 
 
 def test_how_long_a_load_takes_is_counted_from_its_beginning(monkeypatch: Any) -> None:
@@ -85,12 +86,14 @@ def test_a_late_alarm_does_not_release_the_slot_that_a_load_acquired_again() -> 
             return Alarm(when_ns, call)
 
     timer = Held()
-    slots = LoadSlots(1, timer, 60.0)  # type: ignore[arg-type]
-    with slots.hold_slot() as slot:
-        with slot.release_while_waiting():
-            pass
-        timer.calls[0]()  # it had begun on the timer's thread before it was taken back
-        assert not slots._free.acquire(blocking=False), "one load goes on, and one more could begin"
-        timer.calls[1]()
-        assert slots._free.acquire(blocking=False), "its time is over"
-    assert not slots._free.acquire(blocking=False), "and it is released once"
+    free = threading.Semaphore(1)
+    slot = LoadSlot(free, timer, 60.0)  # type: ignore[arg-type]
+    slot.acquire()
+    with slot.release_while_waiting():
+        pass
+    timer.calls[0]()  # it had begun on the timer's thread before it was taken back
+    assert not free.acquire(blocking=False), "one load goes on, and one more could begin"
+    timer.calls[1]()
+    assert free.acquire(blocking=False), "its time is over"
+    slot.release()
+    assert not free.acquire(blocking=False), "and it is released once"

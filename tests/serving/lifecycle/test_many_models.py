@@ -40,11 +40,11 @@ def wishes_of(core: Any, count: int) -> dict[str, DesiredModel]:
 def calls_of_a_reload(core: Any, count: int) -> int:
     """Load so many models, and return what the order to reload one of them costs the thread that gives it."""
     desired = wishes_of(core, count)
-    core.manager.set_desired_state(desired.values())
-    assert core.manager.wait_settled(timeout_s=TIMEOUT_S)
+    core.table.set_desired_state(desired.values())
+    assert core.table.wait_settled(timeout_s=TIMEOUT_S)
     changed = {**desired, "m3": DesiredModel("m3", {1: core.desired_version(core.spec("m3"), mark="b")})}
-    calls = calls_made_by(lambda: core.manager.set_desired_state(changed.values()))
-    assert core.manager.wait_settled(["m3"], TIMEOUT_S)
+    calls = calls_made_by(lambda: core.table.set_desired_state(changed.values()))
+    assert core.table.wait_settled(["m3"], TIMEOUT_S)
     return calls
 
 
@@ -58,10 +58,10 @@ def test_the_end_of_a_model_asks_next_to_nothing_of_the_others(new_core: Callabl
     def calls_of_a_removal(count: int) -> int:
         core = new_core()
         desired = wishes_of(core, count)
-        core.manager.set_desired_state(desired.values())
-        assert core.manager.wait_settled(timeout_s=TIMEOUT_S)
+        core.table.set_desired_state(desired.values())
+        assert core.table.wait_settled(timeout_s=TIMEOUT_S)
         del desired["m3"]
-        return calls_made_by(lambda: core.manager.set_desired_state(desired.values()))
+        return calls_made_by(lambda: core.table.set_desired_state(desired.values()))
 
     few, many = calls_of_a_removal(10), calls_of_a_removal(110)
     assert (many - few) / 100 < 10, (few, many)
@@ -74,32 +74,32 @@ def threads_named(start: str) -> list[str]:
 def test_loads_that_wait_for_their_turn_have_no_threads(core: Any, new_blocker: Any) -> None:
     blocker = new_blocker()
     core.script.on_open = lambda job: blocker.block()
-    core.manager.set_desired_state(wishes_of(core, 30).values())
+    core.table.set_desired_state(wishes_of(core, 30).values())
     blocker.wait_blocked()
     blocker.wait_blocked()
     assert len(threads_named("edge-load")) <= 3, "two load, and one waits for the next turn"
     blocker.release(30)
-    assert core.manager.wait_settled(timeout_s=TIMEOUT_S)
+    assert core.table.wait_settled(timeout_s=TIMEOUT_S)
     assert len(core.script.opened) == 30
 
 
 def test_models_that_drain_have_no_threads(core: Any, blocker: Any, eventually: Any) -> None:
     desired = wishes_of(core, 20)
-    core.manager.set_desired_state(desired.values())
-    assert core.manager.wait_settled(timeout_s=TIMEOUT_S)
+    core.table.set_desired_state(desired.values())
+    assert core.table.wait_settled(timeout_s=TIMEOUT_S)
     answers = [core.submit(model=name)[1] for name in desired]
     for _ in desired:
         blocker.wait_blocked()
-    core.manager.set_desired_state([])
-    assert all(version.state is VersionState.DRAINING for version in core.manager.loaded_versions())
+    core.table.set_desired_state([])
+    assert all(version.state is VersionState.DRAINING for version in core.table.loaded_versions())
     eventually(lambda: not threads_named("edge-drain"))
-    assert len(core.manager.loaded_versions()) == 20
+    assert len(core.table.loaded_versions()) == 20
     told = [kind for kind, _ in core.events].count(MODEL_DRAINING)
     assert told == 20, "though none is drained yet"
     blocker.release(20)
     for answer in answers:
         assert answer.final().error is None
-    eventually(lambda: not core.manager.loaded_versions())
+    eventually(lambda: not core.table.loaded_versions())
     assert len(core.script.closed) == 20
 
 
@@ -118,18 +118,18 @@ def test_a_thousand_built_in_models_are_loaded_asked_and_removed_with_64_threads
     counter = threading.Thread(target=count_threads)
     counter.start()
     try:
-        core.manager.set_desired_state(desired)
-        assert core.manager.wait_settled(timeout_s=300)
+        core.table.set_desired_state(desired)
+        assert core.table.wait_settled(timeout_s=300)
         mailboxes = []
         for spec in specs * 3:
             # None waits for the one before: all are in flight at the same time.
             mailboxes.append(new_mailbox())
             core.service.submit(core.request(1.0, model=spec.name), mailboxes[-1])
         assert all(mailbox.final().error is None for mailbox in mailboxes)
-        core.manager.set_desired_state([])
-        with core.manager.table._changed:
-            assert core.manager.table._changed.wait_for(lambda: not core.manager.table._unfinished, 300)
-        assert core.manager.loaded_versions() == []
+        core.table.set_desired_state([])
+        with core.table._changed:
+            assert core.table._changed.wait_for(lambda: not core.table._unfinished, 300)
+        assert core.table.loaded_versions() == []
     finally:
         is_over.set()
         counter.join()

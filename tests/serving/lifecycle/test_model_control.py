@@ -59,11 +59,11 @@ class Shelf:
 def make(core: Any, *, is_explicit: bool = True) -> ModelControl:
     versions = {number: core.desired_version(core.spec(), number) for number in (1, 2)}
     core.desired["m"] = DesiredModel("m", versions)
-    return ModelControl(core.manager, Shelf(core), EventBus(), is_explicit=is_explicit)
+    return ModelControl(core.table, core.router, Shelf(core), EventBus(), is_explicit=is_explicit)
 
 
 def ready(core: Any) -> list[int]:
-    return [item.version for item in core.manager.ready_versions("m")]
+    return [item.version for item in core.router.ready_versions("m")]
 
 
 def test_while_an_order_is_carried_out_another_for_the_model_is_refused(core: Any, new_blocker: Any) -> None:
@@ -86,11 +86,11 @@ def test_a_scan_that_began_before_a_pin_does_not_take_it_back(core: Any) -> None
     control = make(core, is_explicit=False)
     found_before = dict(core.desired)
     control.set_desired_state(found_before)
-    assert core.manager.wait_settled(["m"], 60)
+    assert core.table.wait_settled(["m"], 60)
     report = control.rollback("m")
     assert (report.pin, report.before, report.serves) == (1, None, 1)
     control.set_desired_state(found_before)
-    assert core.manager.wait_settled(["m"], 60)
+    assert core.table.wait_settled(["m"], 60)
     assert ready(core) == [1]
     assert control.unpin("m").before == 1
     assert ready(core) == [2, 1]
@@ -120,8 +120,8 @@ def test_the_pin_of_a_model_that_is_not_loaded_waits_for_its_load(core: Any) -> 
 def test_a_rollback_that_a_shutdown_refuses_leaves_no_pin_for_the_next_start(core: Any) -> None:
     control = make(core, is_explicit=False)
     control.set_desired_state(dict(core.desired))
-    assert core.manager.wait_settled(["m"], 60)
-    core.manager.close(0.0)
+    assert core.table.wait_settled(["m"], 60)
+    core.service.close(0.0)
     with pytest.raises(Draining, match="Server is stopping"):
         control.rollback("m", 1)
     assert control._source.pins() == {}

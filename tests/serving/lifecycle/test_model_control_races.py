@@ -35,23 +35,23 @@ def refuse(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_version_removed_while_its_load_begins_leaves_nothing_that_loads_for_ever(core: Any) -> None:
-    manager = core.manager
-    plain = manager.table._is_wanted
+    table = core.table
+    plain = table._is_wanted
     asked: list[bool] = []
 
     def is_wanted(model: Any, action: Any) -> bool:
         answer: bool = plain(model, action)
         asked.append(answer)
         # What the load has to look at twice must not change in between: nobody may have the lock for that.
-        if not manager.table._changed._is_owned():
-            manager.set_desired(DesiredModel("m"))
+        if not table._changed._is_owned():
+            table.set_desired(DesiredModel("m"))
         return answer
 
-    manager.table._is_wanted = is_wanted
+    table._is_wanted = is_wanted
     core.set_desired(core.spec())
-    assert manager.wait_settled(["m"], 20)
+    assert table.wait_settled(["m"], 20)
     assert asked[0]
-    manager.table._is_wanted = plain
+    table._is_wanted = plain
     core.service.load_model("m")
     assert core.service.is_model_ready("m", None)
 
@@ -62,14 +62,14 @@ def test_a_load_waits_for_a_thread_when_the_system_grants_none(core: Any, refuse
     assert left["edge-load"] == 0
     assert core.submit(2.0)[1].final().error is None
     assert caplog.text.count("no thread 'edge-load' for now") == 1
-    assert not core.manager.table._updating
+    assert not core.table._updating
 
 
 def test_a_drain_waits_for_a_thread_when_the_system_grants_none(core: Any, refuse: Any, eventually: Any) -> None:
     core.load(core.spec())
     left = refuse("edge-drain", 2)
     core.service.unload_model("m")
-    eventually(lambda: core.manager.loaded_versions() == [])
+    eventually(lambda: core.table.loaded_versions() == [])
     assert left["edge-drain"] == 0
     assert [name for name, _ in core.script.closed] == ["m_0"]
     core.load(core.spec())
@@ -79,7 +79,7 @@ def test_a_shutdown_closes_what_serves_though_the_system_grants_no_thread_at_fir
     core.load(core.spec("a"))
     core.load(core.spec("b"))
     refuse("edge-drain", 3)
-    assert core.manager.close(20.0)
+    assert core.service.close(20.0)
     assert sorted(name for name, _ in core.script.closed) == ["a_0", "b_0"]
 
 
@@ -103,9 +103,9 @@ def test_a_version_that_comes_back_with_the_same_files_is_tried_again(core: Any,
 
     core.script.on_open = on_open
     core.set_desired(core.spec())
-    assert core.manager.wait_settled(["m"], 20)
-    assert "does not fit" in core.manager.failure("m")
-    core.manager.set_desired(DesiredModel("m"))
+    assert core.table.wait_settled(["m"], 20)
+    assert "does not fit" in core.router.failure("m")
+    core.table.set_desired(DesiredModel("m"))
     core.set_desired(core.spec())
     eventually(lambda: core.service.is_model_ready("m", None))
 
@@ -114,14 +114,14 @@ def test_a_load_call_for_a_serving_model_does_not_keep_it_in_memory_for_ever(new
     core = new_core(max_resident_models=1)
     for name in ("a", "b"):
         core.set_desired(core.spec(name))
-        assert core.manager.wait_settled([name], 20)
+        assert core.table.wait_settled([name], 20)
     # Version 1 of `a` leaves memory for `b`, and version 2 takes its place on disk.
     assert core.submit(1.0, model="b")[1].final().error is None
     core.desired["a"] = DesiredModel("a", {2: core.desired_version(core.spec("a"), 2)})
     for _ in range(2):
         core.service.load_model("a")
     assert core.submit(1.0, model="b")[1].final().error is None
-    assert {item.name for item in core.manager.all_ready()} == {"b"}
+    assert {item.name for item in core.router.all_ready()} == {"b"}
 
 
 def test_a_model_loaded_by_name_before_the_first_scan_goes_on_serving(core: Any) -> None:
@@ -129,8 +129,8 @@ def test_a_model_loaded_by_name_before_the_first_scan_goes_on_serving(core: Any)
     core.service.load_model("ordered")
     first = DesiredModel("first", {1: core.desired_version(core.spec("first"))})
     core.service.set_desired_state({"first": first})
-    assert core.manager.wait_settled(None, 20)
+    assert core.table.wait_settled(None, 20)
     assert core.service.is_model_ready("ordered", None)
     assert core.service.is_model_ready("first", None)
     core.service.unload_model("ordered")
-    assert core.manager.ready_versions("ordered") == []
+    assert core.router.ready_versions("ordered") == []

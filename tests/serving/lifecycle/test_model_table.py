@@ -14,10 +14,10 @@ from edge_server.core.status_reports import VersionReport
 from edge_server.core.version_lifecycle import DesiredModel, DesiredVersion, Resolved, VersionSnapshot, VersionState
 from edge_server.errors import LoadError, OutOfMemory
 from edge_server.serving.execution.gpu_loss_and_memory import Gpus
-from edge_server.serving.lifecycle.event_queue import ModelEventQueue
 from edge_server.serving.lifecycle.lifecycle_settings import LifecycleSettings
 from edge_server.serving.lifecycle.model_table import Load, ModelTable, PublishEvents, Unload
 from edge_server.serving.timer import Alarm
+from edge_server.telemetry.event_bus import EventQueue
 
 
 class StubTimer:
@@ -58,7 +58,7 @@ class Steps:
     def __init__(self) -> None:
         self.without_fallback: list[str] = []
         self.events: list[str] = []
-        events = ModelEventQueue(lambda kind, /, **fields: self.events.append(kind.removeprefix("model.")))
+        events = EventQueue(lambda kind, /, **fields: self.events.append(kind.removeprefix("model.")))
         self.table = ModelTable(
             StubTimer(),  # type: ignore[arg-type]
             LifecycleSettings(),

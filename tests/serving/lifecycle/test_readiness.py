@@ -33,13 +33,13 @@ def test_what_failed_beside_a_version_that_serves_never_counts(new_core: Any, re
     core.load(core.spec(), 1)
     fail(core)
     core.set_desired(core.spec(), 2)
-    assert core.manager.wait_settled(["m"], 20)
-    assert core.manager.has_failures()
+    assert core.table.wait_settled(["m"], 20)
+    assert core.router.has_failures()
     assert core.service.is_ready()
     core.set_desired(core.spec(), 1, mark="new files")
-    assert core.manager.wait_settled(["m"], 20)
+    assert core.table.wait_settled(["m"], 20)
     assert core.service.is_ready()
-    core.manager.set_desired(DesiredModel("m", reason="config.pbtxt line 1: what is this?"))
+    core.table.set_desired(DesiredModel("m", reason="config.pbtxt line 1: what is this?"))
     assert core.service.is_ready()
 
 
@@ -53,7 +53,7 @@ def test_a_model_that_never_served_counts_where_readiness_is_strict(
     core.load(core.spec("good"))
     fail(core)
     core.set_desired(core.spec("bad"))
-    assert core.manager.wait_settled(["bad"], 20)
+    assert core.table.wait_settled(["bad"], 20)
     assert core.service.is_ready() is is_ready
     # Nor does it count while its load is tried again.
     core.script.on_open = lambda job: blocker.block()
@@ -61,9 +61,9 @@ def test_a_model_that_never_served_counts_where_readiness_is_strict(
     blocker.wait_blocked()
     assert core.service.is_ready() is is_ready
     blocker.release()
-    assert core.manager.wait_settled(["bad"], 20)
+    assert core.table.wait_settled(["bad"], 20)
     assert core.service.is_ready()
-    core.manager.set_desired(DesiredModel("duplicate", reason="two repositories hold it"))
+    core.table.set_desired(DesiredModel("duplicate", reason="two repositories hold it"))
     assert core.service.is_ready() is is_ready
 
 
@@ -76,11 +76,11 @@ def test_a_model_that_served_and_does_not_any_more_counts_until_it_is_removed(
     core = new_core(readiness=readiness)
     core.load(core.spec("good"))
     lost = core.load(core.spec("lost"))
-    core.manager.table.fail_hung(lost, "it hangs")
+    core.table.fail_hung(lost, "it hangs")
     assert core.service.is_ready() is is_ready
-    core.manager.set_desired(DesiredModel("lost"))
+    core.table.set_desired(DesiredModel("lost"))
     assert core.service.is_ready()
     fail(core)
     core.set_desired(core.spec("lost"), mark="another model of that name")
-    assert core.manager.wait_settled(["lost"], 20)
+    assert core.table.wait_settled(["lost"], 20)
     assert core.service.is_ready() is (readiness is not Readiness.STRICT)

@@ -62,7 +62,7 @@ def test_requests_are_refused_in_between_and_asked_to_retry(core: Any, new_block
             core.submit(version=version)
         assert caught.value.retry_after_s == 1.0
     blocker.release()
-    assert core.manager.wait_settled(["m"], 20)
+    assert core.table.wait_settled(["m"], 20)
     assert core.submit(1.0)[1].final().error is None
 
 
@@ -74,16 +74,16 @@ def test_the_request_in_flight_is_answered_before_its_version_goes(core: Any, bl
     core.set_desired(spec, mark="b")
     blocker.release(1)
     assert mailbox.final().error is None
-    assert core.manager.wait_settled(["m"], 20)
-    assert core.manager.route("m", None).fingerprint == "b"
+    assert core.table.wait_settled(["m"], 20)
+    assert core.router.route("m", None).fingerprint == "b"
 
 
 def test_a_configuration_that_cannot_be_read_leaves_even_a_replaced_model_serving(core: Any) -> None:
     old = core.load(core.spec(parameters=REPLACE))
     core.set_desired(core.spec(parameters={"reload_policy": "perhaps"}), mark="b")
-    assert core.manager.wait_settled(["m"], 20)
-    assert "reload_policy must be overlap or replace, got 'perhaps'" in core.manager.failure("m")
-    assert core.manager.route("m", None) is old
+    assert core.table.wait_settled(["m"], 20)
+    assert "reload_policy must be overlap or replace, got 'perhaps'" in core.router.failure("m")
+    assert core.router.route("m", None) is old
 
 
 def test_the_price_of_replace_is_that_a_file_that_does_not_load_serves_nothing(core: Any) -> None:
@@ -95,9 +95,9 @@ def test_the_price_of_replace_is_that_a_file_that_does_not_load_serves_nothing(c
 
     core.script.on_open = fail
     core.set_desired(spec, mark="b")
-    assert core.manager.wait_settled(["m"], 20)
-    assert core.manager.ready_versions("m") == []
-    assert [(entry.state, entry.reason) for entry in core.manager.index()] == [("UNAVAILABLE", "bad file")]
+    assert core.table.wait_settled(["m"], 20)
+    assert core.router.ready_versions("m") == []
+    assert [(entry.state, entry.reason) for entry in core.router.index()] == [("UNAVAILABLE", "bad file")]
 
 
 def test_a_version_removed_while_the_old_one_drains_is_not_loaded(core: Any, blocker: Any, eventually: Any) -> None:
@@ -106,10 +106,10 @@ def test_a_version_removed_while_the_old_one_drains_is_not_loaded(core: Any, blo
     core.submit(1.0)
     blocker.wait_blocked()
     core.set_desired(spec, mark="b")
-    eventually(lambda: core.manager.ready_versions("m") == [])
-    core.manager.set_desired(DesiredModel("m"))
+    eventually(lambda: core.router.ready_versions("m") == [])
+    core.table.set_desired(DesiredModel("m"))
     blocker.release(1)
-    assert core.manager.wait_settled(["m"], 20)
+    assert core.table.wait_settled(["m"], 20)
     assert len(core.script.opened) == 1
 
 
@@ -126,12 +126,12 @@ def test_a_model_that_waits_for_a_drain_does_not_keep_others_from_loading(new_co
     core.script.on_run = run
     core.submit(1.0)
     blocker.wait_blocked()
-    core.manager._reconciler._slots._free.acquire()  # one slot is left
+    core.models.reconciler._loads._free.acquire()  # one slot is left
     core.set_desired(spec, mark="b")
     core.load(core.spec("other"))
-    core.manager._reconciler._slots._free.release()
+    core.models.reconciler._loads._free.release()
     blocker.release(9)
-    assert core.manager.wait_settled(["m"], 20)
+    assert core.table.wait_settled(["m"], 20)
 
 
 def test_each_answer_comes_from_one_generation_and_names_its_version(core: Any) -> None:
@@ -166,5 +166,5 @@ def test_each_answer_comes_from_one_generation_and_names_its_version(core: Any) 
     for thread in threads:
         thread.join(20)
     assert wrong == []
-    (generation,) = [report.generation for report in core.manager.versions("m") if report.state == "READY"]
+    (generation,) = [report.generation for report in core.router.versions("m") if report.state == "READY"]
     assert generation == 30

@@ -270,8 +270,8 @@ def test_more_requests_of_one_sequence_than_may_wait_are_refused_and_the_sequenc
 @pytest.mark.parametrize("text", ["0", "-1", "many", "", "1.5", "\u0663", "1000001", "9" * 5000])
 def test_an_invalid_limit_of_waiting_requests_fails_the_load(core: Any, key: str, text: str) -> None:
     core.set_desired(core.spec(sequence=batching(), parameters={key: text}))
-    assert core.manager.wait_settled(["m"], 20)
-    failure = core.manager.failure("m")
+    assert core.table.wait_settled(["m"], 20)
+    failure = core.router.failure("m")
     assert f"model 'm': parameter {key} must be a whole number of 1 to 1000000, got '{text[:80]}'" in failure
 
 
@@ -459,13 +459,13 @@ def test_an_initial_state_of_the_wrong_size_or_none_fails_the_load(core: Any, tm
     core.script.on_run = accumulate
     spec = core.spec(sequence=batching(states=(state,)))
     core.set_desired(spec, root=tmp_path)
-    assert core.manager.wait_settled(["m"], 20)
-    assert "cannot read" in core.manager.failure("m")
+    assert core.table.wait_settled(["m"], 20)
+    assert "cannot read" in core.router.failure("m")
     (tmp_path / "m" / "initial_state").mkdir(parents=True)
     (tmp_path / "m" / "initial_state" / "sum").write_bytes(b"123")
     core.set_desired(spec, root=tmp_path, mark="b")
-    assert core.manager.wait_settled(["m"], 20)
-    assert "expected 12 bytes for FP32 [3], given 3" in core.manager.failure("m")
+    assert core.table.wait_settled(["m"], 20)
+    assert "expected 12 bytes for FP32 [3], given 3" in core.router.failure("m")
 
 
 def test_a_state_grows_and_sequences_of_different_lengths_run_apart(core: Any) -> None:
@@ -745,7 +745,7 @@ def test_a_sequence_of_a_client_that_names_its_version_is_kept_apart_from_one_wi
 
 def test_a_sequence_that_begins_anew_leaves_no_other_in_another_version(core: Any, eventually: Any) -> None:
     load(core, versions=(1, 2), parameters={"warmup_probe": "false", "canary_share": "0.5"})
-    schedulers = [core.manager.route("m", version)._scheduler for version in (1, 2)]
+    schedulers = [core.router.route("m", version)._scheduler for version in (1, 2)]
     versions = [step(core, 1, 1, "+")[1].final().version for _ in range(4)]
     assert versions == [1, 2, 1, 2]
     eventually(lambda: [scheduler.live_count for scheduler in schedulers] == [0, 1])
@@ -782,7 +782,7 @@ def test_no_sequence_of_many_clients_changes_its_version_while_a_canary_comes_an
         eventually(lambda: all(clients))
         load(core, OLDEST, versions=(1, 2), parameters={"warmup_probe": "false"} | NEVER_FAILS)
         eventually(lambda: any(found[0][0] == 2 for own in clients for found in own))
-        core.manager.table._end_trial(core.manager.routes_of("m").trial, "as told")
+        core.table._end_trial(core.table.routes["m"].trial, "as told")
         counts = [len(own) for own in clients]
         # The next sequence of a client may have begun before.
         eventually(lambda: all(len(own) >= count + 2 for own, count in zip(clients, counts, strict=True)))
@@ -1009,7 +1009,7 @@ def test_stopping_ends_a_request_that_would_run_for_ever(new_core: Any) -> None:
     version = iterate(core, Countdown())
     _, box = core.submit(1e9)
     box.wait(3)
-    core.manager.close(0.0)
+    core.service.close(0.0)
     assert isinstance(box.final().error, Draining)
     assert version.in_flight == 0
 
@@ -1077,5 +1077,5 @@ def test_a_state_of_strings_begins_as_its_file_says(
         assert seen == [[b"hi", b""], [b"hi!", b"!"]]
         return
     core.set_desired(spec, root=tmp_path)
-    assert core.manager.wait_settled(["m"], 20)
-    assert re.search(message, core.manager.failure("m"))
+    assert core.table.wait_settled(["m"], 20)
+    assert re.search(message, core.router.failure("m"))

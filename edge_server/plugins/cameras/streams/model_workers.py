@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 import time
 
-from edge_server.core.fair_scheduling import FairChoice
 from edge_server.errors import EdgeServerError
 from edge_server.plugins.cameras.streams.camera_stream import CameraStream, FrameInFlight
+from edge_server.plugins.cameras.streams.fair_scheduling import FairChoice
 from edge_server.plugins.cameras.streams.frame_mailbox import RunEstimate
 from edge_server.plugins.cameras.streams.frame_pipeline import FramePipeline
 from edge_server.plugins.cameras.streams.model_plan import InputPlan

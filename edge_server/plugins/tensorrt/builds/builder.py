@@ -31,7 +31,7 @@ from edge_server.plugins.tensorrt.builds.build_registry import Build, BuildRegis
 from edge_server.plugins.tensorrt.builds.engine_cache import EngineCache
 from edge_server.plugins.tensorrt.builds.verify_engine import VerificationSample, save_samples
 from edge_server.plugins.tensorrt.engine_order import EngineOrder
-from edge_server.serving.execution.version_interface import ServedVersion
+from edge_server.serving.execution.served_version import ServedVersion
 from edge_server.serving.execution.warmup import build
 from edge_server.telemetry.event_bus import PublishEvent
 

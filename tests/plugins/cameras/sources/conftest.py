@@ -115,7 +115,7 @@ class Core:
         self.streams = StreamRegistry(self.service, ADMIT_ALL, FramesConfig(max_frame_bytes=200_000))
         desired = first_desired_state(RepositoryConfig(load_models=("*",), control_mode="explicit"), self.parts.source)
         self.service.set_desired_state(desired)
-        assert self.parts.manager.wait_settled(timeout_s=PATIENCE_S)
+        assert self.parts.service.table.wait_settled(timeout_s=PATIENCE_S)
         self.service.started()
 
 

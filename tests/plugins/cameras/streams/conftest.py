@@ -199,7 +199,7 @@ class StreamServer:
 
     def start(self) -> None:
         self.service.set_desired_state(first_desired_state(self._config.repository, self.core.source))
-        assert self.core.manager.wait_settled(timeout_s=PATIENCE_S)
+        assert self.core.service.table.wait_settled(timeout_s=PATIENCE_S)
         self.service.started()
 
     def camera(self, model: str = "sum", **fields: Any) -> Camera:

@@ -87,7 +87,7 @@ def test_a_frame_of_an_earlier_stream_never_joins_the_next_sequence(
     for number in range(1, 4):
         assert tools.values(after.wait(number))[-1] == number
         after.send(tools.frame(number + 1))
-    scheduler = counted.core.manager.route("sum", None)._scheduler
+    scheduler = counted.core.service.router.route("sum", None)._scheduler
     assert scheduler.live_count == 2
     for camera in (after, other):
         camera.finish()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.core.fair_scheduling import FairChoice
+from edge_server.plugins.cameras.streams.fair_scheduling import FairChoice
 
 
 def serve(choice: FairChoice[str], eligible: list[str], turns: int) -> Counter[str]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from edge_server.serving.lifecycle.event_queue import ModelEventQueue
+from edge_server.telemetry.event_bus import EventQueue
 
 
 def test_events_are_published_once_and_in_order() -> None:
     published: list[tuple[str, Any]] = []
-    events = ModelEventQueue(lambda kind, /, **fields: published.append((kind, fields["number"])))
+    events = EventQueue(lambda kind, /, **fields: published.append((kind, fields["number"])))
     for number in range(3):
         events.add("model.ready", number=number)
     assert published == []
@@ -28,7 +28,7 @@ def test_a_subscriber_may_cause_and_publish_further_events() -> None:
             events.add("third")
             events.publish()
 
-    events = ModelEventQueue(publisher)
+    events = EventQueue(publisher)
     events.add("first")
     events.add("second")
     events.publish()
@@ -37,7 +37,7 @@ def test_a_subscriber_may_cause_and_publish_further_events() -> None:
 
 def test_many_threads_publish_everything_once_and_each_in_its_order() -> None:
     published: list[tuple[int, int]] = []
-    events = ModelEventQueue(lambda kind, /, **fields: published.append((fields["thread"], fields["number"])))  # type: ignore[arg-type]
+    events = EventQueue(lambda kind, /, **fields: published.append((fields["thread"], fields["number"])))  # type: ignore[arg-type]
     mine: list[bool] = []
 
     def work(thread: int) -> None:
@@ -57,7 +57,7 @@ def test_many_threads_publish_everything_once_and_each_in_its_order() -> None:
 
 
 def test_without_a_listener_no_event_is_kept() -> None:
-    events = ModelEventQueue()
+    events = EventQueue()
     events.add("model.ready", model="m")
     events.publish()
     published: list[str] = []

@@ -1,4 +1,4 @@
-"""The manager: the actual state follows the desired state, and no request is lost meanwhile."""
+"""Loading and unloading: the actual state follows the desired state, and no request is lost meanwhile."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def fail_open(message: str) -> Any:
 
 
 def index(core: Any) -> list[tuple[str, str, str, str]]:
-    return [(entry.name, entry.version, entry.state, entry.reason) for entry in core.manager.index()]
+    return [(entry.name, entry.version, entry.state, entry.reason) for entry in core.router.index()]
 
 
 def kinds(core: Any, version: int | None = None) -> list[str]:
@@ -35,7 +35,7 @@ def kinds(core: Any, version: int | None = None) -> list[str]:
 
 def test_a_desired_version_is_loaded_announced_after_it_can_be_used_and_unloaded(core: Any, eventually: Any) -> None:
     usable: list[bool] = []
-    core.manager._events.publisher = lambda kind, /, **fields: (
+    core.models.events.publisher = lambda kind, /, **fields: (
         core.events.append((kind, fields)),
         kind == "model.ready" and usable.append(core.service.is_model_ready("m", 1)),
     )
@@ -56,9 +56,9 @@ def test_warnings_about_a_model_that_serves_are_logged_as_such(core: Any, caplog
 
 def test_a_version_that_is_not_asked_for_by_number_is_the_highest(core: Any) -> None:
     core.load(core.spec(), 1, 3, 2)
-    assert core.manager.route("m", None).version == 3
-    assert core.manager.route("m", 2).version == 2
-    assert [item.version for item in core.manager.ready_versions("m")] == [3, 2, 1]
+    assert core.router.route("m", None).version == 3
+    assert core.router.route("m", 2).version == 2
+    assert [item.version for item in core.router.ready_versions("m")] == [3, 2, 1]
     assert core.service.model_metadata("m", None).versions == ("1", "2", "3")
     assert [item.version for item in core.service.statistics("m", None)] == [1, 2, 3]
 
@@ -84,8 +84,8 @@ def test_a_request_without_a_route_gets_the_reason_in_tritons_words(
     core.load(core.spec())
     core.script.on_open = fail_open("no luck")
     core.set_desired(core.spec("broken"))
-    core.manager.set_desired(DesiredModel("unread", reason="what is this?"))
-    core.manager.wait_settled()
+    core.table.set_desired(DesiredModel("unread", reason="what is this?"))
+    core.table.wait_settled()
     with pytest.raises(kind) as caught:
         core.submit(model=name, version=version)
     assert message in str(caught.value)
@@ -116,7 +116,7 @@ def test_a_model_that_still_loads_is_refused_for_now_and_others_answer_meanwhile
     blocker.wait_blocked()
     assert core.submit(1.0, version=2)[1].final().error is None, "a version that is ready does not wait for others"
     blocker.release()
-    assert core.manager.wait_settled(["m"], 20)
+    assert core.table.wait_settled(["m"], 20)
     core.service.started()
     with pytest.raises(UnknownModel):
         core.submit(model="other")
@@ -158,25 +158,25 @@ def test_a_failed_reload_keeps_the_old_generation_serving_and_says_so(core: Any)
     old = core.load(core.spec())
     core.script.on_open = fail_open("out of memory")
     core.set_desired(core.spec(), mark="b")
-    assert core.manager.wait_settled(["m"], 20)
-    assert core.manager.route("m", 1) is old
+    assert core.table.wait_settled(["m"], 20)
+    assert core.router.route("m", 1) is old
     assert core.submit(1)[1].final().error is None
     assert index(core) == [("m", "1", "READY", "an earlier generation serves; the newest failed: out of memory")]
-    assert core.manager.failure("m") == "version 1 is at UNAVAILABLE state: out of memory;"
+    assert core.router.failure("m") == "version 1 is at UNAVAILABLE state: out of memory;"
     assert kinds(core) == ["loading", "ready", "loading", "failed"]
     core.set_desired(core.spec(), mark="a")
     assert index(core) == [("m", "1", "READY", "")], "the old files are back: nothing is wrong any more"
-    assert core.manager.failure("m") is None
+    assert core.router.failure("m") is None
 
 
 def test_a_failed_new_version_keeps_the_old_version_serving(core: Any) -> None:
     core.load(core.spec(), 1)
     core.script.on_open = fail_open("bad file")
     core.set_desired(core.spec(), 2)
-    assert core.manager.wait_settled(["m"], 20)
-    assert core.manager.route("m", None).version == 1
+    assert core.table.wait_settled(["m"], 20)
+    assert core.router.route("m", None).version == 1
     assert index(core) == [("m", "1", "READY", ""), ("m", "2", "UNAVAILABLE", "bad file")]
-    assert core.manager.has_failures()
+    assert core.router.has_failures()
 
 
 def test_a_failed_load_is_not_tried_again_until_something_changes_or_someone_asks(core: Any) -> None:
@@ -189,9 +189,9 @@ def test_a_failed_load_is_not_tried_again_until_something_changes_or_someone_ask
     core.script.on_open = fail
     for _ in range(3):
         core.set_desired(core.spec())
-        assert core.manager.wait_settled(["m"], 20)
+        assert core.table.wait_settled(["m"], 20)
     assert len(tries) == 1
-    assert core.manager.failure("m") == "version 1 is at UNAVAILABLE state: LoadError;"
+    assert core.router.failure("m") == "version 1 is at UNAVAILABLE state: LoadError;"
     with pytest.raises(LoadError, match="load failed for model 'm': version 1 is at UNAVAILABLE state"):
         core.service.load_model("m")
     assert len(tries) == 2
@@ -206,7 +206,7 @@ def test_a_failed_model_that_is_removed_leaves_the_index(core: Any, eventually: 
     core.script.on_open = fail
     core.set_desired(core.spec())
     eventually(lambda: index(core) == [("m", "1", "UNAVAILABLE", "no luck")])
-    core.manager.set_desired_state([])
+    core.table.set_desired_state([])
     assert index(core) == []
     with pytest.raises(UnknownModel, match="'m' is not found"):
         core.submit()
@@ -222,9 +222,9 @@ def test_a_model_that_is_removed_while_its_load_fails_leaves_the_index(core: Any
     core.script.on_open = fail
     core.set_desired(core.spec())
     blocker.wait_blocked()
-    core.manager.set_desired_state([])
+    core.table.set_desired_state([])
     blocker.release()
-    assert core.manager.wait_settled(None, 20)
+    assert core.table.wait_settled(None, 20)
     assert index(core) == []
     assert "model.failed" not in [kind for kind, _ in core.events]
 
@@ -236,7 +236,7 @@ def test_a_version_removed_while_loading_leaves_nothing_behind(core: Any, new_bl
     blocker.wait_blocked()
     assert index(core) == [("m", "1", "LOADING", "")]
     assert not core.service.is_model_ready("m", None)
-    core.manager.set_desired(DesiredModel("m"))
+    core.table.set_desired(DesiredModel("m"))
     blocker.release()
     eventually(lambda: index(core) == [("m", "1", "UNAVAILABLE", "unloaded")])
     assert [name for name, _ in core.script.closed] == ["m_0"]
@@ -253,9 +253,9 @@ def test_a_version_removed_before_its_turn_is_never_loaded(core: Any, new_blocke
     blocker.wait_blocked()
     begun = {fields["model"] for kind, fields in core.events if kind == "model.loading"}
     (late,) = {"a", "b", "c"} - begun
-    core.manager.set_desired(DesiredModel(late))
+    core.table.set_desired(DesiredModel(late))
     blocker.release(2)
-    assert core.manager.wait_settled(None, 20)
+    assert core.table.wait_settled(None, 20)
     assert {name for name, _ in core.script.opened} == {f"{name}_0" for name in begun}
 
 
@@ -268,9 +268,9 @@ def test_a_version_replaced_while_loading_ends_in_the_newest(core: Any, new_bloc
     core.set_desired(core.spec(), mark="c")
     blocker.release(2)
     blocker.wait_blocked()
-    assert core.manager.wait_settled(["m"], 20)
+    assert core.table.wait_settled(["m"], 20)
     eventually(lambda: len(core.script.closed) == 1)
-    assert core.manager.route("m", 1).fingerprint == "c"
+    assert core.router.route("m", 1).fingerprint == "c"
     assert len(core.script.opened) == 2
 
 
@@ -292,23 +292,23 @@ def test_a_model_wished_again_while_it_drains_is_loaded_beside_it(core: Any, blo
 def test_loading_a_loaded_model_again_does_nothing(core: Any) -> None:
     first = core.load(core.spec())
     core.service.load_model("m")
-    assert core.manager.route("m", None) is first
+    assert core.router.route("m", None) is first
     assert len(core.script.opened) == 1
 
 
 def test_a_model_missing_from_the_desired_state_is_unloaded(core: Any, eventually: Any) -> None:
     core.load(core.spec("a"))
     core.load(core.spec("b"))
-    core.manager.set_desired_state([core.desired["b"], DesiredModel("c", reason="two repositories hold it")])
+    core.table.set_desired_state([core.desired["b"], DesiredModel("c", reason="two repositories hold it")])
     eventually(lambda: index(core)[0] == ("a", "1", "UNAVAILABLE", "unloaded"))
     assert index(core)[1:] == [("b", "1", "READY", ""), ("c", "", "UNAVAILABLE", "two repositories hold it")]
-    assert core.manager.failure("c") == "two repositories hold it"
-    assert core.manager.has_failures()
+    assert core.router.failure("c") == "two repositories hold it"
+    assert core.router.has_failures()
 
 
 def test_a_model_that_can_no_longer_be_read_keeps_serving(core: Any) -> None:
     core.load(core.spec())
-    core.manager.set_desired(DesiredModel("m", reason="config.pbtxt: syntax error"))
+    core.table.set_desired(DesiredModel("m", reason="config.pbtxt: syntax error"))
     assert core.submit(1)[1].final().error is None
     assert index(core) == [("m", "1", "READY", ""), ("m", "", "UNAVAILABLE", "config.pbtxt: syntax error")]
 
@@ -332,8 +332,8 @@ def test_several_models_load_at_the_same_time_but_no_more_than_allowed(core: Any
     blocker.wait_blocked()
     blocker.wait_blocked()
     blocker.release(5)
-    assert core.manager.wait_settled(None, 20)
-    assert len(core.manager.all_ready()) == 5
+    assert core.table.wait_settled(None, 20)
+    assert len(core.router.all_ready()) == 5
     assert most[0] == 2
 
 
@@ -358,7 +358,7 @@ def test_close_waits_for_running_and_queued_requests_and_reports_a_clean_end(cor
     mailboxes = [core.submit(number)[1] for number in range(3)]
     blocker.wait_blocked()
     clean: list[bool] = []
-    closer = threading.Thread(target=lambda: clean.append(core.manager.close(20.0)))
+    closer = threading.Thread(target=lambda: clean.append(core.service.close(20.0)))
     closer.start()
     blocker.release(3)
     closer.join(20)
@@ -366,17 +366,17 @@ def test_close_waits_for_running_and_queued_requests_and_reports_a_clean_end(cor
     assert [mailbox.final().error for mailbox in mailboxes] == [None] * 3
     assert [name for name, _ in core.script.closed] == ["m_0"]
     with pytest.raises(Draining):
-        core.manager.set_desired(DesiredModel("m"))
+        core.table.set_desired(DesiredModel("m"))
     with pytest.raises(Refusal):
         core.service.load_model("m")
-    core.manager.set_desired_state([])
+    core.table.set_desired_state([])
 
 
 def test_close_returns_at_its_deadline_though_a_session_hangs_and_everyone_is_answered(core: Any, blocker: Any) -> None:
     version = core.load(core.spec())
     mailboxes = [core.submit(number)[1] for number in range(3)]
     blocker.wait_blocked()
-    assert not core.manager.close(0.05)
+    assert not core.service.close(0.05)
     assert all(isinstance(mailbox.final().error, Draining) for mailbox in mailboxes)
     assert version.state is VersionState.DRAINING
     blocker.release(1)
@@ -390,14 +390,14 @@ def test_close_returns_though_opening_or_closing_a_session_hangs(core: Any, new_
     waiter_said: list[bool] = []
     if part == "on_open":
         blocker.wait_blocked()
-        waiter = threading.Thread(target=lambda: waiter_said.append(core.manager.wait_settled(["m"])))
+        waiter = threading.Thread(target=lambda: waiter_said.append(core.table.wait_settled(["m"])))
         waiter.start()
-        assert core.manager.close(0.0)
+        assert core.service.close(0.0)
         waiter.join(20)
         assert waiter_said == [False]
     else:
-        assert core.manager.wait_settled(["m"], 20)
-        assert core.manager.close(0.0)
+        assert core.table.wait_settled(["m"], 20)
+        assert core.service.close(0.0)
     blocker.release(10)
 
 
@@ -406,19 +406,19 @@ def test_what_finishes_loading_after_close_is_closed_again(core: Any, new_blocke
     core.script.on_open = lambda job: blocker.block()
     core.set_desired(core.spec())
     blocker.wait_blocked()
-    assert core.manager.close(0.0)
+    assert core.service.close(0.0)
     blocker.release()
     eventually(lambda: len(core.script.closed) == 1)
-    assert core.manager.all_ready() == []
+    assert core.router.all_ready() == []
 
 
 def test_a_batch_that_ends_within_the_grace_is_answered_for_real(core: Any, blocker: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("edge_server.serving.lifecycle.manager._GRACE_S", 20.0)
+    monkeypatch.setattr("edge_server.service._GRACE_S", 20.0)
     core.load(core.spec())
     _, mailbox = core.submit(1)
     blocker.wait_blocked()
     clean: list[bool] = []
-    closer = threading.Thread(target=lambda: clean.append(core.manager.close(0.0)))
+    closer = threading.Thread(target=lambda: clean.append(core.service.close(0.0)))
     closer.start()
     blocker.release(1)
     closer.join(20)
@@ -437,7 +437,7 @@ def test_the_slow_and_the_hung_stub_are_served_and_drained_like_any_other(core: 
     assert float(core.submit(3, model="slow")[1].final().outputs[0].array[0, 0]) == 6
     assert "failed as told" in str(core.submit(3, model="bad")[1].final().error)
     _, hung = core.submit(3, model="hung")
-    assert not core.manager.close(0.0)
+    assert not core.service.close(0.0)
     assert isinstance(hung.final().error, Draining)
 
 
@@ -447,13 +447,13 @@ def test_500_reloads_leave_neither_memory_nor_threads_behind(core: Any, eventual
     caplog.set_level(logging.WARNING, "edge_server")
     before_all = set(threading.enumerate())
     spec = core.spec(backend="stub")
-    core.manager._events.publisher = lambda kind, /, **fields: None
+    core.models.events.publisher = lambda kind, /, **fields: None
 
     def reload(first: int, last: int) -> None:
         for number in range(first, last):
             core.load(spec, mark=str(number))
             core.submit(number)[1].final()
-        eventually(lambda: len(core.manager.table._models["m"].loaded) == 1 and not core.manager.table._unfinished)
+        eventually(lambda: len(core.table._models["m"].loaded) == 1 and not core.table._unfinished)
         gc.collect()
 
     reload(0, 50)
