@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-import edge_server.mqtt_connection
-from edge_server.mqtt_connection import BrokerAddress, MqttConnection, MqttError
+import edge_server.plugins.cameras.sinks.mqtt_connection
 from edge_server.plugins.cameras.onvif import device
 from edge_server.plugins.cameras.onvif.device import CameraError, OnvifCamera
 from edge_server.plugins.cameras.sinks import webhook
+from edge_server.plugins.cameras.sinks.mqtt_connection import BrokerAddress, MqttConnection, MqttError
 from edge_server.plugins.cameras.sinks.sink_interface import SinkError, SinkMessage
 from edge_server.plugins.cameras.sinks.webhook import Webhook
 from edge_server.plugins.cameras.sources import mjpeg
@@ -234,7 +234,7 @@ def test_the_answer_to_a_webhook_counts_without_its_body(short_timeouts: None, t
 
 def test_a_broker_that_trickles_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("paho.mqtt.client")
-    monkeypatch.setattr(edge_server.mqtt_connection, "TIMEOUT_S", TIMEOUT_S)
+    monkeypatch.setattr(edge_server.plugins.cameras.sinks.mqtt_connection, "TIMEOUT_S", TIMEOUT_S)
     # CONNACK of MQTT 5 with 127 bytes, of which 100 are a text.
     answer = bytes((0x20, 127, 0, 0, 124, 0x1F, 0, 121)) + b"x" * 121
 

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
-from edge_server.core.decode_cache import MAX_KEY_BYTES, DecodeCache
 from edge_server.core.request_response import NO_PARAMETERS, Parameter, Request, RequestMemo, Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import ServingFault, Unsupported
+from edge_server.frontends.decode_cache import MAX_KEY_BYTES, DecodeCache
 from edge_server.frontends.grpc.apply_requested_outputs import PlacedOutput, apply_plan
 from edge_server.frontends.grpc.call import (
     MAX_MESSAGE_BYTES,

@@ -16,9 +16,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol, cast
 
-from edge_server.core.decode_cache import MAX_KEY_BYTES, DecodeCache
 from edge_server.errors import EdgeServerError, Refusal
 from edge_server.frontends.connection_limit import has_unread_bytes
+from edge_server.frontends.decode_cache import MAX_KEY_BYTES, DecodeCache
 from edge_server.frontends.http.body_reader import Body, BodyReader, ChunkDecoder, DiscardedBody
 from edge_server.frontends.http.client_timeouts import (
     MIN_BYTES_PER_S,

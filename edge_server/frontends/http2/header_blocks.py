@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from hpack import Decoder, HPACKDecodingError, HPACKError, OversizedHeaderListError
 
-from edge_server.core.decode_cache import DecodeCache
+from edge_server.frontends.decode_cache import DecodeCache
 from edge_server.frontends.http2 import limits
 
 _PSEUDO = frozenset((b":method", b":path", b":scheme", b":authority"))

@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edge_server.core.decode_cache import MAX_KEY_BYTES, DecodeCache
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Parameter, Request, RequestMemo, Response, SequenceStep
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
+from edge_server.frontends.decode_cache import MAX_KEY_BYTES, DecodeCache
 from edge_server.frontends.v2.json_codec import (
     DecodedRequest,
     decode_infer,

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.core.decode_cache import MAX_ENTRIES, MAX_KEY_BYTES
 from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import EdgeServerError, InvalidRequest, NotFound
+from edge_server.frontends.decode_cache import MAX_ENTRIES, MAX_KEY_BYTES
 from edge_server.frontends.grpc import unary_inference
 from edge_server.frontends.grpc.infer_message import InferMessage
 from edge_server.frontends.grpc.infer_request import ResponsePlan

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.core.decode_cache import MAX_BYTES, MAX_ENTRIES
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
+from edge_server.frontends.decode_cache import MAX_BYTES, MAX_ENTRIES
 from edge_server.frontends.v2 import infer_json_cache
 from edge_server.frontends.v2.infer_json_cache import InferJsonCache
 from edge_server.frontends.v2.json_codec import DecodedRequest, decode_infer, encode_infer

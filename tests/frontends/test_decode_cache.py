@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.core.decode_cache import MAX_BYTES, MAX_ENTRIES, DecodeCache
+from edge_server.frontends.decode_cache import MAX_BYTES, MAX_ENTRIES, DecodeCache
 
 ADDITIONS = st.lists(st.tuples(st.binary(max_size=2), st.integers(0, 3000), st.integers(0, 20)), max_size=60)
 
