@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edge_server.config import ServerConfig
     from edge_server.config.setting import SettingTable
     from edge_server.core.model_spec import ModelFile, ModelSpec
-    from edge_server.core.version_lifecycle import OutputCheck, Recogniser, SampleRun
+    from edge_server.core.version_lifecycle import FolderReader, OutputCheck, Recogniser, SampleRun
     from edge_server.errors import EdgeServerError
     from edge_server.frontends.grpc.rpc_table import StreamService
     from edge_server.frontends.http.access_check import AccessCheck
@@ -131,6 +131,9 @@ class RunningPlugin:
     """Get each complete specification. They raise BadModelConfig for parameters that this plugin reads and refuses."""
     output_checks: Sequence[Callable[[ModelSpec], OutputCheck | None]] = ()
     """As `model_checks`. They return the check of the warmed-up model's answer, or None."""
+    folder_readers: Sequence[FolderReader] = ()
+    """Get each complete specification and the model's folder, before the checks. They return the specification with
+    what they read there, and raise BadModelConfig."""
     recognisers: Sequence[Recogniser] = ()
     """Get each complete specification and the metadata of its file, before the checks. The first result is taken."""
     body_decoders: Mapping[str, BodyDecoder] = MappingProxyType({})

@@ -24,7 +24,6 @@ from edge_server.core.ensemble_and_sequence_spec import (
 from edge_server.core.model_spec import (
     FIRST_RESPONSE_BUCKETS_MS,
     Accelerator,
-    ChatTemplate,
     DynamicBatching,
     InputSpec,
     InstanceGroup,
@@ -83,7 +82,6 @@ def to_spec(
     config: ConfigMessage,
     labels: Mapping[str, tuple[str, ...]] | None = None,
     notes: tuple[str, ...] = (),
-    chat_template: ChatTemplate | None = None,
     used_fields: Collection[str] = (),
 ) -> ModelSpec:
     """Return the specification of a complete configuration. `labels` maps an output's name to its class names,
@@ -115,7 +113,6 @@ def to_spec(
         batch_inputs=batch_inputs(config),
         batch_outputs=batch_outputs(config),
         is_cached=config.response_cache.enable,
-        chat_template=chat_template,
         cc_filenames=dict(config.cc_model_filenames),
         config_json=write_json(config),
         notes=(*notes, *(f"{field} is kept in the configuration but has no effect" for field in unused)),

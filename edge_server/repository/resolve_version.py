@@ -12,7 +12,7 @@ from edge_server.backends import ONNX_ORDER, engine_backends
 from edge_server.backends.base import Backend
 from edge_server.config.server_config import DEFAULT_BATCH_SIZE
 from edge_server.core.model_spec import ModelFile, ModelSpec
-from edge_server.core.version_lifecycle import OutputCheck, Recogniser, Resolved
+from edge_server.core.version_lifecycle import FolderReader, OutputCheck, Recogniser, Resolved
 from edge_server.errors import BadModelConfig, ChangedWhileLoading, EdgeServerError, LoadError
 from edge_server.record import record
 from edge_server.repository.auto_complete import (
@@ -51,7 +51,8 @@ class ResolveOptions:
 
     `checks` get each complete specification and raise BadModelConfig. They check the `parameters` of other parts of the
     server, so that a wrong one fails the load and not the first request. `output_checks` do so too, and return checks
-    of the model's answer, or None. `recognisers` get the specification and the metadata of the file and beside it.
+    of the model's answer, or None. `folder_readers` add to the specification what the model's folder says.
+    `recognisers` get the specification and the metadata of the file and beside it.
     `trust`: rules for the checksums and signatures of a version's files.
     `backend_settings`: those of `--backend-config`, by backend; "" for all.
     `onnx_order`: the runtimes tried for an ONNX file. `runtime_times` may change this order; None: it does not.
@@ -62,6 +63,7 @@ class ResolveOptions:
     gpu_count: int = 0
     checks: tuple[Callable[[ModelSpec], object], ...] = ()
     output_checks: tuple[Callable[[ModelSpec], OutputCheck | None], ...] = ()
+    folder_readers: tuple[FolderReader, ...] = ()
     recognisers: tuple[Recogniser, ...] = ()
     trust: TrustPolicy = field(default_factory=TrustPolicy)
     backend_settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -192,13 +194,9 @@ def _make_spec(
         for output in config.output
         if output.label_filename
     }
-    tokenizer = config.parameters["chat_tokenizer"].string_value if "chat_tokenizer" in config.parameters else ""
-    template = None
-    if tokenizer:
-        from edge_server.repository.chat_template import read_chat_template  # an idle server does without it
-
-        template = read_chat_template(model.name, model.path, tokenizer)
-    spec = to_spec(config, labels, notes, template, used_fields)
+    spec = to_spec(config, labels, notes, used_fields)
+    for read in options.folder_readers:
+        spec = read(spec, model.path)
     for recognise in options.recognisers:
         if (found := recognise(spec, metadata)) is not None:
             spec = replace(spec, recognised=found, notes=(*spec.notes, found.note))

@@ -4,6 +4,7 @@ and ollama, and the command `chat`."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -44,7 +45,8 @@ class LanguagePlugin(Plugin):
 
 class _Language(RunningPlugin):
     def __init__(self) -> None:
-        self.model_checks = (_check_chat_template, _check_image_hosts)
+        self.folder_readers = (_read_chat_template,)
+        self.model_checks = (_check_image_hosts,)
 
     def build(self, core: ServingCore) -> None:
         self._core = core
@@ -60,12 +62,23 @@ class _Language(RunningPlugin):
         return refusal_body(head, error)
 
 
-def _check_chat_template(spec: ModelSpec) -> None:
-    """Raise LoadError if the chat template of a model cannot be used."""
-    if spec.chat_template is not None:
-        from edge_server.plugins.language.openai.chat_template import check_chat_template
+def _read_chat_template(spec: ModelSpec, folder: Path) -> ModelSpec:
+    """Return the specification with the chat template of the tokenizer that the parameter `chat_tokenizer` names.
 
-        check_chat_template(spec)
+    Raises LoadError if the template cannot be used.
+    """
+    tokenizer = spec.parameters.get("chat_tokenizer")
+    if not tokenizer:
+        return spec
+    from dataclasses import replace
+
+    from edge_server.plugins.language.openai.tokenizer_files import read_chat_template
+
+    spec = replace(spec, chat_template=read_chat_template(spec.name, folder, tokenizer))
+    from edge_server.plugins.language.openai.chat_template import check_chat_template
+
+    check_chat_template(spec)
+    return spec
 
 
 def _check_image_hosts(spec: ModelSpec) -> None:
