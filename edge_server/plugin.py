@@ -18,6 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from edge_server.own_plugins import ModelFormat as ModelFormat
 from edge_server.own_plugins import plugin_objects
 from edge_server.record import record
 
@@ -260,9 +261,14 @@ class Plugin:
     engine_backends: Sequence[str] = ()
     """Those of `backends` that serve an ONNX file through an engine, which is built first. Until then another runtime
     serves the file."""
+    model_formats: Sequence[ModelFormat] = ()
+    """Formats of model files that `backends` read. Read only of plugins of this package, as are the next three."""
+    platforms: Mapping[str, str] = MappingProxyType({})
+    """Further platforms of Triton -> the backend that serves them."""
+    distributions: Mapping[str, Sequence[str]] = MappingProxyType({})
+    """Backend -> Python packages that bring its runtime, where measured times choose it: they count for one version."""
     address_schemes: Sequence[str] = ()
-    """Schemes of the addresses of model repositories that this plugin copies, for the error about another one. Read
-    only of plugins of this package."""
+    """Schemes of the addresses of model repositories that this plugin copies, for the error about another one."""
     is_required = False
     """Whether a server is not ready if this plugin fails in it."""
     after: Sequence[str] = ()

@@ -15,6 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from edge_server.own_plugins import plugin_objects
+from edge_server.repository import backend_choice
+
 ROOT = Path(__file__).parent.parent / "edge_server"
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -291,6 +294,34 @@ def test_a_plugin_imports_another_one_only_for_a_reason() -> None:
         if item.owner == "plugins" and item.part == "plugins" and item.path.count("/") > 1
     }
     assert {pair for pair in found if pair[0] != pair[1]} == set(PLUGINS_BELOW)
+
+
+OTHER_MEANINGS = {
+    ("backends/onnxruntime/providers.py", "tensorrt"): "an accelerator of ONNX Runtime",
+    ("repository/config_to_spec.py", "tensorrt"): "the same",
+    ("backends/openvino/model_reader.py", "tflite"): "a front end of OpenVINO",
+    ("telemetry/metrics_page.py", "python"): "the language, in the metric of the process",
+}
+"""(File, text) -> what the text means there, which is also the name of a plugin's backend."""
+
+
+def test_the_core_names_no_plugin_and_nothing_that_a_plugin_declares() -> None:
+    """Folders of plugins in any text, also docstrings; backends, platforms and model files of plugins as literals."""
+    core_formats = {item.file_name for item in backend_choice.CORE_FORMATS}
+    declared = {name for plugin in plugin_objects() for name in (*plugin.backends, *plugin.platforms)}
+    declared |= {item.file_name for plugin in plugin_objects() for item in plugin.model_formats} - core_formats
+    declared -= set(backend_choice.CORE_PLATFORMS)
+    folder = re.compile(rf"plugins[./]({'|'.join(plugin.name for plugin in plugin_objects())})\b")
+    found = set()
+    for path in ROOT.rglob("*.py"):
+        name = path.relative_to(ROOT).as_posix()
+        if name.startswith("plugins/"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+            if text in declared or folder.search(text):
+                found.add((name, text))
+    assert found == set(OTHER_MEANINGS)
 
 
 def test_entries_of_plugins_import_little() -> None:

@@ -16,7 +16,7 @@ from edge_server.core.version_lifecycle import SampleRun
 from edge_server.errors import EdgeServerError, NotWarmedUp
 from edge_server.plugin import find_plugins
 from edge_server.process.composition_root import ServerParts, build, first_desired_state
-from edge_server.repository.backend_choice import MODEL_FILE_NAMES, OTHER_FILE_NAMES
+from edge_server.repository.backend_choice import OTHER_FILE_NAMES, model_file_names
 from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.telemetry.log import setup_logging
 
@@ -104,7 +104,7 @@ def _report(core: ServerParts, *, is_verbose: bool) -> int:
         for text in texts:
             print(wrap(f"{mark} {text}", sys.stderr), file=sys.stderr)
     if is_verbose and any(OTHER_FILE_NAMES in text for text in reasons):
-        print(wrap(f"Names of model files: {', '.join(MODEL_FILE_NAMES)}", sys.stderr), file=sys.stderr)
+        print(wrap(f"Names of model files: {', '.join(model_file_names())}", sys.stderr), file=sys.stderr)
     return 1 if reasons else 0
 
 

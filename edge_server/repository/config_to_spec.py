@@ -41,7 +41,6 @@ from edge_server.core.model_spec import (
 from edge_server.core.tensor import DType
 from edge_server.core.version_lifecycle import Member
 from edge_server.errors import BadModelConfig
-from edge_server.repository.parameter_names import find_misspelt
 from edge_server.repository.pbtxt import ConfigMessage, write_json
 
 _DTYPES = {dtype.number: dtype for dtype in DType}
@@ -83,6 +82,7 @@ def to_spec(
     labels: Mapping[str, tuple[str, ...]] | None = None,
     notes: tuple[str, ...] = (),
     used_fields: Collection[str] = (),
+    warnings: tuple[str, ...] = (),
 ) -> ModelSpec:
     """Return the specification of a complete configuration. `labels` maps an output's name to its class names,
     `used_fields` are the backend's.
@@ -116,7 +116,7 @@ def to_spec(
         cc_filenames=dict(config.cc_model_filenames),
         config_json=write_json(config),
         notes=(*notes, *(f"{field} is kept in the configuration but has no effect" for field in unused)),
-        warnings=find_misspelt(config.backend, config.parameters),
+        warnings=warnings,
     )
 
 

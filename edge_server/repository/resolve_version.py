@@ -22,7 +22,7 @@ from edge_server.repository.auto_complete import (
     inspect_model,
     unsure_outputs,
 )
-from edge_server.repository.backend_choice import BACKEND_OF_PLATFORM
+from edge_server.repository.backend_choice import backend_of_platform
 from edge_server.repository.config_defaults import Devices, normalise
 from edge_server.repository.config_to_spec import to_spec
 from edge_server.repository.file_fingerprint import children, describe_files, digest
@@ -30,6 +30,7 @@ from edge_server.repository.first_opening import FirstOpenings
 from edge_server.repository.labels import read_labels
 from edge_server.repository.load_error_explanation import explain_by_content
 from edge_server.repository.metadata_files import read_metadata_files
+from edge_server.repository.parameter_names import find_misspelt
 from edge_server.repository.pbtxt import ConfigMessage, new_config, parse_json, read_file, write_json
 from edge_server.repository.runtime_times import RuntimeTimes
 from edge_server.repository.scan import ModelDirectory, read_entries
@@ -130,7 +131,7 @@ def _resolve(
     metadata = _NOTHING
     if inspected.signature is not None and options.recognisers:
         metadata = {**read_metadata_files(inspected.file), **inspected.signature.metadata}
-    spec = _make_spec(config, model, options, notes, metadata, inspected.backend.used_fields)
+    spec = _make_spec(config, model, options, notes, metadata, inspected.backend)
     unsure = frozenset[str]() if inspected.signature is None else unsure_outputs(config, inspected.signature)
     spec = replace(
         spec,
@@ -175,7 +176,7 @@ def _remove_engine_settings(config: ConfigMessage, inspected: InspectedFile, pas
         return
     if precision.strip().lower() in _ENGINE_PRECISIONS:
         del config.parameters["precision"]
-    if BACKEND_OF_PLATFORM.get(config.platform) in need_engines:
+    if backend_of_platform().get(config.platform) in need_engines:
         config.platform = ""
 
 
@@ -185,16 +186,21 @@ def _make_spec(
     options: ResolveOptions,
     notes: tuple[str, ...],
     metadata: Mapping[str, str] = _NOTHING,
-    used_fields: Collection[str] = (),
+    backend: Backend | None = None,
 ) -> ModelSpec:
-    """Return the checked specification of a complete configuration."""
-    check_complete(config, model.name)
+    """Return the checked specification of a complete configuration. `backend`: None for an ensemble."""
+    check_complete(config, model.name, is_program=backend is not None and backend.runs_programs)
     labels = {
         output.name: read_labels(model.name, output.name, model.path, output.label_filename)
         for output in config.output
         if output.label_filename
     }
-    spec = to_spec(config, labels, notes, used_fields)
+    used_fields: Collection[str] = ()
+    warnings: tuple[str, ...] = ()
+    if backend is not None:
+        used_fields = backend.used_fields
+        warnings = () if backend.names_parameters else find_misspelt(config.parameters)
+    spec = to_spec(config, labels, notes, used_fields, warnings)
     for read in options.folder_readers:
         spec = read(spec, model.path)
     for recognise in options.recognisers:
