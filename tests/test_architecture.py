@@ -55,7 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ray": {"config", "errors", "process"},
     "cli": {
         "core", "errors", "config", "protocol", "memory", "telemetry", "repository", "serving", "service",
-        "frontends", "process", "backends", "client", "plugin",
+        "frontends", "process", "backends", "client", "plugin", "bounded_http",
     },
     "__main__": {"cli"},
 }  # fmt: skip
