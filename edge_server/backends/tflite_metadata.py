@@ -98,7 +98,7 @@ def _describe_model(model: _Table) -> dict[str, Any] | None:
     if index is None or graph is None:
         return None
     content = model.table_at(4, index).bytes(0, _MAX_METADATA_BYTES)
-    described = next(_root(partial(_read_bytes, content), _METADATA).tables(3), None)
+    described = next(_root(lambda position, size: content[position : position + size], _METADATA).tables(3), None)
     if described is None:
         return None
     return {
@@ -137,10 +137,6 @@ Reader = Callable[[int, int], bytes]
 def _read_file(descriptor: int, position: int, size: int) -> bytes:
     # Mapped, a file that is overwritten in place would kill the process.
     return os.pread(descriptor, size, position)
-
-
-def _read_bytes(content: bytes, position: int, size: int) -> bytes:
-    return content[position : position + size]
 
 
 def _root(read: Reader, identifier: bytes) -> _Table:
