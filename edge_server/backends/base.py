@@ -188,7 +188,7 @@ class Execution(Protocol):
     def reschedule(self) -> None:
         """Close this execution and run its request again with a later batch, as a new execution.
 
-        Only for models with `sequence_batching { iterative_sequence: true }`.
+        Only for models with `sequence_batching { iterative_sequence: true }`, of a backend that `runs_programs`.
         """
 
 
