@@ -18,6 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from edge_server.own_plugins import ModelFormat as ModelFormat
 from edge_server.own_plugins import plugin_objects
 from edge_server.record import record
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from edge_server.config import ServerConfig
     from edge_server.config.setting import SettingTable
     from edge_server.core.model_spec import ModelFile, ModelSpec
-    from edge_server.core.version_lifecycle import OutputCheck, Recogniser, SampleRun
+    from edge_server.core.version_lifecycle import FolderReader, OutputCheck, Recogniser, SampleRun
     from edge_server.errors import EdgeServerError
     from edge_server.frontends.grpc.rpc_table import StreamService
     from edge_server.frontends.http.access_check import AccessCheck
@@ -129,6 +130,9 @@ class RunningPlugin:
     """Get each complete specification. They raise BadModelConfig for parameters that this plugin reads and refuses."""
     output_checks: Sequence[Callable[[ModelSpec], OutputCheck | None]] = ()
     """As `model_checks`. They return the check of the warmed-up model's answer, or None."""
+    folder_readers: Sequence[FolderReader] = ()
+    """Get each complete specification and the model's folder, before the checks. They return the specification with
+    what they read there, and raise BadModelConfig."""
     recognisers: Sequence[Recogniser] = ()
     """Get each complete specification and the metadata of its file, before the checks. The first result is taken."""
     body_decoders: Mapping[str, BodyDecoder] = MappingProxyType({})
@@ -255,9 +259,14 @@ class Plugin:
     engine_backends: Sequence[str] = ()
     """Those of `backends` that serve an ONNX file through an engine, which is built first. Until then another runtime
     serves the file."""
+    model_formats: Sequence[ModelFormat] = ()
+    """Formats of model files that `backends` read. Read only of plugins of this package, as are the next three."""
+    platforms: Mapping[str, str] = MappingProxyType({})
+    """Further platforms of Triton -> the backend that serves them."""
+    distributions: Mapping[str, Sequence[str]] = MappingProxyType({})
+    """Backend -> Python packages that bring its runtime, where measured times choose it: they count for one version."""
     address_schemes: Sequence[str] = ()
-    """Schemes of the addresses of model repositories that this plugin copies, for the error about another one. Read
-    only of plugins of this package."""
+    """Schemes of the addresses of model repositories that this plugin copies, for the error about another one."""
     is_required = False
     """Whether a server is not ready if this plugin fails in it."""
     after: Sequence[str] = ()

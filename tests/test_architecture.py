@@ -15,6 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from edge_server.own_plugins import plugin_objects
+from edge_server.repository import backend_choice
+
 ROOT = Path(__file__).parent.parent / "edge_server"
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -26,7 +29,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "file_stamp": set(),
     "cgroup_limits": set(),
     "default_tls": set(),
-    "mqtt_connection": {"config", "errors"},
     "own_plugins": set(),
     "record": set(),
     "forked_signals": set(),
@@ -43,7 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "plugin": {"core", "errors", "config", "telemetry", "repository", "service", "serving", "frontends"},
     "plugins": {
         "core", "errors", "config", "protocol", "memory", "telemetry", "repository", "serving", "service",
-        "frontends", "backends", "client", "plugin", "cli", "mqtt_connection", "bounded_http", "http2",
+        "frontends", "backends", "client", "plugin", "cli", "bounded_http", "http2",
     },
     "service": {"core", "errors", "config", "telemetry", "memory", "serving"},
     "frontends": {"core", "errors", "config", "telemetry", "memory", "service", "protocol", "http2"},
@@ -54,7 +56,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ray": {"config", "errors", "process"},
     "cli": {
         "core", "errors", "config", "protocol", "memory", "telemetry", "repository", "serving", "service",
-        "frontends", "process", "backends", "client", "plugin",
+        "frontends", "process", "backends", "client", "plugin", "bounded_http",
     },
     "__main__": {"cli"},
 }  # fmt: skip
@@ -75,6 +77,7 @@ PLUGINS_BELOW = {
     ("policies", "vision"): "pictures of a robot's cameras become inputs as everywhere",
     ("remote", "fleet"): "an artifact in a registry is pulled and installed as by the command",
     ("fleet", "dashboard"): "the page of a fleet has the styles, the scripts and the headers of a server's page",
+    ("fleet", "cameras"): "a box reports over the connection to a broker that the cameras' results take",
     ("doctor", "governor"): "the machine check reads the machine with the governor's sensors",
 }
 """(Plugin, another plugin) -> why it imports from there."""
@@ -122,7 +125,7 @@ FENCES: dict[str, tuple[str, ...]] = {
         "plugins/speech/audio_file.py",
         "plugins/speech/synthesis/audio_encoder.py",
     ),
-    "paho": ("mqtt_connection.py",),
+    "paho": ("plugins/cameras/sinks/mqtt_connection.py",),
     # securesystemslib, which signs releases, takes keys as objects of it.
     "cryptography": (
         "repository/trust/ed25519_keys.py",
@@ -294,6 +297,34 @@ def test_a_plugin_imports_another_one_only_for_a_reason() -> None:
     assert {pair for pair in found if pair[0] != pair[1]} == set(PLUGINS_BELOW)
 
 
+OTHER_MEANINGS = {
+    ("backends/onnxruntime/providers.py", "tensorrt"): "an accelerator of ONNX Runtime",
+    ("repository/config_to_spec.py", "tensorrt"): "the same",
+    ("backends/openvino/model_reader.py", "tflite"): "a front end of OpenVINO",
+    ("telemetry/metrics_page.py", "python"): "the language, in the metric of the process",
+}
+"""(File, text) -> what the text means there, which is also the name of a plugin's backend."""
+
+
+def test_the_core_names_no_plugin_and_nothing_that_a_plugin_declares() -> None:
+    """Folders of plugins in any text, also docstrings; backends, platforms and model files of plugins as literals."""
+    core_formats = {item.file_name for item in backend_choice.CORE_FORMATS}
+    declared = {name for plugin in plugin_objects() for name in (*plugin.backends, *plugin.platforms)}
+    declared |= {item.file_name for plugin in plugin_objects() for item in plugin.model_formats} - core_formats
+    declared -= set(backend_choice.CORE_PLATFORMS)
+    folder = re.compile(rf"plugins[./]({'|'.join(plugin.name for plugin in plugin_objects())})\b")
+    found = set()
+    for path in ROOT.rglob("*.py"):
+        name = path.relative_to(ROOT).as_posix()
+        if name.startswith("plugins/"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+            if text in declared or folder.search(text):
+                found.add((name, text))
+    assert found == set(OTHER_MEANINGS)
+
+
 def test_entries_of_plugins_import_little() -> None:
     """They are imported at each start. Their settings are declared beside them."""
     wrong = []
@@ -431,7 +462,7 @@ def test_no_import_circle() -> None:
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "serving": (("timer",), ("execution",), ("sequence", "cache"), ("ensemble",), ("lifecycle",)),
     "frontends": (("error_status", "access_control", "listen_error", "memory_budget", "loop_dispatch",
-                   "connection_limit", "bound_sockets", "plugin_listener", "reading_threads"),
+                   "connection_limit", "bound_sockets", "plugin_listener", "reading_threads", "decode_cache"),
                   ("auth_tokens", "v2", "http2"), ("http", "grpc")),
 }  # fmt: skip
 """Package -> its folders and files from the lowest floor to the highest. None imports from its own floor or above."""

@@ -86,6 +86,7 @@ def served(core: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tup
     shutil.copytree(BUNDLED / "efficientnet_lite0", models / "efficientnet_lite0")
     (models / "written" / "1").mkdir(parents=True)
     (models / "written" / "1" / "model.py").touch()
+    (models / "written" / "config.pbtxt").write_text('backend: "python"')
     with serving(core, models) as addresses:
         yield *addresses, models
 
@@ -155,12 +156,17 @@ def test_a_value_that_a_missing_plugin_serves_is_refused_with_the_reason(
     ("file", "backend"),
     [("model.pt", "pytorch"), ("model.plan", "tensorrt"), ("model.gguf", "llama_cpp")],
 )
-def test_a_model_for_a_missing_backend_names_it(run: ForkedCommands, tmp_path: Path, file: str, backend: str) -> None:
-    (tmp_path / "model" / "1").mkdir(parents=True)
-    (tmp_path / "model" / "1" / file).touch()
+def test_a_model_for_a_missing_backend_names_it_or_its_file(
+    run: ForkedCommands, tmp_path: Path, file: str, backend: str
+) -> None:
+    for name, config in (("stated", f'backend: "{backend}"'), ("unstated", "")):
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "1" / file).touch()
+        (tmp_path / name / "config.pbtxt").write_text(config)
     done = run("check", str(tmp_path))
     assert done.returncode == 1
     assert f"no backend is called '{backend}'" in done.stderr
+    assert f"the folder holds '{file}'" in done.stderr
 
 
 def test_it_serves_beside_a_python_model_and_says_in_the_index_what_is_missing(served: tuple[str, str, Path]) -> None:

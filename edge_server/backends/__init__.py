@@ -1,9 +1,8 @@
 """Backends, the adapters to the libraries that run models: their interface (`base`), their loader, and those for ONNX
 Runtime and OpenVINO.
 
-The other runtimes are in plugins of this package (`Plugin.backends`): `plugins/runtimes` (PyTorch, TensorFlow and
-others), `plugins/tensorrt`, `plugins/python_models` and `plugins/language`. Other packages add backends as entry
-points; see `backends.base`. Each is imported at its first use, because the imports are heavy. The rest of the server
+The other runtimes are in plugins of this package (`Plugin.backends`). Other packages add backends as entry points; see
+`backends.base`. Each is imported at its first use, because the imports are heavy. The rest of the server
 uses `load_backend`, `open_session` and `backends.base`. May import core and errors.
 """
 

@@ -188,7 +188,7 @@ class Execution(Protocol):
     def reschedule(self) -> None:
         """Close this execution and run its request again with a later batch, as a new execution.
 
-        Only for models with `sequence_batching { iterative_sequence: true }`.
+        Only for models with `sequence_batching { iterative_sequence: true }`, of a backend that `runs_programs`.
         """
 
 
@@ -341,6 +341,13 @@ class Backend(abc.ABC):
     needs_every_input: bool = False
     """Whether no run may leave out an input of the file, unless `inspect` says that it is optional: the runtime fails,
     or computes with what an earlier request left there."""
+
+    names_parameters: bool = False
+    """Whether models name parameters of their own, so that no unknown name is a misspelt one."""
+
+    runs_programs: bool = False
+    """Whether models are programs: they may have no inputs or no outputs, keep the states of sequences themselves, and
+    may ask to be run again for one request (`RequestExecution.reschedule`)."""
 
     used_fields: Collection[str] = ()
     """Those fields of config.pbtxt that this backend uses and others do not, of `cc_model_filenames`,

@@ -9,14 +9,13 @@ from functools import partial
 
 from edge_server.cli.console import busy_line, clean, render, wrap
 from edge_server.cli.model_text import describe_tensor, format_memory, reason_line
-from edge_server.config import ServerConfig
 from edge_server.config.merge_settings import parse_serve
 from edge_server.config.setting_sources import process_environment
 from edge_server.core.version_lifecycle import SampleRun
 from edge_server.errors import EdgeServerError, NotWarmedUp
 from edge_server.plugin import find_plugins
 from edge_server.process.composition_root import ServerParts, build, first_desired_state
-from edge_server.repository.backend_choice import MODEL_FILE_NAMES, OTHER_FILE_NAMES
+from edge_server.repository.backend_choice import OTHER_FILE_NAMES, model_file_names
 from edge_server.serving.execution.served_version import ServedVersion
 from edge_server.telemetry.log import setup_logging
 
@@ -51,7 +50,11 @@ def run(arguments: Sequence[str]) -> int:
     parsed = parse_serve(["--log-info=false", "--log-error=false", *flags], process_environment(), plugins)
     for problem in problems:
         print(f"WARNING {problem}", file=sys.stderr)
-    config = _one_by_one(parsed.config)
+    # One model after the other, to measure the memory of each.
+    repository = dataclasses.replace(
+        parsed.config.repository, control_mode="none", load_thread_count=1, max_resident_models=0, idle_unload_s=0.0
+    )
+    config = dataclasses.replace(parsed.config, repository=repository)
     core = build(config, setup_logging(config.log), plugins)
     try:
         with busy_line("loading models"):
@@ -61,14 +64,6 @@ def run(arguments: Sequence[str]) -> int:
         return _report(core, is_verbose=len(words) < len(arguments))
     finally:
         core.close(0.0)
-
-
-def _one_by_one(config: ServerConfig) -> ServerConfig:
-    """Return a configuration that loads all models one after the other, to measure the memory of each."""
-    repository = dataclasses.replace(
-        config.repository, control_mode="none", load_thread_count=1, max_resident_models=0, idle_unload_s=0.0
-    )
-    return dataclasses.replace(config, repository=repository)
 
 
 def _report(core: ServerParts, *, is_verbose: bool) -> int:
@@ -104,7 +99,7 @@ def _report(core: ServerParts, *, is_verbose: bool) -> int:
         for text in texts:
             print(wrap(f"{mark} {text}", sys.stderr), file=sys.stderr)
     if is_verbose and any(OTHER_FILE_NAMES in text for text in reasons):
-        print(wrap(f"Names of model files: {', '.join(MODEL_FILE_NAMES)}", sys.stderr), file=sys.stderr)
+        print(wrap(f"Names of model files: {', '.join(model_file_names())}", sys.stderr), file=sys.stderr)
     return 1 if reasons else 0
 
 

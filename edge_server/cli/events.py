@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from edge_server.cli import http_client
 from edge_server.cli.models import format_local_time
-from edge_server.cli.options import CommandParser
+from edge_server.cli.options import CommandParser, natural_number
 
 FIRST_WAIT_S = 0.5
 MAX_WAIT_S = 15.0
@@ -35,7 +35,7 @@ def run(arguments: Sequence[str]) -> int:
         "Starts with past events and continues until interrupted, also when the server restarts.",
         allow_abbrev=False,
     )
-    parser.add_argument("--after", type=_event_number, default=0, metavar="N", help="skip events up to number N")
+    parser.add_argument("--after", type=natural_number, default=0, metavar="N", help="skip events up to number N")
     parser.add_argument("--follow", action=argparse.BooleanOptionalAction, default=True, help="wait for new events")
     parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     http_client.add_options(parser)
@@ -155,9 +155,3 @@ def format_event(event: Mapping[str, Any]) -> str:
     line += f": {event['reason']}" if event.get("reason") else ""
     # A reason may quote a damaged file; remove control characters for the terminal.
     return "".join(char if char.isprintable() else " " for char in line)
-
-
-def _event_number(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"expected a number of 0 or more, got '{text}'")
-    return int(text)

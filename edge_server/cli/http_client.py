@@ -6,16 +6,15 @@ import argparse
 import functools
 import http.client
 import json
+import math
 import re
 import ssl
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Mapping
-from http.client import HTTPMessage
 from pathlib import Path
-from typing import IO, Any, NoReturn, cast
+from typing import Any
 
+from edge_server.bounded_http import BoundedResponse, HttpClient
 from edge_server.cli.options import add_header_and_tls_files, float_range
 from edge_server.config.setting import nearest
 from edge_server.default_tls import make_default_tls_context
@@ -38,14 +37,9 @@ class Refused(Exception):
         self.status = status
 
 
-class NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Refuses redirects: the keys of --header are for the server that the command line names."""
-
-    def redirect_request(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
-    ) -> NoReturn:
-        fp.close()
-        raise Refused(code, f"{req.full_url} redirects to {newurl}: give the address of the server itself")
+def refuse_redirect(url: str, next_url: str) -> bool:
+    """Raise Refused: the keys of --header are for the server that the command line names."""
+    raise Refused(http.HTTPStatus.FOUND, f"{url} redirects to {next_url}: give the address of the server itself")
 
 
 def add_options(parser: argparse.ArgumentParser, timeout_s: float = 60.0) -> None:
@@ -73,7 +67,7 @@ def request_json(options: argparse.Namespace, path: str, body: Mapping[str, obje
 
     Raises Refused, the errors in NO_ANSWER, and InvalidRequest for the files of TLS.
     """
-    with open_response(options, path, body) as response:
+    with _open(options, path, body, options.timeout) as response:
         return json.load(response)
 
 
@@ -82,25 +76,27 @@ def open_response(
     path: str,
     body: Mapping[str, object] | None = None,
     timeout_s: float | None = None,
-) -> http.client.HTTPResponse:
-    """Send a request and return the open response, which the caller closes. Raises as `request_json`."""
+) -> BoundedResponse:
+    """Send a request and return the open response, which the caller closes and which may last: only a silence of the
+    timeout ends it. Raises as `request_json`."""
+    response = _open(options, path, body, timeout_s or options.timeout)
+    response.set_deadline(math.inf)
+    return response
+
+
+def _open(
+    options: argparse.Namespace, path: str, body: Mapping[str, object] | None, timeout_s: float
+) -> BoundedResponse:
     headers = dict(options.header)
     data = None
     if body is not None:
         data, headers["Content-Type"] = json.dumps(body).encode(), "application/json"
-    request = urllib.request.Request(options.url + path, data=data, headers=headers)
-    try:
-        opener = urllib.request.build_opener(NoRedirects, https_handler(options, options.url))
-        response = opener.open(request, timeout=timeout_s or options.timeout)
-    except urllib.error.HTTPError as error:
-        with error:
-            raise Refused(error.code, _error_message(error, options.url)) from None
-    return cast(http.client.HTTPResponse, response)
-
-
-def https_handler(options: argparse.Namespace, url: str) -> urllib.request.HTTPSHandler:
-    """Return urllib's handler with the files of --tls-root, --tls-cert and --tls-key. Raises InvalidRequest."""
-    return urllib.request.HTTPSHandler(context=tls_context(options, url))
+    client = HttpClient(refuse_redirect, tls=tls_context(options, options.url))
+    response = client.open(options.url + path, data, headers, timeout_s=timeout_s)
+    if not response.is_success:
+        with response:
+            raise Refused(response.status, _error_message(response, options.url))
+    return response
 
 
 def tls_context(options: argparse.Namespace, url: str) -> ssl.SSLContext | None:
@@ -161,35 +157,30 @@ def nearest_model(options: argparse.Namespace, model: str, refused: Refused) -> 
 def no_answer(options: argparse.Namespace, error: BaseException) -> str:
     """Return a text for an error in NO_ANSWER of a request to --url."""
     text = f"no answer from {options.url}: {describe_failure(error)}"
-    if isinstance(_reason(error), ConnectionRefusedError):
+    if isinstance(error, ConnectionRefusedError):
         text += "; start `edge-server serve` there, or give another --url"
     return text
 
 
 def describe_failure(error: BaseException) -> str:
     """Return a text for an error in NO_ANSWER."""
-    reason = _reason(error)
-    if isinstance(reason, ConnectionRefusedError):
+    if isinstance(error, ConnectionRefusedError):
         return "connection refused: nothing listens there"
-    if isinstance(reason, _CLOSED):
+    if isinstance(error, _CLOSED):
         return (
             "the server closed the connection: does it use TLS (https://), or want a client certificate (--tls-cert)?"
         )
-    if isinstance(reason, ssl.SSLError):
-        return _describe_tls_failure(reason)
-    if isinstance(reason, OSError):
-        return reason.strerror or str(reason) or type(reason).__name__
-    if isinstance(reason, http.client.HTTPException):
+    if isinstance(error, ssl.SSLError):
+        return _describe_tls_failure(error)
+    if isinstance(error, OSError):
+        return error.strerror or str(error) or type(error).__name__
+    if isinstance(error, http.client.HTTPException):
         return "the server at this address does not speak HTTP/1.1 (is it the gRPC port?)"
     return "the server at this address is no edge-server"
 
 
 _CLOSED = (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 """Errors of a connection that the server closed. http.client.RemoteDisconnected is a ConnectionResetError."""
-
-
-def _reason(error: BaseException) -> BaseException | str:
-    return error.reason if isinstance(error, urllib.error.URLError) else error
 
 
 _OTHER_NAME = (62, 64)
@@ -214,19 +205,19 @@ def _describe_tls_failure(error: ssl.SSLError) -> str:
     return f"TLS: {error.reason or error}"
 
 
-def _error_message(error: urllib.error.HTTPError, url: str) -> str:
+def _error_message(response: BoundedResponse, url: str) -> str:
     try:
-        document = json.loads(error.read(1 << 20))
+        document = json.loads(response.read(1 << 20))
     except NO_ANSWER:
         document = None
     message = document.get("error") if isinstance(document, dict) else None
     if isinstance(message, dict):  # OpenAI's form
         message = message.get("message")
-    if error.code == http.HTTPStatus.NOT_FOUND and message in (None, error.reason):
-        return f"{url} has no {urllib.parse.urlsplit(error.url).path}: is it the HTTP address of an edge-server?"
+    if response.status == http.HTTPStatus.NOT_FOUND and message in (None, response.reason):
+        return f"{url} has no {urllib.parse.urlsplit(response.url).path}: is it the HTTP address of an edge-server?"
     if expected := re.search(_EXPECTED_HEADER, str(message)):
         message = f"{message}; give it with --header {expected[1]}=VALUE"
-    return str(message) if message else f"HTTP {error.code} {error.reason}"
+    return str(message) if message else f"HTTP {response.status} {response.reason}"
 
 
 def server_url(text: str) -> str:

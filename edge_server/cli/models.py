@@ -52,7 +52,12 @@ def _text(options: argparse.Namespace, path: str) -> str:
     if options.json:
         return json.dumps(http_client.request_json(options, path), indent=1)
     index = http_client.request_json(options, "/v2/repository/index", {})
-    faulty = [_faulty_row(entry) for entry in index if _is_faulty(entry) and options.model in (None, entry["name"])]
+    # Entries without a version report a problem of the model as a whole.
+    faulty: list[tuple[str, ...]] = [
+        (entry["name"], "-", "UNAVAILABLE", "-", "-", "-", "-", entry["reason"])
+        for entry in index
+        if entry.get("state") == "UNAVAILABLE" and not entry.get("version") and options.model in (None, entry["name"])
+    ]
     try:
         # Skip versions of a faulty model that were never loaded: the row of the model has the reason.
         names = {row[0] for row in faulty}
@@ -67,15 +72,6 @@ def _text(options: argparse.Namespace, path: str) -> str:
     rows = sorted(rows + faulty, key=lambda row: row[0])
     optional = ("REASON", "GENERATION", "SHARE", "SERVED")
     return render(COLUMN_TITLES, rows, sys.stdout, optional=optional, stacked=("REASON",))
-
-
-def _is_faulty(entry: Mapping[str, str]) -> bool:
-    """Whether an index entry reports a problem of the model as a whole."""
-    return entry.get("state") == "UNAVAILABLE" and not entry.get("version")
-
-
-def _faulty_row(entry: Mapping[str, str]) -> tuple[str, ...]:
-    return (entry["name"], "-", entry.get("state", "-"), "-", "-", "-", "-", entry["reason"])
 
 
 def _row(item: Mapping[str, Any]) -> tuple[str, ...]:

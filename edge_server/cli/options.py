@@ -206,6 +206,12 @@ def int_range(minimum: int, maximum: int = 10**9) -> Callable[[str], int]:
     return parse
 
 
+def natural_number(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"expected a number of 0 or more, got '{text}'")
+    return int(text)
+
+
 def float_range(minimum: float, maximum: float = math.inf) -> Callable[[str], float]:
     """Return a parser of finite numbers from `minimum` to `maximum`."""
 

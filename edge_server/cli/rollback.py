@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import urllib.parse
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from edge_server.cli import http_client
-from edge_server.cli.options import CommandParser
+from edge_server.cli.options import CommandParser, natural_number
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -22,17 +20,24 @@ def run(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("model", metavar="MODEL")
     action = parser.add_mutually_exclusive_group()
-    action.add_argument("--to", type=_version, metavar="VERSION", help="pin this version instead")
+    action.add_argument("--to", type=natural_number, metavar="VERSION", help="pin this version instead")
     action.add_argument("--undo", action="store_true", help="remove the pin; the version policy applies again")
     http_client.add_options(parser)
     options = parser.parse_args(arguments)
     base = f"/edge/v1/models/{urllib.parse.quote(options.model, safe='')}"
     try:
+        body = {} if options.to is None else {"version": options.to}
+        report = http_client.request_json(options, f"{base}/{'unpin' if options.undo else 'rollback'}", body)
+        serves = report["serves"]
+        now = "it is not loaded" if serves is None else f"version {serves} serves"
+        problem = ""
         if options.undo:
-            text, problem = _unpinned(http_client.request_json(options, f"{base}/unpin", {}))
+            text = f"{report['name']} is not pinned to version {report['before']} any more; {now}"
+            problem = str(report["problem"] or "")
         else:
-            body = {} if options.to is None else {"version": options.to}
-            text, problem = _pinned(http_client.request_json(options, f"{base}/rollback", body)), ""
+            text = f"{report['name']} is pinned to version {report['pin']}; {now}"
+            if not report["survives_restart"]:
+                text += "\nthe pin lasts until the server ends: it was started without --state-dir"
     except http_client.Refused as error:
         print(f"edge-server rollback: {error}", file=sys.stderr)
         return 1
@@ -46,25 +51,3 @@ def run(arguments: Sequence[str]) -> int:
     if problem:
         print(f"some versions are not served: {problem}", file=sys.stderr)
     return 1 if problem else 0
-
-
-def _pinned(report: Mapping[str, Any]) -> str:
-    serves = report["serves"]
-    now = "it is not loaded" if serves is None else f"version {serves} serves"
-    text = f"{report['name']} is pinned to version {report['pin']}; {now}"
-    if not report["survives_restart"]:
-        text += "\nthe pin lasts until the server ends: it was started without --state-dir"
-    return text
-
-
-def _unpinned(report: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the result as text, and the problem of versions that are not served, or ""."""
-    serves = report["serves"]
-    now = "it is not loaded" if serves is None else f"version {serves} serves"
-    return f"{report['name']} is not pinned to version {report['before']} any more; {now}", str(report["problem"] or "")
-
-
-def _version(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"expected a number of 0 or more, got '{text}'")
-    return int(text)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from edge_server.core.model_spec import ModelFile, ModelSpec, Recognised
@@ -23,6 +24,10 @@ OutputCheck: TypeAlias = Callable[[SampleRun | None], tuple[str, ...]]
 """Checks what a model answers before it serves. Returns warnings; raises LoadError for a model that must not serve.
 
 Gets None for a model that cannot be run for a check."""
+
+
+FolderReader: TypeAlias = Callable[[ModelSpec, Path], ModelSpec]
+"""Given a specification and the model's folder: the specification with what a file of the folder adds."""
 
 
 Recogniser: TypeAlias = Callable[[ModelSpec, Mapping[str, str]], Recognised | None]

@@ -211,6 +211,7 @@ def _resolve_options(
         gpu_count=gpu_count,
         checks=(priority_class, *plugins.model_checks()),
         output_checks=plugins.output_checks(),
+        folder_readers=plugins.folder_readers(),
         recognisers=plugins.recognisers(),
         trust=trust_policy(repository.requires_checksums, repository.public_key),
         backend_settings=config.backends,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from edge_server.config import ConfigError, ServerConfig
 from edge_server.core.model_spec import ModelSpec
-from edge_server.core.version_lifecycle import OutputCheck, Recogniser, SampleRun
+from edge_server.core.version_lifecycle import FolderReader, OutputCheck, Recogniser, SampleRun
 from edge_server.errors import EdgeServerError
 from edge_server.frontends.http.inference_route import BodyDecoder
 from edge_server.frontends.http.request import HttpRequest
@@ -72,6 +72,9 @@ class RunningPlugins:
 
     def output_checks(self) -> tuple[Callable[[ModelSpec], OutputCheck | None], ...]:
         return tuple(check for _, plugin in self._active() for check in plugin.output_checks)
+
+    def folder_readers(self) -> tuple[FolderReader, ...]:
+        return tuple(read for _, plugin in self._active() for read in plugin.folder_readers)
 
     def recognisers(self) -> tuple[Recogniser, ...]:
         return tuple(recognise for _, plugin in self._active() for recognise in plugin.recognisers)

@@ -14,11 +14,10 @@ from edge_server.core.shape_tensors import SHAPE_DTYPES
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendMissing, BadModelConfig, LoadError
 from edge_server.repository.backend_choice import (
-    GGUF_ORDER,
     BackendCandidate,
     candidates,
-    needs_llama_cpp,
-    sequences_at_once,
+    format_of,
+    timed_choice,
 )
 from edge_server.repository.first_opening import FirstOpenings
 from edge_server.repository.load_error_explanation import explain_by_content
@@ -81,17 +80,18 @@ def inspect_model(
     choices = candidates(config, model, version_dir, onnx_order)
     choice, is_usual = "", True
     if len(choices) > 1 and not config.backend and not config.platform:
-        suffix = Path(choices[0].file_name).suffix.lower()
-        if suffix in (".onnx", ".gguf"):
-            choice = "fixed order"
-        names = [item.backend for item in choices]
-        is_language_model = set(names) == set(GGUF_ORDER)
-        if is_language_model and (only_way := needs_llama_cpp(version_dir)):
-            choice, is_language_model = f"fixed order for {only_way}", False
+        file_name, names = choices[0].file_name, [item.backend for item in choices]
+        format = format_of(file_name)
+        is_timed = format is not None and format.is_timed
+        choice = "fixed order" if is_timed else ""
         # Not the order of a plugin, whose backends come first.
-        if runtime_times is not None and (is_language_model or set(names) == set(ONNX_ORDER)):
-            file = ModelFile(version_dir / choices[0].file_name, model_dir, version)
-            measured = runtime_times.choose(file, names, sequences_at_once(config) if is_language_model else 0)
+        is_timed = is_timed and format is not None and set(names) == set(format.backends)
+        timing = timed_choice(file_name, version_dir, config)
+        if is_timed and timing.problem:
+            choice, is_timed = f"fixed order for {timing.problem}", False
+        if runtime_times is not None and is_timed:
+            file = ModelFile(version_dir / file_name, model_dir, version)
+            measured = runtime_times.choose(file, names, timing.at_once)
             if measured is not None:
                 choice, is_usual = measured.reason, measured.order[0] == choices[0].backend
                 choices = tuple(sorted(choices, key=lambda item: measured.order.index(item.backend)))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from edge_server.errors import BadModelConfig
-from edge_server.repository.backend_choice import PLATFORM_OF_BACKEND
+from edge_server.repository.backend_choice import platform_of
 from edge_server.repository.pbtxt import ConfigMessage
 from edge_server.repository.validate_config import PLATFORM, is_ensemble
 
@@ -40,7 +40,7 @@ def normalise(config: ConfigMessage, model: str, devices: Devices) -> None:
     """Fill in the defaults, in place. Raises BadModelConfig for an instance group that this machine cannot serve."""
     config.name = model
     if not config.platform:
-        config.platform = PLATFORM_OF_BACKEND.get(config.backend, "")
+        config.platform = platform_of(config.backend)
     if config.version_policy.WhichOneof("policy_choice") is None:
         config.version_policy.latest.num_versions = 1
     if is_ensemble(config):

@@ -24,7 +24,6 @@ from edge_server.core.ensemble_and_sequence_spec import (
 from edge_server.core.model_spec import (
     FIRST_RESPONSE_BUCKETS_MS,
     Accelerator,
-    ChatTemplate,
     DynamicBatching,
     InputSpec,
     InstanceGroup,
@@ -42,7 +41,6 @@ from edge_server.core.model_spec import (
 from edge_server.core.tensor import DType
 from edge_server.core.version_lifecycle import Member
 from edge_server.errors import BadModelConfig
-from edge_server.repository.parameter_names import find_misspelt
 from edge_server.repository.pbtxt import ConfigMessage, write_json
 
 _DTYPES = {dtype.number: dtype for dtype in DType}
@@ -83,8 +81,8 @@ def to_spec(
     config: ConfigMessage,
     labels: Mapping[str, tuple[str, ...]] | None = None,
     notes: tuple[str, ...] = (),
-    chat_template: ChatTemplate | None = None,
     used_fields: Collection[str] = (),
+    warnings: tuple[str, ...] = (),
 ) -> ModelSpec:
     """Return the specification of a complete configuration. `labels` maps an output's name to its class names,
     `used_fields` are the backend's.
@@ -115,11 +113,10 @@ def to_spec(
         batch_inputs=batch_inputs(config),
         batch_outputs=batch_outputs(config),
         is_cached=config.response_cache.enable,
-        chat_template=chat_template,
         cc_filenames=dict(config.cc_model_filenames),
         config_json=write_json(config),
         notes=(*notes, *(f"{field} is kept in the configuration but has no effect" for field in unused)),
-        warnings=find_misspelt(config.backend, config.parameters),
+        warnings=warnings,
     )
 
 

@@ -13,7 +13,7 @@ from edge_server.backends import ONNX_ORDER, engine_backends
 from edge_server.backends.base import Backend
 from edge_server.config.server_config import DEFAULT_BATCH_SIZE
 from edge_server.core.model_spec import ModelFile, ModelSpec
-from edge_server.core.version_lifecycle import OutputCheck, Recogniser, Resolved
+from edge_server.core.version_lifecycle import FolderReader, OutputCheck, Recogniser, Resolved
 from edge_server.errors import BadModelConfig, ChangedWhileLoading, EdgeServerError, LoadError
 from edge_server.record import record
 from edge_server.repository.auto_complete import (
@@ -23,7 +23,7 @@ from edge_server.repository.auto_complete import (
     inspect_model,
     unsure_outputs,
 )
-from edge_server.repository.backend_choice import BACKEND_OF_PLATFORM
+from edge_server.repository.backend_choice import backend_of_platform
 from edge_server.repository.config_defaults import Devices, normalise
 from edge_server.repository.config_to_spec import to_spec
 from edge_server.repository.file_fingerprint import children, describe_files, digest
@@ -31,6 +31,7 @@ from edge_server.repository.first_opening import FirstOpenings
 from edge_server.repository.labels import read_labels
 from edge_server.repository.load_error_explanation import explain_by_content
 from edge_server.repository.metadata_files import read_metadata_files
+from edge_server.repository.parameter_names import find_misspelt
 from edge_server.repository.pbtxt import ConfigMessage, new_config, parse_json, read_file, write_json
 from edge_server.repository.runtime_times import RuntimeTimes
 from edge_server.repository.scan import ModelDirectory, read_entries
@@ -52,7 +53,8 @@ class ResolveOptions:
 
     `checks` get each complete specification and raise BadModelConfig. They check the `parameters` of other parts of the
     server, so that a wrong one fails the load and not the first request. `output_checks` do so too, and return checks
-    of the model's answer, or None. `recognisers` get the specification and the metadata of the file and beside it.
+    of the model's answer, or None. `folder_readers` add to the specification what the model's folder says.
+    `recognisers` get the specification and the metadata of the file and beside it.
     `trust`: rules for the checksums and signatures of a version's files.
     `backend_settings`: those of `--backend-config`, by backend; "" for all.
     `onnx_order`: the runtimes tried for an ONNX file. `runtime_times` may change this order; None: it does not.
@@ -63,6 +65,7 @@ class ResolveOptions:
     gpu_count: int = 0
     checks: tuple[Callable[[ModelSpec], object], ...] = ()
     output_checks: tuple[Callable[[ModelSpec], OutputCheck | None], ...] = ()
+    folder_readers: tuple[FolderReader, ...] = ()
     recognisers: tuple[Recogniser, ...] = ()
     trust: TrustPolicy = field(default_factory=TrustPolicy)
     backend_settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -129,7 +132,7 @@ def _resolve(
     metadata = _NOTHING
     if inspected.signature is not None and options.recognisers:
         metadata = {**read_metadata_files(inspected.file), **inspected.signature.metadata}
-    spec = _make_spec(config, model, options, notes, metadata, inspected.backend.used_fields)
+    spec = _make_spec(config, model, options, notes, metadata, inspected.backend)
     unsure = frozenset[str]() if inspected.signature is None else unsure_outputs(config, inspected.signature)
     spec = replace(
         spec,
@@ -174,7 +177,7 @@ def _remove_engine_settings(config: ConfigMessage, inspected: InspectedFile, pas
         return
     if precision.strip().lower() in _ENGINE_PRECISIONS:
         del config.parameters["precision"]
-    if BACKEND_OF_PLATFORM.get(config.platform) in need_engines:
+    if backend_of_platform().get(config.platform) in need_engines:
         config.platform = ""
 
 
@@ -184,22 +187,23 @@ def _make_spec(
     options: ResolveOptions,
     notes: tuple[str, ...],
     metadata: Mapping[str, str] = _NOTHING,
-    used_fields: Collection[str] = (),
+    backend: Backend | None = None,
 ) -> ModelSpec:
-    """Return the checked specification of a complete configuration."""
-    check_complete(config, model.name)
+    """Return the checked specification of a complete configuration. `backend`: None for an ensemble."""
+    check_complete(config, model.name, is_program=backend is not None and backend.runs_programs)
     labels = {
         output.name: read_labels(model.name, output.name, model.path, output.label_filename)
         for output in config.output
         if output.label_filename
     }
-    tokenizer = config.parameters["chat_tokenizer"].string_value if "chat_tokenizer" in config.parameters else ""
-    template = None
-    if tokenizer:
-        from edge_server.repository.chat_template import read_chat_template  # an idle server does without it
-
-        template = read_chat_template(model.name, model.path, tokenizer)
-    spec = to_spec(config, labels, notes, template, used_fields)
+    used_fields: Collection[str] = ()
+    warnings: tuple[str, ...] = ()
+    if backend is not None:
+        used_fields = backend.used_fields
+        warnings = () if backend.names_parameters else find_misspelt(config.parameters)
+    spec = to_spec(config, labels, notes, used_fields, warnings)
+    for read in options.folder_readers:
+        spec = read(spec, model.path)
     for recognise in options.recognisers:
         if (found := recognise(spec, metadata)) is not None:
             spec = replace(spec, recognised=found, notes=(*spec.notes, found.note))

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from edge_server.core.model_spec import ModelFile
 from edge_server.file_stamp import FileStamp, file_stamp
+from edge_server.own_plugins import plugin_objects
 from edge_server.repository.replace_file import replace_file
 
 log = logging.getLogger(__name__)
@@ -37,9 +38,8 @@ MIN_RATIO = 1.2
 _DISTRIBUTIONS = {
     "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
     "openvino": ("openvino",),
-    "openvino_genai": ("openvino-genai",),
-    "llama_cpp": ("xllamacpp",),
 }
+"""Of the core's backends; see `Plugin.distributions`."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _CHUNK_BYTES = 1 << 20
@@ -234,7 +234,10 @@ def runtime_version(backend: str) -> str:
     """Return the installed version of a backend's runtime, "" if it is not installed."""
     import importlib.metadata  # here, because it needs a megabyte that a server without measurements has no use for
 
-    for name in _DISTRIBUTIONS.get(backend, (backend,)):
+    known: dict[str, Sequence[str]] = dict(_DISTRIBUTIONS)
+    for plugin in plugin_objects():
+        known |= plugin.distributions
+    for name in known.get(backend, (backend,)):
         try:
             return importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

@@ -21,11 +21,6 @@ from edge_server.repository.safe_paths import check_relative
 _FLAGS = ("int32_false_true", "fp32_false_true", "bool_false_true")
 _FLAG_TYPES = {"int32_false_true": DType.INT32, "fp32_false_true": DType.FP32, "bool_false_true": DType.BOOL}
 _ID_TYPES = (DType.UINT64, DType.INT64, DType.UINT32, DType.INT32, DType.BYTES)
-_CANNOT_RESCHEDULE = (
-    "c_abi", "fil", "forest", "identity", "jax", "litert", "onnxruntime", "openvino", "pytorch", "repeat", "square",
-    "stub", "tensorflow", "tensorrt", "tensorrt_rtx", "tflite",
-)  # fmt: skip
-"""Backends whose models cannot be rescheduled (run again for one request): all built-in ones except `python`."""
 
 
 def bad_field(model: str, field: str, expected: str, given: object) -> BadModelConfig:
@@ -60,7 +55,7 @@ def check_sequences(config: ConfigMessage, model: str) -> None:
         raise bad_field(model, "parameters 'variant'", "none for a model with sequence_batching", "one")
 
 
-def check_sequences_complete(config: ConfigMessage, model: str) -> None:
+def check_sequences_complete(config: ConfigMessage, model: str, *, is_program: bool) -> None:
     """Check that sequence_batching fits the rest of a completed configuration. Raises BadModelConfig."""
     if not config.HasField("sequence_batching"):
         return
@@ -68,10 +63,10 @@ def check_sequences_complete(config: ConfigMessage, model: str) -> None:
         expected = "names of inputs that the server fills, which input does not list"
         raise bad_field(model, "sequence_batching control_input and state", expected, f"'{name}'")
     states = config.sequence_batching.state
-    if states and (config.backend == "python" or config.model_transaction_policy.decoupled):
+    if states and (is_program or config.model_transaction_policy.decoupled):
         expected = "none for a model in Python or a decoupled one, which keeps what it needs itself"
         raise bad_field(model, "sequence_batching.state", expected, [item.input_name for item in states])
-    if config.sequence_batching.iterative_sequence and config.backend in _CANNOT_RESCHEDULE:
+    if config.sequence_batching.iterative_sequence and not is_program:
         expected = "false for a backend whose models cannot ask to be run again, as those of backend 'python' can"
         given = f"true with backend '{config.backend}'"
         raise bad_field(model, "sequence_batching.iterative_sequence", expected, given)

@@ -21,9 +21,6 @@ MAX_INSTANCES = 1024
 MAX_PRIORITY_LEVELS = 1024
 """Each level has its own queue."""
 
-_MAY_HAVE_NO_TENSORS = ("python",)
-"""Backends whose models may have no inputs or no outputs: a program may create data, or only consume it."""
-
 _FORMAT_NONE = 0
 _TYPE_INVALID = 0
 
@@ -66,10 +63,11 @@ def check_stated(config: ConfigMessage, model: str) -> None:
         raise bad_field(model, "response_cache.enable", "false for a decoupled model", "true")
 
 
-def check_complete(config: ConfigMessage, model: str) -> None:
-    """Reject a completed configuration with missing or contradicting fields. Raises BadModelConfig."""
+def check_complete(config: ConfigMessage, model: str, *, is_program: bool = False) -> None:
+    """Reject a completed configuration with missing or contradicting fields. `is_program`: see
+    `Backend.runs_programs`. Raises BadModelConfig."""
     for kind, items in (("input", config.input), ("output", config.output)):
-        if not items and config.backend not in _MAY_HAVE_NO_TENSORS:
+        if not items and not is_program:
             raise bad_field(
                 model, kind, f"at least one {kind}", f"none; state the {kind}s, the model file does not tell them"
             )
@@ -77,7 +75,7 @@ def check_complete(config: ConfigMessage, model: str) -> None:
             _check_known(item, f"{kind} '{item.name}'", model)
     if config.HasField("dynamic_batching"):
         _check_dynamic_batching(config.dynamic_batching, config.max_batch_size, model)
-    check_sequences_complete(config, model)
+    check_sequences_complete(config, model, is_program=is_program)
     for sample in config.model_warmup:
         _check_warmup(sample, config, model)
 

@@ -29,7 +29,7 @@ import harness
 import short
 from harness import Load
 
-from edge_server.cli.svg_charts import COLORS, Bar, draw_bars
+from edge_server.plugins.tuning.svg_charts import COLORS, Bar, draw_bars
 
 CONCURRENCIES = (1, 4, 16)
 SERVER, OTHER, TRITON, RAW = "server", "other tree", "Triton", "bare runtime"

@@ -46,8 +46,8 @@ import onnx
 import short
 from onnx import TensorProto, helper
 
-from edge_server.cli.svg_charts import COLORS, ChartCurve, CurvePanel, draw_panels
 from edge_server.client import AioFrameStream, Frame, FrameHeader
+from edge_server.plugins.tuning.svg_charts import COLORS, ChartCurve, CurvePanel, draw_panels
 
 SMALL = np.arange(16, dtype=np.float32)
 WIDTH, HEIGHT, CAMERA_FPS = 64, 48, 2.0

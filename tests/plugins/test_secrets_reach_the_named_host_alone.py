@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-import edge_server.mqtt_connection
+import edge_server.plugins.cameras.sinks.mqtt_connection
 from edge_server.cli import http_client
 from edge_server.errors import EdgeServerError
-from edge_server.mqtt_connection import BrokerAddress, MqttConnection, MqttError
 from edge_server.plugins.cameras.onvif.device import CameraError, OnvifCamera
 from edge_server.plugins.cameras.onvif.soap import Login
+from edge_server.plugins.cameras.sinks.mqtt_connection import BrokerAddress, MqttConnection, MqttError
 from edge_server.plugins.cameras.sinks.sink_interface import SinkMessage
 from edge_server.plugins.cameras.sinks.webhook import Webhook
 from edge_server.plugins.cameras.sources.mjpeg import MjpegCamera
@@ -252,7 +252,7 @@ def test_another_host_that_asks_for_a_log_in_gets_no_secret(
 
 def test_a_broker_that_names_another_one_gets_no_secret_sent_there(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("paho.mqtt.client")
-    monkeypatch.setattr(edge_server.mqtt_connection, "TIMEOUT_S", TIMEOUT_S)
+    monkeypatch.setattr(edge_server.plugins.cameras.sinks.mqtt_connection, "TIMEOUT_S", TIMEOUT_S)
     received: list[bytes] = []
 
     def refuse(listener: socket.socket, properties: bytes) -> None:

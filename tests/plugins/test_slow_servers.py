@@ -3,8 +3,10 @@ but not for a slow line."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import hashlib
+import json
 import re
 import socket
 import socketserver
@@ -15,11 +17,13 @@ from pathlib import Path
 
 import pytest
 
-import edge_server.mqtt_connection
-from edge_server.mqtt_connection import BrokerAddress, MqttConnection, MqttError
+import edge_server.plugins.cameras.sinks.mqtt_connection
+from edge_server.bounded_http import TooSlow
+from edge_server.cli.http_client import request_json
 from edge_server.plugins.cameras.onvif import device
 from edge_server.plugins.cameras.onvif.device import CameraError, OnvifCamera
 from edge_server.plugins.cameras.sinks import webhook
+from edge_server.plugins.cameras.sinks.mqtt_connection import BrokerAddress, MqttConnection, MqttError
 from edge_server.plugins.cameras.sinks.sink_interface import SinkError, SinkMessage
 from edge_server.plugins.cameras.sinks.webhook import Webhook
 from edge_server.plugins.cameras.sources import mjpeg
@@ -33,6 +37,7 @@ TIMEOUT_S = 0.5
 """Far above the pauses of a busy machine: a server must be given up for what it sends, not for a pause."""
 CONTENT = bytes(range(250)) * 8
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
+DOCUMENT = json.dumps([0] * 1000).encode()
 PICTURE = b"\xff\xd8" + b"x" * 1000
 SOAP = b'<s:Envelope xmlns:s="http://www.w3.org/2003/05/soap-envelope"><s:Body></s:Body>%b</s:Envelope>' % (b" " * 1000)
 
@@ -117,6 +122,11 @@ def post(url: str, folder: Path) -> None:
     assert Webhook(f"{url}/hook").send(SinkMessage("door", state="FAILED", reason="gone"))
 
 
+def ask_server(url: str, folder: Path) -> None:
+    options = argparse.Namespace(url=url, header=[], timeout=TIMEOUT_S, tls_root=None, tls_cert=None, tls_key=None)
+    assert request_json(options, "/v2/models/detector") == json.loads(DOCUMENT)
+
+
 @dataclass(frozen=True)
 class Reader:
     """A client, its error, and an answer to it: the head, the beginning of the body, which comes at once where the rest
@@ -150,6 +160,7 @@ READERS = {
     "Motion JPEG without lengths": video(b"--x\r\n\r\n", PICTURE + b"\r\n--x--\r\n"),
     "Motion JPEG, head of a part": video(b"--x\r\n", b"X: %b\r\n\r\n%b\r\n--x--\r\n" % (b"x" * 1000, PICTURE)),
     "ONVIF": Reader(ask_camera, CameraError, head(), SOAP[:100], SOAP[100:], NO_ANSWER, NO_ANSWER),
+    "commands": Reader(ask_server, TooSlow, head(), DOCUMENT[:100], DOCUMENT[100:]),
     "webhook": Reader(post, SinkError, head(), CONTENT[:100], CONTENT[100:], NO_ANSWER, ""),
 }
 each_reader = pytest.mark.parametrize("name", READERS)
@@ -234,7 +245,7 @@ def test_the_answer_to_a_webhook_counts_without_its_body(short_timeouts: None, t
 
 def test_a_broker_that_trickles_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("paho.mqtt.client")
-    monkeypatch.setattr(edge_server.mqtt_connection, "TIMEOUT_S", TIMEOUT_S)
+    monkeypatch.setattr(edge_server.plugins.cameras.sinks.mqtt_connection, "TIMEOUT_S", TIMEOUT_S)
     # CONNACK of MQTT 5 with 127 bytes, of which 100 are a text.
     answer = bytes((0x20, 127, 0, 0, 124, 0x1F, 0, 121)) + b"x" * 121
 

@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 
 import edge_server
+from edge_server.backends import load_backend
 from edge_server.core.model_spec import ModelSpec
 from edge_server.repository.parameter_names import find_misspelt, read_names
+from edge_server.repository.resolve_version import ResolveOptions, resolve
+from edge_server.repository.scan import Scanner
 
 PACKAGE = Path(edge_server.__file__).parent
 READERS = ["backends", "serving", "repository", "core/priority.py"]
-READERS += [f"plugins/{name}" for name in ("language", "python_models", "runtimes", "tensorrt", "vision")]
+READERS += [f"plugins/{name}" for name in ("language", "python_models", "runtimes", "speech", "tensorrt", "vision")]
 OTHER = {"parameters", "arguments", "string_value", "device", "openvino", "bf16", "fp32", "false", "true"}
 OTHER |= {"none", "auto", "normal", "serve", "isolated", "max_tokens_per_doc"}
 """What the search for names finds besides names of parameters of models, and of a request."""
@@ -33,17 +36,35 @@ METHODS = "number|choice|names|integer|boolean|numbers"
     ],
 )  # fmt: skip
 def test_a_name_near_one_that_is_read_is_named_with_it(given: str, near: str) -> None:
-    assert find_misspelt("onnxruntime", [given]) == (f"parameter '{given}' has no effect: did you mean '{near}'?",)
+    assert find_misspelt([given]) == (f"parameter '{given}' has no effect: did you mean '{near}'?",)
 
 
 @pytest.mark.parametrize("given", ["site", "max_workspace_size_bytes", "session.intra_op.allow_spinning", "NUM_STREAM"])
 def test_names_of_others_are_no_mistakes(given: str) -> None:
-    assert find_misspelt("openvino", [given, *read_names()]) == ()
+    assert find_misspelt([given, *read_names()]) == ()
 
 
-@pytest.mark.parametrize("backend", ["python", "c_abi", "ensemble"])
-def test_models_that_name_parameters_of_their_own_get_no_warning(backend: str) -> None:
-    assert find_misspelt(backend, ["isolaton"]) == ()
+MODEL = b"class TritonPythonModel:\n    pass\n"
+ENSEMBLE = """platform: "ensemble" input { name: "x" data_type: TYPE_FP32 dims: [ 3 ] }
+output { name: "y" data_type: TYPE_FP32 dims: [ 3 ] } ensemble_scheduling { step { model_name: "n" model_version: -1
+input_map { key: "x" value: "x" } output_map { key: "y" value: "y" } } }"""
+
+
+@pytest.mark.parametrize("config", ['backend: "python"', ENSEMBLE])
+def test_models_that_name_parameters_of_their_own_get_no_warning(
+    root: Path, add_model: Callable[..., Any], config: str
+) -> None:
+    add_model(
+        "m", f'{config} parameters {{ key: "isolaton" value {{ string_value: "9" }} }}', {"1/model.py": MODEL}, ()
+    )
+    model = Scanner([root]).find("m")
+    assert model is not None
+    assert resolve(model, 1, ResolveOptions()).spec.warnings == ()
+
+
+@pytest.mark.parametrize("backend", ["python", "c_abi"])
+def test_backends_of_programs_say_that_their_models_name_parameters(backend: str) -> None:
+    assert load_backend(backend).names_parameters
 
 
 def test_the_warning_is_part_of_the_specification(root: Path, add_model: Any, resolved_spec: Any) -> None:
@@ -53,9 +74,6 @@ def test_the_warning_is_part_of_the_specification(root: Path, add_model: Any, re
 
 @pytest.fixture
 def resolved_spec(root: Path, add_model: Callable[..., Any]) -> Callable[[str], ModelSpec]:
-    from edge_server.repository.resolve_version import ResolveOptions, resolve
-    from edge_server.repository.scan import Scanner
-
     def call(more: str) -> ModelSpec:
         tensors = ('input { name: "x" data_type: TYPE_FP32 dims: [ 3 ] } '
                    'output { name: "y" data_type: TYPE_FP32 dims: [ 3 ] }')  # fmt: skip

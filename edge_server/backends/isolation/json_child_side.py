@@ -19,7 +19,9 @@ _MAX_OOM_SCORE = "1000"
 
 def start_child() -> tuple[TextIO, dict[str, Any]]:
     """Return the output for messages, and the job from the first line of standard input."""
-    out = _redirected_output()
+    kept = os.dup(1)
+    os.dup2(2, 1)  # what libraries print goes to standard error
+    out = os.fdopen(kept, "w", encoding="utf-8")
     # A terminal sends Ctrl-C to all processes; the parent decides when this one ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     job: dict[str, Any] = json.loads(sys.stdin.readline())
@@ -33,13 +35,6 @@ def write_message(out: TextIO, fields: Mapping[str, object]) -> None:
     with suppress(BrokenPipeError):
         out.write(json.dumps(fields) + "\n")
         out.flush()
-
-
-def _redirected_output() -> TextIO:
-    """Return the original standard output, and redirect the prints of libraries to standard error."""
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    return os.fdopen(kept, "w", encoding="utf-8")
 
 
 def _exit_with_parent(parent: int) -> None:

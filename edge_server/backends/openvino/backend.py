@@ -48,6 +48,7 @@ from edge_server.backends.openvino.options import CompileOptions, compile_option
 from edge_server.backends.openvino.session import CompiledModel, OpenVinoSession
 from edge_server.backends.runtime_errors import file_title, import_runtime, load_error
 from edge_server.backends.shared_models import SharedModels, fingerprint
+from edge_server.backends.tflite_metadata import read_tflite_metadata
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.errors import LoadError
 
@@ -84,6 +85,8 @@ class OpenVinoBackend(Backend):
         inputs = tuple(InputSpec(*declared_tensor(file, "input", port)) for port in model.inputs)
         outputs = tuple(OutputSpec(*declared_tensor(file, "output", port)) for port in model.outputs)
         metadata = bounded_metadata(metadata_texts(model))
+        if file.path.suffix == ".tflite":
+            metadata = {**metadata, **read_tflite_metadata(file.path)}
         warnings: tuple[str, ...] = ()
         if tensors := wide_tensors(model):
             warnings = (

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from edge_server.backends import onnx_file_info
 from edge_server.errors import AlreadyExists, InvalidRequest, LoadError
-from edge_server.repository.backend_choice import VOICES_OF_KOKORO, advice_for_pickle, standard_name
+from edge_server.repository.backend_choice import advice_for_pickle, files_beside, standard_name
 from edge_server.repository.file_fingerprint import is_ignored
 from edge_server.repository.metadata_files import FILE_NAMES
 from edge_server.repository.replace_file import sync_folder
@@ -178,8 +178,7 @@ def _of_file(path: Path) -> NewModelFiles:
         copies.append((weights, "model.bin"))
     if path.suffix.lower() == ".onnx":
         copies += [(path.parent / name, name) for name in _external_files(path)]
-        # What says that it is a voice of Piper, and the voices of Kokoro.
-        beside = {f"{path.name}.json": f"{target}.json", **{name: name for name in VOICES_OF_KOKORO}}
+        beside = {name.replace(target, path.name): name for name in files_beside(target)}
         copies += [(path.parent / name, copy) for name, copy in beside.items() if (path.parent / name).is_file()]
     # Hugging Face lays them above the folder of the ONNX file.
     folders = (path.parent, path.parent.parent) if path.parent.name == "onnx" else (path.parent,)

@@ -49,7 +49,9 @@ def print_report(tried: TriedModel, shown: Sequence[Reading], chosen: Reading | 
     """Print what was found. `shown` are the layouts to choose from if `chosen` is None."""
     spec = tried.spec
     verb = "for" if spec.is_decoupled and not any(item.load_ms for item in tried.trials) else "opened by"
-    say(f"{tried.files.shown_name}: {_format_size(tried.files.size_bytes)}, {verb} {spec.backend}")
+    size = tried.files.size_bytes
+    shown_size = f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB"
+    say(f"{tried.files.shown_name}: {shown_size}, {verb} {spec.backend}")
     if spec.is_decoupled:
         say(_stream_model_kind(spec), "kind")
     else:
@@ -136,10 +138,6 @@ def _join_numbers(numbers: Sequence[int]) -> str:
     """Return "number 1" or "numbers 1, 2 and 3"."""
     *others, last = map(str, numbers)
     return f"numbers {', '.join(others)} and {last}" if others else f"number {last}"
-
-
-def _format_size(byte_count: int) -> str:
-    return f"{byte_count / 1e6:.1f} MB" if byte_count >= 1e6 else f"{byte_count / 1e3:.1f} kB"
 
 
 def _print_evidence(reading: Reading) -> None:

@@ -4,6 +4,8 @@ secrets."""
 from __future__ import annotations
 
 import logging
+import socket
+import ssl
 import traceback
 from collections.abc import Sequence
 
@@ -29,6 +31,20 @@ def failure_reason(title: str, error: Exception) -> str:
 def unknown_host_reason(host: str | None, error: OSError) -> str:
     """Return the reason for a host name that the resolver does not know."""
     return f"the host name '{host}' is not known: {error.strerror}"
+
+
+def connection_failure(error: Exception, host: str | None, timeout_s: float) -> str:
+    """Return why a connection to `host` was not made or broke. Texts of exceptions may hold its URL, so only known ones
+    are used."""
+    if isinstance(error, TimeoutError):
+        return f"no answer within {timeout_s:g} s"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the certificate is not valid: {error.verify_message}"
+    if isinstance(error, socket.gaierror):
+        return unknown_host_reason(host, error)
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return f"the connection broke ({type(error).__name__})"
 
 
 def unknown_class_hint(label: str, known: Sequence[str]) -> str:

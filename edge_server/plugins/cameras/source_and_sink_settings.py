@@ -26,9 +26,9 @@ from edge_server.config.setting import (
     shown_url,
 )
 from edge_server.config.toml_file import read_toml
-from edge_server.mqtt_connection import parse_topic
 from edge_server.plugins.cameras.named_tables import parse_labels
 from edge_server.plugins.cameras.questions.question_settings import QuestionEntry, parse_questions
+from edge_server.plugins.cameras.sinks.mqtt_connection import parse_topic
 from edge_server.plugins.cameras.zones.zone_settings import LineEntry, ZoneEntry, parse_lines, parse_zones
 
 _FILE_FLAG = "--sources-file"

@@ -105,11 +105,8 @@ def _text(findings: Sequence[Finding]) -> str:
             lines += wrapped(f"  {'':{width}}  -> ", item.advice)
     problems = sum(item.level is FindingLevel.PROBLEM for item in findings)
     warnings = sum(item.level is FindingLevel.WARNING for item in findings)
-    lines += ["", _conclusion(problems, warnings)]
-    return "\n".join(lines)
-
-
-def _conclusion(problems: int, warnings: int) -> str:
     if problems:
-        return f"{problems} problem(s) prevent serving on this machine, {warnings} warning(s)"
-    return f"This machine can serve; {warnings} warning(s)" if warnings else "This machine can serve."
+        conclusion = f"{problems} problem(s) prevent serving on this machine, {warnings} warning(s)"
+    else:
+        conclusion = f"This machine can serve; {warnings} warning(s)" if warnings else "This machine can serve."
+    return "\n".join([*lines, "", conclusion])

@@ -19,13 +19,13 @@ from edge_server.config.setting import (
 def _parse_broker(text: str) -> str:
     if not text:
         return text
-    from edge_server.mqtt_connection import parse_broker_url
+    from edge_server.plugins.cameras.sinks.mqtt_connection import parse_broker_url
 
     return parse_broker_url(text)
 
 
 def _parse_topic(text: str) -> str:
-    from edge_server.mqtt_connection import parse_topic
+    from edge_server.plugins.cameras.sinks.mqtt_connection import parse_topic
 
     return parse_topic(text)
 

@@ -44,6 +44,8 @@ class PythonBackend(Backend):
     """Opens Python models in this process or in child processes. Needs no other packages."""
 
     default_filename = "model.py"
+    names_parameters = True
+    runs_programs = True
     isolates_itself = True
 
     def __init__(self, name: str) -> None:

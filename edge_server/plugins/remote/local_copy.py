@@ -173,11 +173,14 @@ class LocalCopy:
     def install(self, key: UnitKey, files: Mapping[str, RemoteFile]) -> None:
         """Move a staged unit into the copy: a version in one step, other files one by one. Raises LocalDiskFault."""
         with _disk(f"model '{key.model}' cannot be written to the cache"):
+            folder = self._unit_folder(key)
             if key.version is None:
-                self._install_model_files(key, files)
+                folder.mkdir(exist_ok=True)
+                # First, because a new folder may have the name of an old file, or the reverse.
+                self._remove_model_files(key, keep=set(files))
+                self._move_staged(key, files, folder)
             else:
                 self._install_version(key, files)
-            folder = self._unit_folder(key)
             self._state[key] = {
                 name: (file.size, file.stamp, (folder / name).stat().st_mtime_ns) for name, file in files.items()
             }
@@ -196,13 +199,6 @@ class LocalCopy:
         else:
             os.rename(new_folder, folder)
         sync_folder(folder.parent)
-
-    def _install_model_files(self, key: UnitKey, files: Mapping[str, RemoteFile]) -> None:
-        folder = self._unit_folder(key)
-        folder.mkdir(exist_ok=True)
-        # First, because a new folder may have the name of an old file, or the reverse.
-        self._remove_model_files(key, keep=set(files))
-        self._move_staged(key, files, folder)
 
     def _move_staged(self, key: UnitKey, files: Mapping[str, RemoteFile], folder: Path) -> None:
         folders = {folder}

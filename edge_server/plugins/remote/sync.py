@@ -105,7 +105,11 @@ class RepositorySync(ABC):
                 delay_s = min(
                     _FIRST_RETRY_S * 2.0 ** min(failed_count - 1, 10), max(_LONGEST_RETRY_S, self._interval_s)
                 )
-                self._log_unreachable(error, delay_s)
+                # Logged once, until the store is back.
+                level = logging.DEBUG if self._is_unreachable else logging.WARNING
+                note = "the local copy is served; " if self.is_warm else ""
+                log.log(level, "%s; %strying again in %g s", error.message, note, delay_s)
+                self._is_unreachable = True
             except Exception:
                 # An unforeseen error must not end the thread: the copy would no longer be updated.
                 log.exception("model repository '%s' could not be synchronised", self._url)
@@ -113,22 +117,12 @@ class RepositorySync(ABC):
             else:
                 failed_count = 0
                 delay_s = self._interval_s if is_settled else self._settle_s
-                self._log_reachable()
+                if self._is_unreachable:
+                    log.info("model repository '%s' can be reached again", self._url)
+                self._is_unreachable = False
             with self._changed:
                 self._tried_count += 1
                 self._changed.notify_all()
-
-    def _log_unreachable(self, error: ServingFault, delay_s: float) -> None:
-        """Log once that the store cannot be reached, until it is back."""
-        level = logging.DEBUG if self._is_unreachable else logging.WARNING
-        note = "the local copy is served; " if self.is_warm else ""
-        log.log(level, "%s; %strying again in %g s", error.message, note, delay_s)
-        self._is_unreachable = True
-
-    def _log_reachable(self) -> None:
-        if self._is_unreachable:
-            log.info("model repository '%s' can be reached again", self._url)
-        self._is_unreachable = False
 
     def _set_complete(self, is_complete: bool) -> None:
         with self._changed:

@@ -33,6 +33,7 @@ from edge_server.backends.runtime_errors import (
     run_error,
 )
 from edge_server.backends.shared_models import SharedModels, fingerprint
+from edge_server.backends.tflite_metadata import read_tflite_metadata
 from edge_server.cgroup_limits import usable_cores
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
@@ -72,11 +73,12 @@ class LiteRtBackend(Backend):
         self._shared: SharedModels[bytes] = SharedModels()
 
     def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature:
-        interpreter = self._make_interpreter(file, _read_file(file, self._path(file)), 1, False)
+        path = self._path(file)
+        interpreter = self._make_interpreter(file, _read_file(file, path), 1, False)
         inputs = tuple(InputSpec(*_declared(file, "input", one)) for one in interpreter.get_input_details())
         outputs = tuple(OutputSpec(*_declared(file, "output", one)) for one in interpreter.get_output_details())
         opened = _outputs_with_rows(inputs, outputs)
-        return ModelSignature(inputs, opened, is_batchable(inputs, opened))
+        return ModelSignature(inputs, opened, is_batchable(inputs, opened), metadata=read_tflite_metadata(path))
 
     def open(self, job: OpenJob) -> LiteRtSession:
         merged = {**job.settings, **job.spec.parameters}

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import MappingProxyType
 
-from edge_server.plugin import Plugin
+from edge_server.plugin import ModelFormat, Plugin
 
 
 class RuntimesPlugin(Plugin):
@@ -22,7 +23,33 @@ class RuntimesPlugin(Plugin):
             "tflite": "edge_server.plugins.runtimes.litert",
         }
     )
+    model_formats = (
+        ModelFormat("model.pt", ("pytorch",), holds_code=True, platform="pytorch_libtorch"),
+        ModelFormat("model.pt2", ("pytorch",), holds_code=True),
+        ModelFormat("model.jaxexport", ("jax",), holds_code=True),
+        ModelFormat("model.savedmodel", ("tensorflow",)),
+        ModelFormat("libmodel.so", ("c_abi",), holds_code=True),
+        ModelFormat("xgboost.json", ("forest",), writer="XGBoost"),
+        ModelFormat("xgboost.ubj", ("forest",)),
+        ModelFormat("xgboost.model", ("forest",), writer="XGBoost"),
+        ModelFormat("checkpoint.tl", ("forest",)),
+        ModelFormat("model.txt", ("forest",), writer="LightGBM"),
+    )
+    platforms = MappingProxyType(
+        {
+            "libtorch": "pytorch",
+            "torch_aoti": "pytorch",
+            "tensorflow_graphdef": "tensorflow",
+            "tensorflow_savedmodel": "tensorflow",
+        }
+    )
     data_backends = ("fil", "forest", "litert", "tflite")
+
+    def parameter_names(self) -> Iterable[str]:
+        return (
+            "cpu_nthread", "engine", "is_classifier", "model_type", "num_threads", "output_class", "predict_proba",
+            "threshold", "xgboost_allow_unknown_field",
+        )  # fmt: skip
 
 
 PLUGIN = RuntimesPlugin()

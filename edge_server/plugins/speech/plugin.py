@@ -3,12 +3,12 @@ the Wyoming protocol."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from edge_server.config.setting import SettingTable
-from edge_server.plugin import Plugin, RunningPlugin
+from edge_server.plugin import ModelFormat, Plugin, RunningPlugin
 from edge_server.plugins.speech.settings import SpeechConfig
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 _PORT_STOP_S = 2.0
 
+VOICES_OF_KOKORO = ("voices.npz", "voices.bin", "voices-v1.0.bin")
+"""Files with the voices of Kokoro, beside its ONNX file."""
+
 
 class SpeechPlugin(Plugin):
     name = "speech"
@@ -33,7 +36,19 @@ class SpeechPlugin(Plugin):
             "piper": "edge_server.plugins.speech.synthesis.piper",
         }
     )
+    model_formats = (
+        # Before the tokenizer that lies beside it too.
+        ModelFormat("openvino_encoder_model.xml", ("openvino_whisper",), rank=2, beside="openvino_decoder_model.xml"),
+        ModelFormat("model.onnx.json", ("piper",), rank=1, beside="model.onnx", ending=".onnx.json"),
+        *(ModelFormat(name, ("kokoro",), rank=1, beside="model.onnx") for name in VOICES_OF_KOKORO),
+    )
     data_backends = ("openvino_whisper",)
+
+    def parameter_names(self) -> Iterable[str]:
+        return (
+            "languages", "length_scale", "max_audio_s", "max_text_characters", "niceness", "noise_scale", "noise_w",
+            "vad", "voices",
+        )  # fmt: skip
 
     def prepare(self, config: ServerConfig) -> RunningPlugin:
         return _Speech(config.table(SpeechConfig))

@@ -3,11 +3,12 @@ builds, and creates the part that builds engines in a server."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from edge_server.config.setting import SettingTable
-from edge_server.plugin import Plugin, RunningPlugin
+from edge_server.plugin import ModelFormat, Plugin, RunningPlugin
 from edge_server.plugins.tensorrt.settings import EngineConfig
 
 if TYPE_CHECKING:
@@ -19,7 +20,18 @@ class TensorRTPlugin(Plugin):
     tables = (SettingTable("engines", "TensorRT engines", EngineConfig),)
     engine_backends = ("tensorrt", "tensorrt_rtx")  # the libraries' names, the preferred one first
     backends = MappingProxyType(dict.fromkeys(engine_backends, "edge_server.plugins.tensorrt.backend"))
+    model_formats = (
+        ModelFormat(
+            "model.plan", ("tensorrt",), rank=1, other_suffixes=(".engine",), holds_code=True, platform="tensorrt_plan"
+        ),
+    )
     after = ("governor",)  # a build asks it whether the machine is cool
+
+    def parameter_names(self) -> Iterable[str]:
+        return (
+            "engine", "engine_tolerance", "trt_builder_optimization_level", "trt_dla_core", "trt_dla_enable",
+            "trt_extra_plugin_lib_paths", "trt_profile_max_shapes", "trt_profile_min_shapes", "trt_profile_opt_shapes",
+        )  # fmt: skip
 
     def prepare(self, config: ServerConfig) -> RunningPlugin:
         from edge_server.plugins.tensorrt.running_plugin import EngineBuilds

@@ -209,7 +209,8 @@ class Comparison:
             def report(text: str, percent: float, title: str = title) -> None:
                 self._report((self._done - 1 + percent / 100) / self._steps, f"{title}: {text}, {percent:.0f} %")
 
-            trial.start(self._limits_of(trial), report)
+            limits = self._limits
+            trial.start(limits if trial.candidate.is_engine else replace(limits, open_s=limits.answer_s), report)
             if trial.kind == Unsupported.__name__:
                 raise Unsupported(trial.reason)
             if not trial.is_open:
@@ -227,10 +228,6 @@ class Comparison:
             reasons = "".join(f"\n  {trial.candidate.title}: {trial.reason}" for trial in self._trials)
             raise LoadError(f"no runtime opens it:{reasons}")
         return samples
-
-    def _limits_of(self, trial: CandidateTrial) -> ChildLimits:
-        limits = self._limits
-        return limits if trial.candidate.is_engine else replace(limits, open_s=limits.answer_s)
 
     def _compare_outputs(self, samples: Mapping[str, Any]) -> CandidateTrial:
         """Run all candidates on the samples and compare the outputs. Return the reference. Raises LoadError."""

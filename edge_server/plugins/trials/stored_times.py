@@ -13,7 +13,7 @@ from edge_server.backends.openvino.known_differences import known_difference
 from edge_server.plugins.trials.candidate_process import ChildLimits
 from edge_server.plugins.trials.comparison import CandidateTrial, natural_trials
 from edge_server.plugins.trials.trial_plan import TrialEnvironment, TrialRequest, make_plan
-from edge_server.repository.backend_choice import GGUF_ORDER
+from edge_server.repository.backend_choice import format_of
 from edge_server.repository.runtime_times import RuntimeTimes, runtime_version
 
 _RUNS = 30
@@ -28,7 +28,8 @@ def needs_measurement() -> bool:
 
 def store_texts(store: RuntimeTimes, file: Path, times_ms: Mapping[str, float | None], texts_at_once: int) -> bool:
     """As `store_times` for a GGUF file: the shortest times of `texts_at_once` texts together."""
-    if set(times_ms) != set(GGUF_ORDER) or not all(map(runtime_version, GGUF_ORDER)):
+    found = format_of(file.name)
+    if found is None or set(times_ms) != set(found.backends) or not all(map(runtime_version, found.backends)):
         return False
     return store.put(file, times_ms, texts_at_once)
 

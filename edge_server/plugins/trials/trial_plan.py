@@ -14,7 +14,7 @@ from edge_server.plugins.trials.accelerator_candidates import DeviceLister
 from edge_server.plugins.trials.candidate import TARGET_DEVICE, RuntimeCandidate, config_of
 from edge_server.plugins.trials.candidate_list import candidates_for
 from edge_server.plugins.trials.comparison import CandidateTrial
-from edge_server.repository.backend_choice import sequences_at_once
+from edge_server.repository.backend_choice import timed_choice
 from edge_server.repository.pbtxt import ConfigMessage, new_config, read_file, write_json
 from edge_server.repository.scan import ModelDirectory, Scanner
 
@@ -94,7 +94,7 @@ def make_plan(request: TrialRequest, environment: TrialEnvironment) -> TrialPlan
         one: config_of(base, one, candidate_list.file_name, request.profiles, has_gpu=not no_gpu) for one in wanted
     }
     is_text = Path(candidate_list.file_name).suffix.lower() == ".gguf"
-    texts_at_once = sequences_at_once(base) if is_text else 0
+    texts_at_once = timed_choice(candidate_list.file_name, model.path / str(version), base).at_once if is_text else 0
     common = {
         "root": str(request.root),
         "model": model.name,

@@ -17,7 +17,6 @@ from edge_server.cgroup_limits import usable_cores
 from edge_server.cli import options as kinds
 from edge_server.cli.console import LiveView, bar, clean, format_remaining, render
 from edge_server.cli.options import CommandParser
-from edge_server.cli.svg_charts import COLORS, Bar, draw_bars
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import BackendMissing, InvalidRequest
 from edge_server.plugins.tuning import perf_options
@@ -37,6 +36,7 @@ from edge_server.plugins.tuning.load.model_config_candidates import (
 )
 from edge_server.plugins.tuning.load.report import to_json
 from edge_server.plugins.tuning.load.server_trials import ModelFolder, Trials, private_server, served_model
+from edge_server.plugins.tuning.svg_charts import COLORS, Bar, draw_bars
 from edge_server.repository.replace_file import replace_file
 from edge_server.version import __version__
 

@@ -102,7 +102,7 @@ def check(data: bytes) -> None:
         normalise(config, "m", _DEVICES)
         check_complete(config, "m")
         labels = {output.name: ("a",) for output in config.output if output.label_filename}
-        return to_spec(config, labels, (), None)
+        return to_spec(config, labels)
 
     found = result_of(spec, LoadError)
     if found is not None:

@@ -37,31 +37,25 @@ def seeds() -> Iterable[bytes]:
     yield b"\1\0\2xyz\6a\nb"
 
 
-class _Opener:
+class _Client:
     """Answers each address with the same response."""
 
     response: Any = None
 
-    def open(self, address: str, timeout: float) -> Any:
+    def open(self, address: str, timeout_s: float) -> Any:
         return self.response
 
 
-_OPENER = _Opener()
-mjpeg.urllib = SimpleNamespace(  # type: ignore[attr-defined]
-    request=SimpleNamespace(
-        HTTPPasswordMgrWithDefaultRealm=lambda: None, build_opener=lambda *_: _OPENER, ProxyHandler=lambda _: None,
-        HTTPBasicAuthHandler=lambda _: None, HTTPDigestAuthHandler=lambda _: None, HTTPRedirectHandler=object,
-    ),
-    error=mjpeg.urllib.error,
-)  # fmt: skip
+_CLIENT = _Client()
+mjpeg.HttpClient = lambda *_, **__: _CLIENT  # type: ignore[attr-defined, misc, assignment]
 
 
 def _camera(content_type: str, body: bytes) -> MjpegCamera:
     headers = email.message.Message()
     headers["Content-Type"] = content_type
     stream = io.BufferedReader(io.BytesIO(body))  # type: ignore[arg-type]
-    _OPENER.response = SimpleNamespace(
-        headers=headers, readline=stream.readline, read1=stream.read1, close=stream.close,
+    _CLIENT.response = SimpleNamespace(
+        is_success=True, headers=headers, readline=stream.readline, read1=stream.read1, close=stream.close,
         set_deadline=lambda seconds: None,
     )  # fmt: skip
     return MjpegCamera("http://192.0.2.1/video")

@@ -7,7 +7,6 @@ import importlib
 import io
 import sys
 from collections.abc import Iterable
-from types import SimpleNamespace
 from typing import Any
 
 from input_reader import InputReader
@@ -32,23 +31,17 @@ class _Response(io.BytesIO):
         """All bytes are there."""
 
 
-class _Opener:
+class _Client:
     """Answers each request with the same body."""
 
     body = b""
 
-    def open(self, request: object, timeout: float) -> _Response:
+    def open(self, *_: object, timeout_s: float) -> _Response:
         return _Response(self.body)
 
 
-_OPENER = _Opener()
-device.urllib = SimpleNamespace(  # type: ignore[attr-defined]
-    request=SimpleNamespace(
-        HTTPPasswordMgrWithDefaultRealm=lambda: None, build_opener=lambda *_: _OPENER, ProxyHandler=lambda _: None,
-        HTTPDigestAuthHandler=lambda _: None, HTTPRedirectHandler=object, Request=lambda *_: None,
-    ),
-    error=device.urllib.error,
-)  # fmt: skip
+_CLIENT = _Client()
+device.HttpClient = lambda *_, **__: _CLIENT  # type: ignore[attr-defined, misc, assignment]
 
 
 def seeds() -> Iterable[bytes]:
@@ -74,7 +67,7 @@ def seeds() -> Iterable[bytes]:
 def check(data: bytes) -> None:
     take = InputReader(data)
     if take.byte() & 1:
-        _OPENER.body = take.rest()
+        _CLIENT.body = take.rest()
         streams = result_of(OnvifCamera(_ADDRESS, None).streams, CameraError)
         _check_printed(FoundCamera(_HOST, (_ADDRESS,), ()))
         for stream in streams or ():
@@ -84,7 +77,7 @@ def check(data: bytes) -> None:
     camera = read_answer(take.rest(), _HOST, {"id"})
     if camera is not None:
         assert all(text.isprintable() and len(text) <= 8192 for text in (*camera.addresses, *camera.scopes))
-        _OPENER.body = b""
+        _CLIENT.body = b""
         _check_printed(camera)
 
 

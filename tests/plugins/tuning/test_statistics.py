@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.cli.svg_charts import Bar, draw_bars
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.tuning.clients.client_interface import ServerCounts
 from edge_server.plugins.tuning.load.load_generator import constant, poisson
@@ -30,6 +29,7 @@ from edge_server.plugins.tuning.load.measurement_windows import (
 )
 from edge_server.plugins.tuning.load.report import draw_charts, to_json
 from edge_server.plugins.tuning.perf_options import levels, read_intervals, shape
+from edge_server.plugins.tuning.svg_charts import Bar, draw_bars
 
 
 def window(rate: int, latency_s: float, **more: object) -> MeasurementWindow:

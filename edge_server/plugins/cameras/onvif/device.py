@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import http.client
-import ssl
-import urllib.error
 import urllib.request
 from datetime import datetime, timedelta, timezone
-from typing import IO, Any, NamedTuple, cast
+from typing import NamedTuple
 from urllib.parse import urlsplit
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape, quoteattr
 
-from edge_server.bounded_http import BoundedResponse, HttpHandler, HttpsHandler
+from edge_server.bounded_http import HttpClient
+from edge_server.plugins.cameras.failure_reason import connection_failure
 from edge_server.plugins.cameras.onvif.soap import (
     DEVICE,
     ENVELOPE,
@@ -53,11 +52,6 @@ class CameraProfile(NamedTuple):
     height: int
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, req: Any, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str) -> None:
-        """Follow none: another host in the network may be one that the camera cannot reach, but this machine can."""
-
-
 class OnvifCamera:
     """The device service of a camera. Its other services and its streams are used on the same host only."""
 
@@ -70,14 +64,9 @@ class OnvifCamera:
         passwords = urllib.request.HTTPPasswordMgrWithDefaultRealm()
         if login is not None:
             passwords.add_password(None, address, login.user, login.password)
-        # Without a proxy: a camera is on the machine's own network. No Basic: it would send the password itself.
-        self._opener = urllib.request.build_opener(
-            urllib.request.ProxyHandler({}),
-            urllib.request.HTTPDigestAuthHandler(passwords),
-            _NoRedirects(),
-            HttpHandler(),
-            HttpsHandler(),
-        )
+        # It follows no redirect: another host in the network may be one that the camera cannot reach, but this machine
+        # can. Without a proxy: a camera is on the machine's own network. No Basic: it would send the password itself.
+        self._client = HttpClient(uses_proxy=False, handlers=[urllib.request.HTTPDigestAuthHandler(passwords)])
         self._passwords = passwords
 
     def streams(self) -> list[CameraProfile]:
@@ -168,11 +157,14 @@ class OnvifCamera:
         if self._login is not None and not is_open:
             header = username_token(self._login, datetime.now(timezone.utc) + self._clock_ahead)
         kind = f"application/soap+xml; charset=utf-8; action={quoteattr(namespace[1:-1] + '/' + action)}"
-        request = urllib.request.Request(address, envelope(body, header), {"Content-Type": kind})
         try:
-            status, data = self._exchange(request)
+            with self._client.open(
+                address, envelope(body, header), {"Content-Type": kind}, timeout_s=TIMEOUT_S
+            ) as response:
+                response.set_deadline(TIMEOUT_S)
+                status, data = response.status, response.read(MAX_RESPONSE_BYTES + 1)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise CameraError(f"{action}: {_failure(error)}") from None
+            raise CameraError(f"{action}: {connection_failure(error, self._host, TIMEOUT_S)}") from None
         if status in (401, 403):
             raise NotAuthorized(f"{action}: not authorized")
         if status != 200 and b"Fault" not in data:
@@ -188,20 +180,6 @@ class OnvifCamera:
         if root.find(f"{ENVELOPE}Body") is None:
             raise CameraError(f"{action}: expected a SOAP envelope")
         return root
-
-    def _exchange(self, request: urllib.request.Request) -> tuple[int, bytes]:
-        """Return the status and the body, of which at most one byte above the limit is read."""
-        try:
-            with self._opener.open(request, timeout=TIMEOUT_S) as response:
-                return response.status, _read(response)
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, _read(cast(BoundedResponse, error.fp))
-
-
-def _read(response: BoundedResponse) -> bytes:
-    response.set_deadline(TIMEOUT_S)
-    return response.read(MAX_RESPONSE_BYTES + 1)
 
 
 def host_of(url: str, schemes: tuple[str, ...]) -> str:
@@ -224,12 +202,3 @@ def _shown(url: str) -> str:
 
 def _integer(text: str) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0
-
-
-def _failure(error: Exception) -> str:
-    reason = getattr(error, "reason", error)
-    if isinstance(error, TimeoutError) or isinstance(reason, TimeoutError):
-        return f"no answer within {TIMEOUT_S:g} s"
-    if isinstance(reason, ssl.SSLCertVerificationError):
-        return f"the certificate is not valid: {reason.verify_message}"
-    return getattr(reason, "strerror", None) or type(error).__name__

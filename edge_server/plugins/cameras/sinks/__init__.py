@@ -3,5 +3,6 @@ pictures.
 
 One module per kind; `sink_choice` selects one by its URL. Results enter through `sink_set`; `sink_runner` paces
 them and sends them on a thread of its own, so a slow receiver costs only its own messages. `result_json` is also the
-format of `edge-server stream --json`. Imports no source and no endpoint.
+format of `edge-server stream --json`; boxes of a fleet report over `mqtt_connection` too. Imports no
+source and no endpoint.
 """

@@ -46,7 +46,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from edge_server.errors import InvalidRequest
-from edge_server.mqtt_connection import OFFLINE, ONLINE, BrokerAddress, MqttConnection, MqttError
+from edge_server.plugins.cameras.sinks.mqtt_connection import OFFLINE, ONLINE, BrokerAddress, MqttConnection, MqttError
 from edge_server.plugins.cameras.sinks.result_json import best_class, label_counts
 from edge_server.plugins.cameras.sinks.sink_interface import REMOVED, SinkError, SinkMessage
 from edge_server.plugins.cameras.source_and_sink_settings import SinkEntry

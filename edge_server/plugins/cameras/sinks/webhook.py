@@ -5,13 +5,11 @@ from __future__ import annotations
 import base64
 import http.client
 import json
-import socket
-import ssl
 from urllib.parse import unquote, urlsplit
 
-from edge_server.bounded_http import BoundedHttpConnection, BoundedHttpsConnection
+from edge_server.bounded_http import HttpClient
 from edge_server.config.setting import shown_url
-from edge_server.plugins.cameras.failure_reason import unknown_host_reason
+from edge_server.plugins.cameras.failure_reason import connection_failure
 from edge_server.plugins.cameras.sinks.sink_interface import SinkError, SinkMessage
 
 TIMEOUT_S = 5.0
@@ -25,29 +23,26 @@ class Webhook:
 
     def __init__(self, url: str) -> None:
         self._shown = shown_url(url)
-        self._parts = urlsplit(url)
-        self._headers = {"Content-Type": "application/json", "Connection": "close"}
-        if self._parts.username is not None:
-            pair = f"{unquote(self._parts.username)}:{unquote(self._parts.password or '')}"
+        parts = urlsplit(url)
+        self._host = parts.hostname
+        self._url = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+        self._headers = {"Content-Type": "application/json"}
+        if parts.username is not None:
+            pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
             self._headers["Authorization"] = "Basic " + base64.b64encode(pair.encode()).decode()
+        self._client = HttpClient(uses_proxy=False)
 
     def open(self) -> None:
         """Do nothing: a connection that is kept would often be closed by the receiver between two messages."""
 
     def send(self, message: SinkMessage) -> bool:
-        kind = BoundedHttpsConnection if self._parts.scheme == "https" else BoundedHttpConnection
-        assert self._parts.hostname is not None
-        connection = kind(self._parts.hostname, self._parts.port, timeout=TIMEOUT_S)
-        target = (self._parts.path or "/") + (f"?{self._parts.query}" if self._parts.query else "")
         body = json.dumps(message.as_json(), allow_nan=False).encode()
         try:
-            connection.request("POST", target, body, self._headers)
-            status = connection.getresponse().status
+            with self._client.open(self._url, body, self._headers, timeout_s=TIMEOUT_S) as response:
+                status, is_success = response.status, response.is_success
         except (OSError, http.client.HTTPException) as error:
-            raise SinkError(f"{self._shown}: {_failure(error, self._parts.hostname)}") from None
-        finally:
-            connection.close()
-        if not 200 <= status < 300:
+            raise SinkError(f"{self._shown}: {connection_failure(error, self._host, TIMEOUT_S)}") from None
+        if not is_success:
             raise SinkError(f"{self._shown}: expected a status of 200 to 299, given {status}")
         return True
 
@@ -56,15 +51,3 @@ class Webhook:
 
     def close(self) -> None:
         """Do nothing: no connection is kept."""
-
-
-def _failure(error: Exception, host: str | None) -> str:
-    if isinstance(error, TimeoutError):
-        return f"no answer within {TIMEOUT_S:g} s"
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"the certificate is not valid: {error.verify_message}"
-    if isinstance(error, socket.gaierror):
-        return unknown_host_reason(host, error)
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return f"the connection broke ({type(error).__name__})"

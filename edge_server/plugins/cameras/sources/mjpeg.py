@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import http.client
 import re
-import socket
 import ssl
-import urllib.error
 import urllib.request
-from typing import IO, Any
+from functools import partial
 from urllib.parse import unquote, urlsplit
 
-from edge_server.bounded_http import BoundedResponse, HttpHandler, HttpsHandler, TooSlow
+from edge_server.bounded_http import HttpClient, TooSlow
 from edge_server.config.setting import shown_url
-from edge_server.plugins.cameras.failure_reason import unknown_host_reason
+from edge_server.plugins.cameras.failure_reason import connection_failure
 from edge_server.plugins.cameras.sources.camera_tls import describe_certificate_error, make_tls_context
 from edge_server.plugins.cameras.sources.source_interface import SourceError, SourcePicture
 
@@ -29,32 +27,25 @@ _MAX_HEADER_LINES = 64
 _PICTURE_STARTS = b"\xff\xd8"
 
 
-class _SameHostRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects only on the camera itself, at the same port, or from http on port 80 to https on 443.
-
-    Another host in the network may be one that the sender of the redirect cannot reach, but this server can.
-    """
-
-    def __init__(self, title: str) -> None:
-        self._title = title
-
-    def redirect_request(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
-    ) -> urllib.request.Request | None:
-        fp.close()  # urllib would read the body whole, and it may have no end
-        old, new = _origin(req.full_url), _origin(newurl)
-        if new not in (old, ("https", old[1], 443) if old[::2] == ("http", 80) else old):
-            raise SourceError(
-                f"{self._title}: the camera redirects to {'{}://{}:{}'.format(*new)[:200]!r}, and only redirects to "
-                "the same host are followed; is this the address that is wanted?"
-            )
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-
 def _origin(url: str) -> tuple[str, str, int]:
     """Return scheme, host and port of a URL. Raises ValueError."""
     parts = urlsplit(url)
     return parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+
+
+def follows_redirect(title: str, url: str, next_url: str) -> bool:
+    """Return True for a redirect on the camera itself, at the same port, or from http on port 80 to https on 443.
+
+    Another host in the network may be one that the sender of the redirect cannot reach, but this server can. Raises
+    SourceError.
+    """
+    old, new = _origin(url), _origin(next_url)
+    if new not in (old, ("https", old[1], 443) if old[::2] == ("http", 80) else old):
+        raise SourceError(
+            f"{title}: the camera redirects to {'{}://{}:{}'.format(*new)[:200]!r}, and only redirects to the same "
+            "host are followed; is this the address that is wanted?"
+        )
+    return True
 
 
 class MjpegCamera:
@@ -75,24 +66,20 @@ class MjpegCamera:
             if _origin(url)[::2] == ("http", 80):
                 places.append(f"https://{host.removesuffix(':80')}/")
             passwords.add_password(None, places, unquote(parts.username), unquote(parts.password or ""))
-        # Without a proxy: a camera is on the machine's own network.
-        # Without `ca`, the context of the system's certificates is made only if the camera speaks TLS.
-        opener = urllib.request.build_opener(
-            urllib.request.ProxyHandler({}),
-            HttpHandler(),
-            HttpsHandler(make_tls_context(url, ca) if ca else None),
-            urllib.request.HTTPBasicAuthHandler(passwords),
-            urllib.request.HTTPDigestAuthHandler(passwords),
-            _SameHostRedirects(self.title),
+        client = HttpClient(
+            partial(follows_redirect, self.title),
+            tls=make_tls_context(url, ca) if ca else None,
+            uses_proxy=False,  # a camera is on the machine's own network
+            handlers=(urllib.request.HTTPBasicAuthHandler(passwords), urllib.request.HTTPDigestAuthHandler(passwords)),
         )
         address = parts._replace(netloc=host, fragment="").geturl()
         try:
-            self._response: BoundedResponse = opener.open(address, timeout=TIMEOUT_S)
-        except urllib.error.HTTPError as error:
-            with error:
-                raise SourceError(f"{self.title}: {_refusal(error.code)}") from None
+            self._response = client.open(address, timeout_s=TIMEOUT_S)
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise SourceError(f"{self.title}: {_failure(error, address)}") from None
+        if not self._response.is_success:
+            self.close()
+            raise SourceError(f"{self.title}: {_refusal(self._response.status)}")
         kind = self._response.headers.get_content_type()
         if kind != "multipart/x-mixed-replace":
             self.close()
@@ -188,22 +175,14 @@ def _refusal(status: int) -> str:
 
 
 def _failure(error: Exception, url: str = "") -> str:
-    """Return why a connection broke, or why the one to `url` was not made.
-
-    Texts of exceptions may hold the URL, so only known ones are used.
-    """
-    cause = error.reason if isinstance(error, urllib.error.URLError) else error
-    if isinstance(cause, TooSlow):
-        return str(cause)
-    if isinstance(cause, TimeoutError):
+    """Return why a connection broke, or why the one to `url` was not made."""
+    if isinstance(error, TooSlow):
+        return str(error)
+    if isinstance(error, TimeoutError):
         return f"no data within {TIMEOUT_S:g} s"
-    if isinstance(cause, ssl.SSLCertVerificationError):
-        return describe_certificate_error(cause, url)
-    if isinstance(cause, socket.gaierror):
-        return unknown_host_reason(urlsplit(url).hostname, cause)
-    if isinstance(cause, OSError) and cause.strerror:
-        return cause.strerror
-    if isinstance(cause, ValueError):
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return describe_certificate_error(error, url)
+    if isinstance(error, ValueError):
         # urllib raises it for schemes of authentication that it does not know.
         return "the response cannot be read, or asks for a kind of authentication other than Basic and Digest"
-    return f"the connection broke ({type(cause).__name__})"
+    return connection_failure(error, urlsplit(url).hostname, TIMEOUT_S)

@@ -4,21 +4,17 @@ of its rate. What it reads is not trusted; TUF and SHA-256 check it."""
 from __future__ import annotations
 
 import contextlib
-import http.client
+import http
 import math
 import threading
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import IO
 
-from edge_server.bounded_http import HttpHandler, HttpsHandler, RedirectHandler
+from edge_server.bounded_http import BoundedResponse, HttpClient
 from edge_server.cli import http_client
 from edge_server.config.setting import shown_url
-from edge_server.default_tls import make_default_tls_context
 from edge_server.errors import InvalidRequest, ServingFault
 from edge_server.plugins.fleet.pull.archive import PullFailed, check_space
 
@@ -47,7 +43,9 @@ class SiteFiles:
         self._has_ranges = False
         """Whether the last answer can be resumed."""
         self._stopping = threading.Event()
-        self._opener = _opener(self.url)
+        _check_url(self.url)
+        # What is signed may come over HTTP and from where the site redirects to, but never from files of this machine.
+        self._client = HttpClient(lambda url, next_url: True)
 
     def stop(self) -> None:
         self._stopping.set()
@@ -63,41 +61,46 @@ class SiteFiles:
         the site says that there is no such file.
         """
         url = self.url + name
+        if self.url.startswith("file:"):
+            yield from self._read_file(url, start)
+            return
         headers = {"Range": f"bytes={start}-"} if start else {}
         try:
-            response = self._opener.open(urllib.request.Request(url, headers=headers), timeout=self._timeout_s)
-        except urllib.error.HTTPError as error:
-            with error:
-                if error.code in (403, 404, 410):
-                    raise FileNotFoundError(f"'{url}': the server answers {error.code} {error.reason}") from None
-                if error.code == 416 and start:
-                    yield from self.read(name)
-                    return
-                raise SiteUnavailable(f"'{url}': the server answers {error.code} {error.reason}") from None
-        except urllib.error.URLError as error:
-            if isinstance(error.reason, FileNotFoundError | NotADirectoryError) or "No such file" in str(error.reason):
-                raise FileNotFoundError(f"'{url}' does not exist") from None
-            raise SiteUnavailable(f"'{url}' cannot be read: {http_client.describe_failure(error)}") from None
+            response = self._client.open(url, None, headers, timeout_s=self._timeout_s)
         except http_client.NO_ANSWER as error:
             raise SiteUnavailable(f"'{url}' cannot be read: {http_client.describe_failure(error)}") from None
         with response:
+            if response.status == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and start:
+                yield from self.read(name)
+                return
+            if not response.is_success:
+                is_missing = response.status in (403, 404, 410)
+                raise (FileNotFoundError if is_missing else SiteUnavailable)(
+                    f"'{url}': the server answers {response.status} {response.reason}"
+                )
             yield str(self._begin(response, start)).encode()
-            yield from self._chunks(response, url)
+            yield from self._chunks(response.read1, url)
 
-    def _begin(self, response: IO[bytes], start: int) -> int:
-        if self.url.startswith("file:"):
-            self._has_ranges = True
-            response.seek(start)
-            return start
-        assert isinstance(response, http.client.HTTPResponse)
+    def _read_file(self, url: str, start: int) -> Generator[bytes, None, None]:
+        self._has_ranges = True
+        try:
+            with open(urllib.parse.unquote(urllib.parse.urlsplit(url).path), "rb") as file:
+                file.seek(start)
+                yield str(start).encode()
+                yield from self._chunks(file.read, url)
+        except (FileNotFoundError, NotADirectoryError):
+            raise FileNotFoundError(f"'{url}' does not exist") from None
+        except OSError as error:
+            raise SiteUnavailable(f"'{url}' cannot be read: {http_client.describe_failure(error)}") from None
+
+    def _begin(self, response: BoundedResponse, start: int) -> int:
         is_part = response.status == http.HTTPStatus.PARTIAL_CONTENT
         self._has_ranges = is_part or response.headers.get("Accept-Ranges", "") == "bytes"
         given = response.headers.get("Content-Range", "") if is_part else ""
         return start if given.startswith(f"bytes {start}-") else 0
 
-    def _chunks(self, response: IO[bytes], url: str) -> Generator[bytes, None, None]:
+    def _chunks(self, read: Callable[[int], bytes], url: str) -> Generator[bytes, None, None]:
         begin_s, count = time.monotonic(), 0
-        read = getattr(response, "read1", response.read)  # a file has `read` alone
         while True:
             if self._rate and self._stopping.wait(max(0.0, begin_s + count / self._rate - time.monotonic())):
                 raise SiteUnavailable(f"'{url}': stopped")
@@ -143,7 +146,7 @@ class SiteFiles:
                 raise SiteUnavailable(f"'{self.url}{name}': {output.tell()} of {size} bytes came")
 
 
-def _opener(url: str) -> urllib.request.OpenerDirector:
+def _check_url(url: str) -> None:
     try:
         parts = urllib.parse.urlsplit(url)
         # A user would become part of the name that is looked up, which tells the password to name servers.
@@ -158,18 +161,3 @@ def _opener(url: str) -> urllib.request.OpenerDirector:
             f"expected the address of a signed repository, https://HOST/PATH, http://HOST/PATH or file:///PATH, given "
             f"'{shown_url(url)[:200]}'"
         )
-    opener = urllib.request.OpenerDirector()
-    handlers: list[urllib.request.BaseHandler] = [
-        urllib.request.HTTPErrorProcessor(), urllib.request.HTTPDefaultErrorHandler(),
-    ]  # fmt: skip
-    if parts.scheme == "file":
-        handlers.append(urllib.request.FileHandler())
-    else:
-        # What is signed may come over HTTP and from where the site redirects to, but never from files of this machine.
-        handlers += [
-            urllib.request.ProxyHandler(), RedirectHandler(), HttpHandler(),
-            HttpsHandler(make_default_tls_context()),
-        ]  # fmt: skip
-    for handler in handlers:
-        opener.add_handler(handler)
-    return opener

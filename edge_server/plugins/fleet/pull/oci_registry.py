@@ -10,7 +10,7 @@ platforms. What it adds to urllib is the request of a token.
 from __future__ import annotations
 
 import hashlib
-import http.client
+import http
 import json
 import platform
 import re
@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from edge_server.bounded_http import BoundedResponse
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.fleet.pull.archive import PullFailed
 from edge_server.plugins.fleet.pull.docker_credentials import read_credentials
@@ -116,7 +117,7 @@ class OciRegistry(DownloadClient):
         self._tls = tls
         self._has_own_key = any(name.lower() == "authorization" for name in headers)
 
-    def open(self, url: str, headers: Mapping[str, str], method: str = "GET") -> http.client.HTTPResponse:
+    def open(self, url: str, headers: Mapping[str, str], method: str = "GET") -> BoundedResponse:
         """As DownloadClient, with a log-in after the first refusal: tokens expire while large files are loaded.
 
         The refusal of a host to which the registry redirects is final: a log-in there would give it the password.

@@ -10,14 +10,11 @@ import json
 import re
 import ssl
 import sys
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
 
-from edge_server.bounded_http import HttpHandler, HttpsHandler, RedirectHandler
+from edge_server.bounded_http import BoundedResponse, HttpClient, same_site
 from edge_server.cli import http_client
 from edge_server.cli.console import Progress, clean
 from edge_server.config.setting import shown_url
@@ -60,29 +57,28 @@ class DownloadClient:
         A command shows redirects, and the progress on its terminal.
         """
         self.headers = dict(headers)
+        self._named_url = named_url
         self._timeout_s = timeout_s
         self._is_command = is_command
-        self._rules = _Rules(named_url, self.headers, is_command=is_command)
-        self._opener = urllib.request.build_opener(self._rules, HttpHandler(), HttpsHandler(tls))
+        self._client = HttpClient(self._follows, tls=tls, named_url=named_url, headers=self.headers)
 
-    def open(self, url: str, headers: Mapping[str, str], method: str = "GET") -> http.client.HTTPResponse:
+    def open(self, url: str, headers: Mapping[str, str], method: str = "GET") -> BoundedResponse:
         """Send a request and return the open response. `headers` also go to where the URL redirects to.
 
         Raises Interrupted, UnexpectedStatus, and PullFailed for a refused redirect.
         """
-        request = urllib.request.Request(url, headers=dict(headers), method=method)
         try:
-            response: http.client.HTTPResponse = self._opener.open(request, timeout=self._timeout_s)
-        except urllib.error.HTTPError as error:
-            with error:
-                challenges = error.headers.get_all("WWW-Authenticate", [])
-                is_named = self._rules.is_named(error.url)
-                server = "the server" if is_named else f"{shown_url(error.url)}, to which it redirects,"
-                message = f"'{url}': {server} answers {error.code} {error.reason}"
-                raise UnexpectedStatus(message, error.code, challenges, is_from_named_host=is_named) from None
+            response = self._client.open(url, None, headers, method=method, timeout_s=self._timeout_s)
         except http_client.NO_ANSWER as error:
             raise Interrupted(f"'{url}' cannot be read: {http_client.describe_failure(error)}") from None
-        return response
+        if response.is_success:
+            return response
+        response.close()
+        is_named = same_site(response.url, self._named_url)
+        server = "the server" if is_named else f"{shown_url(response.url)}, to which it redirects,"
+        message = f"'{url}': {server} answers {response.status} {response.reason}"
+        challenges = response.headers.get_all("WWW-Authenticate", [])
+        raise UnexpectedStatus(message, response.status, challenges, is_from_named_host=is_named)
 
     def read(self, url: str, headers: Mapping[str, str], max_bytes: int) -> tuple[bytes, str]:
         """Return a document and its Content-Type. Raises the errors of `open`, and PullFailed above `max_bytes`."""
@@ -149,46 +145,22 @@ class DownloadClient:
             )
         return path
 
-    def _open_range(self, url: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
+    def _follows(self, url: str, next_url: str) -> bool:
+        """Return True for a redirect, which the command shows. Raises PullFailed for one from https to http."""
+        if urllib.parse.urlsplit(next_url).scheme not in ("https", urllib.parse.urlsplit(url).scheme):
+            raise PullFailed(f"'{url}' redirects to '{next_url}': expected https; ask its publisher")
+        if self._is_command:
+            # Without the rest of the URLs, which may hold a signature.
+            print(f"edge-server pull: {clean(f'{shown_url(url)} redirects to {shown_url(next_url)}')}", file=sys.stderr)
+        return True
+
+    def _open_range(self, url: str, headers: Mapping[str, str]) -> BoundedResponse:
         try:
             return self.open(url, headers)
         except UnexpectedStatus as error:
             if error.status != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE or not headers:
                 raise
         return self.open(url, {})
-
-
-class _Rules(RedirectHandler):
-    """Refuses redirects from https to http, and sends the client's own headers only to the host that was named."""
-
-    def __init__(self, named_url: str, headers: Mapping[str, str], *, is_command: bool) -> None:
-        self._named = urllib.parse.urlsplit(named_url)[:2]
-        self._headers = headers
-        self._is_command = is_command
-
-    def is_named(self, url: str) -> bool:
-        """Return whether scheme, host and port are those of the named URL."""
-        return urllib.parse.urlsplit(url)[:2] == self._named
-
-    def http_request(self, request: urllib.request.Request) -> urllib.request.Request:
-        """Called by urllib before each request, also after a redirect."""
-        if self.is_named(request.full_url):
-            for key, value in self._headers.items():
-                request.add_unredirected_header(key, value)
-        return request
-
-    https_request = http_request
-
-    def redirect_request(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
-    ) -> urllib.request.Request | None:
-        if urllib.parse.urlsplit(newurl).scheme not in ("https", req.type):
-            raise PullFailed(f"'{req.full_url}' redirects to '{newurl}': expected https; ask its publisher")
-        # Without the rest of the URLs, which may hold a signature.
-        hop = f"{shown_url(req.full_url)} redirects to {shown_url(newurl)}"
-        if self._is_command:
-            print(f"edge-server pull: {clean(hop)}", file=sys.stderr)
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 def _chunks(

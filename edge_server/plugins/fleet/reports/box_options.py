@@ -7,7 +7,7 @@ from pathlib import Path
 
 from edge_server.cli import http_client
 from edge_server.errors import InvalidRequest
-from edge_server.mqtt_connection import BrokerAddress, parse_broker_url, parse_topic
+from edge_server.plugins.cameras.sinks.mqtt_connection import BrokerAddress, parse_broker_url, parse_topic
 from edge_server.plugins.fleet.reports.box_report import BoxReports
 from edge_server.plugins.fleet.settings import DEFAULT_TOPIC
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast, get_args
 
 from edge_server.backends.option_parsers import whole_number, yes_or_no
@@ -54,6 +55,21 @@ class LlmSettings:
 
 MAX_SPECULATIVE_TOKENS = 16
 
+DEFAULT_MAX_NUM_SEQS = 8
+_MAX_DIGITS = 6
+
+
+def timed_choice(version_dir: Path, parameters: Mapping[str, str]) -> tuple[str, int]:
+    """Return what llama.cpp alone can use beside a GGUF file ("": nothing, so that times choose the engine), and how
+    many sequences the configuration continues together."""
+    stated = parameters.get("max_num_seqs", "")
+    # The load refuses another text.
+    at_once = int(stated) or 1 if stated.isdecimal() and len(stated) <= _MAX_DIGITS else DEFAULT_MAX_NUM_SEQS
+    if (version_dir / "adapters").is_dir():
+        return "LoRA adapters", at_once
+    return "a projector for pictures" if any(version_dir.glob("mmproj*.gguf")) else "", at_once
+
+
 PROCESS_BYTES = 128 << 20
 """Of the child process with its libraries and a model without weights: 124.6 MiB at the most, on a processor without
 AVX-512."""
@@ -83,7 +99,7 @@ def read_settings(model: str, parameters: Mapping[str, str], size: LlmSize, bloc
     def number(key: str, default: int, least: int = 1) -> int:
         return whole_number(model, parameters, key, default, least)
 
-    max_num_seqs = number("max_num_seqs", 8)
+    max_num_seqs = number("max_num_seqs", DEFAULT_MAX_NUM_SEQS)
     max_context = number("max_context", size.context)
     if size.context and max_context > size.context:
         raise LoadError(

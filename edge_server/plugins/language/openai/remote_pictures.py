@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import re
-import socket
-import threading
 import time
 from collections.abc import Collection, Sequence
 from urllib.parse import urljoin, urlsplit
 
+from edge_server.bounded_http import HttpClient
 from edge_server.errors import InvalidRequest, LoadError
 from edge_server.plugins.language.pictures import MAX_BYTES, MAX_PICTURES
 
@@ -55,44 +53,36 @@ def fetch_pictures(images: Sequence[bytes | str], hosts: Collection[str]) -> tup
 def _fetch(url: str, hosts: Collection[str], max_bytes: int, end_s: float) -> bytes:
     """Return the file. `end_s`: time of the monotonic clock at which it must be there."""
     first = url
-    with contextlib.ExitStack() as resources:
-        for _ in range(_MAX_REDIRECTS + 1):
-            left_s = end_s - time.monotonic()
-            if left_s <= 0:
-                raise InvalidRequest(
-                    f"the picture {_shown(first)} cannot be fetched: the pictures took {_TIMEOUT_S:g} s"
-                )
-            connection, target = _connect(url, hosts, left_s)
-            resources.callback(connection.close)
-            try:
-                connection.connect()
-                # The timeout of a socket is that of each read, of which a slow host may cause many.
-                timer = threading.Timer(max(end_s - time.monotonic(), 0), _shut_down, (connection.sock,))
-                timer.daemon = True
-                resources.callback(timer.cancel)
-                timer.start()
-                connection.request("GET", target, headers={"Accept-Encoding": "identity", "User-Agent": "edge-server"})
-                response = resources.enter_context(connection.getresponse())
+    client = HttpClient(uses_proxy=False)
+    for _ in range(_MAX_REDIRECTS + 1):
+        _check_url(url, hosts)
+        left_s = end_s - time.monotonic()
+        if left_s <= 0:
+            raise InvalidRequest(f"the picture {_shown(first)} cannot be fetched: the pictures took {_TIMEOUT_S:g} s")
+        try:
+            # Half of it to connect, and half for the head.
+            with client.open(url, None, {"User-Agent": "edge-server"}, timeout_s=left_s / 2) as response:
                 location = response.headers.get("Location")
                 if response.status in (301, 302, 303, 307, 308) and location:
                     url = urljoin(url, location[:_MAX_URL])
                     continue
+                response.set_deadline(max(end_s - time.monotonic(), 0.0))
                 data = response.read(max_bytes + 1) if response.status == 200 else b""
-            except (OSError, http.client.HTTPException, ValueError) as error:
-                raise InvalidRequest(f"the picture {_shown(first)} cannot be fetched: {error}") from None
-            if response.status != 200:
-                raise InvalidRequest(f"the picture {_shown(first)} cannot be fetched: status {response.status}")
-            if len(data) > max_bytes:
-                raise InvalidRequest(
-                    f"the picture {_shown(first)} cannot be fetched: expected files of at most {MAX_BYTES >> 20} MiB "
-                    "together"
-                )
-            return data
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise InvalidRequest(f"the picture {_shown(first)} cannot be fetched: {error}") from None
+        if response.status != 200:
+            raise InvalidRequest(f"the picture {_shown(first)} cannot be fetched: status {response.status}")
+        if len(data) > max_bytes:
+            raise InvalidRequest(
+                f"the picture {_shown(first)} cannot be fetched: expected files of at most {MAX_BYTES >> 20} MiB "
+                "together"
+            )
+        return data
     raise InvalidRequest(f"the picture {_shown(first)} cannot be fetched: more than {_MAX_REDIRECTS} redirects")
 
 
-def _connect(url: str, hosts: Collection[str], timeout_s: float) -> tuple[http.client.HTTPConnection, str]:
-    """Return a connection to the host of a URL, which must be one of `hosts`, and the path with the query."""
+def _check_url(url: str, hosts: Collection[str]) -> None:
+    """Raise InvalidRequest unless the URL is sound, and its host one of `hosts`."""
     try:
         parts = urlsplit(url)
         port = parts.port or _PORTS[parts.scheme]
@@ -108,14 +98,6 @@ def _connect(url: str, hosts: Collection[str], timeout_s: float) -> tuple[http.c
             f"the picture {_shown(url)} cannot be fetched: the host '{shown}:{port}' is not in the model's parameter "
             f"{HOSTS}; send the picture itself, as a data: URL"
         )
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    return kind(host, port, timeout=timeout_s), target
-
-
-def _shut_down(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _shown(url: str) -> str:

@@ -62,6 +62,7 @@ class CLibraryBackend(Backend):
     """Opens models. All instances of a version share the loaded library."""
 
     default_filename = "libmodel.so"
+    names_parameters = True
 
     def __init__(self, name: str) -> None:
         self.name = name

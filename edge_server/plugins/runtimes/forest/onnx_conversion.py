@@ -211,7 +211,8 @@ def onnx_bytes(forest: Forest) -> bytes:
     Thresholds and values of type double stay double: rows are converted to double before the comparison.
     """
     is_double = forest.threshold.dtype == np.float64 or forest.leaf_value.dtype == np.float64
-    nodes = [_cast_node("X", "wide")] if is_double else []
+    cast = _chunk(1, b"X") + _chunk(2, b"wide") + _chunk(4, b"Cast") + _chunk(5, _int("to", _DOUBLE))
+    nodes = [cast] if is_double else []
     nodes.append(_ensemble_node(forest, "wide" if is_double else "X", is_double))
     graph = b"".join(
         (
@@ -243,11 +244,6 @@ def _ensemble_node(forest: Forest, source: str, is_double: bool) -> bytes:
     ]
     named = _chunk(1, source.encode()) + _chunk(2, b"Y") + _chunk(4, b"TreeEnsembleRegressor")
     return named + _chunk(7, b"ai.onnx.ml") + b"".join(_chunk(5, attribute) for attribute in attributes)
-
-
-def _cast_node(source: str, result: str) -> bytes:
-    named = _chunk(1, source.encode()) + _chunk(2, result.encode()) + _chunk(4, b"Cast")
-    return named + _chunk(5, _int("to", _DOUBLE))
 
 
 def _tensor_info(name: str, columns: int) -> bytes:

@@ -7,13 +7,12 @@ import http.client
 import json
 import math
 import ssl
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edge_server.cli.http_client import NoRedirects, Refused, describe_failure
+from edge_server.bounded_http import HttpClient
+from edge_server.cli.http_client import Refused, describe_failure, refuse_redirect
 from edge_server.plugins.tuning.clients.client_interface import (
     MeasuredRequest,
     ModelFacts,
@@ -38,7 +37,7 @@ class HttpControl:
         self._url = url
         self._headers = dict(headers)
         self._timeout_s = timeout_s
-        self._opener = urllib.request.build_opener(NoRedirects, urllib.request.HTTPSHandler(context=tls_context))
+        self._client = HttpClient(refuse_redirect, tls=tls_context)
 
     def model(self, name: str, version: str) -> ModelFacts:
         base = _model_path(name, version)
@@ -97,16 +96,13 @@ class HttpControl:
         Raises RequestRefused and Unreachable.
         """
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self._url + path, data, self._headers)
         try:
-            with self._opener.open(request, timeout=self._timeout_s) as response:
+            with self._client.open(self._url + path, data, self._headers, timeout_s=self._timeout_s) as response:
+                if not response.is_success:
+                    reason = error_text(response.read(_MAX_HEADER_BYTES)) or response.reason
+                    raise RequestRefused(f"{self._url}: {reason}")
                 text = response.read()
             return json.loads(text) if text else None
-        except urllib.error.HTTPError as error:
-            with error:
-                raise RequestRefused(
-                    f"{self._url}: {error_text(error.read(_MAX_HEADER_BYTES)) or error.reason}"
-                ) from None
         except Refused as error:
             raise RequestRefused(str(error)) from None
         except (OSError, ValueError, http.client.HTTPException) as error:
@@ -208,7 +204,7 @@ def split_url(url: str) -> tuple[str, int, str]:
 def read_process_metrics(url: str, timeout_s: float) -> tuple[float, float] | None:
     """Return CPU seconds and resident bytes from a Prometheus metrics page; None if either is missing."""
     try:
-        with urllib.request.urlopen(url, timeout=timeout_s) as response:
+        with HttpClient().open(url, timeout_s=timeout_s) as response:
             lines = response.read().decode("utf-8", "replace").splitlines()
     except (OSError, ValueError, http.client.HTTPException):
         return None

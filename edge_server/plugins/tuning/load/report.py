@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from edge_server.cli.svg_charts import COLORS, ChartCurve, CurvePanel, draw_panels
 from edge_server.plugins.tuning.load.measurement_windows import (
     PERCENTILES,
     MeasuredPoint,
@@ -13,6 +12,7 @@ from edge_server.plugins.tuning.load.measurement_windows import (
     TextFigures,
     doubts,
 )
+from edge_server.plugins.tuning.svg_charts import COLORS, ChartCurve, CurvePanel, draw_panels
 
 COLUMN_TITLES = (
     "RATE/S", "P50 MS", "P90", "P95", "P99", "QUEUE US", "INPUT", "INFER", "OUTPUT", "SERVER CPU", "MB", "CLIENT CPU",

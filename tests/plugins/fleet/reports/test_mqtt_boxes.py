@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from edge_server.errors import EdgeServerError
-from edge_server.mqtt_connection import BrokerAddress, MqttConnection
+from edge_server.plugins.cameras.sinks.mqtt_connection import BrokerAddress, MqttConnection
 from edge_server.plugins.fleet.reports import mqtt_boxes
 from edge_server.plugins.fleet.reports.box_report import BoxReport
 from edge_server.plugins.fleet.reports.mqtt_boxes import MqttBoxes

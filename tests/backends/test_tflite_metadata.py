@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import flatbuffers
 import pytest
 
-from edge_server.repository.tflite_metadata import read_tflite_metadata
+from edge_server.backends.base import MAX_METADATA_TEXT
+from edge_server.backends.tflite_metadata import MAX_PACKED_FILES, describe_tensors, read_tflite_metadata
 
 Fields = dict[int, Any]
 """A table: number of a field -> text, bytes, table, list of tables, or (name of a type, number or list of numbers)."""
@@ -77,7 +79,7 @@ def model(metadata: bytes = METADATA, name: str = "TFLITE_METADATA", index: int 
 
 def read(path: Path, content: bytes) -> Any:
     path.write_bytes(content)
-    found = read_tflite_metadata(path)
+    found = describe_tensors(path)
     return None if found is None else json.loads(found)
 
 
@@ -120,3 +122,43 @@ def test_every_changed_byte_and_every_cut_gives_a_description_or_nothing(tmp_pat
         results.append(read(tmp_path / "file", whole[:position]))
     assert None in results
     assert all(set(found) == {"inputs", "outputs"} for found in results if found is not None)
+
+
+@pytest.fixture
+def tflite(tmp_path: Path) -> Path:
+    path = tmp_path / "model.tflite"
+    path.write_bytes(b"TFL3 network")
+    return path
+
+
+def test_texts_packed_into_a_tflite_file_are_found(tflite: Path) -> None:
+    with zipfile.ZipFile(tflite, "a") as archive:
+        archive.writestr("metadata.json", "{}")
+        archive.writestr("labels.txt", "a\nb", zipfile.ZIP_DEFLATED)
+        archive.writestr("bomb", b"a" * (MAX_METADATA_TEXT + 1), zipfile.ZIP_DEFLATED)
+    assert read_tflite_metadata(tflite) == {"packed/metadata.json": "{}", "packed/labels.txt": "a\nb"}
+
+
+def test_only_the_first_packed_files_are_read(tflite: Path) -> None:
+    with zipfile.ZipFile(tflite, "a") as archive:
+        for index in range(MAX_PACKED_FILES + 5):
+            archive.writestr(f"f{index}", "text")
+    assert len(read_tflite_metadata(tflite)) == MAX_PACKED_FILES
+
+
+def test_the_tensors_that_a_tflite_file_describes_are_found(tflite: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_server.backends.tflite_metadata.describe_tensors", lambda path: path.suffix)
+    assert read_tflite_metadata(tflite) == {"tflite_metadata": ".tflite"}
+
+
+@pytest.mark.parametrize("content", [b"PK\x05\x06", b"PK\x05\x06" + b"\xff" * 18, b"PK\x05\x06" + b"\0" * 18, b""])
+def test_a_damaged_archive_gives_nothing(tflite: Path, content: bytes) -> None:
+    tflite.write_bytes(b"TFL3 network" + content)
+    assert read_tflite_metadata(tflite) == {}
+
+
+def test_a_large_directory_of_an_archive_is_not_read(tflite: Path) -> None:
+    with zipfile.ZipFile(tflite, "a") as archive:
+        for index in range(1000):
+            archive.writestr(f"file{index:060}", "")
+    assert read_tflite_metadata(tflite) == {}

@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from edge_server.cli.svg_charts import ChartCurve, CurvePanel, draw_panels
+from edge_server.plugins.tuning.svg_charts import ChartCurve, CurvePanel, draw_panels
 
 
 def dots(picture: str) -> list[tuple[float, float]]:

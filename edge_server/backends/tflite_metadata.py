@@ -1,5 +1,5 @@
-"""Reader of the metadata that TFLite Support and MediaPipe write into a TensorFlow Lite file: how a picture becomes the
-input, and the files with the labels of the outputs.
+"""Reader of what exporters write into a TensorFlow Lite file: the metadata of TFLite Support and MediaPipe (how a
+picture becomes the input, the files with the labels of the outputs), and the texts in a zip archive at its end.
 
 Encoding: FlatBuffers, https://flatbuffers.dev/internals/. Fields: schema.fbs of TensorFlow Lite, and
 https://github.com/tensorflow/tflite-support/blob/master/tensorflow_lite_support/metadata/metadata_schema.fbs.
@@ -7,13 +7,16 @@ https://github.com/tensorflow/tflite-support/blob/master/tensorflow_lite_support
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from edge_server.backends.base import MAX_METADATA_TEXT
 
 _MODEL, _METADATA = b"TFL3", b"M001"
 """Bytes 4 to 8 of a model, and of its metadata."""
@@ -32,7 +35,49 @@ index of the last dimension."""
 _COLORS = {1: "rgb", 2: "gray"}
 
 
-def read_tflite_metadata(path: Path) -> str | None:
+MAX_PACKED_FILES = 16
+_MAX_DIRECTORY_BYTES = 1 << 16
+_END_OF_ZIP = b"PK\x05\x06"
+
+
+def read_tflite_metadata(path: Path) -> Mapping[str, str]:
+    """Return the packed texts under "packed/NAME", and inputs and outputs as JSON under "tflite_metadata".
+
+    What is damaged, larger than MAX_METADATA_TEXT bytes or not UTF-8 is omitted.
+    """
+    found = {f"packed/{name}": text for name, text in _read_packed(path).items()}
+    if (described := describe_tensors(path)) is not None:
+        found["tflite_metadata"] = described
+    return found
+
+
+def _read_packed(path: Path) -> Mapping[str, str]:
+    """Return the files of the zip archive at the end of a file, or nothing if there is none of a small directory."""
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - 65557))
+        end = file.read()
+    at = end.rfind(_END_OF_ZIP)
+    if at < 0 or int.from_bytes(end[at + 12 : at + 16], "little") > _MAX_DIRECTORY_BYTES:
+        return {}
+    import zipfile
+    import zlib
+
+    found = {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for info in archive.infolist()[:MAX_PACKED_FILES]:
+                if info.file_size <= MAX_METADATA_TEXT:
+                    with archive.open(info) as packed:
+                        content = packed.read(MAX_METADATA_TEXT + 1)
+                    with contextlib.suppress(UnicodeDecodeError):
+                        found[info.filename] = content.decode()
+    except (zipfile.BadZipFile, zlib.error, OSError, ValueError, NotImplementedError, RuntimeError, EOFError):
+        return {}
+    return found
+
+
+def describe_tensors(path: Path) -> str | None:
     """Return inputs and outputs as JSON, None for a file without such metadata and for a damaged one.
 
     {"inputs": [{"name": "image", "type": "FP32", "content": "image", "color": "rgb", "mean": [127.5], "std": [127.5]}],
@@ -53,7 +98,7 @@ def _describe_model(model: _Table) -> dict[str, Any] | None:
     if index is None or graph is None:
         return None
     content = model.table_at(4, index).bytes(0, _MAX_METADATA_BYTES)
-    described = next(_root(partial(_read_bytes, content), _METADATA).tables(3), None)
+    described = next(_root(lambda position, size: content[position : position + size], _METADATA).tables(3), None)
     if described is None:
         return None
     return {
@@ -92,10 +137,6 @@ Reader = Callable[[int, int], bytes]
 def _read_file(descriptor: int, position: int, size: int) -> bytes:
     # Mapped, a file that is overwritten in place would kill the process.
     return os.pread(descriptor, size, position)
-
-
-def _read_bytes(content: bytes, position: int, size: int) -> bytes:
-    return content[position : position + size]
 
 
 def _root(read: Reader, identifier: bytes) -> _Table:
