@@ -11,7 +11,12 @@ from edge_server.frontends.http.response import HttpResponse
 from edge_server.plugins.language.openai.call_runner import CallRunner
 from edge_server.plugins.language.openai.completion_response import EVENT_STREAM_HEADERS, OPENAI_ERRORS
 from edge_server.plugins.speech.transcription_call import run_transcription
-from edge_server.plugins.speech.transcription_request import Task, TranscriptionRequest, read_transcription_request
+from edge_server.plugins.speech.transcription_request import (
+    Task,
+    TranscriptionRequest,
+    read_form_model,
+    read_transcription_request,
+)
 from edge_server.plugins.speech.transcription_response import Transcript, delta_event, done_event, encode_transcript
 from edge_server.service import InferenceService
 
@@ -21,7 +26,7 @@ class AudioEndpoints:
 
     def __init__(self, service: InferenceService, may_change_models: Callable[[RequestHead], bool]) -> None:
         self._service = service
-        self._runner = CallRunner(service, may_change_models, OPENAI_ERRORS)
+        self._runner = CallRunner(service, may_change_models, OPENAI_ERRORS, is_openai=True)
 
     async def transcribe(self, request: HttpRequest) -> HttpResponse | None:
         return await self._runner.respond(request, partial(self._run, request, "transcribe"))
@@ -33,8 +38,10 @@ class AudioEndpoints:
         content_type = request.head.headers.get("Content-Type") or ""
         try:
             body = await request.read_body()
-            call = await request.run_on_worker(partial(read_transcription_request, body, content_type, task))
-            del body
+            parse = partial(read_transcription_request, body, content_type, task)
+            read_name = partial(read_form_model, body, content_type)
+            call = await request.run_on_worker(partial(self._runner.parse, parse, read_name))
+            del body, parse, read_name
             # The memory budget counts the body until the end: the call has a copy of the file.
             return await self._answer(request, call)
         finally:

@@ -18,7 +18,7 @@ from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
 from edge_server.frontends.http.body_reader import Body
-from edge_server.plugins.language.openai.completion_request import BadMember
+from edge_server.plugins.language.openai.completion_request import BadMember, read_model
 from edge_server.plugins.vision.multipart_form import FORM_TYPE, form_parts
 
 Task = Literal["transcribe", "translate"]
@@ -77,6 +77,12 @@ class TranscriptionRequest:
 def takes_speech(spec: ModelSpec) -> bool:
     """Return whether a model turns speech into text."""
     return {"audio", "task"} <= {item.name for item in spec.inputs} and spec.output("text_output") is not None
+
+
+def read_form_model(body: Body, content_type: str) -> str:
+    """Return the name of the model in a form that may be wrong in other fields. Raises InvalidRequest."""
+    names = [_text(name, content) for name, content in form_parts(body, content_type) if name == "model"]
+    return read_model({"model": names[0] if names else None})
 
 
 def read_transcription_request(body: Body, content_type: str, task: Task) -> TranscriptionRequest:

@@ -126,18 +126,20 @@ class CallRunner:
         """
         try:
             body = await request.read_body()
-            read = partial(self._parse, parse, body)
+            read = partial(self.parse, partial(parse, body), lambda: read_model(parse_object(body)))
             return await request.run_on_worker(read) if len(body) > TEXT_ON_LOOP_BYTES else read()
         finally:
             request.release_body()
 
-    def _parse(self, parse: Callable[[Buffer], T], body: Buffer) -> T:
+    def parse(self, parse: Callable[[], T], read_name: Callable[[], str]) -> T:
+        """Return the call that `parse` reads; `read_name` reads only the name of its model. Raises their errors, and
+        UnknownModel instead of another error if there is no such model."""
         try:
-            return parse(body)
+            return parse()
         except InvalidRequest:
             # A client that asks for the wrong model is not sent from one wrong member to the next.
             with contextlib.suppress(InvalidRequest, NotReady):
-                self.find(read_model(parse_object(body)).removesuffix(":latest"))
+                self.find(read_name().removesuffix(":latest"))
             raise
 
     def model_names(self) -> list[str]:

@@ -14,7 +14,7 @@ from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import HttpResponse
 from edge_server.plugins.language.openai.call_runner import CallRunner
 from edge_server.plugins.language.openai.completion_response import EVENT_STREAM_HEADERS, OPENAI_ERRORS, event
-from edge_server.plugins.speech.synthesis.audio_encoder import AudioEncoder, check_encodable, make_encoder
+from edge_server.plugins.speech.synthesis.audio_encoder import AudioEncoder, make_encoder
 from edge_server.plugins.speech.synthesis.speech_call import spoken_parts
 from edge_server.plugins.speech.synthesis.speech_request import SpeechRequest, read_speech_request
 from edge_server.service import InferenceService
@@ -30,14 +30,13 @@ class SpeechEndpoint:
 
     def __init__(self, service: InferenceService, may_change_models: Callable[[RequestHead], bool]) -> None:
         self._service = service
-        self._runner = CallRunner(service, may_change_models, OPENAI_ERRORS)
+        self._runner = CallRunner(service, may_change_models, OPENAI_ERRORS, is_openai=True)
 
     async def speak(self, request: HttpRequest) -> HttpResponse | None:
         return await self._runner.respond(request, partial(self._run, request))
 
     async def _run(self, request: HttpRequest) -> HttpResponse | None:
         call = await self._runner.read(request, read_speech_request)
-        check_encodable(call.response_format)
         try:
             return await self._answer(request, call)
         except EdgeServerError as error:

@@ -19,7 +19,7 @@ from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.frontends.v2.json_parser import parse_object
 from edge_server.plugins.language.openai.completion_request import BadMember, check_names, read_model
-from edge_server.plugins.speech.synthesis.audio_encoder import FORMATS
+from edge_server.plugins.speech.synthesis.audio_encoder import FORMATS, check_encodable
 from edge_server.protocol.raw_tensors import Buffer
 
 _DEFAULT_FORMAT = "mp3"
@@ -87,12 +87,14 @@ def read_speech_request(body: Buffer) -> SpeechRequest:
     text = _text(members, "input", "")
     if not text.strip():
         raise BadMember("input", "'input': expected a text to speak, got none")
+    response_format = _choice(members, "response_format", FORMATS, _DEFAULT_FORMAT)
+    check_encodable(response_format)
     return SpeechRequest(
         model=read_model(members),
         text=text,
         voice=_voice(members),
         speed=_speed(members.get("speed")),
-        response_format=_choice(members, "response_format", FORMATS, _DEFAULT_FORMAT),
+        response_format=response_format,
         is_event_stream=_choice(members, "stream_format", ("audio", "sse"), "audio") == "sse",
     )
 
