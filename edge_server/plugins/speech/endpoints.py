@@ -8,7 +8,7 @@ from functools import partial
 from edge_server.frontends.http.request import HttpRequest
 from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import HttpResponse
-from edge_server.plugins.language.openai.call_runner import CallRunner
+from edge_server.plugins.language.openai.api_endpoints import CallRunner
 from edge_server.plugins.language.openai.completion_response import EVENT_STREAM_HEADERS, OPENAI_ERRORS
 from edge_server.plugins.speech.transcription_call import run_transcription
 from edge_server.plugins.speech.transcription_request import (

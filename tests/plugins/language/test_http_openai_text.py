@@ -17,7 +17,7 @@ from edge_server.core.model_spec import ChatTemplate, InputSpec, ModelSpec, Outp
 from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import ConstraintFailed
-from edge_server.plugins.language.openai import call_runner
+from edge_server.plugins.language.openai import api_endpoints
 
 NAMES = ("text_output", "finish_reason", "logprobs", "tool_calls", "reasoning_content")
 TALKER = ModelSpec(
@@ -359,7 +359,7 @@ def test_logprobs_of_an_echoed_prompt_are_refused(talker: Any) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_a_slow_stream_gets_comments_before_its_chunks(talker: Any, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    monkeypatch.setattr(call_runner, "_KEEP_ALIVE_S", 0.01)
+    monkeypatch.setattr(api_endpoints, "_KEEP_ALIVE_S", 0.01)
     has_comment = threading.Event()
 
     def two_words_late(request: Request) -> list[Response]:

@@ -16,7 +16,7 @@ from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import HttpResponse, json_response
 from edge_server.plugins.language.anthropic.message_request import read_count_request, read_message_request
 from edge_server.plugins.language.anthropic.message_response import ANTHROPIC_ERRORS, MessageEncoder
-from edge_server.plugins.language.openai.call_runner import CallRunner
+from edge_server.plugins.language.openai.api_endpoints import CallRunner
 from edge_server.plugins.language.openai.completion_request import BadMember, CompletionRequest
 from edge_server.service import InferenceService
 

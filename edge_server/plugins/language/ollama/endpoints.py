@@ -20,7 +20,7 @@ from edge_server.plugins.language.ollama.generation_request import (
 )
 from edge_server.plugins.language.ollama.generation_response import OllamaEncoder, error_object, line, opening
 from edge_server.plugins.language.ollama.model_reports import list_models, show_model
-from edge_server.plugins.language.openai.call_runner import CallRunner
+from edge_server.plugins.language.openai.api_endpoints import CallRunner
 from edge_server.plugins.language.openai.completion_request import (
     BadMember,
     check_names,

@@ -11,7 +11,7 @@ from edge_server.errors import NotReady, UnknownModel
 from edge_server.frontends.http.request import HttpRequest
 from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import HttpResponse, json_response
-from edge_server.plugins.language.openai.call_runner import CallRunner
+from edge_server.plugins.language.openai.api_endpoints import CallRunner
 from edge_server.plugins.language.openai.completion_request import read_completion_request
 from edge_server.plugins.language.openai.completion_response import OPENAI_ERRORS, OpenAiEncoder
 from edge_server.plugins.language.openai.embedding_request import embedding_response, read_embedding_request

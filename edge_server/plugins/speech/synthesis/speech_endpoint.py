@@ -12,7 +12,7 @@ from edge_server.errors import BackendError, EdgeServerError
 from edge_server.frontends.http.request import HttpRequest
 from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import HttpResponse
-from edge_server.plugins.language.openai.call_runner import CallRunner
+from edge_server.plugins.language.openai.api_endpoints import CallRunner
 from edge_server.plugins.language.openai.completion_response import EVENT_STREAM_HEADERS, OPENAI_ERRORS, event
 from edge_server.plugins.speech.synthesis.audio_encoder import AudioEncoder, make_encoder
 from edge_server.plugins.speech.synthesis.speech_call import spoken_parts

@@ -21,8 +21,8 @@ from edge_server.plugins.language.openai.completion_response import (
     usage,
 )
 from edge_server.plugins.language.openai.completion_response import error_object as openai_error_object
-from edge_server.plugins.language.responses.response_request import ResponseRequest, UnknownPreviousResponse
-from edge_server.plugins.language.responses.response_store import StoredResponse, TextResponseStore
+from edge_server.plugins.language.openai.response_request import ResponseRequest, UnknownPreviousResponse
+from edge_server.plugins.language.openai.response_store import StoredResponse, TextResponseStore
 
 _FAILURE_CODES = {
     ErrorCode.INVALID_ARG: "invalid_prompt",

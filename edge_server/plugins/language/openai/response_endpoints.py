@@ -10,11 +10,11 @@ from edge_server.errors import ContextTooLong, EdgeServerError, InvalidRequest
 from edge_server.frontends.http.request import HttpRequest
 from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import JSON_TYPE, HttpResponse, json_response
-from edge_server.plugins.language.openai.call_runner import CallRunner
+from edge_server.plugins.language.openai.api_endpoints import CallRunner
 from edge_server.plugins.language.openai.completion_request import BadMember
-from edge_server.plugins.language.responses.response_encoder import RESPONSE_ERRORS, ResponseEncoder, UnknownResponse
-from edge_server.plugins.language.responses.response_request import own_error, read_response_request
-from edge_server.plugins.language.responses.response_store import StoredResponse, TextResponseStore
+from edge_server.plugins.language.openai.response_encoder import RESPONSE_ERRORS, ResponseEncoder, UnknownResponse
+from edge_server.plugins.language.openai.response_request import own_error, read_response_request
+from edge_server.plugins.language.openai.response_store import StoredResponse, TextResponseStore
 from edge_server.service import InferenceService
 
 
@@ -73,7 +73,7 @@ class ResponseEndpoints:
 
     async def _input_items(self, request: HttpRequest) -> HttpResponse:
         # Imported for the first such request.
-        from edge_server.plugins.language.responses.input_items import input_items
+        from edge_server.plugins.language.openai.input_items import input_items
 
         response_id, query = request.names["response"], request.head.target.partition("?")[2]
         # The last message is the answer.
