@@ -18,9 +18,8 @@ from edge_server.core.tensor import DType, Tensor
 from edge_server.frontends.v2.json_parser import to_json
 from edge_server.plugins.language.anthropic.message_request import read_count_request, read_message_request
 from edge_server.plugins.language.anthropic.message_response import MessageEncoder
-from edge_server.plugins.language.openai.api_endpoints import CompletionEncoder
 from edge_server.plugins.language.openai.completion_request import CompletionRequest
-from edge_server.plugins.language.openai.completion_response import CompletionChoice
+from edge_server.plugins.language.openai.completion_response import CompletionChoice, CompletionEncoder
 from edge_server.plugins.language.openai.response_encoder import ResponseEncoder
 from edge_server.plugins.language.openai.response_request import ResponseRequest, read_response_request
 from edge_server.plugins.language.openai.response_store import StoredResponse, TextResponseStore

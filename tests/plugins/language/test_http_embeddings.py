@@ -163,7 +163,7 @@ def test_dimensions_are_compared_with_the_response_if_not_configured(embedder):
 def test_a_large_call_is_parsed_and_answered_on_another_thread(embedder, monkeypatch):
     monkeypatch.setattr(api_endpoints, "TEXT_ON_LOOP_BYTES", 0)
     monkeypatch.setattr(endpoints, "read_embedding_request", on_worker(endpoints.read_embedding_request))
-    monkeypatch.setattr(EmbeddingRequest, "embeddings", on_worker(EmbeddingRequest.embeddings))
+    monkeypatch.setattr(EmbeddingRequest, "results", on_worker(EmbeddingRequest.results))
     assert ask(embedder).json["data"][0]["embedding"] == vector("banana")
     assert ask(embedder, input=[]).json["error"]["param"] == "input"
 

@@ -83,8 +83,7 @@ def _chat(members: Mapping[str, Any], thinking: _Thinking) -> CompletionRequest:
     try:
         return make_completion_request(translated, is_chat=True)
     except BadMember as error:
-        own = _OWN_NAMES.get(error.param, error.param)
-        raise BadMember(own, error.message.replace(f"'{error.param}", f"'{own}", 1)) from None
+        raise error.renamed(_OWN_NAMES) from None
 
 
 def _messages(members: Mapping[str, Any]) -> list[dict[str, Any]]:

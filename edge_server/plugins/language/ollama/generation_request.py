@@ -130,8 +130,7 @@ def _request(
     try:
         completion = make_completion_request(translated, is_chat=not is_prompt)
     except BadMember as error:
-        own = _OWN_NAMES.get(error.param, error.param)
-        raise BadMember(own, error.message.replace(f"'{error.param}'", f"'{own}'")) from None
+        raise error.renamed(_OWN_NAMES) from None
     if translated.get("max_tokens") is None:
         # As many as fit, which OpenAI's API has for chats alone.
         completion = replace(completion, sampling={**completion.sampling, "max_tokens": 0})

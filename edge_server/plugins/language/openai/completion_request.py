@@ -33,6 +33,7 @@ _MAX_CHOICES = 16
 _DEFAULT_COMPLETION_TOKENS = 16
 
 _LARGEST_SEED = (1 << 63) - 1
+_MAX_TOP_LOGPROBS = 20
 
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
@@ -90,6 +91,11 @@ class BadMember(InvalidRequest):
     def __init__(self, param: str, message: str) -> None:
         super().__init__(message)
         self.param = param
+
+    def renamed(self, names: Mapping[str, str]) -> BadMember:
+        """Return the error with the name that the client of another API knows; `names` has it for OpenAI's."""
+        own = names.get(self.param, self.param)
+        return BadMember(own, self.message.replace(f"'{self.param}", f"'{own}", 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,11 +198,6 @@ def make_completion_request(members: Mapping[str, Any], *, is_chat: bool) -> Com
         raise BadMember("stream_options", f"'stream_options': expected an object, got {json_type(options)}")
     if options and not is_stream:
         raise BadMember("stream_options", "'stream_options': only for a stream")
-    choices = members.get("n", 1)
-    if choices is None:
-        choices = 1
-    if isinstance(choices, bool) or not isinstance(choices, int) or not 1 <= choices <= _MAX_CHOICES:
-        raise BadMember("n", f"'n': expected 1 to {_MAX_CHOICES}, got {str(choices)[:40]}")
     has_tools = is_chat and bool(members.get("tools"))
     echoes = not is_chat and read_boolean(members, "echo")
     if echoes and is_stream:
@@ -212,7 +213,7 @@ def make_completion_request(members: Mapping[str, Any], *, is_chat: bool) -> Com
         is_chat=is_chat,
         prompts=(_chat(members, images, has_tools=has_tools),) if is_chat else _prompts(members),
         images=tuple(images),
-        choices=choices,
+        choices=read_whole_number(members, "n", 1, _MAX_CHOICES) or 1,
         sampling=_sampling(members, is_chat=is_chat),
         is_stream=is_stream,
         includes_usage=bool(options.get("include_usage", False)),
@@ -264,23 +265,17 @@ def read_keep_alive(members: Mapping[str, Any]) -> float | None:
 
 def _sampling(members: Mapping[str, Any], *, is_chat: bool) -> dict[str, Any]:
     sampling = {name: members[name] for name in _COMMON if members.get(name) is not None}
-    seed = sampling.get("seed")
-    if seed == -1:
+    if (seed := sampling.get("seed")) == -1:
         del sampling["seed"]
-    elif seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= _LARGEST_SEED):
+    elif seed is not None and (type(seed) is not int or not 0 <= seed <= _LARGEST_SEED):
         raise BadMember(
             "seed",
             f"'seed': expected a whole number from 0 to {_LARGEST_SEED}, or -1 for another answer each time, "
             f"got {str(seed)[:40]}",
         )
     name = "max_completion_tokens" if members.get("max_completion_tokens") is not None else "max_tokens"
-    most = members.get(name)
-    if most is None:
-        # 0 lets a chat use all the room that the model has.
-        most = 0 if is_chat else _DEFAULT_COMPLETION_TOKENS
-    elif isinstance(most, bool) or not isinstance(most, int) or most < 1:
-        raise BadMember(name, f"'{name}': expected a whole number from 1, got {str(most)[:40]}")
-    sampling["max_tokens"] = most
+    # 0 lets a chat use all the room that the model has.
+    sampling["max_tokens"] = read_whole_number(members, name, 1) or (0 if is_chat else _DEFAULT_COMPLETION_TOKENS)
     form = members.get("response_format")
     constraints = [*_structured_outputs(members)]
     if form is not None and (schema := _response_format(form)):
@@ -341,10 +336,7 @@ def _response_format(form: object) -> dict[str, Any]:
 
 def _read_logprobs(members: Mapping[str, Any], *, is_chat: bool) -> tuple[bool, int]:
     """Return whether the call wants the probability of each token, and of how many of the most likely at its place."""
-    param = "top_logprobs" if is_chat else "logprobs"
-    top = members.get(param)
-    if top is not None and (isinstance(top, bool) or not isinstance(top, int) or not 0 <= top <= 20):
-        raise BadMember(param, f"'{param}': expected a whole number from 0 to 20, got {str(top)[:40]}")
+    top = read_whole_number(members, "top_logprobs" if is_chat else "logprobs", 0, _MAX_TOP_LOGPROBS)
     if not is_chat:
         return top is not None, top or 0
     has_logprobs = read_boolean(members, "logprobs")
@@ -468,6 +460,16 @@ def read_boolean(members: Mapping[str, Any], name: str) -> bool:
     if value is not None and not isinstance(value, bool):
         raise BadMember(name, f"'{name}': expected true or false, got {json_type(value)}")
     return bool(value)
+
+
+def read_whole_number(members: Mapping[str, Any], name: str, least: int, most: int | None = None) -> int | None:
+    """Return a member that is a whole number from `least` to `most`, None if it is missing or null. Raises
+    BadMember."""
+    value = members.get(name)
+    if value is not None and (type(value) is not int or value < least or (most is not None and value > most)):
+        bounds = f"from {least}" if most is None else f"from {least} to {most}"
+        raise BadMember(name, f"'{name}': expected a whole number {bounds}, got {str(value)[:40]}")
+    return value
 
 
 def _tensor(name: str, value: str | bool | Chat | tuple[bytes | str, ...]) -> Tensor:

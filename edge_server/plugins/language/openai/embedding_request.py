@@ -19,7 +19,14 @@ from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import ServingFault
 from edge_server.frontends.v2.json_parser import json_type, parse_object
-from edge_server.plugins.language.openai.completion_request import BadMember, check_names, read_keep_alive, read_model
+from edge_server.plugins.language.openai.completion_request import (
+    BadMember,
+    check_names,
+    read_keep_alive,
+    read_model,
+    read_whole_number,
+)
+from edge_server.plugins.language.openai.completion_response import warnings_member
 from edge_server.protocol.raw_tensors import Buffer
 
 if TYPE_CHECKING:
@@ -69,7 +76,7 @@ class EmbeddingRequest:
             requests.append(Request(model=spec.name, id=self.id, inputs={source.name: tensor}, outputs=outputs))
         return requests
 
-    def embeddings(self, spec: ModelSpec, requests: Sequence[Request], responses: Sequence[Response]) -> Embeddings:
+    def results(self, spec: ModelSpec, requests: Sequence[Request], responses: Sequence[Response]) -> Embeddings:
         """Return the embeddings of all texts. `responses` belong to `requests`, and have no error.
 
         Raises BadMember for embeddings of another length than the client expects, ServingFault for none.
@@ -126,8 +133,7 @@ def embedding_response(call: EmbeddingRequest, embeddings: Embeddings) -> dict[s
     values = [base64.b64encode(row.tobytes()).decode() if call.is_base64 else row.tolist() for row in embeddings.rows]
     data = [{"object": "embedding", "index": index, "embedding": value} for index, value in enumerate(values)]
     usage = {"prompt_tokens": embeddings.tokens, "total_tokens": embeddings.tokens}
-    answer: dict[str, object] = {"object": "list", "data": data, "model": call.model, "usage": usage}
-    return {**answer, "warnings": call.warnings} if call.warnings else answer
+    return {"object": "list", "data": data, "model": call.model, "usage": usage, **warnings_member(call.warnings)}
 
 
 def embedding_tensors(spec: ModelSpec) -> tuple[InputSpec, OutputSpec]:
@@ -180,13 +186,10 @@ def make_embedding_request(members: Mapping[str, Any]) -> EmbeddingRequest:
     encoding = members.get("encoding_format")
     if encoding not in (None, "float", "base64"):
         raise BadMember("encoding_format", f"'encoding_format': expected float or base64, got {str(encoding)[:40]}")
-    dimensions = members.get("dimensions")
-    if dimensions is not None and (isinstance(dimensions, bool) or not isinstance(dimensions, int) or dimensions < 1):
-        raise BadMember("dimensions", f"'dimensions': expected a whole number from 1, got {str(dimensions)[:40]}")
     return EmbeddingRequest(
         model=model,
         texts=tuple(str(text) for text in texts),
         is_base64=encoding == "base64",
-        dimensions=dimensions,
+        dimensions=read_whole_number(members, "dimensions", 1),
         keep_alive_s=read_keep_alive(members),
     )

@@ -179,10 +179,10 @@ def read_response_request(body: Buffer, find: Callable[[str], StoredResponse | N
 
 def own_error(error: BadMember) -> BadMember:
     """Return the error of a chat with the names that the client knows."""
-    own = _OWN_NAMES.get(error.param, error.param)
-    # The place of a message is not that of an item.
-    place = rf"'{re.escape(error.param)}(\[[0-9]+\])?"
-    return BadMember(own, re.sub(place, f"'{own}", error.message, count=1))
+    if error.param == "messages":
+        # The place of a message is not that of an item.
+        error = BadMember(error.param, re.sub(r"'messages\[[0-9]+\]", "'messages", error.message, count=1))
+    return error.renamed(_OWN_NAMES)
 
 
 def _object(value: object, name: str) -> dict[str, Any]:
