@@ -63,7 +63,7 @@ class _Language(RunningPlugin):
 def _check_chat_template(spec: ModelSpec) -> None:
     """Raise LoadError if the chat template of a model cannot be used."""
     if spec.chat_template is not None:
-        from edge_server.plugins.language.openai.chat_template import check_chat_template
+        from edge_server.plugins.language.text.chat_template import check_chat_template
 
         check_chat_template(spec)
 

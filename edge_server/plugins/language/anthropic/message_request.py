@@ -18,7 +18,7 @@ from edge_server.plugins.language.openai.completion_request import (
     decode_base64,
     make_completion_request,
 )
-from edge_server.plugins.language.template_variables import THINKING
+from edge_server.plugins.language.text.template_variables import THINKING
 from edge_server.protocol.raw_tensors import Buffer
 
 _SAME = ("model", "max_tokens", "stream", "temperature", "top_p", "top_k")

@@ -20,7 +20,7 @@ from edge_server.plugins.language.openai.completion_request import (
     read_keep_alive,
     read_model,
 )
-from edge_server.plugins.language.template_variables import EFFORT, THINKING
+from edge_server.plugins.language.text.template_variables import EFFORT, THINKING
 from edge_server.protocol.raw_tensors import Buffer
 
 _COMMON = {"model", "stream", "format", "options", "keep_alive", "think", "logprobs", "top_logprobs"}

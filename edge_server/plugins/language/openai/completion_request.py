@@ -25,8 +25,8 @@ from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
 from edge_server.frontends.v2.json_parser import json_type, parse_object
-from edge_server.plugins.language.template_variables import CONTINUE, EFFORT, NEW_TURN, THINKING, check_variables
-from edge_server.plugins.language.text_parameters import SAME_AS, UNSUPPORTED
+from edge_server.plugins.language.engines.sampling_parameters import SAME_AS, UNSUPPORTED
+from edge_server.plugins.language.text.template_variables import CONTINUE, EFFORT, NEW_TURN, THINKING, check_variables
 from edge_server.protocol.raw_tensors import Buffer
 
 _MAX_CHOICES = 16
@@ -133,7 +133,7 @@ class CompletionRequest:
         prompts: Sequence[str | Chat] = self.prompts
         if self.is_chat and spec.chat_template is not None:
             # Imported only for such models: it imports Jinja.
-            from edge_server.plugins.language.openai.chat_template import chat_prompt
+            from edge_server.plugins.language.text.chat_template import chat_prompt
 
             try:
                 source, prompts = "text_input", [chat_prompt(spec, chat) for chat in prompts]
