@@ -8,7 +8,7 @@ from edge_server.frontends.http.request import HttpRequest
 from edge_server.frontends.http.response import HttpResponse
 from edge_server.plugins.language.openai.api_endpoints import ApiEndpoints, answering
 from edge_server.plugins.language.openai.completion_response import EVENT_STREAM_HEADERS, OPENAI_ERRORS
-from edge_server.plugins.speech.transcription_call import run_transcription
+from edge_server.plugins.speech.model_call import run_transcription
 from edge_server.plugins.speech.transcription_request import (
     Task,
     read_form_model,

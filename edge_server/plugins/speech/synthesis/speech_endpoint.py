@@ -12,8 +12,8 @@ from edge_server.frontends.http.request import HttpRequest
 from edge_server.frontends.http.response import HttpResponse
 from edge_server.plugins.language.openai.api_endpoints import ApiEndpoints, answering
 from edge_server.plugins.language.openai.completion_response import EVENT_STREAM_HEADERS, OPENAI_ERRORS, event
+from edge_server.plugins.speech.model_call import spoken_parts
 from edge_server.plugins.speech.synthesis.audio_encoder import AudioEncoder, make_encoder
-from edge_server.plugins.speech.synthesis.speech_call import spoken_parts
 from edge_server.plugins.speech.synthesis.speech_request import SpeechRequest, read_speech_request
 
 log = logging.getLogger(__name__)
