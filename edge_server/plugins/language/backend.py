@@ -144,7 +144,11 @@ class OpenVinoLlmBackend(LlmBackend):
         return memory_parts(settings, size, _BLOCK_TOKENS) | _draft_memory(file, settings, _read_draft_export)
 
     def open(self, job: OpenJob) -> RequestSession:
-        _refuse_gpu(job)
+        if job.device_id is not None:
+            raise LoadError(
+                f"model '{job.spec.name}': instance_group: backend {job.spec.backend} computes on the CPU: expected "
+                "KIND_CPU, given KIND_GPU; llama_cpp runs GGUF files on a GPU"
+            )
         return IsolatedSession(job, open_openvino)
 
 
@@ -248,12 +252,6 @@ def _place_layers(job: OpenJob, settings: LlmSettings) -> LlmSettings:
             "that the project's page names, or build it with XLLAMACPP_BUILD_CUDA=1; KIND_CPU serves the model as it is"
         )
     return dataclasses.replace(settings, gpu_layers=settings.gpu_layers or _ALL_LAYERS)
-
-
-def _refuse_gpu(job: OpenJob) -> None:
-    if job.device_id is not None:
-        cpu_only = f"backend {job.spec.backend} computes on the CPU: expected KIND_CPU, given KIND_GPU"
-        raise LoadError(f"model '{job.spec.name}': instance_group: {cpu_only}; llama_cpp runs GGUF files on a GPU")
 
 
 def _session(job: OpenJob, settings: LlmSettings, open_engine: Callable[[], TokenEngine]) -> LlmSession:

@@ -17,6 +17,7 @@ from edge_server.plugins.language.openai.completion_request import (
     check_names,
     decode_base64,
     make_completion_request,
+    read_messages,
 )
 from edge_server.plugins.language.text.template_variables import THINKING
 from edge_server.protocol.raw_tensors import Buffer
@@ -87,9 +88,7 @@ def _chat(members: Mapping[str, Any], thinking: _Thinking) -> CompletionRequest:
 
 
 def _messages(members: Mapping[str, Any]) -> list[dict[str, Any]]:
-    messages, system = members.get("messages"), members.get("system")
-    if not isinstance(messages, list):
-        raise BadMember("messages", f"'messages': expected a list of messages, got {json_type(messages)}")
+    messages, system = read_messages(members), members.get("system")
     found = [] if system is None else [{"role": "system", "content": _text(system, "system")}]
     for index, message in enumerate(messages):
         place = f"messages[{index}]"

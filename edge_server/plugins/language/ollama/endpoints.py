@@ -10,7 +10,7 @@ from typing import Any
 from edge_server.errors import UnknownModel
 from edge_server.frontends.http.request import HttpRequest
 from edge_server.frontends.http.response import HttpResponse, json_response
-from edge_server.frontends.v2.json_parser import json_type, parse_object
+from edge_server.frontends.v2.json_parser import parse_object
 from edge_server.plugins.language.ollama.generation_request import (
     GenerationRequest,
     model_name,
@@ -24,7 +24,9 @@ from edge_server.plugins.language.openai.completion_request import (
     BadMember,
     check_names,
     make_completion_request,
+    read_boolean,
     read_model,
+    read_object,
 )
 from edge_server.plugins.language.openai.completion_response import ErrorFormat, warnings_member
 from edge_server.plugins.language.openai.embedding_request import EmbeddingRequest, Embeddings, make_embedding_request
@@ -137,9 +139,8 @@ def _read_embed_request(body: Buffer, *, source: str = "input") -> EmbeddingRequ
     """
     members = parse_object(body)
     check_names(members, _OF_EMBEDDINGS)
-    for name, kind, expected in (("options", dict, "an object"), ("truncate", bool, "true or false")):
-        if not isinstance(members.get(name), kind | None):
-            raise BadMember(name, f"'{name}': expected {expected}, got {json_type(members[name])}")
+    read_object(members, "options")
+    read_boolean(members, "truncate")
     translated: Mapping[str, Any] = {
         "model": model_name(read_model(members)),
         "input": members.get(source),

@@ -193,9 +193,7 @@ def make_completion_request(members: Mapping[str, Any], *, is_chat: bool) -> Com
     model = read_model(members)
     check_names(members, _SUPPORTED | (_OF_CHATS if is_chat else _OF_COMPLETIONS))
     is_stream = read_boolean(members, "stream")
-    options = members.get("stream_options") or {}
-    if not isinstance(options, dict):
-        raise BadMember("stream_options", f"'stream_options': expected an object, got {json_type(options)}")
+    options = read_object(members, "stream_options")
     if options and not is_stream:
         raise BadMember("stream_options", "'stream_options': only for a stream")
     has_tools = is_chat and bool(members.get("tools"))
@@ -290,10 +288,8 @@ def _sampling(members: Mapping[str, Any], *, is_chat: bool) -> dict[str, Any]:
 
 def _structured_outputs(members: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each of vLLM's constraints with its name, as a sampling parameter. Raises BadMember."""
-    given = members.get("structured_outputs")
-    if not isinstance(given, dict | None):
-        raise BadMember("structured_outputs", f"'structured_outputs': expected an object, got {json_type(given)}")
-    stated = [("structured_outputs", kind, value) for kind, value in (given or {}).items()]
+    given = read_object(members, "structured_outputs")
+    stated = [("structured_outputs", kind, value) for kind, value in given.items()]
     stated += [(name, kind, members.get(name)) for name, kind in _GUIDED.items()]
     for name, kind, value in stated:
         if value is None or value is False:
@@ -347,9 +343,7 @@ def _read_logprobs(members: Mapping[str, Any], *, is_chat: bool) -> tuple[bool, 
 
 def _chat(members: Mapping[str, Any], images: list[bytes | str], *, has_tools: bool) -> Chat:
     """Return the messages, and the tools, which the model checks. Append the pictures of the messages to `images`."""
-    messages = members.get("messages")
-    if not isinstance(messages, list):
-        raise BadMember("messages", f"'messages': expected a list of messages, got {json_type(messages)}")
+    messages = read_messages(members)
     if not messages:
         raise BadMember("messages", "'messages': expected at least one message, got an empty list")
     plain = []
@@ -372,15 +366,12 @@ def _chat(members: Mapping[str, Any], images: list[bytes | str], *, has_tools: b
 
 def _template_variables(members: Mapping[str, Any]) -> dict[str, Any]:
     """Return the variables of the chat template: `chat_template_kwargs`, and those that are members themselves."""
-    given = members.get("chat_template_kwargs") or {}
-    if not isinstance(given, dict):
-        raise BadMember("chat_template_kwargs", f"'chat_template_kwargs': expected an object, got {json_type(given)}")
+    variables = dict(read_object(members, "chat_template_kwargs"))
     effort = members.get(EFFORT)
     if effort is not None and effort not in _EFFORTS:
         raise BadMember(EFFORT, f"'{EFFORT}': expected {', '.join(_EFFORTS)}, got {str(effort)[:40]!r}")
     for name in (THINKING, NEW_TURN, CONTINUE):
         read_boolean(members, name)
-    variables = dict(given)
     for name in (EFFORT, THINKING, NEW_TURN, CONTINUE):
         value = members.get(name)
         if value is not None and variables.setdefault(name, value) != value:
@@ -460,6 +451,30 @@ def read_boolean(members: Mapping[str, Any], name: str) -> bool:
     if value is not None and not isinstance(value, bool):
         raise BadMember(name, f"'{name}': expected true or false, got {json_type(value)}")
     return bool(value)
+
+
+def read_object(members: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a member that is an object, an empty one if it is missing or null. Raises BadMember."""
+    value = members.get(name)
+    if not isinstance(value, dict | None):
+        raise BadMember(name, f"'{name}': expected an object, got {json_type(value)}")
+    return value or {}
+
+
+def read_text(members: Mapping[str, Any], name: str) -> str:
+    """Return a member that is a text, "" if it is missing or null. Raises BadMember."""
+    value = members.get(name)
+    if not isinstance(value, str | None):
+        raise BadMember(name, f"'{name}': expected a text, got {json_type(value)}")
+    return value or ""
+
+
+def read_messages(members: Mapping[str, Any]) -> list[Any]:
+    """Return the messages of a chat, which may be wrong. Raises BadMember for anything but a list."""
+    messages = members.get("messages")
+    if not isinstance(messages, list):
+        raise BadMember("messages", f"'messages': expected a list of messages, got {json_type(messages)}")
+    return messages
 
 
 def read_whole_number(members: Mapping[str, Any], name: str, least: int, most: int | None = None) -> int | None:
