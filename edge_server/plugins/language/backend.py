@@ -1,4 +1,4 @@
-"""Loader of the backends of language models: `openvino_genai` and `llama_cpp`.
+"""Backends of language models: `openvino_genai` and `llama_cpp`.
 
 `openvino_genai` serves a GGUF file (llama, qwen2, qwen3) or the folder of an OpenVINO export, `llama_cpp` any GGUF
 file. Both run on the CPU, `llama_cpp` also on a GPU with CUDA, in a child process: OpenVINO GenAI holds the GIL in each

@@ -108,6 +108,14 @@ def read_transcription_request(body: Body, content_type: str, task: Task) -> Tra
         )
     if not texts.get("model"):
         raise BadMember("model", "'model': expected the name of a model, got none")
+    try:
+        temperature = float(texts.get("temperature") or 0)
+    except ValueError:
+        temperature = -1.0
+    if not 0 <= temperature <= 1:
+        raise BadMember(
+            "temperature", f"'temperature': expected a number from 0 to 1, got '{texts['temperature'][:40]}'"
+        )
     response_format = _choice(texts, "response_format", get_args(ResponseFormat), "json")
     is_stream = _choice(texts, "stream", ("true", "false"), "false") == "true"
     if is_stream and response_format not in ("json", "text"):
@@ -133,7 +141,7 @@ def read_transcription_request(body: Body, content_type: str, task: Task) -> Tra
         prompt=texts.get("prompt", ""),
         response_format=cast("ResponseFormat", response_format),
         granularities=cast("frozenset[Granularity]", frozenset(granularities)),
-        temperature=_temperature(texts),
+        temperature=temperature,
         is_stream=is_stream,
     )
 
@@ -151,15 +159,4 @@ def _choice(texts: Mapping[str, str], name: str, choices: Sequence[str], default
     value = texts.get(name, "").lower() or default
     if value not in choices:
         raise BadMember(name, f"'{name}': expected {', '.join(choices)}, got '{value[:40]}'")
-    return value
-
-
-def _temperature(texts: Mapping[str, str]) -> float:
-    text = texts.get("temperature", "") or "0"
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise BadMember("temperature", f"'temperature': expected a number from 0 to 1, got '{text[:40]}'")
     return value

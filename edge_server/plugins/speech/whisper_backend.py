@@ -209,21 +209,18 @@ class WhisperSession(SpeechSession):
             if language:
                 options["language"] = f"<|{language.lower()}|>"
         if prompt:
-            self._check_prompt(prompt)
+            size, unit, most = len(prompt.encode()), "bytes", _MAX_PROMPT_BYTES
+            if size <= most:
+                tokens = self._pipeline.get_tokenizer().encode(prompt, add_special_tokens=False).input_ids
+                # The rest of the window's tokens are for the text.
+                size, unit, most = tokens.get_size(), "tokens", self._max_prompt_tokens
+            if size > most:
+                raise InvalidRequest(f"prompt: expected at most {most} {unit}, got {size}")
             options["initial_prompt"] = prompt
         temperature = float(inputs["temperature"][0]) if "temperature" in inputs else 0.0
         if not math.isfinite(temperature) or not 0 <= temperature <= _MAX_TEMPERATURE:
             raise InvalidRequest(f"temperature: expected 0 to {_MAX_TEMPERATURE:g}, got {temperature:g}")
         return {**options, "do_sample": True, "temperature": temperature} if temperature else options
-
-    def _check_prompt(self, prompt: str) -> None:
-        """Raise InvalidRequest for a prompt that leaves no room for the text."""
-        size, unit, most = len(prompt.encode()), "bytes", _MAX_PROMPT_BYTES
-        if size <= most:
-            tokens = self._pipeline.get_tokenizer().encode(prompt, add_special_tokens=False).input_ids
-            size, unit, most = tokens.get_size(), "tokens", self._max_prompt_tokens
-        if size > most:
-            raise InvalidRequest(f"prompt: expected at most {most} {unit}, got {size}")
 
 
 @dataclass(slots=True)

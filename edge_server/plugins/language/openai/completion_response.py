@@ -134,7 +134,11 @@ class OpenAiEncoder(CompletionEncoder):
     def __init__(self, call: CompletionRequest) -> None:
         self._call = call
         count = len(call.prompts) * call.choices if call.is_chat else 0
-        self._opening = [_first_chunk(call, index) for index in range(count)]
+        delta = {"role": "assistant", "content": ""}
+        self._opening = [
+            _chunk(call, [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
+            for index in range(count)
+        ]
         """Chunks that are sent with the first text."""
 
     def pieces(self, choice: CompletionChoice) -> list[bytes]:
@@ -161,12 +165,6 @@ def event(value: object) -> bytes:
 def typed_event(value: Mapping[str, Any]) -> bytes:
     """Return an event of a stream whose events have the names of their members `type`."""
     return f"event: {value['type']}\ndata: ".encode() + to_json(value) + b"\n\n"
-
-
-def _first_chunk(call: CompletionRequest, index: int) -> dict[str, Any]:
-    """Return the chunk that opens a choice of a streamed chat."""
-    choice = {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
-    return _chunk(call, [choice])
 
 
 def _chunks(call: CompletionRequest, choice: CompletionChoice) -> list[dict[str, Any]]:

@@ -146,7 +146,8 @@ def read_rerank_request(body: Buffer) -> RerankRequest:
     if not isinstance(given, list) or not 1 <= len(given) <= _MAX_DOCUMENTS:
         got = f"{len(given)} texts" if isinstance(given, list) else json_type(given)
         raise BadMember("documents", f"'documents': expected a list of 1 to {_MAX_DOCUMENTS} texts, got {got}")
-    documents = [_document(item) for item in given]
+    # Jina's and Cohere's clients may send an object with the text.
+    documents = [item["text"] if isinstance(item, dict) and item.keys() == {"text"} else item for item in given]
     for place, text in enumerate(documents):
         if not isinstance(text, str):
             raise BadMember("documents", f"'documents[{place}]': expected a text, got {json_type(text)}")
@@ -170,8 +171,3 @@ def rerank_response(call: RerankRequest, scores: Scores) -> dict[str, object]:
         results.append({"index": index, "relevance_score": scores.values[index], **document})
     usage = {"prompt_tokens": scores.tokens, "total_tokens": scores.tokens}
     return {"id": call.id, "model": call.model, "results": results, "usage": usage, **warnings_member(call.warnings)}
-
-
-def _document(item: object) -> object:
-    """Return a document's text: Jina's and Cohere's clients may send an object with it."""
-    return item["text"] if isinstance(item, dict) and item.keys() == {"text"} else item

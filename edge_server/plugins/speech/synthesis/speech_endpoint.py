@@ -55,14 +55,10 @@ class SpeechEndpoint(ApiEndpoints):
                     is_audio = not call.is_event_stream
                     headers = {"Content-Type": encoder.content_type} if is_audio else EVENT_STREAM_HEADERS
                     await request.begin_stream(200, headers)
-                await self._write(request, call, data)
+                if data and call.is_event_stream:
+                    data = event({"type": "speech.audio.delta", "audio": base64.b64encode(data).decode()})
+                if data:
+                    await request.write(data)
         if call.is_event_stream:
             await request.write(event(_DONE))
         return None
-
-    @staticmethod
-    async def _write(request: HttpRequest, call: SpeechRequest, data: bytes) -> None:
-        if data and call.is_event_stream:
-            data = event({"type": "speech.audio.delta", "audio": base64.b64encode(data).decode()})
-        if data:
-            await request.write(data)

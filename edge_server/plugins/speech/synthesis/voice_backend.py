@@ -1,4 +1,4 @@
-"""Common part of the backends for text to speech: tensors, parameters, and a session that speaks a text sentence by
+"""Base of the backends for text to speech: tensors, parameters, and a session that speaks a text sentence by
 sentence.
 
 A child process makes phonemes with the library espeak-ng, which reads hostile texts, and runs the ONNX file with the
