@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -65,16 +65,12 @@ class EmbeddingRequest:
         source, output = embedding_tensors(spec)
         if output.dims[0] != -1:
             self._check_length(output.dims[0], spec)
-        rows = max(spec.max_batch_size, 1)
         count = spec.output(_TOKEN_COUNT)
         outputs = (output.name,) if count is None or count.dtype is not DType.UINT32 else (output.name, count.name)
-        requests = []
-        for first in range(0, len(self.texts), rows):
-            texts = np.array([text.encode("utf-8", "replace") for text in self.texts[first : first + rows]], object)
-            shape = (len(texts), *[1] * len(source.dims)) if spec.max_batch_size else (1,) * len(source.dims)
-            tensor = Tensor(source.name, DType.BYTES, texts.reshape(shape))
-            requests.append(Request(model=spec.name, id=self.id, inputs={source.name: tensor}, outputs=outputs))
-        return requests
+        return [
+            Request(model=spec.name, id=self.id, inputs=inputs, outputs=outputs)
+            for inputs in text_batches(spec, {source: self.texts})
+        ]
 
     def results(self, spec: ModelSpec, requests: Sequence[Request], responses: Sequence[Response]) -> Embeddings:
         """Return the embeddings of all texts. `responses` belong to `requests`, and have no error.
@@ -110,6 +106,19 @@ class EmbeddingRequest:
                 "dimensions",
                 f"'dimensions': expected {expected}, as model '{self.model}' gives, got {self.dimensions}",
             )
+
+
+def text_batches(spec: ModelSpec, columns: Mapping[InputSpec, Sequence[str]]) -> Iterator[dict[str, Tensor]]:
+    """Yield the inputs of requests with all texts of each column in order: as many in each as the model's batch has
+    rows, or one."""
+    rows = max(spec.max_batch_size, 1)
+    for first in range(0, len(next(iter(columns.values()))), rows):
+        inputs = {}
+        for item, texts in columns.items():
+            values = np.array([text.encode("utf-8", "replace") for text in texts[first : first + rows]], object)
+            shape = (len(values), *[1] * len(item.dims)) if spec.max_batch_size else (1,) * len(item.dims)
+            inputs[item.name] = Tensor(item.name, DType.BYTES, values.reshape(shape))
+        yield inputs
 
 
 def _shorter_lengths(spec: ModelSpec) -> list[int]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Parameter, Request, Response
-from edge_server.core.tensor import DType, Tensor
+from edge_server.core.tensor import DType
 from edge_server.errors import ServingFault
 from edge_server.frontends.v2.json_parser import json_type, parse_object
 from edge_server.plugins.language.openai.completion_request import (
@@ -27,7 +27,7 @@ from edge_server.plugins.language.openai.completion_request import (
     read_whole_number,
 )
 from edge_server.plugins.language.openai.completion_response import warnings_member
-from edge_server.plugins.language.openai.embedding_request import EmbeddingRequest
+from edge_server.plugins.language.openai.embedding_request import EmbeddingRequest, text_batches
 from edge_server.protocol.raw_tensors import Buffer
 
 _SUPPORTED = {"model", "query", "documents", "top_n", "return_documents", "max_tokens_per_doc", "keep_alive"}
@@ -76,19 +76,14 @@ class RerankRequest:
                     f"model '{spec.name}' gives no scores: it needs the inputs 'query' and 'document' STRING [1] and "
                     f"the output 'score' FP32 [1], or embeddings; {error.message}",
                 ) from None
-        rows = max(spec.max_batch_size, 1)
         outputs = (_SCORE,) if spec.output(_TOKEN_COUNT) is None else (_SCORE, _TOKEN_COUNT)
-        requests = []
-        for first in range(0, len(self.documents), rows):
-            inputs = {}
-            documents = self.documents[first : first + rows]
-            for name, texts in ((_QUERY, (self.query,) * len(documents)), (_DOCUMENT, documents)):
-                values = np.array([text.encode("utf-8", "replace") for text in texts], object)
-                inputs[name] = Tensor(name, DType.BYTES, values.reshape(-1, 1) if spec.max_batch_size else values)
-            limit = self.max_tokens_per_doc
-            parameters: dict[str, Parameter] = {} if limit is None else {"max_tokens_per_doc": limit}
-            requests.append(Request(model=spec.name, id=self.id, inputs=inputs, outputs=outputs, parameters=parameters))
-        return requests
+        limit = self.max_tokens_per_doc
+        parameters: dict[str, Parameter] = {} if limit is None else {"max_tokens_per_doc": limit}
+        columns = {_QUERY: (self.query,) * len(self.documents), _DOCUMENT: self.documents}
+        return [
+            Request(model=spec.name, id=self.id, inputs=inputs, outputs=outputs, parameters=parameters)
+            for inputs in text_batches(spec, {item: columns[item.name] for item in spec.inputs if item.name in columns})
+        ]
 
     def results(self, spec: ModelSpec, requests: Sequence[Request], responses: Sequence[Response]) -> Scores:
         """Return the scores. `responses` belong to `requests`, and have no error. Raises ServingFault for none."""
