@@ -43,7 +43,13 @@ class SpeechToText(WyomingService):
             return {}
         # The client decides where a command ends.
         abilities = {"supports_transcript_streaming": True, "requires_external_vad": True}
-        return {"asr": [describe_item("edge_server", "Speech to text of edge_server", models=models, **abilities)]}
+        return {
+            "asr": [
+                describe_item(
+                    name="edge_server", description="Speech to text of edge_server", models=models, **abilities
+                )
+            ]
+        }
 
     def connect(self) -> ServiceConnection:
         return _Recording(self)

@@ -46,7 +46,7 @@ class TextToSpeech(WyomingService):
         if not voices:
             return {}
         abilities = {"voices": voices, "supports_synthesize_streaming": True}
-        return {"tts": [describe_item("edge_server", "Text to speech of edge_server", **abilities)]}
+        return {"tts": [describe_item(name="edge_server", description="Text to speech of edge_server", **abilities)]}
 
     def connect(self) -> ServiceConnection:
         return _Speaker(self)
