@@ -44,7 +44,7 @@ FLAGS = {
 }
 """Extra -> flags with which a server without models becomes ready."""
 MODULES = {
-    "chat": "edge_server.plugins.language.openai.chat_template",
+    "chat": "edge_server.plugins.language.text.chat_template",
     "foxglove": "foxglove",
     "ray": "edge_server.ray",
     "sources": "av, cv2",

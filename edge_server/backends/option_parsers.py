@@ -1,7 +1,8 @@
-"""Parsers of the `parameters` in a model's configuration that a backend reads: whole numbers and switches."""
+"""Parsers of the `parameters` in a model's configuration that a backend reads: whole numbers, switches and niceness."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 from edge_server.errors import BadModelConfig, LoadError
@@ -31,6 +32,14 @@ def yes_or_no(model: str, options: Mapping[str, str], key: str, default: bool) -
     if text in ("0", "false", "no", "off"):
         return False
     raise LoadError(f"model '{model}': parameter {key} must be yes or no, got '{text[:80]}'")
+
+
+def set_niceness(model: str, options: Mapping[str, str], default: int) -> None:
+    """Lower the priority of this process by the parameter `niceness`. Raises LoadError for a value out of range."""
+    niceness = whole_number(model, options, "niceness", default, 0)
+    if niceness > 19:
+        raise LoadError(f"model '{model}': parameter niceness: expected 0 to 19, got {niceness}")
+    os.nice(niceness)
 
 
 def is_isolated(model: str, parameters: Mapping[str, str]) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpc_client
 
-from edge_server.plugins.language.pictures import decode_picture
+from edge_server.plugins.language.engines.pictures import decode_picture
 
 pytest.importorskip("openvino_genai", reason="needs openvino-genai, of the extra test-all")
 pytestmark = pytest.mark.full

@@ -1,4 +1,4 @@
-"""Loader of the backends of language models: `openvino_genai` and `llama_cpp`.
+"""Backends of language models: `openvino_genai` and `llama_cpp`.
 
 `openvino_genai` serves a GGUF file (llama, qwen2, qwen3) or the folder of an OpenVINO export, `llama_cpp` any GGUF
 file. Both run on the CPU, `llama_cpp` also on a GPU with CUDA, in a child process: OpenVINO GenAI holds the GIL in each
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, RequestSession
 from edge_server.backends.isolation.isolated_session import IsolatedSession
-from edge_server.backends.option_parsers import whole_number
+from edge_server.backends.option_parsers import set_niceness
 from edge_server.backends.runtime_errors import existing_file, file_title, import_runtime, open_with_library
 from edge_server.errors import BackendMissing, LoadError, install_hint
 from edge_server.plugins.language.engines import lora_adapters
@@ -201,7 +201,7 @@ def open_openvino(job: OpenJob) -> RequestSession:
     """Open a model in this process. Raises LoadError. For the child process."""
     from edge_server.plugins.language.engines.openvino_engine import OpenVinoEngine
 
-    _set_niceness(job)
+    set_niceness(job.spec.name, job.spec.parameters, _NICENESS)
     settings = _openvino_settings(job.spec.name, job.spec.parameters, _read_size(job.file))
     path = job.file.path.parent if job.file.path.name == EXPORT_FILE else job.file.path
     if path.is_dir() and (path / VISION_FILE).is_file():
@@ -215,7 +215,7 @@ def open_llama_cpp(job: OpenJob) -> RequestSession:
     """Open a model in this process. Raises LoadError. For the child process."""
     from edge_server.plugins.language.engines.llama_cpp_engine import LlamaCppEngine
 
-    _set_niceness(job, _LLAMA_CPP_NICENESS)
+    set_niceness(job.spec.name, job.spec.parameters, _LLAMA_CPP_NICENESS)
     size = _read_llama_cpp_size(job.file)
     settings = _place_layers(job, _llama_cpp_settings(job.spec.name, job.spec.parameters, size))
     projector = find_projector(job.file.path)
@@ -226,14 +226,6 @@ def open_llama_cpp(job: OpenJob) -> RequestSession:
     else:
         make_engine = partial(LlamaCppEngine, job.file.path)
     return _session(job, settings, lambda: make_engine(settings, _BLOCK_TOKENS, size.bytes_per_token, job.device_id))
-
-
-def _set_niceness(job: OpenJob, default: int = _NICENESS) -> None:
-    """Lower the priority of this process by the parameter `niceness`. Raises LoadError for a value out of range."""
-    niceness = whole_number(job.spec.name, job.spec.parameters, "niceness", default, 0)
-    if niceness > 19:
-        raise LoadError(f"model '{job.spec.name}': parameter niceness: expected 0 to 19, got {niceness}")
-    os.nice(niceness)
 
 
 def _place_layers(job: OpenJob, settings: LlmSettings) -> LlmSettings:

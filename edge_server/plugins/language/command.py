@@ -1,4 +1,4 @@
-"""`edge-server chat`: talk to a language model of a running server in a terminal."""
+"""Command `edge-server chat`: talk to a language model of a running server in a terminal."""
 
 from __future__ import annotations
 

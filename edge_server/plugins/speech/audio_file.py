@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import io
+import math
 import wave
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,6 @@ import numpy as np
 
 from edge_server.backends.runtime_errors import message_line
 from edge_server.errors import InvalidRequest, install_hint
-from edge_server.plugins.speech.resampling import resample
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -40,6 +40,14 @@ _BLOCK = 1 << 20
 
 _FORMATS = "aac,ac3,aiff,amr,amrnb,amrwb,asf,au,caf,flac,matroska,webm,mov,mp3,mp4,m4a,3gp,mpeg,ogg,wav,w64"
 """Names of FFmpeg's demuxers. Playlists (hls, concat, dash, sdp), which open other files, are not among them."""
+
+_ZERO_CROSSINGS = 16
+"""Of the sinc on each side. More make the filter steeper."""
+_MAX_PHASES = 640
+"""Filters for positions between two samples, as many as 11,025 samples a second need. A file may state any rate; those
+that would need more take the filter before."""
+_RESAMPLED_BLOCK = 1 << 18
+"""Samples of the result that are computed together, which bounds the memory."""
 
 
 def decode_audio(data: bytes, max_seconds: float) -> npt.NDArray[np.float32]:
@@ -153,3 +161,30 @@ def _decode_with_ffmpeg(data: bytes) -> Iterator[npt.NDArray[np.float32]]:
         f"the file cannot be decoded as audio: {said}; it begins with {data[:8]!r}, expected one of the formats of "
         f"FFmpeg {_FORMATS}"
     )
+
+
+def resample(samples: npt.NDArray[np.float32], rate: int, new_rate: int) -> npt.NDArray[np.float32]:
+    """Return the samples (float32, one channel) at `new_rate`, filtered with a windowed sinc: what the new rate cannot
+    hold is left out."""
+    if rate == new_rate or not samples.size:
+        return samples
+    divisor = math.gcd(rate, new_rate)
+    up, down = new_rate // divisor, rate // divisor
+    cutoff = min(1.0, up / down)
+    reach = math.ceil(_ZERO_CROSSINGS / cutoff)
+    # Sample n of the result lies `n * down % up` of `up` parts behind a given sample.
+    phases = min(up, _MAX_PHASES)
+    offsets = np.arange(-reach + 1, reach + 1)
+    distance = (offsets[:, None] - np.arange(phases) / phases) * cutoff
+    window = 0.5 + 0.5 * np.cos(np.pi * np.clip(distance / _ZERO_CROSSINGS, -1, 1))
+    filters = (np.sinc(distance) * window * cutoff).astype(np.float32)
+    padded = np.pad(samples, reach)
+    result = np.empty(-(-samples.size * up // down), np.float32)
+    for begin in range(0, result.size, _RESAMPLED_BLOCK):
+        position = np.arange(begin, min(begin + _RESAMPLED_BLOCK, result.size), dtype=np.int64) * down
+        index, phase = position // up + reach, position % up * phases // up
+        block = np.zeros(position.size, np.float32)
+        for offset, weights in zip(offsets, filters, strict=True):
+            block += padded[index + offset] * weights[phase]
+        result[begin : begin + position.size] = block
+    return result

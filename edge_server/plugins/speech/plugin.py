@@ -1,15 +1,15 @@
-"""Entry module of the plugin `speech`: declares the backends of speech models, OpenAI's API for audio and the port of
-the Wyoming protocol."""
+"""Entry module of the plugin `speech`: declares the backends of speech models, OpenAI's API for audio, and the port of
+the Wyoming protocol with its settings."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from edge_server.config.setting import SettingTable
+from edge_server.config.setting import BOOLEAN, OPTIONAL_ADDRESS, SettingTable, setting
 from edge_server.plugin import ModelFormat, Plugin, RunningPlugin
-from edge_server.plugins.speech.settings import SpeechConfig
 
 if TYPE_CHECKING:
     import asyncio
@@ -24,6 +24,24 @@ _PORT_STOP_S = 2.0
 
 VOICES_OF_KOKORO = ("voices.npz", "voices.bin", "voices-v1.0.bin")
 """Files with the voices of Kokoro, beside its ONNX file."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechConfig:
+    """Speech for home assistants."""
+
+    wyoming: str = setting(
+        "",
+        "--wyoming",
+        OPTIONAL_ADDRESS,
+        "Serve speech to Home Assistant's Assist at this address, by the Wyoming protocol. It asks for no key.",
+    )
+    announces_wyoming: bool = setting(
+        False,
+        "--wyoming-announce",
+        BOOLEAN,
+        "Announce that address by multicast DNS, by which Home Assistant finds it. Needs the extra zeroconf.",
+    )
 
 
 class SpeechPlugin(Plugin):

@@ -18,7 +18,7 @@ from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
 from edge_server.frontends.http.body_reader import Body
-from edge_server.plugins.language.openai.completion_request import BadMember
+from edge_server.plugins.language.openai.completion_request import BadMember, read_model
 from edge_server.plugins.vision.multipart_form import FORM_TYPE, form_parts
 
 Task = Literal["transcribe", "translate"]
@@ -79,6 +79,12 @@ def takes_speech(spec: ModelSpec) -> bool:
     return {"audio", "task"} <= {item.name for item in spec.inputs} and spec.output("text_output") is not None
 
 
+def read_form_model(body: Body, content_type: str) -> str:
+    """Return the name of the model in a form that may be wrong in other fields. Raises InvalidRequest."""
+    names = [_text(name, content) for name, content in form_parts(body, content_type) if name == "model"]
+    return read_model({"model": names[0] if names else None})
+
+
 def read_transcription_request(body: Body, content_type: str, task: Task) -> TranscriptionRequest:
     """Return the call of a form. Raises InvalidRequest."""
     if not content_type.lower().startswith(FORM_TYPE):
@@ -102,6 +108,14 @@ def read_transcription_request(body: Body, content_type: str, task: Task) -> Tra
         )
     if not texts.get("model"):
         raise BadMember("model", "'model': expected the name of a model, got none")
+    try:
+        temperature = float(texts.get("temperature") or 0)
+    except ValueError:
+        temperature = -1.0
+    if not 0 <= temperature <= 1:
+        raise BadMember(
+            "temperature", f"'temperature': expected a number from 0 to 1, got '{texts['temperature'][:40]}'"
+        )
     response_format = _choice(texts, "response_format", get_args(ResponseFormat), "json")
     is_stream = _choice(texts, "stream", ("true", "false"), "false") == "true"
     if is_stream and response_format not in ("json", "text"):
@@ -127,7 +141,7 @@ def read_transcription_request(body: Body, content_type: str, task: Task) -> Tra
         prompt=texts.get("prompt", ""),
         response_format=cast("ResponseFormat", response_format),
         granularities=cast("frozenset[Granularity]", frozenset(granularities)),
-        temperature=_temperature(texts),
+        temperature=temperature,
         is_stream=is_stream,
     )
 
@@ -145,15 +159,4 @@ def _choice(texts: Mapping[str, str], name: str, choices: Sequence[str], default
     value = texts.get(name, "").lower() or default
     if value not in choices:
         raise BadMember(name, f"'{name}': expected {', '.join(choices)}, got '{value[:40]}'")
-    return value
-
-
-def _temperature(texts: Mapping[str, str]) -> float:
-    text = texts.get("temperature", "") or "0"
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise BadMember("temperature", f"'temperature': expected a number from 0 to 1, got '{text[:40]}'")
     return value

@@ -64,7 +64,7 @@ def encode_transcript(call: TranscriptionRequest, heard: Transcript) -> HttpResp
             f"{_clock(one.start, '.')} --> {_clock(one.end, '.')}\n{_line(one.text)}\n\n" for one in heard.segments
         ]
         return _text_response("WEBVTT\n\n" + "".join(blocks))
-    answer: dict[str, object] = {"text": heard.text, "usage": _usage(heard)}
+    answer: dict[str, object] = {"text": heard.text, "usage": {"type": "duration", "seconds": heard.duration}}
     if call.response_format == "verbose_json":
         answer.update(task=call.task, language=heard.language, duration=heard.duration)
         if "segment" in call.granularities:
@@ -91,10 +91,6 @@ def _timed_texts(outputs: Mapping[str, Any], kind: str) -> list[TimedText]:
     times = outputs[f"{kind}_times"].reshape(-1, 2).tolist()
     texts = [item.decode("utf-8", "replace") for item in outputs[f"{kind}_texts"].ravel()]
     return [TimedText(round(start, 3), round(end, 3), text) for (start, end), text in zip(times, texts, strict=False)]
-
-
-def _usage(heard: Transcript) -> dict[str, object]:
-    return {"type": "duration", "seconds": heard.duration}
 
 
 def _text_response(text: str) -> HttpResponse:

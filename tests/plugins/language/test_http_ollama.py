@@ -16,7 +16,7 @@ from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BadSchema, ConstraintFailed, Throttled
-from edge_server.plugins.language.openai import call_runner
+from edge_server.plugins.language.openai import api_endpoints
 
 TALKER = ModelSpec(
     "talker",
@@ -232,7 +232,7 @@ def test_calls_of_tools_come_whole_with_their_arguments_as_objects(talker: Any, 
 
 
 def test_a_slow_stream_gets_lines_without_text(talker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_runner, "_KEEP_ALIVE_S", 0.01)
+    monkeypatch.setattr(api_endpoints, "_KEEP_ALIVE_S", 0.01)
     has_line = threading.Event()
 
     def two_words_late(request: Request) -> list[Response]:

@@ -17,7 +17,7 @@ from edge_server.core.model_spec import ChatTemplate, InputSpec, ModelSpec, Outp
 from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import ConstraintFailed
-from edge_server.plugins.language.openai import call_runner
+from edge_server.plugins.language.openai import api_endpoints
 
 NAMES = ("text_output", "finish_reason", "logprobs", "tool_calls", "reasoning_content")
 TALKER = ModelSpec(
@@ -359,7 +359,7 @@ def test_logprobs_of_an_echoed_prompt_are_refused(talker: Any) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_a_slow_stream_gets_comments_before_its_chunks(talker: Any, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    monkeypatch.setattr(call_runner, "_KEEP_ALIVE_S", 0.01)
+    monkeypatch.setattr(api_endpoints, "_KEEP_ALIVE_S", 0.01)
     has_comment = threading.Event()
 
     def two_words_late(request: Request) -> list[Response]:
@@ -465,8 +465,7 @@ def test_an_unknown_model_is_answered_before_wrong_members_with_those_that_serve
     for model in ("nosuch", "nosuch:latest"):
         reply = talker.post(path, {"model": model, **members})
         assert reply.status == 404, reply.body
-        if path not in ("/v1/audio/speech", "/api/show"):
-            assert b"models that serve here: " in reply.body
+        assert b"models that serve here: " in reply.body
     if members and path != "/v1/audio/speech":
         assert talker.post(path, {"model": "talker", **members}).status == 400
 

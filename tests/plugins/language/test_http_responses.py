@@ -14,7 +14,7 @@ from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BackendError, BadSchema, ConstraintFailed, ContextTooLong, Throttled
-from edge_server.plugins.language.responses.response_store import StoredResponse, TextResponseStore, memory_bytes
+from edge_server.plugins.language.openai.response_store import StoredResponse, TextResponseStore, memory_bytes
 
 NAMES = ("text_output", "finish_reason", "tool_calls", "reasoning_content", "logprobs", "warnings")
 COUNTS = ("num_input_tokens", "num_output_tokens", "num_cached_tokens", "num_reasoning_tokens")

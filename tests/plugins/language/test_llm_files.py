@@ -36,12 +36,12 @@ from edge_server.plugins.language.engines.model_size import (
     read_gguf,
     read_gguf_for_llama_cpp,
 )
+from edge_server.plugins.language.engines.sampling_parameters import DEFAULT_SAMPLING
 from edge_server.plugins.language.engines.settings import DEFAULT_MAX_NUM_SEQS, memory_parts, read_settings
 from edge_server.plugins.language.engines.token_engine import Sampling
 from edge_server.plugins.language.ollama.model_reports import show_model
 from edge_server.plugins.language.plugin import GGUF_ORDER
 from edge_server.plugins.language.text.incremental_detokenizer import IncrementalDetokenizer
-from edge_server.plugins.language.text.text_request import DEFAULT_SAMPLING
 from edge_server.repository.auto_complete import inspect_model
 from edge_server.repository.backend_choice import candidates
 from edge_server.repository.load_call_files import delete_abandoned

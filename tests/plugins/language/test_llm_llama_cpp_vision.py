@@ -21,9 +21,9 @@ from edge_server.errors import LoadError
 from edge_server.plugins.language.backend import make
 from edge_server.plugins.language.engines.llama_cpp_vision_engine import LlamaCppVisionEngine
 from edge_server.plugins.language.engines.model_size import read_gguf_for_llama_cpp
+from edge_server.plugins.language.engines.pictures import MAX_PIXELS
 from edge_server.plugins.language.engines.settings import read_settings
 from edge_server.plugins.language.engines.token_engine import ImagePrompt, Sampling, TokenEvent
-from edge_server.plugins.language.pictures import MAX_PIXELS
 
 xllamacpp = pytest.importorskip("xllamacpp", reason="needs xllamacpp, of the extra test-all")
 pytestmark = pytest.mark.full

@@ -14,9 +14,9 @@ import pytest
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.language.engines.model_size import read_gguf
 from edge_server.plugins.language.engines.openvino_engine import OpenVinoEngine
+from edge_server.plugins.language.engines.sampling_parameters import DEFAULT_SAMPLING
 from edge_server.plugins.language.engines.settings import read_settings
 from edge_server.plugins.language.engines.token_engine import FinishReason, Sampling
-from edge_server.plugins.language.text.text_request import DEFAULT_SAMPLING
 from edge_server.plugins.language.text.tool_prompt import describe_tools
 
 pytest.importorskip("openvino_genai", reason="needs openvino-genai, of the extra test-all")

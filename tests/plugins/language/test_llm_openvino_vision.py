@@ -13,9 +13,9 @@ import pytest
 from edge_server.errors import ContextTooLong, InvalidRequest
 from edge_server.plugins.language.engines.model_size import read_export
 from edge_server.plugins.language.engines.openvino_vision_engine import OpenVinoVisionEngine
+from edge_server.plugins.language.engines.pictures import decode_picture
 from edge_server.plugins.language.engines.settings import read_settings
 from edge_server.plugins.language.engines.token_engine import ImagePrompt, Sampling, TokenEvent
-from edge_server.plugins.language.pictures import decode_picture
 
 pytest.importorskip("openvino_genai", reason="needs openvino-genai, of the extra test-all")
 pytestmark = pytest.mark.full

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from edge_server.errors import InvalidRequest
-from edge_server.plugins.language.pictures import MAX_BYTES, MAX_PICTURES, check_pictures, decode_picture
+from edge_server.plugins.language.engines.pictures import MAX_BYTES, MAX_PICTURES, check_pictures, decode_picture
 
 COFFEE = (Path(__file__).parents[2] / "data/coffee.jpg").read_bytes()
 

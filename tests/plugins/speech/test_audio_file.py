@@ -14,8 +14,7 @@ import pytest
 
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.speech import audio_file
-from edge_server.plugins.speech.audio_file import MAX_WAV_CHUNKS, SAMPLE_RATE, decode_audio
-from edge_server.plugins.speech.resampling import resample
+from edge_server.plugins.speech.audio_file import MAX_WAV_CHUNKS, SAMPLE_RATE, decode_audio, resample
 
 
 def tone(hertz: float, seconds: float, rate: int = SAMPLE_RATE) -> Any:

@@ -10,6 +10,7 @@ import pytest
 
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.request_response import Request, Response
+from edge_server.core.status_reports import IndexEntry
 from edge_server.core.tensor import DType, Tensor
 from edge_server.plugins.language.openai.completion_request import BadMember
 from edge_server.plugins.speech.transcription_request import read_transcription_request
@@ -185,6 +186,17 @@ def test_a_form_needs_a_file_and_a_model_and_a_body_needs_to_be_a_form(ear: Any)
     reply = ear.post(path, {"model": "ear"}, {"Host": "localhost", "Content-Type": "application/json"})
     assert reply.status == 400
     assert "expected multipart/form-data with a file and a model, got 'application/json'" in reply.body.decode()
+
+
+def test_an_unknown_model_is_named_before_wrong_fields_with_the_models_that_serve(ear: Any) -> None:
+    ear.service.repository_index = lambda: [IndexEntry("ear", "1", "READY")]
+    path = "/v1/audio/transcriptions"
+    wrong = (("temperature", "2"), ("response_format", "xml"), ("include[]", "logprobs"))
+    bodies = [form(("model", "nobody"), *fields) for fields in ((), *((field,) for field in wrong), wrong)]
+    for body in (*bodies, form(("model", "nobody"), file=None)):
+        reply = ear.post(path, body, HEADERS)
+        assert (reply.status, reply.json["error"]["code"]) == (404, "model_not_found")
+        assert reply.json["error"]["message"].endswith("; models that serve here: ear")
 
 
 def test_another_model_and_an_unknown_one_are_refused(ear: Any) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.request_response import Request, Response
+from edge_server.core.status_reports import IndexEntry
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BackendError, InvalidRequest
 from edge_server.plugins.speech.audio_file import decode_audio
@@ -144,6 +145,17 @@ def test_a_wrong_member_is_named(mouth: Any, members: dict[str, Any], param: str
     reply = ask(mouth, **members)
     assert (reply.status, reply.json["error"]["param"]) == (400, param)
     assert message in reply.json["error"]["message"]
+
+
+def test_an_unknown_model_is_named_before_wrong_members_with_the_models_that_serve(
+    mouth: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    mouth.service.repository_index = lambda: [IndexEntry("mouth", "1", "READY")]
+    for members in ({}, {"speed": "fast"}, {"input": ""}, {"response_format": "mp3"}, {"instructions": "whisper"}):
+        reply = ask(mouth, model="nobody", **members)
+        assert (reply.status, reply.json["error"]["code"]) == (404, "model_not_found")
+        assert reply.json["error"]["message"].endswith("; models that serve here: mouth")
 
 
 @pytest.mark.full

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -12,37 +11,29 @@ from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import ServingFault
 from edge_server.frontends.http.request import HttpRequest
-from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import HttpResponse, json_response
 from edge_server.plugins.language.anthropic.message_request import read_count_request, read_message_request
 from edge_server.plugins.language.anthropic.message_response import ANTHROPIC_ERRORS, MessageEncoder
-from edge_server.plugins.language.openai.call_runner import CallRunner
+from edge_server.plugins.language.openai.api_endpoints import ApiEndpoints, answering
 from edge_server.plugins.language.openai.completion_request import BadMember, CompletionRequest
-from edge_server.service import InferenceService
 
 
-class AnthropicEndpoints:
-    """The handlers. `may_change_models` returns whether the sender of a request may load and unload models."""
+class AnthropicEndpoints(ApiEndpoints):
+    errors = ANTHROPIC_ERRORS
+    has_scores_and_speech = False
 
-    def __init__(self, service: InferenceService, may_change_models: Callable[[RequestHead], bool]) -> None:
-        self._runner = CallRunner(service, may_change_models, ANTHROPIC_ERRORS)
-
+    @answering
     async def create(self, request: HttpRequest) -> HttpResponse | None:
-        return await self._runner.respond(request, partial(self._create, request))
-
-    async def count_tokens(self, request: HttpRequest) -> HttpResponse | None:
-        return await self._runner.respond(request, partial(self._count_tokens, request))
-
-    async def _create(self, request: HttpRequest) -> HttpResponse | None:
-        call = await self._runner.read(request, read_message_request)
+        call = await self.read(request, read_message_request)
         encoder = partial(MessageEncoder, shows_thinking=call.shows_thinking)
-        return await self._runner.complete(request, call.completion, encoder)
+        return await self.run_completion(request, call.completion, encoder)
 
-    async def _count_tokens(self, request: HttpRequest) -> HttpResponse:
-        call = await self._runner.read(request, read_count_request)
-        handle, _ = self._runner.find(call.model)
+    @answering
+    async def count_tokens(self, request: HttpRequest) -> HttpResponse:
+        call = await self.read(request, read_count_request)
+        handle, _ = self.find(call.model)
         inference = _tokenize_request(call, handle.spec)
-        (response,) = await self._runner.submit_all(handle, request.context.dispatch, [inference])
+        (response,) = await self.submit_all(handle, request.context.dispatch, [inference])
         tokens = next((tensor for tensor in response.outputs if tensor.name == "token_ids"), None)
         if tokens is None:
             raise ServingFault(f"model '{response.model}' gave no output 'token_ids'")

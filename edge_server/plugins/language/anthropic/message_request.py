@@ -17,8 +17,9 @@ from edge_server.plugins.language.openai.completion_request import (
     check_names,
     decode_base64,
     make_completion_request,
+    read_messages,
 )
-from edge_server.plugins.language.template_variables import THINKING
+from edge_server.plugins.language.text.template_variables import THINKING
 from edge_server.protocol.raw_tensors import Buffer
 
 _SAME = ("model", "max_tokens", "stream", "temperature", "top_p", "top_k")
@@ -83,14 +84,11 @@ def _chat(members: Mapping[str, Any], thinking: _Thinking) -> CompletionRequest:
     try:
         return make_completion_request(translated, is_chat=True)
     except BadMember as error:
-        own = _OWN_NAMES.get(error.param, error.param)
-        raise BadMember(own, error.message.replace(f"'{error.param}", f"'{own}", 1)) from None
+        raise error.renamed(_OWN_NAMES) from None
 
 
 def _messages(members: Mapping[str, Any]) -> list[dict[str, Any]]:
-    messages, system = members.get("messages"), members.get("system")
-    if not isinstance(messages, list):
-        raise BadMember("messages", f"'messages': expected a list of messages, got {json_type(messages)}")
+    messages, system = read_messages(members), members.get("system")
     found = [] if system is None else [{"role": "system", "content": _text(system, "system")}]
     for index, message in enumerate(messages):
         place = f"messages[{index}]"

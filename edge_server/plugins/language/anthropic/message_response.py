@@ -2,45 +2,38 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edge_server.errors import BadSchema, ConstraintFailed, EdgeServerError, ErrorCode
-from edge_server.frontends.v2.json_parser import to_json
 from edge_server.plugins.language.openai.completion_request import CompletionRequest
 from edge_server.plugins.language.openai.completion_response import (
-    EVENT_STREAM_HEADERS,
+    ERROR_TYPES,
     CompletionChoice,
+    CompletionEncoder,
     ErrorFormat,
+    client_place,
+    parse_calls,
+    typed_event,
     usage,
+    warnings_member,
 )
 
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 
 _ERROR_TYPES = {
-    ErrorCode.INVALID_ARG: "invalid_request_error",
-    ErrorCode.UNSUPPORTED: "invalid_request_error",
-    ErrorCode.UNAUTHENTICATED: "authentication_error",
-    ErrorCode.PERMISSION_DENIED: "permission_error",
-    ErrorCode.NOT_FOUND: "not_found_error",
-    ErrorCode.RESOURCE_EXHAUSTED: "rate_limit_error",
-    ErrorCode.UNAVAILABLE: "overloaded_error",
-}
-
+    **ERROR_TYPES, ErrorCode.NOT_FOUND: "not_found_error", ErrorCode.UNAVAILABLE: "overloaded_error",
+}  # fmt: skip
 
 _SIGNATURE = "unsigned"
 """Of a block of thinking. Clients leave out blocks without one, and send them back; it is not checked."""
 
 
-class MessageEncoder:
-    """CompletionEncoder of Anthropic's API, of one choice.
+class MessageEncoder(CompletionEncoder):
+    """Encoder of one choice.
 
     The content of a streamed message comes in blocks, one after the other: thinking, a text, or the call of a tool.
     """
-
-    stream_headers: Mapping[str, str] = EVENT_STREAM_HEADERS
 
     def __init__(self, call: CompletionRequest, *, shows_thinking: bool = False) -> None:
         self._call = call
@@ -52,7 +45,7 @@ class MessageEncoder:
         """"thinking", "text", or the index of the open call."""
 
     def idle_piece(self) -> bytes:
-        return _event({"type": "ping"})
+        return typed_event({"type": "ping"})
 
     def pieces(self, choice: CompletionChoice) -> list[bytes]:
         events: list[dict[str, Any]] = []
@@ -72,29 +65,25 @@ class MessageEncoder:
                 events.append(self._delta({"type": "input_json_delta", "partial_json": arguments}))
         if choice.finish_reason is not None:
             events += self._end_block()
-            end = {"stop_reason": _stop_reason(choice), "stop_sequence": None}
+            end = {"stop_reason": _STOP_REASONS.get(choice.finish_reason, "end_turn"), "stop_sequence": None}
             counts = _output_counts(choice)
-            events.append({"type": "message_delta", "delta": end, "usage": counts, **_warnings(self._call)})
+            events.append(
+                {"type": "message_delta", "delta": end, "usage": counts, **warnings_member(self._call.warnings)}
+            )
             events.append({"type": "message_stop"})
-        return [_event(item) for item in events]
-
-    def last_pieces(self, choices: Sequence[CompletionChoice]) -> list[bytes]:
-        return []
+        return [typed_event(item) for item in events]
 
     def body(self, choices: Sequence[CompletionChoice]) -> object:
         (choice,) = choices
-        text, calls = choice.text, []
-        for call in choice.tool_calls:
-            arguments = call["function"].get("arguments", "")
-            try:
-                calls.append(_tool_use(call, json.loads(arguments or "{}")))
-            except (ValueError, RecursionError):  # as in an answer that was cut short
-                text += f'{{"name": "{call["function"]["name"]}", "arguments": {arguments}'
-        content = [{"type": "text", "text": text}, *calls] if text else calls
+        calls, rest = parse_calls(choice.tool_calls)
+        text = choice.text + rest
+        content = [{"type": "text", "text": text}] if text else []
+        content += [_tool_use(call, value) for call, value in calls]
         if choice.reasoning and self._shows_thinking:
             content.insert(0, {"type": "thinking", "thinking": choice.reasoning, "signature": _SIGNATURE})
-        message = self._message(content, _stop_reason(choice), choices, _output_counts(choice))
-        return {**message, **_warnings(self._call)}
+        stop_reason = _STOP_REASONS.get(choice.finish_reason or "", "end_turn")
+        message = self._message(content, stop_reason, choices, _output_counts(choice))
+        return {**message, **warnings_member(self._call.warnings)}
 
     def _message(
         self,
@@ -140,20 +129,13 @@ def error_object(error: EdgeServerError) -> dict[str, Any]:
     """Return an error in Anthropic's form."""
     message = error.message
     if isinstance(error, BadSchema):
-        message = f"{_own_place(error.place)}: {error.problem}"
+        place = client_place(error.place, "output_config.format.schema", ".input_schema")
+        message = f"{place}: {error.problem}"
     kind = "constraint_failed" if isinstance(error, ConstraintFailed) else _ERROR_TYPES.get(error.code, "api_error")
     return {"type": "error", "error": {"type": kind, "message": message}}
 
 
-def _event(value: Mapping[str, Any]) -> bytes:
-    return f"event: {value['type']}\ndata: ".encode() + to_json(value) + b"\n\n"
-
-
-ANTHROPIC_ERRORS = ErrorFormat(error_object, lambda error: _event(error_object(error)))
-
-
-def _stop_reason(choice: CompletionChoice) -> str:
-    return _STOP_REASONS.get(choice.finish_reason or "", "end_turn")
+ANTHROPIC_ERRORS = ErrorFormat(error_object, lambda error: typed_event(error_object(error)))
 
 
 def _output_counts(choice: CompletionChoice) -> dict[str, Any]:
@@ -165,17 +147,3 @@ def _output_counts(choice: CompletionChoice) -> dict[str, Any]:
 
 def _tool_use(call: Mapping[str, Any], value: object) -> dict[str, Any]:
     return {"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": value}
-
-
-def _warnings(call: CompletionRequest) -> dict[str, Any]:
-    """Return the member `warnings`; no member without warnings."""
-    return {"warnings": list(call.warnings)} if call.warnings else {}
-
-
-def _own_place(text: str) -> str:
-    """Return a text that begins with a place of a schema as Anthropic's clients know it."""
-    return re.sub(
-        r"^json_schema\b|^(tools\[[0-9]+\])\.function\.parameters\b",
-        lambda found: f"{found[1]}.input_schema" if found[1] else "output_config.format.schema",
-        text,
-    )

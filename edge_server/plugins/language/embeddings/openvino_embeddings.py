@@ -13,7 +13,8 @@ A text of more tokens than the model's context is refused. Checked against openv
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,88 +95,112 @@ def open_embeddings(job: OpenJob) -> RequestSession:
     return open_with_library(job.file, job.spec.backend, lambda: EmbeddingSession(job))
 
 
-class EmbeddingSession(RequestSession):
-    """One pipeline. It computes the texts of a batch together."""
+class TextPipelineSession(RequestSession):
+    """One pipeline of OpenVINO GenAI, which computes a row for each text, or each pair of texts, of a batch."""
+
+    input_names: tuple[str, ...]
+    output_name: str
+    item: str
+    """What a row is for, in messages."""
+    action: str
+
+    def __init__(self, job: OpenJob, pipeline: str) -> None:
+        """Raises LoadError, BackendMissing, and whatever the library raises for a file that it cannot load."""
+        self._model = job.spec.name
+        self._folder = export_folder(job.file)
+        self._most_tokens = read_export(self._folder).context
+        import_openvino()
+        self._library = import_runtime("openvino_genai", pipeline, "llm")
+        self._tokenizer: Any = None
+        self._pipeline: Any = None
+
+    def set_info(self, options: Mapping[str, str]) -> None:
+        version = self._library.get_version().split("-")[0]
+        self.info = SessionInfo(f"openvino_genai {version}", "CPU", "as the model says", options, is_bound=False)
+
+    def execute(self, executions: Sequence[Execution]) -> None:
+        accepted: list[tuple[Execution, list[list[str]], list[int]]] = []
+        for execution in executions:
+            try:
+                columns = self.read_columns(execution)
+                counts = self.token_counts(*columns)
+                if self._most_tokens and max(counts) > self._most_tokens:
+                    # Beyond its context the model computes nonsense.
+                    raise ContextTooLong(
+                        f"inference request to model '{self._model}': expected {self.item.format(self._most_tokens)}, "
+                        f"got {max(counts)}"
+                    )
+                accepted.append((execution, columns, counts))
+            except EdgeServerError as error:
+                execution.fail(error.detached())
+        items = [item for _, columns, _ in accepted for item in zip(*columns, strict=True)]
+        if not items:
+            return
+        found = self._call(f"{self.action} the texts", lambda: np.array(self.compute(items), np.float32))
+        found, first = found.reshape(len(items), -1), 0
+        for execution, _, counts in accepted:
+            rows = found[first : first + len(counts)]
+            first += len(counts)
+            tokens = np.array(counts, np.uint32).reshape(-1, 1)
+            execution.send({self.output_name: rows, "num_input_tokens": tokens}, is_final=True)
+
+    def close(self) -> None:
+        self._pipeline = self._tokenizer = None
+
+    @abstractmethod
+    def compute(self, items: Sequence[tuple[str, ...]]) -> Any:
+        """Return a row of numbers for each item. May raise the library's exceptions."""
+
+    def read_columns(self, execution: Execution) -> list[list[str]]:
+        """Return the texts of each input. Raises InvalidRequest."""
+        columns = []
+        for name in self.input_names:
+            items: list[bytes] = execution.request.inputs[name].array.ravel().tolist()
+            try:
+                columns.append([item.decode("utf-8") for item in items])
+            except UnicodeDecodeError:
+                raise InvalidRequest(
+                    f"inference request to model '{self._model}': input '{name}': expected UTF-8"
+                ) from None
+        return columns
+
+    def token_counts(self, *columns: list[str]) -> list[int]:
+        """Return the tokens of each item. Raises BackendError."""
+        mask = self._call("split the texts into tokens", lambda: self._tokenizer.encode(*columns).attention_mask.data)
+        return [int(count) for count in mask.sum(axis=1)]
+
+    def _call(self, purpose: str, function: Callable[[], Any]) -> Any:
+        """Return what a function of the library returns. Raises BackendError."""
+        try:
+            return function()
+        except (RuntimeError, TypeError, ValueError) as error:
+            said = message_line(error)
+        raise BackendError(f"model '{self._model}': OpenVINO GenAI cannot {purpose}: {said}")
+
+
+class EmbeddingSession(TextPipelineSession):
+    input_names = ("text_input",)
+    output_name = "embedding"
+    item = "a text of at most {} tokens"
+    action = "embed"
 
     def __init__(self, job: OpenJob) -> None:
-        """Raises LoadError, BackendMissing, and whatever the library raises for a file that it cannot load."""
-        self._model, parameters = job.spec.name, job.spec.parameters
+        super().__init__(job, "TextEmbeddingPipeline")
+        parameters, pipeline = job.spec.parameters, self._library.TextEmbeddingPipeline
         pooling = parameters.get("pooling", "cls")
         if pooling not in _POOLING:
             raise LoadError(
                 f"model '{self._model}': parameter pooling: expected {', '.join(_POOLING)}, got '{pooling[:80]}'"
             )
-        folder = export_folder(job.file)
-        self._most_tokens = read_export(folder).context
-        import_openvino()
-        library = import_runtime("openvino_genai", "TextEmbeddingPipeline", "llm")
-        config = library.TextEmbeddingPipeline.Config()
-        config.pooling_type = getattr(library.TextEmbeddingPipeline.PoolingType, _POOLING[pooling])
+        config = pipeline.Config()
+        config.pooling_type = getattr(pipeline.PoolingType, _POOLING[pooling])
         config.normalize = yes_or_no(self._model, parameters, "normalize", True)
-        self._tokenizer: Any = library.Tokenizer(str(folder))
-        self._pipeline: Any = library.TextEmbeddingPipeline(str(folder), "CPU", config)
-        self.info = SessionInfo(
-            f"openvino_genai {library.get_version().split('-')[0]}",
-            "CPU",
-            "as the model says",
-            {"pooling": pooling, "normalize": str(config.normalize).lower()},
-            is_bound=False,
-        )
+        self._tokenizer = self._library.Tokenizer(str(self._folder))
+        self._pipeline = pipeline(str(self._folder), "CPU", config)
+        self.set_info({"pooling": pooling, "normalize": str(config.normalize).lower()})
 
-    def execute(self, executions: Sequence[Execution]) -> None:
-        accepted: list[tuple[Execution, list[str], list[int]]] = []
-        for execution in executions:
-            try:
-                texts = decode_texts(execution, self._model, "text_input")
-                accepted.append((execution, texts, self._token_counts(texts)))
-            except EdgeServerError as error:
-                execution.fail(error.detached())
-        if not accepted:
-            return
-        embeddings = self._embed([text for _, texts, _ in accepted for text in texts])
-        first = 0
-        for execution, texts, counts in accepted:
-            rows = embeddings[first : first + len(texts)]
-            first += len(texts)
-            execution.send(
-                {"embedding": rows, "num_input_tokens": np.array(counts, np.uint32).reshape(-1, 1)}, is_final=True
-            )
-
-    def close(self) -> None:
-        self._pipeline = self._tokenizer = None
-
-    def _token_counts(self, texts: list[str]) -> list[int]:
-        """Return the tokens of each text. Raises ContextTooLong: beyond its context the model computes nonsense."""
-        try:
-            mask = self._tokenizer.encode(texts).attention_mask.data
-        except (RuntimeError, TypeError, ValueError) as error:
-            said = message_line(error)
-        else:
-            counts = [int(count) for count in mask.sum(axis=1)]
-            if self._most_tokens and max(counts) > self._most_tokens:
-                raise ContextTooLong(
-                    f"inference request to model '{self._model}': expected a text of at most {self._most_tokens} "
-                    f"tokens, got {max(counts)}"
-                )
-            return counts
-        raise BackendError(f"model '{self._model}': OpenVINO GenAI cannot split the text into tokens: {said}")
-
-    def _embed(self, texts: list[str]) -> Any:
-        """Return the vectors, of shape (texts, size), in FP32. Raises BackendError."""
-        try:
-            return np.array(self._pipeline.embed_documents(texts), np.float32)
-        except (RuntimeError, TypeError, ValueError) as error:
-            said = message_line(error)
-        raise BackendError(f"model '{self._model}': OpenVINO GenAI cannot embed the texts: {said}")
-
-
-def decode_texts(execution: Execution, model: str, name: str) -> list[str]:
-    """Return the texts of an input. Raises InvalidRequest."""
-    items: list[bytes] = execution.request.inputs[name].array.ravel().tolist()
-    try:
-        return [item.decode("utf-8") for item in items]
-    except UnicodeDecodeError:
-        raise InvalidRequest(f"inference request to model '{model}': input '{name}': expected UTF-8") from None
+    def compute(self, items: Sequence[tuple[str, ...]]) -> Any:
+        return self._pipeline.embed_documents([text for (text,) in items])
 
 
 def export_folder(file: ModelFile) -> Path:

@@ -15,8 +15,8 @@ from typing import Any
 
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.language.engines.model_size import BadModelFile, read_gguf_metadata
+from edge_server.plugins.language.engines.sampling_parameters import DEFAULT_SAMPLING, read_sampling
 from edge_server.plugins.language.engines.token_engine import Sampling
-from edge_server.plugins.language.text.text_request import DEFAULT_SAMPLING, read_sampling
 
 FILE = "generation_config.json"
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from edge_server.plugins.language.engines.llama_cpp_engine import LlamaCppEngine, PendingSequence
+from edge_server.plugins.language.engines.pictures import decode_picture
 from edge_server.plugins.language.engines.settings import LlmSettings
 from edge_server.plugins.language.engines.token_engine import ImageEngine, ImagePrompt, Sampling, TokenEvent
-from edge_server.plugins.language.pictures import decode_picture
 
 
 class LlamaCppVisionEngine(LlamaCppEngine, ImageEngine):

@@ -1,5 +1,4 @@
-"""Computation of a language model's memory from its files, before it is opened: weights, context, and KV cache per
-token.
+"""Reader of a language model's size from its files, before it is opened: weights, context, and KV cache per token.
 
 Formats: GGUF version 2 and 3 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), and `config.json` of Hugging
 Face beside an OpenVINO export.
@@ -217,7 +216,7 @@ def quantization_name(file_type: object) -> str:
 
 def read_export(folder: Path) -> LlmSize:
     """Return the size from `config.json` in the folder of an export; with zeros for what it does not say."""
-    weight_bytes = int(_folder_bytes(folder) * EXPORT_LOAD_FACTOR)
+    weight_bytes = int(sum(file.stat().st_size for file in folder.iterdir() if file.is_file()) * EXPORT_LOAD_FACTOR)
     try:
         config = json.loads((folder / "config.json").read_bytes())
         values: Mapping[str, Any] = config if isinstance(config, dict) else {}
@@ -231,10 +230,6 @@ def read_export(folder: Path) -> LlmSize:
     except (OSError, ValueError, TypeError, KeyError, ArithmeticError, RecursionError):
         # ArithmeticError: no heads, or a number like 1e999.
         return LlmSize(weight_bytes, 0, 0)
-
-
-def _folder_bytes(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
 
 
 def _gguf_fields(file: BinaryIO, arrays: Collection[str] = ()) -> tuple[dict[str, object], int]:

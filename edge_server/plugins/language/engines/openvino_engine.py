@@ -30,9 +30,9 @@ from edge_server.plugins.language.engines.token_engine import (
     EngineStats,
     Sampling,
     TokenEvent,
+    schema_place,
 )
 from edge_server.plugins.language.grammar.openvino_constraint import openvino_grammar
-from edge_server.plugins.language.text.tool_calls import schema_place
 
 log = logging.getLogger(__name__)
 

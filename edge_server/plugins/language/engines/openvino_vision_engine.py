@@ -15,9 +15,9 @@ from typing import Any
 
 from edge_server.errors import ContextTooLong, InvalidRequest
 from edge_server.plugins.language.engines.openvino_engine import OpenVinoEngine
+from edge_server.plugins.language.engines.pictures import decode_picture
 from edge_server.plugins.language.engines.settings import LlmSettings
 from edge_server.plugins.language.engines.token_engine import ImageEngine, ImagePrompt, Sampling, TokenEvent
-from edge_server.plugins.language.pictures import decode_picture
 
 _TAGS = re.compile(
     r"<ov_genai_image_\d+>|<image>(?:\./</image>)?|<\|image_\d+\|>|<\|vision_start\|><\|image_pad\|><\|vision_end\|>"

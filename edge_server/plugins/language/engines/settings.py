@@ -6,12 +6,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast, get_args
+from typing import Literal, TypeAlias, cast, get_args
 
 from edge_server.backends.option_parsers import whole_number, yes_or_no
 from edge_server.errors import LoadError
 from edge_server.plugins.language.engines.model_size import LlmSize
-from edge_server.plugins.language.text.tool_calls import ToolFormat
+
+ToolFormat: TypeAlias = Literal["hermes", "llama3_json", "mistral", "pythonic", "deepseek_v3", "gemma4", "openai"]
+"""How a model writes its calls; the names are those of vLLM's `--tool-call-parser`.
+
+- `hermes` (Hermes, Qwen, GLM): `<tool_call>{"name": "f", "arguments": {...}}</tool_call>`, with text around it. Newer
+  models of Qwen write `<function=f><parameter=x>...</parameter></function>` between the tags, GLM 4.5 and newer
+  `f<arg_key>x</arg_key><arg_value>...</arg_value>`.
+- `llama3_json` (Llama 3): an answer that begins with `{"name": "f", "parameters": {...}}`; `;` between two calls.
+- `mistral` (Mistral, also Granite 3 and Phi-4-mini): an answer that is a list, `[{"name": "f", "arguments": {...}}]`,
+  after a tag that is a special token in most vocabularies, so that it is not in the text. Newer models of Mistral
+  write `[TOOL_CALLS]f[ARGS]{...}` for each call, the oldest of these with an id of nine characters after the name.
+- `pythonic` (LFM2, Llama 4): an answer that is a list in Python's syntax, `[f(x="a"), g()]`.
+- `deepseek_v3` (DeepSeek R1, V3, V3.1): calls between `<｜tool▁call▁begin｜>` and `<｜tool▁call▁end｜>`, or as
+  `hermes`.
+- `gemma4` (Gemma 4, FunctionGemma): `<|tool_call>call:f{x:<|"|>a<|"|>,n:1}<tool_call|>`, or the same notation between
+  `<start_function_call>` and `<end_function_call>`.
+- `openai` (gpt-oss): messages to `functions.f`; see `text.answer_parser`.
+"""
 
 _TOKENS_PER_SEQUENCE = 1024
 """Tokens for which each sequence gets room in the KV cache, if the configuration says nothing."""
@@ -30,7 +47,7 @@ class LlmSettings:
     - `threads` (0: the engine's choice).
     - `deterministic` (false): compute in f32, so that a text never depends on what shares its batch.
     - `max_queue_size` (64): most requests that wait for room. Further ones are refused.
-    - `tool_call_parser`: how the model writes calls, see `tool_calls`. By default what the chat template shows.
+    - `tool_call_parser`: how the model writes calls, see ToolFormat. By default what the chat template shows.
     - `prompt_lookup` (false): guess the next tokens where the text repeats a part of itself or of the prompt.
     - `draft_model`: a smaller model beside the model, that guesses the next tokens: a GGUF file for llama.cpp, the
       folder of an export for OpenVINO GenAI, which then caches no prefixes.

@@ -199,3 +199,8 @@ class ImageEngine(TokenEngine, Protocol):
         Also raises InvalidRequest for a picture that cannot be read, and ContextTooLong for a prompt that is too long
         with its pictures.
         """
+
+
+def schema_place(name: str, path: Sequence[str | int]) -> str:
+    """Return the name of a part of a schema, such as `json_schema.properties.x.anyOf[1]`. `name` is the schema's."""
+    return name + "".join(f"[{part}]" if isinstance(part, int) else f".{part[:64]}" for part in path)

@@ -9,9 +9,8 @@ from typing import Any
 
 from edge_server.errors import UnknownModel
 from edge_server.frontends.http.request import HttpRequest
-from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import HttpResponse, json_response
-from edge_server.frontends.v2.json_parser import json_type, parse_object
+from edge_server.frontends.v2.json_parser import parse_object
 from edge_server.plugins.language.ollama.generation_request import (
     GenerationRequest,
     model_name,
@@ -20,41 +19,39 @@ from edge_server.plugins.language.ollama.generation_request import (
 )
 from edge_server.plugins.language.ollama.generation_response import OllamaEncoder, error_object, line, opening
 from edge_server.plugins.language.ollama.model_reports import list_models, show_model
-from edge_server.plugins.language.openai.call_runner import CallRunner
+from edge_server.plugins.language.openai.api_endpoints import ApiEndpoints, answering
 from edge_server.plugins.language.openai.completion_request import (
     BadMember,
     check_names,
     make_completion_request,
+    read_boolean,
     read_model,
+    read_object,
 )
-from edge_server.plugins.language.openai.completion_response import ErrorFormat
+from edge_server.plugins.language.openai.completion_response import ErrorFormat, warnings_member
 from edge_server.plugins.language.openai.embedding_request import EmbeddingRequest, Embeddings, make_embedding_request
 from edge_server.protocol.raw_tensors import Buffer
-from edge_server.service import InferenceService
 
 _API_VERSION = "0.12.0"
 """Version of ollama whose API this is. Clients compare it with the one that brought what they need."""
 
 _OF_EMBEDDINGS = {"model", "input", "prompt", "truncate", "options", "keep_alive", "dimensions"}
 
-_ERRORS = ErrorFormat(error_object, lambda error: line(error_object(error)))
 
+class OllamaEndpoints(ApiEndpoints):
+    errors = ErrorFormat(error_object, lambda error: line(error_object(error)))
+    has_scores_and_speech = False
 
-class OllamaEndpoints:
-    """The handlers. `may_change_models` returns whether the sender of a request may load and unload models."""
-
-    def __init__(self, service: InferenceService, may_change_models: Callable[[RequestHead], bool]) -> None:
-        self._service = service
-        self._runner = CallRunner(service, may_change_models, _ERRORS)
-
+    @answering
     async def chat(self, request: HttpRequest) -> HttpResponse | None:
-        return await self._runner.respond(request, partial(self._generate, request, read_chat_request))
+        return await self._generate(request, read_chat_request)
 
+    @answering
     async def generate(self, request: HttpRequest) -> HttpResponse | None:
-        read = partial(read_generate_request, takes_chats=self._takes_chats)
-        return await self._runner.respond(request, partial(self._generate, request, read))
+        return await self._generate(request, partial(read_generate_request, takes_chats=self._takes_chats))
 
-    async def embed(self, request: HttpRequest) -> HttpResponse | None:
+    @answering
+    async def embed(self, request: HttpRequest) -> HttpResponse:
         begin_ns = time.monotonic_ns()
 
         def encode(call: EmbeddingRequest, embeddings: Embeddings) -> dict[str, Any]:
@@ -63,76 +60,76 @@ class OllamaEndpoints:
                 "embeddings": [row.tolist() for row in embeddings.rows],
                 "total_duration": time.monotonic_ns() - begin_ns,
                 "prompt_eval_count": embeddings.tokens,
-                **({"warnings": call.warnings} if call.warnings else {}),
+                **warnings_member(call.warnings),
             }
 
-        return await self._runner.respond(request, partial(self._runner.embed, request, _read_embed_request, encode))
+        return await self.run_on_texts(request, _read_embed_request, encode)
 
-    async def embed_prompt(self, request: HttpRequest) -> HttpResponse | None:
+    @answering
+    async def embed_prompt(self, request: HttpRequest) -> HttpResponse:
         """Answer `embeddings`, the older form of `embed`."""
         read = partial(_read_embed_request, source="prompt")
-        embed = partial(self._runner.embed, request, read, lambda call, found: {"embedding": found.rows[0].tolist()})
-        return await self._runner.respond(request, embed)
+        return await self.run_on_texts(request, read, lambda call, found: {"embedding": found.rows[0].tolist()})
 
-    async def tags(self, request: HttpRequest) -> HttpResponse | None:
-        return await self._runner.respond(request, partial(self._list, request, only_loaded=False))
+    @answering
+    async def tags(self, request: HttpRequest) -> HttpResponse:
+        return await self._list(request, only_loaded=False)
 
-    async def loaded(self, request: HttpRequest) -> HttpResponse | None:
-        return await self._runner.respond(request, partial(self._list, request, only_loaded=True))
+    @answering
+    async def loaded(self, request: HttpRequest) -> HttpResponse:
+        return await self._list(request, only_loaded=True)
 
-    async def show(self, request: HttpRequest) -> HttpResponse | None:
-        return await self._runner.respond(request, partial(self._show, request))
+    @answering
+    async def show(self, request: HttpRequest) -> HttpResponse:
+        members = await request.read_members()
+        name = model_name(read_model({"model": members.get("model") or members.get("name")}))
+        if not self.is_for_calls(name):
+            raise UnknownModel(f"no model '{name}' gives text or embeddings")
+        check_names(members, {"model", "name", "verbose"})
+        return json_response(show_model(self.find(name)[0].spec))
 
+    @answering
     async def version(self, request: HttpRequest) -> HttpResponse:
-        request.release_body()
         return json_response({"version": _API_VERSION})
 
     async def _generate(
         self, request: HttpRequest, parse: Callable[[Buffer], GenerationRequest]
     ) -> HttpResponse | None:
-        call = await self._runner.read(request, parse)
+        call = await self.read(request, parse)
         if call.completion is None:
             return await self._load(request, call)
-        return await self._runner.complete(request, call.completion, partial(OllamaEncoder, call))
+        return await self.run_completion(request, call.completion, partial(OllamaEncoder, call))
 
     async def _load(self, request: HttpRequest, call: GenerationRequest) -> HttpResponse:
         """Load a model, or unload it if `keep_alive` is 0."""
         name, seconds = model_name(call.model), call.keep_alive_s
-        model = self._runner.find(name)[0].spec.name
-        is_loaded = any(report.name == model and report.state == "READY" for report in self._service.versions())
+        model = self.find(name)[0].spec.name
+        is_loaded = any(report.name == model and report.state == "READY" for report in self.service.versions())
         if seconds != 0 and not is_loaded:
             # A request loads the model, and waits for it.
             members = {"model": name, "messages": [{"role": "user", "content": "-"}], "max_tokens": 1}
             if not self._takes_chats(name):
                 members = {"model": name, "prompt": "-", "max_tokens": 1}
             first = make_completion_request(members, is_chat="messages" in members)
-            await self._runner.complete(request, first, partial(OllamaEncoder, call))
-        warnings = self._runner.keep_alive_warnings(request, seconds)
+            await self.run_completion(request, first, partial(OllamaEncoder, call))
+        warnings = self.keep_alive_warnings(request, seconds)
         if seconds is not None and not warnings:
-            self._service.set_keep_alive(model, seconds)
+            self.service.set_keep_alive(model, seconds)
         reason = "unload" if seconds == 0 else "load"
         answer = {**opening(call, ""), "done": True, "done_reason": reason}
-        return json_response({**answer, "warnings": warnings} if warnings else answer)
+        return json_response({**answer, **warnings_member(warnings)})
 
     def _takes_chats(self, name: str) -> bool:
-        spec = self._runner.find(name)[0].spec
+        spec = self.find(name)[0].spec
         return spec.chat_template is not None or spec.input("messages") is not None
 
     async def _list(self, request: HttpRequest, *, only_loaded: bool) -> HttpResponse:
         request.release_body()
-        names = self._runner.model_names()
+        names = self.model_names()
         models = await request.run_blocking(
-            partial(list_models, self._service, self._runner.find, names, only_loaded=only_loaded)
+            partial(list_models, self.service, self.find, names, only_loaded=only_loaded)
         )
         return json_response({"models": models})
-
-    async def _show(self, request: HttpRequest) -> HttpResponse:
-        members = await request.read_members()
-        name = model_name(read_model({"model": members.get("model") or members.get("name")}))
-        if not self._runner.is_for_calls(name):
-            raise UnknownModel(f"no model '{name}' gives text or embeddings")
-        check_names(members, {"model", "name", "verbose"})
-        return json_response(show_model(self._runner.find(name)[0].spec))
 
 
 def _read_embed_request(body: Buffer, *, source: str = "input") -> EmbeddingRequest:
@@ -142,9 +139,8 @@ def _read_embed_request(body: Buffer, *, source: str = "input") -> EmbeddingRequ
     """
     members = parse_object(body)
     check_names(members, _OF_EMBEDDINGS)
-    for name, kind, expected in (("options", dict, "an object"), ("truncate", bool, "true or false")):
-        if not isinstance(members.get(name), kind | None):
-            raise BadMember(name, f"'{name}': expected {expected}, got {json_type(members[name])}")
+    read_object(members, "options")
+    read_boolean(members, "truncate")
     translated: Mapping[str, Any] = {
         "model": model_name(read_model(members)),
         "input": members.get(source),
@@ -154,6 +150,4 @@ def _read_embed_request(body: Buffer, *, source: str = "input") -> EmbeddingRequ
     try:
         return make_embedding_request(translated)
     except BadMember as error:
-        if error.param != "input":
-            raise
-        raise BadMember(source, error.message.replace("'input", f"'{source}", 1)) from None
+        raise error.renamed({"input": source}) from None

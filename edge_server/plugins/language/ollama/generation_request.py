@@ -10,17 +10,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from edge_server.frontends.v2.json_parser import json_type, parse_object
+from edge_server.frontends.v2.json_parser import parse_object
 from edge_server.plugins.language.openai.completion_request import (
     BadMember,
     CompletionRequest,
     check_names,
     decode_base64,
     make_completion_request,
+    read_boolean,
     read_keep_alive,
     read_model,
+    read_object,
+    read_text,
 )
-from edge_server.plugins.language.template_variables import EFFORT, THINKING
+from edge_server.plugins.language.text.template_variables import EFFORT, THINKING
 from edge_server.protocol.raw_tensors import Buffer
 
 _COMMON = {"model", "stream", "format", "options", "keep_alive", "think", "logprobs", "top_logprobs"}
@@ -81,14 +84,9 @@ def read_generate_request(body: Buffer, takes_chats: Callable[[str], bool]) -> G
     members = parse_object(body)
     check_names(members, _OF_GENERATION)
     model = read_model(members)
-    prompt, system, is_raw = members.get("prompt") or "", members.get("system") or "", members.get("raw") or False
-    for name, value in (("prompt", prompt), ("system", system)):
-        if not isinstance(value, str):
-            raise BadMember(name, f"'{name}': expected a text, got {json_type(value)}")
-    if not isinstance(is_raw, bool):
-        raise BadMember("raw", f"'raw': expected true or false, got {json_type(is_raw)}")
+    prompt, system, is_raw = read_text(members, "prompt"), read_text(members, "system"), read_boolean(members, "raw")
     if not is_raw and takes_chats(model_name(model)):
-        messages = [{"role": "system", "content": system}] if system else []
+        messages: list[dict[str, object]] = [{"role": "system", "content": system}] if system else []
         images = members.get("images")
         messages.append({"role": "user", "content": _content(prompt, images, "images")})
         return _request(members, {"messages": messages}, is_empty=not prompt and not images, is_chat=False)
@@ -125,23 +123,20 @@ def _request(
         "logprobs": (members.get("top_logprobs") or 0 if logprobs else None) if is_prompt else logprobs,
         "top_logprobs": None if is_prompt else members.get("top_logprobs"),
         **({} if is_prompt else {EFFORT if isinstance(think, str) else THINKING: think}),
-        **_sampling(members.get("options")),
+        **_sampling(read_object(members, "options")),
     }
     try:
         completion = make_completion_request(translated, is_chat=not is_prompt)
     except BadMember as error:
-        own = _OWN_NAMES.get(error.param, error.param)
-        raise BadMember(own, error.message.replace(f"'{error.param}'", f"'{own}'")) from None
+        raise error.renamed(_OWN_NAMES) from None
     if translated.get("max_tokens") is None:
         # As many as fit, which OpenAI's API has for chats alone.
         completion = replace(completion, sampling={**completion.sampling, "max_tokens": 0})
     return GenerationRequest(model, is_chat, keep_alive_s, completion)
 
 
-def _sampling(options: object) -> dict[str, Any]:
-    if not isinstance(options, dict | None):
-        raise BadMember("options", f"'options': expected an object, got {json_type(options)}")
-    given = {name: value for name, value in (options or {}).items() if name not in _WITHOUT_EFFECT}
+def _sampling(options: Mapping[str, Any]) -> dict[str, Any]:
+    given = {name: value for name, value in options.items() if name not in _WITHOUT_EFFECT}
     if given.get("repeat_last_n") == -1:
         del given["repeat_last_n"]  # the whole text, as always here
     try:

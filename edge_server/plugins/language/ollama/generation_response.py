@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-import json
-import re
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
+from types import MappingProxyType
 from typing import Any
 
 from edge_server.errors import BadSchema, EdgeServerError
 from edge_server.frontends.v2.json_parser import to_json
 from edge_server.plugins.language.ollama.generation_request import GenerationRequest
 from edge_server.plugins.language.openai.completion_request import CompletionRequest
-from edge_server.plugins.language.openai.completion_response import CompletionChoice, logprob_object
+from edge_server.plugins.language.openai.completion_response import (
+    EVENT_STREAM_HEADERS,
+    CompletionChoice,
+    CompletionEncoder,
+    client_place,
+    logprob_object,
+    parse_calls,
+    warnings_member,
+)
 
-_STREAM_HEADERS = {
-    "Content-Type": "application/x-ndjson",
-    "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",  # nginx would collect the lines
-}
 
-
-class OllamaEncoder:
-    """CompletionEncoder of ollama's API, of one choice.
+class OllamaEncoder(CompletionEncoder):
+    """Encoder of one choice.
 
     A call of a tool is sent when it is complete, because its arguments are an object.
     """
 
-    stream_headers: Mapping[str, str] = _STREAM_HEADERS
+    stream_headers = MappingProxyType({**EVENT_STREAM_HEADERS, "Content-Type": "application/x-ndjson"})
 
     def __init__(self, request: GenerationRequest, call: CompletionRequest) -> None:
         self._request = request
@@ -44,7 +45,7 @@ class OllamaEncoder:
         self._first_text_ns = self._first_text_ns or time.monotonic_ns()
         is_done = choice.finish_reason is not None
         complete = choice.tool_calls if is_done else choice.tool_calls[:-1]
-        calls, text = _tool_calls(complete[self._sent_calls :])
+        calls, text = parse_calls(complete[self._sent_calls :])
         self._sent_calls = len(complete)
         content = choice.delta + text
         found = []
@@ -55,19 +56,16 @@ class OllamaEncoder:
             found.append(self._end(choice, self._part("", is_done=True)))
         return [line(item) for item in found]
 
-    def last_pieces(self, choices: Sequence[CompletionChoice]) -> list[bytes]:
-        return []
-
     def body(self, choices: Sequence[CompletionChoice]) -> object:
         (choice,) = choices
-        calls, text = _tool_calls(choice.tool_calls)
+        calls, text = parse_calls(choice.tool_calls)
         part = self._part(choice.text + text, calls, choice.logprobs, choice.reasoning, is_done=True)
         return self._end(choice, part)
 
     def _part(
         self,
         content: str,
-        calls: Sequence[Mapping[str, Any]] = (),
+        calls: Sequence[tuple[Mapping[str, Any], Any]] = (),
         logprobs: Sequence[Mapping[str, Any]] = (),
         thinking: str = "",
         *,
@@ -77,7 +75,10 @@ class OllamaEncoder:
         if thinking:
             part.get("message", part)["thinking"] = thinking
         if calls:
-            part["message"]["tool_calls"] = calls
+            part["message"]["tool_calls"] = [
+                {"id": call["id"], "function": {"name": call["function"]["name"], "arguments": value}}
+                for call, value in calls
+            ]
         if logprobs:
             part["logprobs"] = [self._logprob(item) for item in logprobs]
         return part
@@ -93,7 +94,6 @@ class OllamaEncoder:
         """
         now_ns = time.monotonic_ns()
         first_ns = self._first_text_ns or self._begin_ns
-        warnings = self._call.warnings
         return {
             **part,
             "done_reason": "length" if choice.finish_reason == "length" else "stop",
@@ -102,7 +102,7 @@ class OllamaEncoder:
             "prompt_eval_duration": first_ns - self._begin_ns,
             "eval_count": choice.output_tokens,
             "eval_duration": now_ns - first_ns,
-            **({"warnings": warnings} if warnings else {}),
+            **warnings_member(self._call.warnings),
         }
 
 
@@ -123,8 +123,7 @@ def line(value: object) -> bytes:
 def error_object(error: EdgeServerError) -> dict[str, str]:
     """Return an error in ollama's form."""
     if isinstance(error, BadSchema):
-        place = re.sub(r"^json_schema\b", "format", error.place)
-        return {"error": f"{place}: {error.problem}"}
+        return {"error": f"{client_place(error.place, 'format')}: {error.problem}"}
     return {"error": error.message}
 
 
@@ -134,18 +133,3 @@ def unknown_path(method: str, path: str) -> str:
         f"unknown path: {method} {path[:80]}; of ollama's API this server has /api/chat, /api/generate, /api/embed, "
         "/api/tags, /api/ps, /api/show and /api/version"
     )
-
-
-def _tool_calls(calls: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], str]:
-    """Return calls in ollama's form, and the text of those whose arguments are not JSON, as in an answer that was cut
-    short."""
-    found, text = [], ""
-    for call in calls:
-        name, arguments = call["function"]["name"], call["function"].get("arguments", "")
-        try:
-            value = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            text += f'{{"name": "{name}", "arguments": {arguments}'
-            continue
-        found.append({"id": call["id"], "function": {"name": name, "arguments": value}})
-    return found, text

@@ -1,2 +1,2 @@
-"""OpenAI's HTTP API for language models: conversion of its JSON to requests and from responses, and the runner of all
-calls."""
+"""OpenAI's HTTP API for language models: conversion of its JSON to requests and from responses, and the base of
+the handlers of all text APIs."""

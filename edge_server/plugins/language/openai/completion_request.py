@@ -25,14 +25,15 @@ from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
 from edge_server.frontends.v2.json_parser import json_type, parse_object
-from edge_server.plugins.language.template_variables import CONTINUE, EFFORT, NEW_TURN, THINKING, check_variables
-from edge_server.plugins.language.text_parameters import SAME_AS, UNSUPPORTED
+from edge_server.plugins.language.engines.sampling_parameters import SAME_AS, UNSUPPORTED
+from edge_server.plugins.language.text.template_variables import CONTINUE, EFFORT, NEW_TURN, THINKING, check_variables
 from edge_server.protocol.raw_tensors import Buffer
 
 _MAX_CHOICES = 16
 _DEFAULT_COMPLETION_TOKENS = 16
 
 _LARGEST_SEED = (1 << 63) - 1
+_MAX_TOP_LOGPROBS = 20
 
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
@@ -91,6 +92,11 @@ class BadMember(InvalidRequest):
         super().__init__(message)
         self.param = param
 
+    def renamed(self, names: Mapping[str, str]) -> BadMember:
+        """Return the error with the name that the client of another API knows; `names` has it for OpenAI's."""
+        own = names.get(self.param, self.param)
+        return BadMember(own, self.message.replace(f"'{self.param}", f"'{own}", 1))
+
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
@@ -127,7 +133,7 @@ class CompletionRequest:
         prompts: Sequence[str | Chat] = self.prompts
         if self.is_chat and spec.chat_template is not None:
             # Imported only for such models: it imports Jinja.
-            from edge_server.plugins.language.openai.chat_template import chat_prompt
+            from edge_server.plugins.language.text.chat_template import chat_prompt
 
             try:
                 source, prompts = "text_input", [chat_prompt(spec, chat) for chat in prompts]
@@ -187,16 +193,9 @@ def make_completion_request(members: Mapping[str, Any], *, is_chat: bool) -> Com
     model = read_model(members)
     check_names(members, _SUPPORTED | (_OF_CHATS if is_chat else _OF_COMPLETIONS))
     is_stream = read_boolean(members, "stream")
-    options = members.get("stream_options") or {}
-    if not isinstance(options, dict):
-        raise BadMember("stream_options", f"'stream_options': expected an object, got {json_type(options)}")
+    options = read_object(members, "stream_options")
     if options and not is_stream:
         raise BadMember("stream_options", "'stream_options': only for a stream")
-    choices = members.get("n", 1)
-    if choices is None:
-        choices = 1
-    if isinstance(choices, bool) or not isinstance(choices, int) or not 1 <= choices <= _MAX_CHOICES:
-        raise BadMember("n", f"'n': expected 1 to {_MAX_CHOICES}, got {str(choices)[:40]}")
     has_tools = is_chat and bool(members.get("tools"))
     echoes = not is_chat and read_boolean(members, "echo")
     if echoes and is_stream:
@@ -212,7 +211,7 @@ def make_completion_request(members: Mapping[str, Any], *, is_chat: bool) -> Com
         is_chat=is_chat,
         prompts=(_chat(members, images, has_tools=has_tools),) if is_chat else _prompts(members),
         images=tuple(images),
-        choices=choices,
+        choices=read_whole_number(members, "n", 1, _MAX_CHOICES) or 1,
         sampling=_sampling(members, is_chat=is_chat),
         is_stream=is_stream,
         includes_usage=bool(options.get("include_usage", False)),
@@ -264,23 +263,17 @@ def read_keep_alive(members: Mapping[str, Any]) -> float | None:
 
 def _sampling(members: Mapping[str, Any], *, is_chat: bool) -> dict[str, Any]:
     sampling = {name: members[name] for name in _COMMON if members.get(name) is not None}
-    seed = sampling.get("seed")
-    if seed == -1:
+    if (seed := sampling.get("seed")) == -1:
         del sampling["seed"]
-    elif seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= _LARGEST_SEED):
+    elif seed is not None and (type(seed) is not int or not 0 <= seed <= _LARGEST_SEED):
         raise BadMember(
             "seed",
             f"'seed': expected a whole number from 0 to {_LARGEST_SEED}, or -1 for another answer each time, "
             f"got {str(seed)[:40]}",
         )
     name = "max_completion_tokens" if members.get("max_completion_tokens") is not None else "max_tokens"
-    most = members.get(name)
-    if most is None:
-        # 0 lets a chat use all the room that the model has.
-        most = 0 if is_chat else _DEFAULT_COMPLETION_TOKENS
-    elif isinstance(most, bool) or not isinstance(most, int) or most < 1:
-        raise BadMember(name, f"'{name}': expected a whole number from 1, got {str(most)[:40]}")
-    sampling["max_tokens"] = most
+    # 0 lets a chat use all the room that the model has.
+    sampling["max_tokens"] = read_whole_number(members, name, 1) or (0 if is_chat else _DEFAULT_COMPLETION_TOKENS)
     form = members.get("response_format")
     constraints = [*_structured_outputs(members)]
     if form is not None and (schema := _response_format(form)):
@@ -295,10 +288,8 @@ def _sampling(members: Mapping[str, Any], *, is_chat: bool) -> dict[str, Any]:
 
 def _structured_outputs(members: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each of vLLM's constraints with its name, as a sampling parameter. Raises BadMember."""
-    given = members.get("structured_outputs")
-    if not isinstance(given, dict | None):
-        raise BadMember("structured_outputs", f"'structured_outputs': expected an object, got {json_type(given)}")
-    stated = [("structured_outputs", kind, value) for kind, value in (given or {}).items()]
+    given = read_object(members, "structured_outputs")
+    stated = [("structured_outputs", kind, value) for kind, value in given.items()]
     stated += [(name, kind, members.get(name)) for name, kind in _GUIDED.items()]
     for name, kind, value in stated:
         if value is None or value is False:
@@ -341,10 +332,7 @@ def _response_format(form: object) -> dict[str, Any]:
 
 def _read_logprobs(members: Mapping[str, Any], *, is_chat: bool) -> tuple[bool, int]:
     """Return whether the call wants the probability of each token, and of how many of the most likely at its place."""
-    param = "top_logprobs" if is_chat else "logprobs"
-    top = members.get(param)
-    if top is not None and (isinstance(top, bool) or not isinstance(top, int) or not 0 <= top <= 20):
-        raise BadMember(param, f"'{param}': expected a whole number from 0 to 20, got {str(top)[:40]}")
+    top = read_whole_number(members, "top_logprobs" if is_chat else "logprobs", 0, _MAX_TOP_LOGPROBS)
     if not is_chat:
         return top is not None, top or 0
     has_logprobs = read_boolean(members, "logprobs")
@@ -355,9 +343,7 @@ def _read_logprobs(members: Mapping[str, Any], *, is_chat: bool) -> tuple[bool, 
 
 def _chat(members: Mapping[str, Any], images: list[bytes | str], *, has_tools: bool) -> Chat:
     """Return the messages, and the tools, which the model checks. Append the pictures of the messages to `images`."""
-    messages = members.get("messages")
-    if not isinstance(messages, list):
-        raise BadMember("messages", f"'messages': expected a list of messages, got {json_type(messages)}")
+    messages = read_messages(members)
     if not messages:
         raise BadMember("messages", "'messages': expected at least one message, got an empty list")
     plain = []
@@ -380,15 +366,12 @@ def _chat(members: Mapping[str, Any], images: list[bytes | str], *, has_tools: b
 
 def _template_variables(members: Mapping[str, Any]) -> dict[str, Any]:
     """Return the variables of the chat template: `chat_template_kwargs`, and those that are members themselves."""
-    given = members.get("chat_template_kwargs") or {}
-    if not isinstance(given, dict):
-        raise BadMember("chat_template_kwargs", f"'chat_template_kwargs': expected an object, got {json_type(given)}")
+    variables = dict(read_object(members, "chat_template_kwargs"))
     effort = members.get(EFFORT)
     if effort is not None and effort not in _EFFORTS:
         raise BadMember(EFFORT, f"'{EFFORT}': expected {', '.join(_EFFORTS)}, got {str(effort)[:40]!r}")
     for name in (THINKING, NEW_TURN, CONTINUE):
         read_boolean(members, name)
-    variables = dict(given)
     for name in (EFFORT, THINKING, NEW_TURN, CONTINUE):
         value = members.get(name)
         if value is not None and variables.setdefault(name, value) != value:
@@ -468,6 +451,40 @@ def read_boolean(members: Mapping[str, Any], name: str) -> bool:
     if value is not None and not isinstance(value, bool):
         raise BadMember(name, f"'{name}': expected true or false, got {json_type(value)}")
     return bool(value)
+
+
+def read_object(members: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a member that is an object, an empty one if it is missing or null. Raises BadMember."""
+    value = members.get(name)
+    if not isinstance(value, dict | None):
+        raise BadMember(name, f"'{name}': expected an object, got {json_type(value)}")
+    return value or {}
+
+
+def read_text(members: Mapping[str, Any], name: str) -> str:
+    """Return a member that is a text, "" if it is missing or null. Raises BadMember."""
+    value = members.get(name)
+    if not isinstance(value, str | None):
+        raise BadMember(name, f"'{name}': expected a text, got {json_type(value)}")
+    return value or ""
+
+
+def read_messages(members: Mapping[str, Any]) -> list[Any]:
+    """Return the messages of a chat, which may be wrong. Raises BadMember for anything but a list."""
+    messages = members.get("messages")
+    if not isinstance(messages, list):
+        raise BadMember("messages", f"'messages': expected a list of messages, got {json_type(messages)}")
+    return messages
+
+
+def read_whole_number(members: Mapping[str, Any], name: str, least: int, most: int | None = None) -> int | None:
+    """Return a member that is a whole number from `least` to `most`, None if it is missing or null. Raises
+    BadMember."""
+    value = members.get(name)
+    if value is not None and (type(value) is not int or value < least or (most is not None and value > most)):
+        bounds = f"from {least}" if most is None else f"from {least} to {most}"
+        raise BadMember(name, f"'{name}': expected a whole number {bounds}, got {str(value)[:40]}")
+    return value
 
 
 def _tensor(name: str, value: str | bool | Chat | tuple[bytes | str, ...]) -> Tensor:

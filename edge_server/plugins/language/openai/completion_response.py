@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -21,7 +22,7 @@ EVENT_STREAM_HEADERS = {
     "X-Accel-Buffering": "no",  # nginx would collect the events
 }
 
-_TYPES = {
+ERROR_TYPES = {
     ErrorCode.INVALID_ARG: "invalid_request_error",
     ErrorCode.NOT_FOUND: "invalid_request_error",
     ErrorCode.UNSUPPORTED: "invalid_request_error",
@@ -36,6 +37,28 @@ class ErrorFormat(NamedTuple):
 
     body: Callable[[EdgeServerError], object]
     event: Callable[[EdgeServerError], bytes]
+
+
+class CompletionEncoder(ABC):
+    """Encoder of the answer to one CompletionRequest. A piece of a stream is never empty."""
+
+    stream_headers: Mapping[str, str] = EVENT_STREAM_HEADERS
+
+    def idle_piece(self) -> bytes:
+        """Return a piece that tells a client nothing."""
+        return b": the model is still busy with the prompt\n\n"
+
+    @abstractmethod
+    def pieces(self, choice: CompletionChoice) -> list[bytes]:
+        """Return the pieces for the last response of a choice."""
+
+    def last_pieces(self, choices: Sequence[CompletionChoice]) -> list[bytes]:
+        """Return the end of the stream, behind the pieces of the last response."""
+        return []
+
+    @abstractmethod
+    def body(self, choices: Sequence[CompletionChoice]) -> object:
+        """Return the JSON of the answer to a call that is no stream."""
 
 
 class UnknownPath(NotFound):
@@ -105,19 +128,18 @@ class CompletionChoice:
         self.finish_reason = reason or ("stop" if response.is_final else None)
 
 
-class OpenAiEncoder:
-    """CompletionEncoder of OpenAI's API."""
-
-    stream_headers: Mapping[str, str] = EVENT_STREAM_HEADERS
+class OpenAiEncoder(CompletionEncoder):
+    """Encoder of OpenAI's API."""
 
     def __init__(self, call: CompletionRequest) -> None:
         self._call = call
         count = len(call.prompts) * call.choices if call.is_chat else 0
-        self._opening = [_first_chunk(call, index) for index in range(count)]
+        delta = {"role": "assistant", "content": ""}
+        self._opening = [
+            _chunk(call, [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
+            for index in range(count)
+        ]
         """Chunks that are sent with the first text."""
-
-    def idle_piece(self) -> bytes:
-        return b": the model is still busy with the prompt\n\n"
 
     def pieces(self, choice: CompletionChoice) -> list[bytes]:
         found, self._opening = self._opening + _chunks(self._call, choice), []
@@ -132,7 +154,7 @@ class OpenAiEncoder:
         call = self._call
         kind = "chat.completion" if call.is_chat else "text_completion"
         answer = {**_head(call, kind), "choices": [_whole(call, choice) for choice in choices]}
-        return {**answer, "usage": usage(call, choices), **_warnings(call)}
+        return {**answer, "usage": usage(call, choices), **warnings_member(call.warnings)}
 
 
 def event(value: object) -> bytes:
@@ -140,10 +162,9 @@ def event(value: object) -> bytes:
     return b"data: " + to_json(value) + b"\n\n"
 
 
-def _first_chunk(call: CompletionRequest, index: int) -> dict[str, Any]:
-    """Return the chunk that opens a choice of a streamed chat."""
-    choice = {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
-    return _chunk(call, [choice])
+def typed_event(value: Mapping[str, Any]) -> bytes:
+    """Return an event of a stream whose events have the names of their members `type`."""
+    return f"event: {value['type']}\ndata: ".encode() + to_json(value) + b"\n\n"
 
 
 def _chunks(call: CompletionRequest, choice: CompletionChoice) -> list[dict[str, Any]]:
@@ -166,7 +187,7 @@ def _chunks(call: CompletionRequest, choice: CompletionChoice) -> list[dict[str,
         found.append({"index": choice.index, "text": choice.delta, "logprobs": logprobs, "finish_reason": end})
     events = [_chunk(call, [item]) for item in found]
     if choice.finish_reason:
-        events[-1].update(_warnings(call))
+        events[-1].update(warnings_member(call.warnings))
     return events
 
 
@@ -191,11 +212,11 @@ def usage(call: CompletionRequest, choices: Sequence[CompletionChoice]) -> dict[
 def error_object(error: EdgeServerError) -> dict[str, Any]:
     """Return an error in OpenAI's form. Its client shows message, param and code."""
     code = param = None
-    message, kind = error.message, _TYPES.get(error.code, "server_error")
+    message, kind = error.message, ERROR_TYPES.get(error.code, "server_error")
     if isinstance(error, BadMember):
         param = error.param
     elif isinstance(error, BadSchema):
-        place = _openai_place(error.place)
+        place = client_place(error.place, "response_format.json_schema.schema")
         param, message = re.split(r"[.\[]", place)[0], f"{place}: {error.problem}"
     elif isinstance(error, ContextTooLong):
         code = "context_length_exceeded"
@@ -218,15 +239,32 @@ def error_object(error: EdgeServerError) -> dict[str, Any]:
 OPENAI_ERRORS = ErrorFormat(error_object, lambda error: event(error_object(error)))
 
 
-def _warnings(call: CompletionRequest) -> dict[str, Any]:
+def warnings_member(warnings: Sequence[str]) -> dict[str, list[str]]:
     """Return the member `warnings`; no member without warnings."""
-    return {"warnings": list(call.warnings)} if call.warnings else {}
+    return {"warnings": list(warnings)} if warnings else {}
 
 
-def _openai_place(text: str) -> str:
-    """Return a text that begins with a place of a schema as OpenAI's clients know it."""
-    # The model knows the schema as a sampling parameter, unless it is that of tools.
-    return re.sub(r"^json_schema\b", "response_format.json_schema.schema", text)
+def client_place(place: str, schema: str, parameters: str = ".function.parameters") -> str:
+    """Return the place of a part of a schema as the clients of an API know it: `schema` is its name for the schema of
+    the answer, `parameters` that for the schema of a tool, behind the tool."""
+    # The model knows the schema of the answer as a sampling parameter.
+    return re.sub(
+        r"^json_schema\b|^(tools\[[0-9]+\])\.function\.parameters\b",
+        lambda found: f"{found[1]}{parameters}" if found[1] else schema,
+        place,
+    )
+
+
+def parse_calls(calls: Sequence[Mapping[str, Any]]) -> tuple[list[tuple[Mapping[str, Any], Any]], str]:
+    """Return the calls of an answer, each with its arguments as a value, and the text of those that were cut short."""
+    found, text = [], ""
+    for call in calls:
+        name, arguments = call["function"]["name"], call["function"].get("arguments", "")
+        try:
+            found.append((call, json.loads(arguments or "{}")))
+        except (ValueError, RecursionError):
+            text += f'{{"name": "{name}", "arguments": {arguments}'
+    return found, text
 
 
 def _head(call: CompletionRequest, kind: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +19,14 @@ from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import ServingFault
 from edge_server.frontends.v2.json_parser import json_type, parse_object
-from edge_server.plugins.language.openai.completion_request import BadMember, check_names, read_keep_alive, read_model
+from edge_server.plugins.language.openai.completion_request import (
+    BadMember,
+    check_names,
+    read_keep_alive,
+    read_model,
+    read_whole_number,
+)
+from edge_server.plugins.language.openai.completion_response import warnings_member
 from edge_server.protocol.raw_tensors import Buffer
 
 if TYPE_CHECKING:
@@ -58,18 +65,14 @@ class EmbeddingRequest:
         source, output = embedding_tensors(spec)
         if output.dims[0] != -1:
             self._check_length(output.dims[0], spec)
-        rows = max(spec.max_batch_size, 1)
         count = spec.output(_TOKEN_COUNT)
         outputs = (output.name,) if count is None or count.dtype is not DType.UINT32 else (output.name, count.name)
-        requests = []
-        for first in range(0, len(self.texts), rows):
-            texts = np.array([text.encode("utf-8", "replace") for text in self.texts[first : first + rows]], object)
-            shape = (len(texts), *[1] * len(source.dims)) if spec.max_batch_size else (1,) * len(source.dims)
-            tensor = Tensor(source.name, DType.BYTES, texts.reshape(shape))
-            requests.append(Request(model=spec.name, id=self.id, inputs={source.name: tensor}, outputs=outputs))
-        return requests
+        return [
+            Request(model=spec.name, id=self.id, inputs=inputs, outputs=outputs)
+            for inputs in text_batches(spec, {source: self.texts})
+        ]
 
-    def embeddings(self, spec: ModelSpec, requests: Sequence[Request], responses: Sequence[Response]) -> Embeddings:
+    def results(self, spec: ModelSpec, requests: Sequence[Request], responses: Sequence[Response]) -> Embeddings:
         """Return the embeddings of all texts. `responses` belong to `requests`, and have no error.
 
         Raises BadMember for embeddings of another length than the client expects, ServingFault for none.
@@ -105,6 +108,19 @@ class EmbeddingRequest:
             )
 
 
+def text_batches(spec: ModelSpec, columns: Mapping[InputSpec, Sequence[str]]) -> Iterator[dict[str, Tensor]]:
+    """Yield the inputs of requests with all texts of each column in order: as many in each as the model's batch has
+    rows, or one."""
+    rows = max(spec.max_batch_size, 1)
+    for first in range(0, len(next(iter(columns.values()))), rows):
+        inputs = {}
+        for item, texts in columns.items():
+            values = np.array([text.encode("utf-8", "replace") for text in texts[first : first + rows]], object)
+            shape = (len(values), *[1] * len(item.dims)) if spec.max_batch_size else (1,) * len(item.dims)
+            inputs[item.name] = Tensor(item.name, DType.BYTES, values.reshape(shape))
+        yield inputs
+
+
 def _shorter_lengths(spec: ModelSpec) -> list[int]:
     """Return the lengths to which the model's embeddings may be cut, because it was trained so (Matryoshka).
 
@@ -126,8 +142,7 @@ def embedding_response(call: EmbeddingRequest, embeddings: Embeddings) -> dict[s
     values = [base64.b64encode(row.tobytes()).decode() if call.is_base64 else row.tolist() for row in embeddings.rows]
     data = [{"object": "embedding", "index": index, "embedding": value} for index, value in enumerate(values)]
     usage = {"prompt_tokens": embeddings.tokens, "total_tokens": embeddings.tokens}
-    answer: dict[str, object] = {"object": "list", "data": data, "model": call.model, "usage": usage}
-    return {**answer, "warnings": call.warnings} if call.warnings else answer
+    return {"object": "list", "data": data, "model": call.model, "usage": usage, **warnings_member(call.warnings)}
 
 
 def embedding_tensors(spec: ModelSpec) -> tuple[InputSpec, OutputSpec]:
@@ -180,13 +195,10 @@ def make_embedding_request(members: Mapping[str, Any]) -> EmbeddingRequest:
     encoding = members.get("encoding_format")
     if encoding not in (None, "float", "base64"):
         raise BadMember("encoding_format", f"'encoding_format': expected float or base64, got {str(encoding)[:40]}")
-    dimensions = members.get("dimensions")
-    if dimensions is not None and (isinstance(dimensions, bool) or not isinstance(dimensions, int) or dimensions < 1):
-        raise BadMember("dimensions", f"'dimensions': expected a whole number from 1, got {str(dimensions)[:40]}")
     return EmbeddingRequest(
         model=model,
         texts=tuple(str(text) for text in texts),
         is_base64=encoding == "base64",
-        dimensions=dimensions,
+        dimensions=read_whole_number(members, "dimensions", 1),
         keep_alive_s=read_keep_alive(members),
     )

@@ -10,7 +10,7 @@ from urllib.parse import urljoin, urlsplit
 
 from edge_server.bounded_http import HttpClient
 from edge_server.errors import InvalidRequest, LoadError
-from edge_server.plugins.language.pictures import MAX_BYTES, MAX_PICTURES
+from edge_server.plugins.language.engines.pictures import MAX_BYTES, MAX_PICTURES
 
 HOSTS = "image_hosts"
 """Parameter of a model: hosts from which the server fetches pictures, with a port where it is not the scheme's."""

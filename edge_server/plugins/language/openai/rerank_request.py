@@ -15,11 +15,19 @@ import numpy as np
 
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Parameter, Request, Response
-from edge_server.core.tensor import DType, Tensor
+from edge_server.core.tensor import DType
 from edge_server.errors import ServingFault
 from edge_server.frontends.v2.json_parser import json_type, parse_object
-from edge_server.plugins.language.openai.completion_request import BadMember, check_names, read_keep_alive, read_model
-from edge_server.plugins.language.openai.embedding_request import EmbeddingRequest
+from edge_server.plugins.language.openai.completion_request import (
+    BadMember,
+    check_names,
+    read_boolean,
+    read_keep_alive,
+    read_model,
+    read_whole_number,
+)
+from edge_server.plugins.language.openai.completion_response import warnings_member
+from edge_server.plugins.language.openai.embedding_request import EmbeddingRequest, text_batches
 from edge_server.protocol.raw_tensors import Buffer
 
 _SUPPORTED = {"model", "query", "documents", "top_n", "return_documents", "max_tokens_per_doc", "keep_alive"}
@@ -68,25 +76,20 @@ class RerankRequest:
                     f"model '{spec.name}' gives no scores: it needs the inputs 'query' and 'document' STRING [1] and "
                     f"the output 'score' FP32 [1], or embeddings; {error.message}",
                 ) from None
-        rows = max(spec.max_batch_size, 1)
         outputs = (_SCORE,) if spec.output(_TOKEN_COUNT) is None else (_SCORE, _TOKEN_COUNT)
-        requests = []
-        for first in range(0, len(self.documents), rows):
-            inputs = {}
-            documents = self.documents[first : first + rows]
-            for name, texts in ((_QUERY, (self.query,) * len(documents)), (_DOCUMENT, documents)):
-                values = np.array([text.encode("utf-8", "replace") for text in texts], object)
-                inputs[name] = Tensor(name, DType.BYTES, values.reshape(-1, 1) if spec.max_batch_size else values)
-            limit = self.max_tokens_per_doc
-            parameters: dict[str, Parameter] = {} if limit is None else {"max_tokens_per_doc": limit}
-            requests.append(Request(model=spec.name, id=self.id, inputs=inputs, outputs=outputs, parameters=parameters))
-        return requests
+        limit = self.max_tokens_per_doc
+        parameters: dict[str, Parameter] = {} if limit is None else {"max_tokens_per_doc": limit}
+        columns = {_QUERY: (self.query,) * len(self.documents), _DOCUMENT: self.documents}
+        return [
+            Request(model=spec.name, id=self.id, inputs=inputs, outputs=outputs, parameters=parameters)
+            for inputs in text_batches(spec, {item: columns[item.name] for item in spec.inputs if item.name in columns})
+        ]
 
-    def scores(self, spec: ModelSpec, requests: Sequence[Request], responses: Sequence[Response]) -> Scores:
+    def results(self, spec: ModelSpec, requests: Sequence[Request], responses: Sequence[Response]) -> Scores:
         """Return the scores. `responses` belong to `requests`, and have no error. Raises ServingFault for none."""
         if not is_cross_encoder(spec):
             texts = self._texts()
-            vectors, tokens = texts.embeddings(spec, requests, responses)
+            vectors, tokens = texts.results(spec, requests, responses)
             rows = np.asarray(vectors, np.float64)
             rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.finfo(np.float64).tiny)
             places = {text: place for place, text in enumerate(texts.texts)}
@@ -132,35 +135,25 @@ def read_rerank_request(body: Buffer) -> RerankRequest:
     members = parse_object(body)
     model = read_model(members)
     check_names(members, _SUPPORTED)
-    query, given, top_n = members.get("query"), members.get("documents"), members.get("top_n")
+    query, given = members.get("query"), members.get("documents")
     if not isinstance(query, str):
         raise BadMember("query", f"'query': expected a text, got {json_type(query)}")
     if not isinstance(given, list) or not 1 <= len(given) <= _MAX_DOCUMENTS:
         got = f"{len(given)} texts" if isinstance(given, list) else json_type(given)
         raise BadMember("documents", f"'documents': expected a list of 1 to {_MAX_DOCUMENTS} texts, got {got}")
-    documents = [_document(item) for item in given]
+    # Jina's and Cohere's clients may send an object with the text.
+    documents = [item["text"] if isinstance(item, dict) and item.keys() == {"text"} else item for item in given]
     for place, text in enumerate(documents):
         if not isinstance(text, str):
             raise BadMember("documents", f"'documents[{place}]': expected a text, got {json_type(text)}")
-    if top_n is not None and (isinstance(top_n, bool) or not isinstance(top_n, int) or top_n < 1):
-        raise BadMember("top_n", f"'top_n': expected a whole number from 1, got {str(top_n)[:40]}")
-    limit = members.get("max_tokens_per_doc")
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-        raise BadMember(
-            "max_tokens_per_doc", f"'max_tokens_per_doc': expected a whole number from 1, got {str(limit)[:40]}"
-        )
-    returns_documents = members.get("return_documents")
-    if not isinstance(returns_documents, bool | None):
-        got = json_type(returns_documents)
-        raise BadMember("return_documents", f"'return_documents': expected true or false, got {got}")
     return RerankRequest(
         model=model,
         query=query,
         documents=tuple(map(str, documents)),
         keep_alive_s=read_keep_alive(members),
-        top_n=top_n,
-        returns_documents=bool(returns_documents),
-        max_tokens_per_doc=limit,
+        top_n=read_whole_number(members, "top_n", 1),
+        returns_documents=read_boolean(members, "return_documents"),
+        max_tokens_per_doc=read_whole_number(members, "max_tokens_per_doc", 1),
     )
 
 
@@ -172,10 +165,4 @@ def rerank_response(call: RerankRequest, scores: Scores) -> dict[str, object]:
         document = {"document": {"text": call.documents[index]}} if call.returns_documents else {}
         results.append({"index": index, "relevance_score": scores.values[index], **document})
     usage = {"prompt_tokens": scores.tokens, "total_tokens": scores.tokens}
-    answer: dict[str, object] = {"id": call.id, "model": call.model, "results": results, "usage": usage}
-    return {**answer, "warnings": call.warnings} if call.warnings else answer
-
-
-def _document(item: object) -> object:
-    """Return a document's text: Jina's and Cohere's clients may send an object with it."""
-    return item["text"] if isinstance(item, dict) and item.keys() == {"text"} else item
+    return {"id": call.id, "model": call.model, "results": results, "usage": usage, **warnings_member(call.warnings)}

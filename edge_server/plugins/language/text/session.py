@@ -30,7 +30,6 @@ from edge_server.errors import (
     QueueFull,
     SessionLost,
 )
-from edge_server.plugins.language.chat_roles import place_reasoning, replace_developer, shorten_call_ids
 from edge_server.plugins.language.engines.settings import LlmSettings
 from edge_server.plugins.language.engines.token_engine import (
     FinishReason,
@@ -38,9 +37,9 @@ from edge_server.plugins.language.engines.token_engine import (
     ImagePrompt,
     TokenEngine,
     TokenEvent,
+    schema_place,
 )
 from edge_server.plugins.language.grammar.constraint import ConstraintCheck, ConstraintFailure
-from edge_server.plugins.language.template_variables import CONTINUE, template_variables
 from edge_server.plugins.language.text.answer_parser import (
     CONTENT_HEAD,
     HARMONY_MARKS,
@@ -48,9 +47,11 @@ from edge_server.plugins.language.text.answer_parser import (
     HarmonyParser,
     TaggedAnswerParser,
 )
+from edge_server.plugins.language.text.chat_roles import place_reasoning, replace_developer, shorten_call_ids
 from edge_server.plugins.language.text.incremental_detokenizer import IncrementalDetokenizer
 from edge_server.plugins.language.text.reasoning import ReasoningParser, find_reasoning_tags
 from edge_server.plugins.language.text.special_tokens import ChatEncoder
+from edge_server.plugins.language.text.template_variables import CONTINUE, template_variables
 from edge_server.plugins.language.text.text_request import TextRequest, read_request
 from edge_server.plugins.language.text.tool_calls import (
     ToolCallDelta,
@@ -58,7 +59,6 @@ from edge_server.plugins.language.text.tool_calls import (
     call_marks,
     guess_format,
     has_tools,
-    schema_place,
 )
 from edge_server.plugins.language.text.tool_prompt import describe_tools
 from edge_server.plugins.language.text.vllm_metrics import LlmMetrics

@@ -7,37 +7,16 @@ has a picture in each element, as a file or in base64.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from edge_server.core.json_tensor import JsonTensor
 from edge_server.core.request_response import Request
 from edge_server.errors import InvalidRequest
+from edge_server.plugins.language.engines.sampling_parameters import DEFAULT_SAMPLING, parse_json_object, read_sampling
 from edge_server.plugins.language.engines.token_engine import NO_VARIABLES, ChatMessage, Sampling
 from edge_server.plugins.language.text.tool_calls import Tools, read_tools
-from edge_server.plugins.language.text_parameters import SAME_AS, UNSUPPORTED
-
-DEFAULT_MAX_TOKENS = 16
-"""Of vLLM."""
-
-DEFAULT_TEMPERATURE = 0.8
-"""For models whose files do not say how to sample, as in llama.cpp. With 1, the default of OpenAI and vLLM, the small
-models of edge machines wander from the subject."""
-
-DEFAULT_SAMPLING = Sampling(DEFAULT_MAX_TOKENS, temperature=DEFAULT_TEMPERATURE)
-
-_ELSEWHERE = {"max_completion_tokens", "response_format", "tool_choice", "tools"}
-"""What constrains a text in OpenAI's API only. As a request parameter it is an error, as all that is unsupported is;
-other unknown request parameters are not for the model."""
-
-MAX_TOP_LOGPROBS = 20
-"""Of OpenAI."""
-
-_MAX_BIASES = 1024
-_MAX_STOPS, _MAX_STOP_CHARACTERS = 16, 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +52,7 @@ def read_request(request: Request, defaults: Sampling = DEFAULT_SAMPLING) -> Tex
         raise InvalidRequest(f"{title}: expected one of the inputs 'text_input' and 'messages', got {given}")
     stated = _json_input(request, "sampling_parameters")
     # As in Triton's vLLM backend: without the tensor, the request parameters are the sampling parameters.
-    values: Mapping[str, Any] = dict(request.parameters) if stated is None else _json(stated, title)
+    values: Mapping[str, Any] = dict(request.parameters) if stated is None else parse_json_object(stated, title)
     is_stream = _flag(request, "stream", bool(values.get("stream", False)))
     excludes = _flag(request, "exclude_input_in_output", is_stream or prompt is None)
     if is_stream and not excludes:
@@ -113,121 +92,6 @@ def read_request(request: Request, defaults: Sampling = DEFAULT_SAMPLING) -> Tex
             )
         ),
     )
-
-
-def read_sampling(
-    values: Mapping[str, Any], title: str, *, is_strict: bool, defaults: Sampling = DEFAULT_SAMPLING
-) -> Sampling:
-    """Return the sampling parameters; `defaults` where they are missing or null.
-
-    Unknown names are errors if `is_strict`, otherwise those that are known to constrain a text. Raises InvalidRequest.
-    """
-
-    def bad(key: str, expected: str) -> InvalidRequest:
-        return InvalidRequest(f"{title}: sampling parameter {key}: expected {expected}, got {str(values[key])[:80]!r}")
-
-    def number(key: str, default: float, least: float, most: float) -> float:
-        value = values.get(key)
-        if value is None:
-            return default
-        if isinstance(value, str):  # values of request parameters may be text
-            try:
-                value = float(value)
-            except ValueError:
-                raise bad(key, f"{least:g} to {most:g}") from None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-            raise bad(key, f"{least:g} to {most:g}")
-        return value
-
-    def whole(key: str, default: int, least: int, most: int = 1 << 31) -> int:
-        value = number(key, default, least, most)
-        if value != math.floor(value):
-            raise bad(key, "a whole number")
-        return int(value)
-
-    known = {
-        "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty",
-        "presence_penalty", "frequency_penalty", "stop", "ignore_eos", "json_schema", "choice", "regex", "grammar",
-        "stream", "logprobs", "logit_bias", "n", "lora_name",
-    }  # fmt: skip
-    unknown = sorted(set(values) - known if is_strict else filter(partial(_constrains, values), values))
-    if unknown:
-        instead = f"; use '{SAME_AS[unknown[0]]}'" if unknown[0] in SAME_AS else ""
-        raise InvalidRequest(
-            f"{title}: unknown sampling parameter '{unknown[0][:80]}'{instead}; known are {', '.join(sorted(known))}"
-        )
-    if whole("n", 1, 1) != 1:
-        raise bad("n", "1; send the request once for each text")
-    stop = values.get("stop") or ()
-    stops = [stop] if isinstance(stop, str) else stop
-    if not isinstance(stops, list | tuple) or not all(isinstance(item, str) for item in stops):
-        raise bad("stop", "a text or a list of texts")
-    if len(stops) > _MAX_STOPS or any(len(item) > _MAX_STOP_CHARACTERS for item in stops):
-        raise bad("stop", f"at most {_MAX_STOPS} texts of at most {_MAX_STOP_CHARACTERS} characters")
-    schema = values.get("json_schema")
-    if isinstance(schema, dict):  # an empty one is for any JSON
-        schema = json.dumps(schema)
-    elif schema and (not isinstance(schema, str) or not isinstance(_json(schema, title), dict)):
-        raise bad("json_schema", "a JSON schema, as an object or its text")
-    choice = values.get("choice") or ()
-    if not isinstance(choice, list | tuple) or not all(isinstance(item, str) and item for item in choice):
-        raise bad("choice", "a list of texts that are not empty")
-    regex, grammar = values.get("regex") or "", values.get("grammar") or ""
-    if not isinstance(regex, str):
-        raise bad("regex", "a regular expression")
-    if not isinstance(grammar, str):
-        raise bad("grammar", "rules in GBNF")
-    if sum(map(bool, (schema, choice, regex, grammar))) > 1:
-        raise InvalidRequest(f"{title}: expected one of the sampling parameters json_schema, choice, regex and grammar")
-    seed = whole("seed", -1, -1, (1 << 63) - 1)  # as in vLLM -1 is none
-    adapter = values.get("lora_name") or ""
-    if not isinstance(adapter, str):
-        raise bad("lora_name", "the name of an adapter")
-    for key in ("ignore_eos",):
-        if not isinstance(values.get(key, False), bool):
-            raise bad(key, "true or false")
-    return Sampling(
-        max_tokens=whole("max_tokens", defaults.max_tokens, 0),
-        min_tokens=whole("min_tokens", 0, 0),
-        temperature=number("temperature", defaults.temperature, 0.0, 100.0),
-        top_p=number("top_p", defaults.top_p, 1e-6, 1.0),
-        top_k=whole("top_k", defaults.top_k, -1),
-        min_p=number("min_p", defaults.min_p, 0.0, 1.0),
-        seed=None if seed == -1 else seed,
-        repetition_penalty=number("repetition_penalty", defaults.repetition_penalty, 0.01, 100.0),
-        presence_penalty=number("presence_penalty", 0.0, -2.0, 2.0),
-        frequency_penalty=number("frequency_penalty", 0.0, -2.0, 2.0),
-        stop=tuple(stops),
-        ignore_eos=bool(values.get("ignore_eos", False)),
-        json_schema=schema or "",
-        top_logprobs=whole("logprobs", 0, 0, MAX_TOP_LOGPROBS),
-        logit_bias=_read_bias(values, title),
-        choice=tuple(choice),
-        regex=regex,
-        grammar=grammar,
-        adapter=adapter,
-    )
-
-
-def _read_bias(values: Mapping[str, Any], title: str) -> tuple[tuple[int, float], ...]:
-    """Return `logit_bias`: an object whose names are tokens. Raises InvalidRequest."""
-    bias = values.get("logit_bias") or {}
-    if not isinstance(bias, dict) or len(bias) > _MAX_BIASES:
-        raise InvalidRequest(f"{title}: sampling parameter logit_bias: expected an object of at most {_MAX_BIASES}")
-    for token, value in bias.items():
-        is_token = isinstance(token, str) and token.isascii() and token.isdecimal() and len(token) < 10
-        if not is_token or isinstance(value, bool) or not isinstance(value, int | float) or not -100 <= value <= 100:
-            raise InvalidRequest(
-                f"{title}: sampling parameter logit_bias: expected tokens with numbers from -100 to 100, got "
-                f"{str(token)[:20]!r}: {str(value)[:20]!r}"
-            )
-    return tuple((int(token), float(value)) for token, value in bias.items())
-
-
-def _constrains(values: Mapping[str, Any], name: str) -> bool:
-    """Return whether a request parameter asks for what no model supports. An empty text asks for nothing."""
-    value = values[name]
-    return value not in (None, "") and (name in _ELSEWHERE or (name in UNSUPPORTED and value not in UNSUPPORTED[name]))
 
 
 def _chat(given: str | JsonTensor, title: str) -> tuple[Sequence[ChatMessage], Tools | None, Mapping[str, Any]]:
@@ -279,7 +143,7 @@ def _images(request: Request, title: str) -> Sequence[bytes]:
     if tensor is None:
         return ()
     # Imported only for requests with pictures.
-    from edge_server.plugins.language.pictures import check_pictures
+    from edge_server.plugins.language.engines.pictures import check_pictures
 
     files: list[bytes] = tensor.array.ravel().tolist()
     return check_pictures(files, f"{title}: input 'image'")
@@ -298,16 +162,6 @@ def _parse_arguments(message: dict[str, Any], title: str) -> dict[str, Any]:
     except (ValueError, TypeError, KeyError, RecursionError):
         raise InvalidRequest(f"{title}: expected tool_calls with a function and its arguments as JSON") from None
     return {**message, "tool_calls": calls}
-
-
-def _json(given: str | JsonTensor, title: str) -> dict[str, Any]:
-    try:
-        value = given.value if isinstance(given, JsonTensor) else json.loads(given)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{title}: expected a JSON object, got an error: {error}") from None
-    if not isinstance(value, dict):
-        raise InvalidRequest(f"{title}: expected a JSON object, got {type(value).__name__}")
-    return value
 
 
 def _json_input(request: Request, name: str) -> str | JsonTensor | None:

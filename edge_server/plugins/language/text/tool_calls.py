@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from edge_server.errors import InvalidRequest
+from edge_server.plugins.language.engines.settings import ToolFormat
+from edge_server.plugins.language.engines.token_engine import schema_place
 from edge_server.plugins.language.text.call_syntax import (
     DEEPSEEK,
     DEEPSEEK_HEAD,
@@ -23,24 +25,6 @@ from edge_server.plugins.language.text.call_syntax import (
     tagged_call,
 )
 from edge_server.plugins.language.text.incremental_detokenizer import overlap
-
-ToolFormat: TypeAlias = Literal["hermes", "llama3_json", "mistral", "pythonic", "deepseek_v3", "gemma4", "openai"]
-"""How a model writes its calls; the names are those of vLLM's `--tool-call-parser`.
-
-- `hermes` (Hermes, Qwen, GLM): `<tool_call>{"name": "f", "arguments": {...}}</tool_call>`, with text around it. Newer
-  models of Qwen write `<function=f><parameter=x>...</parameter></function>` between the tags, GLM 4.5 and newer
-  `f<arg_key>x</arg_key><arg_value>...</arg_value>`.
-- `llama3_json` (Llama 3): an answer that begins with `{"name": "f", "parameters": {...}}`; `;` between two calls.
-- `mistral` (Mistral, also Granite 3 and Phi-4-mini): an answer that is a list, `[{"name": "f", "arguments": {...}}]`,
-  after a tag that is a special token in most vocabularies, so that it is not in the text. Newer models of Mistral
-  write `[TOOL_CALLS]f[ARGS]{...}` for each call, the oldest of these with an id of nine characters after the name.
-- `pythonic` (LFM2, Llama 4): an answer that is a list in Python's syntax, `[f(x="a"), g()]`.
-- `deepseek_v3` (DeepSeek R1, V3, V3.1): calls between `<｜tool▁call▁begin｜>` and `<｜tool▁call▁end｜>`, or as
-  `hermes`.
-- `gemma4` (Gemma 4, FunctionGemma): `<|tool_call>call:f{x:<|"|>a<|"|>,n:1}<tool_call|>`, or the same notation between
-  `<start_function_call>` and `<end_function_call>`.
-- `openai` (gpt-oss): messages to `functions.f`; see `answer_parser`.
-"""
 
 ToolCallDelta: TypeAlias = dict[str, Any]
 """Part of a call in the form of OpenAI's streams: `index`, and `id`, `type` and `function.name` in the first part;
@@ -132,11 +116,6 @@ class Tools:
                 index, path = int(path[1]), path[2:]
             path = path[2:]  # properties.arguments
         return schema_place(f"tools[{index}].function.parameters", path)
-
-
-def schema_place(name: str, path: Sequence[str | int]) -> str:
-    """Return the name of a part of a schema, such as `json_schema.properties.x.anyOf[1]`. `name` is the schema's."""
-    return name + "".join(f"[{part}]" if isinstance(part, int) else f".{part[:64]}" for part in path)
 
 
 def _move_references(schema: Any, root: str) -> Any:

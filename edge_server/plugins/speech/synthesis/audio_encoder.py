@@ -15,7 +15,7 @@ import numpy as np
 
 from edge_server.backends.base import Array
 from edge_server.errors import InvalidRequest, install_hint
-from edge_server.plugins.speech.resampling import resample
+from edge_server.plugins.speech.audio_file import resample
 
 PCM_RATE = 24_000
 """Samples a second of PCM, which says nothing about itself: clients expect OpenAI's."""

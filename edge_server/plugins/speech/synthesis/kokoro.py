@@ -22,8 +22,9 @@ import numpy as np
 from edge_server.backends.base import Array, Backend, ModelFile, Session
 from edge_server.backends.runtime_errors import existing_file, file_title, message_line
 from edge_server.errors import LoadError
+from edge_server.plugins.speech.speech_backend import read_json
 from edge_server.plugins.speech.synthesis.espeak_phonemes import TIE
-from edge_server.plugins.speech.synthesis.voice_backend import VoiceBackend, VoiceModel, graph_tensors, read_json
+from edge_server.plugins.speech.synthesis.voice_backend import VoiceBackend, VoiceModel, graph_tensors
 
 _STYLE_SIZE = 256
 _MAX_TOKENS = 510

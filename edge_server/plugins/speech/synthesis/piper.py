@@ -24,7 +24,8 @@ import numpy as np
 from edge_server.backends.base import Array, Backend, ModelFile, Session
 from edge_server.backends.runtime_errors import existing_file, file_title
 from edge_server.errors import LoadError
-from edge_server.plugins.speech.synthesis.voice_backend import VoiceBackend, VoiceModel, graph_tensors, read_json
+from edge_server.plugins.speech.speech_backend import read_json
+from edge_server.plugins.speech.synthesis.voice_backend import VoiceBackend, VoiceModel, graph_tensors
 
 T = TypeVar("T")
 

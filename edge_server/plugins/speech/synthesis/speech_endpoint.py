@@ -5,19 +5,16 @@ from __future__ import annotations
 import base64
 import contextlib
 import logging
-from collections.abc import Callable
 from functools import partial
 
 from edge_server.errors import BackendError, EdgeServerError
 from edge_server.frontends.http.request import HttpRequest
-from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import HttpResponse
-from edge_server.plugins.language.openai.call_runner import CallRunner
+from edge_server.plugins.language.openai.api_endpoints import ApiEndpoints, answering
 from edge_server.plugins.language.openai.completion_response import EVENT_STREAM_HEADERS, OPENAI_ERRORS, event
-from edge_server.plugins.speech.synthesis.audio_encoder import AudioEncoder, check_encodable, make_encoder
-from edge_server.plugins.speech.synthesis.speech_call import spoken_parts
+from edge_server.plugins.speech.model_call import spoken_parts
+from edge_server.plugins.speech.synthesis.audio_encoder import AudioEncoder, make_encoder
 from edge_server.plugins.speech.synthesis.speech_request import SpeechRequest, read_speech_request
-from edge_server.service import InferenceService
 
 log = logging.getLogger(__name__)
 
@@ -25,19 +22,12 @@ _DONE = {"type": "speech.audio.done", "usage": {"input_tokens": 0, "output_token
 """Last event of a stream. Clients expect the numbers; voices here have no tokens that are paid for."""
 
 
-class SpeechEndpoint:
-    """The handler. `may_change_models` returns whether the sender of a request may load and unload models."""
+class SpeechEndpoint(ApiEndpoints):
+    errors = OPENAI_ERRORS
 
-    def __init__(self, service: InferenceService, may_change_models: Callable[[RequestHead], bool]) -> None:
-        self._service = service
-        self._runner = CallRunner(service, may_change_models, OPENAI_ERRORS)
-
+    @answering
     async def speak(self, request: HttpRequest) -> HttpResponse | None:
-        return await self._runner.respond(request, partial(self._run, request))
-
-    async def _run(self, request: HttpRequest) -> HttpResponse | None:
-        call = await self._runner.read(request, read_speech_request)
-        check_encodable(call.response_format)
+        call = await self.read(request, read_speech_request)
         try:
             return await self._answer(request, call)
         except EdgeServerError as error:
@@ -52,7 +42,7 @@ class SpeechEndpoint:
     async def _answer(self, request: HttpRequest, call: SpeechRequest) -> HttpResponse | None:
         """Answer whole if all audio comes at once, else as a stream. Raises EdgeServerError."""
         encoder: AudioEncoder | None = None
-        async with contextlib.aclosing(spoken_parts(self._service, request.context.dispatch, call)) as parts:
+        async with contextlib.aclosing(spoken_parts(self.service, request.context.dispatch, call)) as parts:
             async for part in parts:
                 if encoder is None:
                     if not part.rate:
@@ -65,14 +55,10 @@ class SpeechEndpoint:
                     is_audio = not call.is_event_stream
                     headers = {"Content-Type": encoder.content_type} if is_audio else EVENT_STREAM_HEADERS
                     await request.begin_stream(200, headers)
-                await self._write(request, call, data)
+                if data and call.is_event_stream:
+                    data = event({"type": "speech.audio.delta", "audio": base64.b64encode(data).decode()})
+                if data:
+                    await request.write(data)
         if call.is_event_stream:
             await request.write(event(_DONE))
         return None
-
-    @staticmethod
-    async def _write(request: HttpRequest, call: SpeechRequest, data: bytes) -> None:
-        if data and call.is_event_stream:
-            data = event({"type": "speech.audio.delta", "audio": base64.b64encode(data).decode()})
-        if data:
-            await request.write(data)

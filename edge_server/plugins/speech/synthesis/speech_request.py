@@ -19,7 +19,7 @@ from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.frontends.v2.json_parser import parse_object
 from edge_server.plugins.language.openai.completion_request import BadMember, check_names, read_model
-from edge_server.plugins.speech.synthesis.audio_encoder import FORMATS
+from edge_server.plugins.speech.synthesis.audio_encoder import FORMATS, check_encodable
 from edge_server.protocol.raw_tensors import Buffer
 
 _DEFAULT_FORMAT = "mp3"
@@ -87,20 +87,23 @@ def read_speech_request(body: Buffer) -> SpeechRequest:
     text = _text(members, "input", "")
     if not text.strip():
         raise BadMember("input", "'input': expected a text to speak, got none")
+    voice, speed = members.get("voice"), members.get("speed")
+    if not isinstance(voice, dict):
+        voice = {"id": voice}
+    if speed is not None and (
+        isinstance(speed, bool) or not isinstance(speed, int | float) or not math.isfinite(speed)
+    ):
+        raise BadMember("speed", f"'speed': expected a number, got {str(speed)[:40]!r}")
+    response_format = _choice(members, "response_format", FORMATS, _DEFAULT_FORMAT)
+    check_encodable(response_format)
     return SpeechRequest(
         model=read_model(members),
         text=text,
-        voice=_voice(members),
-        speed=_speed(members.get("speed")),
-        response_format=_choice(members, "response_format", FORMATS, _DEFAULT_FORMAT),
+        voice=_text(voice, "id", "", shown="voice"),
+        speed=1.0 if speed is None else float(speed),
+        response_format=response_format,
         is_event_stream=_choice(members, "stream_format", ("audio", "sse"), "audio") == "sse",
     )
-
-
-def _voice(members: Mapping[str, Any]) -> str:
-    """Return the name of the voice: a text, or an object with it as `id`."""
-    voice = members.get("voice")
-    return _text(voice if isinstance(voice, dict) else {"id": voice}, "id", "", shown="voice")
 
 
 def _text(members: Mapping[str, Any], name: str, default: str, shown: str = "") -> str:
@@ -117,10 +120,3 @@ def _choice(members: Mapping[str, Any], name: str, choices: tuple[str, ...], def
     if value not in choices:
         raise BadMember(name, f"'{name}': expected {', '.join(choices)}, got '{value[:40]}'")
     return value
-
-
-def _speed(value: object) -> float:
-    speed = 1.0 if value is None else value
-    if isinstance(speed, bool) or not isinstance(speed, int | float) or not math.isfinite(speed):
-        raise BadMember("speed", f"'speed': expected a number, got {str(value)[:40]!r}")
-    return float(speed)

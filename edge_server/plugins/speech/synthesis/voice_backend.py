@@ -1,4 +1,4 @@
-"""Common part of the backends for text to speech: tensors, parameters, and a session that speaks a text sentence by
+"""Base of the backends for text to speech: tensors, parameters, and a session that speaks a text sentence by
 sentence.
 
 A child process makes phonemes with the library espeak-ng, which reads hostile texts, and runs the ONNX file with the
@@ -14,11 +14,8 @@ backend `onnxruntime`. The end of the process gives the memory back. Parameters:
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import itertools
-import json
 import math
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -30,7 +27,6 @@ import numpy as np
 from edge_server.backends import load_backend, onnx_file_info
 from edge_server.backends.base import (
     Array,
-    Backend,
     Execution,
     ModelFile,
     ModelSignature,
@@ -41,7 +37,14 @@ from edge_server.backends.base import (
 from edge_server.backends.isolation.isolated_session import IsolatedSession
 from edge_server.backends.option_parsers import whole_number
 from edge_server.backends.runtime_errors import message_line, open_with_library
-from edge_server.errors import BackendMissing, EdgeServerError, InvalidRequest, LoadError, install_hint
+from edge_server.errors import InvalidRequest, LoadError
+from edge_server.plugins.speech.speech_backend import (
+    SpeechBackend,
+    SpeechSession,
+    lower_priority,
+    read_flag,
+    read_text,
+)
 from edge_server.plugins.speech.synthesis.espeak_phonemes import Phonemizer
 
 MIN_SPEED, MAX_SPEED = 0.25, 4.0
@@ -51,15 +54,10 @@ _LIMIT_OF_MAX_CHARACTERS = 20_000
 """About 25 minutes of speech, which the server holds at 6 MB a minute if the client reads nothing."""
 _MAX_LISTED = 20
 """Voices that a message names. A model may have a thousand."""
-_NICENESS = 5
-_MAX_JSON_BYTES = 1 << 20
 _PROCESS_BYTES = 100 << 20
 """Of the child process with its libraries."""
 _LOAD_FACTOR = 2.0
 """Memory of the weights and of the numbers between the layers / the file."""
-
-_INPUTS = (("text", "STRING"), ("voice", "STRING"), ("speed", "FP32"), ("stream", "BOOL"))
-_OUTPUTS = (("audio", "FP32", -1), ("sample_rate", "INT32", 1))
 
 
 class VoiceModel(ABC):
@@ -92,37 +90,21 @@ ModelReader: TypeAlias = Callable[[ModelFile, Mapping[str, str]], VoiceModel]
 """Reads the files of a model, given its parameters. Raises LoadError."""
 
 
-class VoiceBackend(Backend):
-    """Opens voices in child processes."""
-
-    no_gpu_reason = "computes on the CPU"
-    isolates_itself = True
+class VoiceBackend(SpeechBackend):
+    inputs = (("text", "STRING"), ("voice", "STRING"), ("speed", "FP32"), ("stream", "BOOL"))
+    outputs = (("audio", "FP32", [-1]), ("sample_rate", "INT32", [1]))
 
     def __init__(self, name: str, default_filename: str, read_model: ModelReader) -> None:
-        """`read_model` must be picklable."""
-        self.name = name
+        """`read_model` must be picklable. Raises BackendMissing."""
+        super().__init__(name, "onnxruntime", "onnxruntime")
         self.default_filename = default_filename
         self._read_model = read_model
-        if importlib.util.find_spec("onnxruntime") is None:
-            raise BackendMissing(f"runtime onnxruntime is not installed; {install_hint('onnxruntime')}")
 
-    def auto_complete(self, file: ModelFile, config_json: str) -> str | None:
-        config = json.loads(config_json)
-        parameters = config.setdefault("parameters", {})
+    def complete_parameters(self, file: ModelFile, parameters: dict[str, Any]) -> None:
         languages = self._read_model(file, {}).languages
         voices = parameters.setdefault("voices", {"string_value": ", ".join(languages)})
         known = [languages.get(voice, "") for voice in voice_names(voices.get("string_value", ""))]
         parameters.setdefault("languages", {"string_value": ", ".join(known)})
-        config["max_batch_size"] = 0
-        config.setdefault("model_transaction_policy", {})["decoupled"] = True
-        config["input"] = [
-            {"name": name, "data_type": f"TYPE_{kind}", "dims": [1], "optional": name != "text"}
-            for name, kind in _INPUTS
-        ]
-        config["output"] = [
-            {"name": name, "data_type": f"TYPE_{kind}", "dims": [size]} for name, kind, size in _OUTPUTS
-        ]
-        return json.dumps(config)
 
     def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature | None:
         self._read_model(file, parameters)
@@ -138,17 +120,12 @@ class VoiceBackend(Backend):
 
 def open_voices(job: OpenJob, read_model: ModelReader) -> RequestSession:
     """Open a model in this process. Raises LoadError. For the child process."""
-    niceness = whole_number(job.spec.name, job.spec.parameters, "niceness", _NICENESS, 0)
-    if niceness > 19:
-        raise LoadError(f"model '{job.spec.name}': parameter niceness: expected 0 to 19, got {niceness}")
-    os.nice(niceness)
+    lower_priority(job)
     model = read_model(job.file, job.spec.parameters)
     return open_with_library(job.file, job.spec.backend, lambda: VoiceSession(job, model))
 
 
-class VoiceSession(RequestSession):
-    """One model, which speaks one text at a time."""
-
+class VoiceSession(SpeechSession):
     def __init__(self, job: OpenJob, model: VoiceModel) -> None:
         """Raises LoadError, BackendMissing."""
         self._name = job.spec.name
@@ -178,20 +155,12 @@ class VoiceSession(RequestSession):
         self._session = session
         self.info = dataclasses.replace(session.info, is_bound=False, only_computes=False)
 
-    def execute(self, executions: Sequence[Execution]) -> None:
-        for execution in executions:
-            try:
-                self._answer(execution)
-            except EdgeServerError as error:
-                execution.fail(error.detached())
-
     def close(self) -> None:
         self._session.close()
 
-    def _answer(self, execution: Execution) -> None:
+    def answer(self, execution: Execution, inputs: Mapping[str, Array]) -> None:
         """Send the audio of each sentence as it is made, or that of the text. Raises InvalidRequest, BackendError."""
-        inputs = {name: tensor.array.ravel() for name, tensor in execution.request.inputs.items()}
-        text, voice = _text(inputs, "text"), _text(inputs, "voice") or self._voices[0]
+        text, voice = read_text(inputs, "text"), read_text(inputs, "voice") or self._voices[0]
         if len(text) > self._max_characters:
             raise InvalidRequest(
                 f"text: expected at most {self._max_characters} characters, which the model's parameter "
@@ -202,7 +171,7 @@ class VoiceSession(RequestSession):
         speed = float(inputs["speed"][0]) if "speed" in inputs else 1.0
         if not math.isfinite(speed) or not MIN_SPEED <= speed <= MAX_SPEED:
             raise InvalidRequest(f"speed: expected {MIN_SPEED:g} to {MAX_SPEED:g}, got {speed:g}")
-        is_stream = bool(inputs["stream"][0]) if "stream" in inputs else False
+        is_stream = read_flag(inputs, "stream")
         self._phonemizer.set_language(self._model.espeak_language(voice))
         sentences = self._phonemizer.sentences(text, self._model.max_phonemes)
         parts: list[Array] = [np.empty(0, np.float32)]
@@ -241,25 +210,3 @@ def graph_tensors(title: str, path: Path) -> tuple[Mapping[str, int], Mapping[st
     else:
         return {item.name: item.element for item in inputs}, {item.name: item.element for item in outputs}
     raise LoadError(f"{title}: '{path.name}' cannot be read: {said}")
-
-
-def read_json(title: str, path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file. Raises LoadError."""
-    try:
-        with path.open("rb") as file:
-            value = json.loads(file.read(_MAX_JSON_BYTES))
-    except (OSError, ValueError, RecursionError) as error:
-        raise LoadError(f"{title} cannot be read as JSON: {message_line(error)}") from None
-    if not isinstance(value, dict):
-        raise LoadError(f"{title}: expected a JSON object")
-    return value
-
-
-def _text(inputs: Mapping[str, Array], name: str) -> str:
-    """Return a text, "" if it is not given. Raises InvalidRequest."""
-    if name not in inputs:
-        return ""
-    try:
-        return str(bytes(inputs[name][0]), "utf-8").strip()
-    except UnicodeDecodeError:
-        raise InvalidRequest(f"{name}: expected UTF-8") from None

@@ -11,9 +11,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from edge_server.errors import EdgeServerError, Forbidden, QueueFull
+from edge_server.core.model_spec import ModelSpec
+from edge_server.errors import EdgeServerError, Forbidden, NotReady, QueueFull, UnknownModel
+from edge_server.frontends.loop_dispatch import LoopDispatch
 from edge_server.frontends.plugin_listener import PluginListener
 from edge_server.plugins.speech.wyoming.event_stream import MAX_JSON_BYTES, EventStream, WyomingEvent
+from edge_server.service import InferenceService
+from edge_server.version import __version__
 
 MAX_CONNECTIONS = 32
 _BACKLOG = 32
@@ -40,6 +44,18 @@ class WyomingService(ABC):
     event_types: frozenset[str]
     """Types of the events that it takes. No other service takes them."""
 
+    def __init__(self, service: InferenceService) -> None:
+        self.service = service
+        self.dispatch = LoopDispatch(asyncio.get_running_loop())
+
+    def ready_specs(self) -> list[ModelSpec]:
+        """Return the models that serve, by name."""
+        found = []
+        for name in sorted({entry.name for entry in self.service.repository_index(only_ready=True)}):
+            with contextlib.suppress(NotReady, UnknownModel):  # unloaded since
+                found.append(self.service.find(name, None).spec)
+        return found
+
     @abstractmethod
     def programs(self) -> Mapping[str, Sequence[Mapping[str, Any]]]:
         """Return the service's lists in the event `info`, such as {"asr": [...]}. Called for each client that asks."""
@@ -47,6 +63,13 @@ class WyomingService(ABC):
     @abstractmethod
     def connect(self) -> ServiceConnection:
         """Return the state of a new connection. Called at its first event for this service."""
+
+
+def describe_item(name: str, description: str, **more: Any) -> dict[str, Any]:
+    """Return an item of the event `info`: a program, model or voice."""
+    author = {"name": "edge_server", "url": ""}
+    about = {"attribution": author, "installed": True, "version": __version__}
+    return {"name": name, "description": description, **about, **more}
 
 
 class WyomingPort(PluginListener["_Connection"]):

@@ -5,23 +5,20 @@ Home Assistant names a language and no model: the first model by name that knows
 
 from __future__ import annotations
 
-import asyncio
 import io
 import wave
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from edge_server.core.model_spec import ModelSpec
-from edge_server.errors import InvalidRequest, NotReady, QueueFull, UnknownModel
-from edge_server.frontends.loop_dispatch import LoopDispatch
+from edge_server.errors import InvalidRequest, QueueFull, UnknownModel
 from edge_server.plugins.speech.audio_file import MAX_CHANNELS, MIN_SECONDS, SAMPLE_RATES
-from edge_server.plugins.speech.transcription_call import run_transcription
+from edge_server.plugins.speech.model_call import run_transcription
 from edge_server.plugins.speech.transcription_request import TranscriptionRequest, takes_speech
 from edge_server.plugins.speech.transcription_response import Transcript
 from edge_server.plugins.speech.wyoming.event_stream import EventStream, WyomingEvent
-from edge_server.plugins.speech.wyoming.port import ServiceConnection, WyomingService
+from edge_server.plugins.speech.wyoming.port import ServiceConnection, WyomingService, describe_item
 from edge_server.service import InferenceService
-from edge_server.version import __version__
 
 MAX_AUDIO_BYTES = 8 << 20
 """Of one recording: four minutes as Home Assistant sends them."""
@@ -29,49 +26,37 @@ MAX_HELD_BYTES = 64 << 20
 """Of all recordings together, until they are transcribed."""
 
 _WIDTHS = (2, 3, 4)
-_AUTHOR = {"name": "edge_server", "url": ""}
 
 
 class SpeechToText(WyomingService):
     event_types = frozenset({"transcribe", "audio-start", "audio-chunk", "audio-stop"})
 
     def __init__(self, service: InferenceService) -> None:
-        self.service = service
-        self.dispatch = LoopDispatch(asyncio.get_running_loop())
+        super().__init__(service)
         self.held_bytes = 0
 
     def programs(self) -> Mapping[str, Sequence[Mapping[str, Any]]]:
-        about = {"attribution": _AUTHOR, "installed": True, "version": __version__}
         models = [
-            {**about, "name": spec.name, "description": f"Model {spec.name}", "languages": languages_of(spec)}
-            for spec in self.models()
+            describe_item(spec.name, f"Model {spec.name}", languages=languages_of(spec)) for spec in self.models()
         ]
         if not models:
             return {}
-        program = {
-            **about,
-            "name": "edge_server",
-            "description": "Speech to text of edge_server",
-            "models": models,
-            "supports_transcript_streaming": True,
-            # The client decides where a command ends.
-            "requires_external_vad": True,
+        # The client decides where a command ends.
+        abilities = {"supports_transcript_streaming": True, "requires_external_vad": True}
+        return {
+            "asr": [
+                describe_item(
+                    name="edge_server", description="Speech to text of edge_server", models=models, **abilities
+                )
+            ]
         }
-        return {"asr": [program]}
 
     def connect(self) -> ServiceConnection:
         return _Recording(self)
 
     def models(self) -> list[ModelSpec]:
         """Return the models that serve and take speech, by name."""
-        names = sorted({entry.name for entry in self.service.repository_index(only_ready=True)})
-        found = []
-        for name in names:
-            try:
-                found.append(self.service.find(name, None).spec)
-            except (NotReady, UnknownModel):
-                continue  # unloaded since
-        return [spec for spec in found if takes_speech(spec)]
+        return [spec for spec in self.ready_specs() if takes_speech(spec)]
 
     def choose_model(self, name: str, language: str) -> tuple[str, str]:
         """Return the model for a client that names it, or a language, or neither, and the language as the model names

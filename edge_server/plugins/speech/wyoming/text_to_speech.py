@@ -7,28 +7,23 @@ it is complete.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from edge_server.errors import InvalidRequest, NotReady, UnknownModel
-from edge_server.frontends.loop_dispatch import LoopDispatch
+from edge_server.errors import InvalidRequest, UnknownModel
+from edge_server.plugins.speech.model_call import spoken_parts
 from edge_server.plugins.speech.synthesis.audio_encoder import to_pcm
-from edge_server.plugins.speech.synthesis.speech_call import spoken_parts
 from edge_server.plugins.speech.synthesis.speech_request import SpeechRequest, gives_speech, voices_of
 from edge_server.plugins.speech.synthesis.voice_backend import list_names
 from edge_server.plugins.speech.wyoming.event_stream import EventStream, WyomingEvent
-from edge_server.plugins.speech.wyoming.port import ServiceConnection, WyomingService
-from edge_server.service import InferenceService
-from edge_server.version import __version__
+from edge_server.plugins.speech.wyoming.port import ServiceConnection, WyomingService, describe_item
 
 _CHUNK_BYTES = 8192
 _LONGEST_WAIT = 1000
 """Characters of an unfinished sentence that are spoken without its end."""
 _SENTENCE_END = re.compile(r".*(?:[.!?][\"')\]]*\s|[。！？]|\n)", re.DOTALL)
-_AUTHOR = {"name": "edge_server", "url": ""}
 
 
 class OfferedVoice(NamedTuple):
@@ -43,31 +38,15 @@ class OfferedVoice(NamedTuple):
 class TextToSpeech(WyomingService):
     event_types = frozenset({"synthesize", "synthesize-start", "synthesize-chunk", "synthesize-stop"})
 
-    def __init__(self, service: InferenceService) -> None:
-        self.service = service
-        self.dispatch = LoopDispatch(asyncio.get_running_loop())
-
     def programs(self) -> Mapping[str, Sequence[Mapping[str, Any]]]:
-        about = {"attribution": _AUTHOR, "installed": True, "version": __version__}
         voices = [
-            {
-                **about,
-                "name": item.name,
-                "description": item.name,
-                "languages": [item.language] if item.language else [],
-            }
+            describe_item(item.name, item.name, languages=[item.language] if item.language else [])
             for item in self.voices()
         ]
         if not voices:
             return {}
-        program = {
-            **about,
-            "name": "edge_server",
-            "description": "Text to speech of edge_server",
-            "voices": voices,
-            "supports_synthesize_streaming": True,
-        }
-        return {"tts": [program]}
+        abilities = {"voices": voices, "supports_synthesize_streaming": True}
+        return {"tts": [describe_item(name="edge_server", description="Text to speech of edge_server", **abilities)]}
 
     def connect(self) -> ServiceConnection:
         return _Speaker(self)
@@ -75,18 +54,11 @@ class TextToSpeech(WyomingService):
     def voices(self) -> list[OfferedVoice]:
         """Return the voices of the models that serve, by name of the model."""
         found = []
-        for model in sorted({entry.name for entry in self.service.repository_index(only_ready=True)}):
-            try:
-                spec = self.service.find(model, None).spec
-            except (NotReady, UnknownModel):
-                continue  # unloaded since
-            if gives_speech(spec):
-                voices = voices_of(spec) or [("", "")]
-                is_only = len(voices) == 1
-                found += [
-                    OfferedVoice(model if is_only else f"{model}:{voice}", model, voice, language)
-                    for voice, language in voices
-                ]
+        for spec in filter(gives_speech, self.ready_specs()):
+            voices = voices_of(spec) or [("", "")]
+            for voice, language in voices:
+                name = spec.name if len(voices) == 1 else f"{spec.name}:{voice}"
+                found.append(OfferedVoice(name, spec.name, voice, language))
         return found
 
     def choose_voice(self, wanted: object) -> OfferedVoice:

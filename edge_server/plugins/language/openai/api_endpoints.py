@@ -1,4 +1,4 @@
-"""Runner of the calls of all text APIs: submits their requests, streams or joins the responses, and answers errors.
+"""Base of the HTTP handlers of all text APIs: submits requests, streams or joins the responses, and answers errors.
 
 Each API has a parser, which makes a CompletionRequest or an EmbeddingRequest of a body, and an encoder for its answer.
 """
@@ -9,12 +9,11 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
-from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Request, Response, SubmittedRequest
 from edge_server.errors import EdgeServerError, InvalidRequest, NotReady, ServingFault, UnknownModel
 from edge_server.frontends.http.generate_endpoints import MAX_BACKLOG
@@ -26,15 +25,17 @@ from edge_server.frontends.loop_dispatch import LoopDispatch
 from edge_server.frontends.v2.json_parser import parse_object, to_json
 from edge_server.plugins.language.engines.lora_adapters import adapter_names
 from edge_server.plugins.language.openai.completion_request import BadMember, CompletionRequest, read_model
-from edge_server.plugins.language.openai.completion_response import CompletionChoice, ErrorFormat
-from edge_server.plugins.language.openai.embedding_request import EmbeddingRequest, Embeddings, embedding_tensors
-from edge_server.plugins.language.openai.rerank_request import RerankRequest, Scores, is_cross_encoder
+from edge_server.plugins.language.openai.completion_response import CompletionChoice, CompletionEncoder, ErrorFormat
+from edge_server.plugins.language.openai.embedding_request import EmbeddingRequest, embedding_tensors
+from edge_server.plugins.language.openai.rerank_request import RerankRequest, is_cross_encoder
 from edge_server.protocol.raw_tensors import Buffer
 from edge_server.service import Handle, InferenceService
 
 _LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Api = TypeVar("Api", bound="ApiEndpoints")
+Answer: TypeAlias = Callable[[Api, HttpRequest], Awaitable["HttpResponse | None"]]
 Call = TypeVar("Call", CompletionRequest, EmbeddingRequest, RerankRequest)
 TextsCall = TypeVar("TextsCall", EmbeddingRequest, RerankRequest)
 
@@ -52,65 +53,47 @@ _MAX_EMBEDDING_REQUESTS = 16
 """Most requests of one call for embeddings in the server at the same time, so that it does not fill a model's queue."""
 
 
-class CompletionEncoder(Protocol):
-    """Encodes the answer to one CompletionRequest. A piece of a stream is never empty."""
+def answering(handle: Answer[Api]) -> Answer[Api]:
+    """Decorator of a handler: any error before the first byte of a stream is a response in the form of its API, a later
+    one the last piece of the stream. The body is released at the end."""
 
-    stream_headers: Mapping[str, str]
-
-    def idle_piece(self) -> bytes:
-        """Return a piece that tells a client nothing."""
-
-    def pieces(self, choice: CompletionChoice) -> list[bytes]:
-        """Return the pieces for the last response of a choice."""
-
-    def last_pieces(self, choices: Sequence[CompletionChoice]) -> list[bytes]:
-        """Return the end of the stream."""
-
-    def body(self, choices: Sequence[CompletionChoice]) -> object:
-        """Return the JSON of the answer to a call that is no stream."""
-
-
-class CallRunner:
-    """Runs calls of one API. `may_change_models` returns whether the sender of a request may load and unload models,
-    `is_openai` says whether the API is OpenAI's, which also has calls for scores and for speech.
-    """
-
-    def __init__(
-        self,
-        service: InferenceService,
-        may_change_models: Callable[[RequestHead], bool],
-        errors: ErrorFormat,
-        *,
-        is_openai: bool = False,
-    ) -> None:
-        self.service = service
-        self._is_openai = is_openai
-        self._may_change_models = may_change_models
-        self._errors = errors
-
-    async def respond(
-        self, request: HttpRequest, run: Callable[[], Awaitable[HttpResponse | None]]
-    ) -> HttpResponse | None:
-        """Answer a call. Any error before the first byte of a stream is a response in the API's form."""
+    async def respond(endpoints: Api, request: HttpRequest) -> HttpResponse | None:
         try:
-            return await run()
+            return await handle(endpoints, request)
         except ConnectionError:
             raise
         except UnknownModel as error:
-            failure = self._with_names(error)
+            failure = endpoints.with_names(error)
         except EdgeServerError as error:
             failure = error
         except Exception as error:  # noqa: BLE001 - the boundary: the client gets a response for any error
             _LOG.exception("request %s %s failed", request.head.method, request.head.target)
             failure = ServingFault(f"internal error: {type(error).__name__}: {error}")
+        finally:
+            request.release_body()
         if request.is_streaming:
-            await request.write(self._errors.event(failure))
+            await request.write(endpoints.errors.event(failure))
             return None
         response = error_response(failure)
-        response.body = to_json(self._errors.body(failure))
+        response.body = to_json(endpoints.errors.body(failure))
         return response
 
-    def _with_names(self, error: UnknownModel) -> EdgeServerError:
+    return respond
+
+
+class ApiEndpoints:
+    """HTTP handlers of one API, each `answering`, and how their calls run."""
+
+    errors: ErrorFormat
+    has_scores_and_speech = True
+    """Whether the API has calls for models that score texts, and for those that hear or speak."""
+
+    def __init__(self, service: InferenceService, may_change_models: Callable[[RequestHead], bool]) -> None:
+        """`may_change_models` returns whether the sender of a request may load and unload models."""
+        self.service = service
+        self._may_change_models = may_change_models
+
+    def with_names(self, error: UnknownModel) -> EdgeServerError:
         """Return the error with the models that serve, if every client may list them."""
         if not self.service.suggests_models:
             return error
@@ -126,18 +109,20 @@ class CallRunner:
         """
         try:
             body = await request.read_body()
-            read = partial(self._parse, parse, body)
+            read = partial(self.parse, partial(parse, body), lambda: read_model(parse_object(body)))
             return await request.run_on_worker(read) if len(body) > TEXT_ON_LOOP_BYTES else read()
         finally:
             request.release_body()
 
-    def _parse(self, parse: Callable[[Buffer], T], body: Buffer) -> T:
+    def parse(self, parse: Callable[[], T], read_name: Callable[[], str]) -> T:
+        """Return the call that `parse` reads; `read_name` reads only the name of its model. Raises their errors, and
+        UnknownModel instead of another error if there is no such model."""
         try:
-            return parse(body)
+            return parse()
         except InvalidRequest:
             # A client that asks for the wrong model is not sent from one wrong member to the next.
             with contextlib.suppress(InvalidRequest, NotReady):
-                self.find(read_model(parse_object(body)).removesuffix(":latest"))
+                self.find(read_name().removesuffix(":latest"))
             raise
 
     def model_names(self) -> list[str]:
@@ -164,14 +149,14 @@ class CallRunner:
             return []
 
     def is_for_calls(self, name: str) -> bool:
-        """Return whether a model gives text or embeddings, or in OpenAI's API scores, speech or its text."""
+        """Return whether the API has calls for a model."""
         try:
             spec = self.find(name)[0].spec
             audio = spec.input("audio")
             takes_speech = audio is not None and not audio.is_optional
             gives_speech = spec.input("text") is not None and spec.output("audio") is not None
             if takes_speech or gives_speech or is_cross_encoder(spec):
-                return self._is_openai
+                return self.has_scores_and_speech
             if spec.output("text_output") is None:
                 embedding_tensors(spec)
         except (UnknownModel, NotReady, BadMember):
@@ -187,7 +172,7 @@ class CallRunner:
         ignored: tuple[str, ...] = self.keep_alive_warnings(request, call.keep_alive_s)
         return replace(call, keep_alive_s=None, warnings=(*call.warnings, *ignored)) if ignored else call
 
-    async def complete(
+    async def run_completion(
         self, request: HttpRequest, call: CompletionRequest, encoder: Callable[[CompletionRequest], CompletionEncoder]
     ) -> HttpResponse | None:
         """Raises EdgeServerError: a refusal, or the first error of a choice."""
@@ -212,30 +197,11 @@ class CallRunner:
         except InvalidRequest as error:
             raise BadMember("messages", f"'messages': {error.message}") from None
 
-    async def embed(
-        self,
-        request: HttpRequest,
-        parse: Callable[[Buffer], EmbeddingRequest],
-        encode: Callable[[EmbeddingRequest, Embeddings], object],
+    async def run_on_texts(
+        self, request: HttpRequest, parse: Callable[[Buffer], TextsCall], encode: Callable[[TextsCall, Any], object]
     ) -> HttpResponse:
-        """Answer a call whose parser is `parse` with the JSON that `encode` returns. Raises EdgeServerError."""
-        return await self._answer(request, parse, lambda call, *found: encode(call, call.embeddings(*found)))
-
-    async def rerank(
-        self,
-        request: HttpRequest,
-        parse: Callable[[Buffer], RerankRequest],
-        encode: Callable[[RerankRequest, Scores], object],
-    ) -> HttpResponse:
-        """Answer a call whose parser is `parse` with the JSON that `encode` returns. Raises EdgeServerError."""
-        return await self._answer(request, parse, lambda call, *found: encode(call, call.scores(*found)))
-
-    async def _answer(
-        self,
-        request: HttpRequest,
-        parse: Callable[[Buffer], TextsCall],
-        encode: Callable[[TextsCall, ModelSpec, list[Request], list[Response]], object],
-    ) -> HttpResponse:
+        """Answer a call whose parser is `parse` with the JSON that `encode` returns for the call and its results.
+        Raises EdgeServerError."""
         call = await self.read(request, parse)
         handle = self.service.find(call.model, None)
         requests = call.inference_requests(handle.spec)
@@ -245,7 +211,7 @@ class CallRunner:
             self.service.set_keep_alive(call.model, call.keep_alive_s)
 
         def encode_body() -> bytes:
-            return to_json(encode(call, handle.spec, requests, responses))
+            return to_json(encode(call, call.results(handle.spec, requests, responses)))
 
         # A number of 4 bytes becomes about 20 characters.
         text_bytes = 5 * sum(tensor.nbytes for response in responses for tensor in response.outputs)

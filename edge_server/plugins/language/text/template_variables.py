@@ -1,4 +1,4 @@
-"""Check of the variables that a request sets for the chat template, such as `enable_thinking`, and prompts that end
+"""Variables of the chat template that a request sets, such as `enable_thinking`: their check, and prompts that end
 within the last message.
 
 They are the member `chat_template_kwargs` of vLLM's and llama.cpp's API. A variable that the template does not have

@@ -1,4 +1,5 @@
-"""Encoder of the responses to `responses` of OpenAI's API: whole, or as events of a stream, and of errors."""
+"""Encoder of the responses to `responses` of OpenAI's API: whole, or as events of a stream, and of errors, and of what
+a stored response was made from."""
 
 from __future__ import annotations
 
@@ -7,41 +8,54 @@ import re
 import secrets
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import parse_qs
 
 from edge_server.errors import BadSchema, ConstraintFailed, EdgeServerError, ErrorCode, NotFound
 from edge_server.frontends.v2.json_parser import to_json
 from edge_server.plugins.language.openai.completion_request import BadMember, CompletionRequest
 from edge_server.plugins.language.openai.completion_response import (
-    EVENT_STREAM_HEADERS,
     CompletionChoice,
+    CompletionEncoder,
     ErrorFormat,
+    client_place,
     logprob_object,
+    parse_calls,
+    typed_event,
     usage,
+    warnings_member,
 )
 from edge_server.plugins.language.openai.completion_response import error_object as openai_error_object
-from edge_server.plugins.language.responses.response_request import ResponseRequest, UnknownPreviousResponse
-from edge_server.plugins.language.responses.response_store import StoredResponse, TextResponseStore
+from edge_server.plugins.language.openai.response_request import ResponseRequest, UnknownPreviousResponse
+from edge_server.plugins.language.openai.response_store import StoredResponse, TextResponseStore
 
 _FAILURE_CODES = {
     ErrorCode.INVALID_ARG: "invalid_prompt",
     ErrorCode.RESOURCE_EXHAUSTED: "rate_limit_exceeded",
 }
 
+_PARTS = {
+    "summary": ("summary", "reasoning_summary_text", "reasoning_summary_part"),
+    "reasoning": ("content", "reasoning_text", "content_part"),
+    "message": ("content", "output_text", "content_part"),
+}
+"""What an item has one part of -> the member with the part, and the events of its text and of itself."""
+
+_DEFAULT_LIMIT, _MAX_LIMIT = 20, 100
+"""Of a page of input items."""
+
 
 class UnknownResponse(NotFound):
     """No response with the id in the path is stored."""
 
 
-class ResponseEncoder:
-    """CompletionEncoder of the API, of one choice.
+class ResponseEncoder(CompletionEncoder):
+    """Encoder of one choice.
 
     The output is a list of items, one after the other: reasoning, a message, or the call of a tool. A response that has
     ended is added to the store, if the call wants it.
     """
-
-    stream_headers: Mapping[str, str] = EVENT_STREAM_HEADERS
 
     def __init__(self, request: ResponseRequest, store: TextResponseStore) -> None:
         self._request = request
@@ -52,7 +66,7 @@ class ResponseEncoder:
         self._output: list[dict[str, Any]] = []
         """Items. The last one is open while `_open` is not None."""
         self._open: str | int | None = None
-        """"reasoning", "message", or the index of the open call."""
+        """A key of _PARTS, or the index of the open call."""
         self._calls: dict[int, int] = {}
         """Index of a call -> that of its item."""
         self._sequence_number = 0
@@ -64,9 +78,6 @@ class ResponseEncoder:
         self._call = call
         return self
 
-    def idle_piece(self) -> bytes:
-        return b": the model is still busy with the prompt\n\n"
-
     def pieces(self, choice: CompletionChoice) -> list[bytes]:
         self._begin_stream()
         self._add(choice.delta_reasoning, choice.delta, choice.delta_logprobs, choice.delta_tool_calls)
@@ -74,9 +85,6 @@ class ResponseEncoder:
             response = self._end(choice)
             self._emit(f"response.{response['status']}", response=response)
         return self._take_events()
-
-    def last_pieces(self, choices: Sequence[CompletionChoice]) -> list[bytes]:
-        return []
 
     def failed_pieces(self, error: EdgeServerError) -> list[bytes]:
         """Return the end of a stream that an error cuts short."""
@@ -108,28 +116,25 @@ class ResponseEncoder:
     ) -> None:
         """Add what the model has written to the items, with its events."""
         if reasoning:
-            if self._open != "reasoning":
-                self._begin_reasoning()
-            item = self._output[-1]
-            kind = "summary" if self._request.has_summary else "content"
-            item[kind][0]["text"] += reasoning
-            event = "reasoning_summary_text" if self._request.has_summary else "reasoning_text"
-            self._emit_of_item(f"{event}.delta", **{f"{kind}_index": 0}, delta=reasoning)
+            kind = "summary" if self._request.has_summary else "reasoning"
+            if self._open != kind:
+                self._begin_part(kind, {"type": f"{kind}_text", "text": ""}, "rs", type="reasoning", summary=[])
+            self._add_text(reasoning)
         if text:
             if self._open != "message":
                 self._begin_message()
-            (part,) = self._output[-1]["content"]
             found = [logprob_object(entry, self._call.top_logprobs) for entry in logprobs]
-            part["text"] += text
-            part["logprobs"] += found
-            self._emit_of_item("output_text.delta", content_index=0, delta=text, logprobs=found)
+            self._output[-1]["content"][0]["logprobs"] += found
+            self._add_text(text, logprobs=found)
         for call in calls:
-            if call["index"] not in self._calls:
-                self._begin_call(call)
-            index = self._calls[call["index"]]
-            if arguments := call["function"].get("arguments", ""):
-                self._output[index]["arguments"] += arguments
-                self._emit_of_item("function_call_arguments.delta", index, delta=arguments)
+            number, function = call["index"], call["function"]
+            if number not in self._calls:
+                name = function["name"]
+                self._begin(number, "fc", type="function_call", call_id=call["id"], name=name, arguments="")
+                self._calls[number] = len(self._output) - 1
+            if arguments := function.get("arguments", ""):
+                self._output[self._calls[number]]["arguments"] += arguments
+                self._emit_of_item("function_call_arguments.delta", self._calls[number], delta=arguments)
 
     def _begin(self, kind: str | int, prefix: str, **members: Any) -> None:
         """Open an item, and complete the one before."""
@@ -138,49 +143,37 @@ class ResponseEncoder:
         self._output.append({"id": f"{prefix}_{uuid.uuid4().hex}", **members, "status": "in_progress"})
         self._emit("response.output_item.added", output_index=len(self._output) - 1, item=self._output[-1])
 
-    def _begin_reasoning(self) -> None:
-        self._begin("reasoning", "rs", type="reasoning", summary=[])
-        item = self._output[-1]
-        if self._request.has_summary:
-            part = {"type": "summary_text", "text": ""}
-            item["summary"].append(part)
-            self._emit_of_item("reasoning_summary_part.added", summary_index=0, part=part)
-        else:
-            part = {"type": "reasoning_text", "text": ""}
-            item["content"] = [part]
-            self._emit_of_item("content_part.added", content_index=0, part=part)
+    def _begin_part(self, kind: str, part: dict[str, Any], prefix: str, **members: Any) -> None:
+        """Open an item of one part."""
+        self._begin(kind, prefix, **members)
+        member, _, event = _PARTS[kind]
+        self._output[-1][member] = [part]
+        self._emit_of_item(f"{event}.added", **{f"{member}_index": 0}, part=part)
 
     def _begin_message(self) -> None:
-        self._begin("message", "msg", type="message", role="assistant", content=[])
         part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-        self._output[-1]["content"].append(part)
-        self._emit_of_item("content_part.added", content_index=0, part=part)
+        self._begin_part("message", part, "msg", type="message", role="assistant", content=[])
 
-    def _begin_call(self, call: Mapping[str, Any]) -> None:
-        name = call["function"]["name"]
-        self._begin(call["index"], "fc", type="function_call", call_id=call["id"], name=name, arguments="")
-        self._calls[call["index"]] = len(self._output) - 1
+    def _add_text(self, text: str, **members: Any) -> None:
+        """Add text to the part of the open item."""
+        member, event, _ = _PARTS[str(self._open)]
+        self._output[-1][member][0]["text"] += text
+        self._emit_of_item(f"{event}.delta", **{f"{member}_index": 0}, delta=text, **members)
 
     def _end_item(self, status: str) -> None:
         """Complete the open item, if there is one."""
         if self._open is None:
             return
         item = self._output[-1]
-        if self._open == "reasoning" and self._request.has_summary:
-            (part,) = item["summary"]
-            self._emit_of_item("reasoning_summary_text.done", summary_index=0, text=part["text"])
-            self._emit_of_item("reasoning_summary_part.done", summary_index=0, part=part)
-        elif self._open in ("reasoning", "message"):
-            (part,) = item["content"]
-            if self._open == "reasoning":
-                self._emit_of_item("reasoning_text.done", content_index=0, text=part["text"])
-            else:
-                done = {"text": part["text"], "logprobs": part["logprobs"]}
-                self._emit_of_item("output_text.done", content_index=0, **done)
-            self._emit_of_item("content_part.done", content_index=0, part=part)
+        if isinstance(self._open, int):
+            self._emit_of_item("function_call_arguments.done", name=item["name"], arguments=item["arguments"])
         else:
-            done = {"name": item["name"], "arguments": item["arguments"]}
-            self._emit_of_item("function_call_arguments.done", **done)
+            member, text_event, part_event = _PARTS[self._open]
+            (part,) = item[member]
+            place = {f"{member}_index": 0}
+            done = {name: part[name] for name in ("text", "logprobs") if name in part}
+            self._emit_of_item(f"{text_event}.done", **place, **done)
+            self._emit_of_item(f"{part_event}.done", **place, part=part)
         item["status"] = status
         self._open = None
         self._emit("response.output_item.done", output_index=len(self._output) - 1, item=item)
@@ -217,7 +210,7 @@ class ResponseEncoder:
         }
         if choice is not None:
             response.update(completed_at=int(time.time()), usage=_usage(self._call, choice))
-        return {**response, "warnings": list(self._call.warnings)} if self._call.warnings else response
+        return {**response, **warnings_member(self._call.warnings)}
 
     def _emit_of_item(self, kind: str, index: int = -1, **members: Any) -> None:
         """Send an event of the last item, or of the one at `index`."""
@@ -227,7 +220,7 @@ class ResponseEncoder:
     def _emit(self, kind: str, **members: Any) -> None:
         # The items change later: they are encoded now.
         if self._call.is_stream:
-            self._events.append(_event({"type": kind, "sequence_number": self._sequence_number, **members}))
+            self._events.append(typed_event({"type": kind, "sequence_number": self._sequence_number, **members}))
         self._sequence_number += 1
 
     def _take_events(self) -> list[bytes]:
@@ -238,7 +231,7 @@ class ResponseEncoder:
 def error_object(error: EdgeServerError) -> dict[str, Any]:
     """Return an error in OpenAI's form, as the clients of this API know it."""
     if isinstance(error, BadSchema):
-        place = _own_place(error.place)
+        place = client_place(error.place, "text.format.schema", ".parameters")
         error = BadMember(re.split(r"[.\[]", place)[0], f"{place}: {error.problem}")
     found = openai_error_object(error)
     if isinstance(error, UnknownPreviousResponse):
@@ -252,14 +245,10 @@ def _error_event(error: EdgeServerError) -> bytes:
     """Return the event for a fault of the server, whose place in the stream is not known."""
     found = error_object(error)["error"]
     members = {name: found[name] for name in ("code", "message", "param")}
-    return _event({"type": "error", "sequence_number": 0, **members})
+    return typed_event({"type": "error", "sequence_number": 0, **members})
 
 
 RESPONSE_ERRORS = ErrorFormat(error_object, _error_event)
-
-
-def _event(value: Mapping[str, Any]) -> bytes:
-    return f"event: {value['type']}\ndata: ".encode() + to_json(value) + b"\n\n"
 
 
 def _usage(call: CompletionRequest, choice: CompletionChoice) -> dict[str, Any]:
@@ -279,22 +268,72 @@ def _answer(choice: CompletionChoice) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": choice.text}
     if choice.reasoning:
         message["reasoning_content"] = choice.reasoning
-    calls = [call for call in choice.tool_calls if _is_json(call["function"].get("arguments", ""))]
+    calls = [call for call, _ in parse_calls(choice.tool_calls)[0]]
     return {**message, "tool_calls": calls} if calls else message
 
 
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        return False
-    return True
+def input_items(response_id: str, messages: Sequence[Mapping[str, Any]], query: str) -> dict[str, Any]:
+    """Return a page of the items of `messages`, a chat without the answer.
+
+    `query` has `order` (desc), `limit` (20) and `after`, the id of the item before the page. Raises BadMember.
+    """
+    members = {name: values[-1] for name, values in parse_qs(query, max_num_fields=16).items()}
+    order, limit, after = members.get("order", "desc"), members.get("limit", str(_DEFAULT_LIMIT)), members.get("after")
+    if order not in ("asc", "desc"):
+        raise BadMember("order", f"'order': expected asc or desc, got {order[:40]}")
+    if not (limit.isascii() and limit.isdecimal() and len(limit) < 9 and 1 <= int(limit) <= _MAX_LIMIT):
+        raise BadMember("limit", f"'limit': expected a whole number from 1 to {_MAX_LIMIT}, got {limit[:40]}")
+    # Items have the same ids in each call: the client asks for what follows one.
+    suffix = response_id.removeprefix("resp_")[:24]
+    items = [
+        {"id": f"{prefix}_{suffix}{index:04d}", **item}
+        for index, (prefix, item) in enumerate(item for message in messages for item in _items(message))
+    ]
+    if order == "desc":
+        items.reverse()
+    if after is not None:
+        place = next((index for index, item in enumerate(items) if item["id"] == after), None)
+        if place is None:
+            raise BadMember("after", f"'after': the response has no input item '{after[:80]}'")
+        items = items[place + 1 :]
+    page = items[: int(limit)]
+    ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
+    return {"object": "list", "data": page, **ends, "has_more": len(items) > len(page)}
 
 
-def _own_place(text: str) -> str:
-    """Return a text that begins with a place of a schema as the clients of this API know it."""
-    return re.sub(
-        r"^json_schema\b|^(tools\[[0-9]+\])\.function\b",
-        lambda found: found[1] or "text.format.schema",
-        text,
-    )
+def _items(message: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the items of a message with the beginning of their ids."""
+    status = {"status": "completed"}
+    content = message["content"]
+    if message["role"] == "tool":
+        yield "fc", {"type": "function_call_output", "call_id": message["tool_call_id"], "output": content, **status}
+        return
+    if message.get("reasoning_content"):
+        text = {"type": "reasoning_text", "text": message["reasoning_content"]}
+        yield "rs", {"type": "reasoning", "summary": [], "content": [text], **status}
+    calls = message.get("tool_calls", ())
+    if content or not calls:
+        is_answer = message["role"] == "assistant"
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        shown = [_part(part, is_answer=is_answer) for part in parts]
+        yield "msg", {"type": "message", "role": message["role"], "content": shown, **status}
+    for call in calls:
+        function = call["function"]
+        arguments = function.get("arguments", "")
+        text_of = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        call_item = {"type": "function_call", "call_id": call["id"], "name": function["name"], "arguments": text_of}
+        yield "fc", {**call_item, **status}
+
+
+def _part(part: Mapping[str, Any], *, is_answer: bool) -> dict[str, Any]:
+    if part["type"] == "text":
+        if is_answer:
+            return {"type": "output_text", "text": part["text"], "annotations": [], "logprobs": []}
+        return {"type": "input_text", "text": part["text"]}
+    image = part.get("image_url", {})
+    return {
+        "type": "input_image",
+        "detail": image.get("detail", "auto"),
+        "image_url": image.get("url"),
+        "file_id": None,
+    }

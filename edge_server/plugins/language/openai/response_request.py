@@ -19,9 +19,11 @@ from edge_server.plugins.language.openai.completion_request import (
     check_names,
     make_completion_request,
     read_boolean,
+    read_object,
+    read_text,
 )
-from edge_server.plugins.language.responses.response_store import StoredResponse, memory_bytes
-from edge_server.plugins.language.template_variables import EFFORT, THINKING
+from edge_server.plugins.language.openai.response_store import StoredResponse, memory_bytes
+from edge_server.plugins.language.text.template_variables import EFFORT, THINKING
 from edge_server.protocol.raw_tensors import Buffer
 
 _SAME = (
@@ -101,7 +103,8 @@ class ResponseRequest(NamedTuple):
         whole = chat["messages"] if isinstance(chat, dict) else list(chat)
         kept, images, pictures = [], [], iter(self.completion.images)
         for index, message in enumerate(whole, len(messages) - len(whole)):  # below 0: instructions
-            own = list(islice(pictures, _count_pictures(message)))
+            parts = () if isinstance(message["content"], str) else message["content"]
+            own = list(islice(pictures, sum(part["type"] == "image" for part in parts)))
             if index not in left_out:
                 kept.append(message)
                 images += own
@@ -115,11 +118,6 @@ class ResponseRequest(NamedTuple):
         )
 
 
-def _count_pictures(message: Mapping[str, Any]) -> int:
-    content = message["content"]
-    return 0 if isinstance(content, str) else sum(part["type"] == "image" for part in content)
-
-
 def read_response_request(body: Buffer, find: Callable[[str], StoredResponse | None]) -> ResponseRequest:
     """Return the call of a body. `find` returns a stored response by its id. Raises InvalidRequest."""
     members = parse_object(body)
@@ -129,18 +127,27 @@ def read_response_request(body: Buffer, find: Callable[[str], StoredResponse | N
     truncation = members.get("truncation")
     if truncation not in (None, "disabled", "auto"):
         raise BadMember("truncation", f"'truncation': expected disabled or auto, got {str(truncation)[:40]}")
-    _check_stream_options(members.get("stream_options"))
+    # Padding against the guessing of texts by their lengths is not added: `include_obfuscation` has no effect.
+    if unknown := read_object(members, "stream_options").keys() - {"include_obfuscation"}:
+        raise BadMember("stream_options", f"'stream_options.{min(unknown)[:40]}' is not supported")
     is_stored = members.get("store") is None or read_boolean(members, "store")
-    instructions = members.get("instructions")
-    if not isinstance(instructions, str | None):
-        raise BadMember("instructions", f"'instructions': expected a text, got {json_type(instructions)}")
-    effort, summary = _reasoning(members.get("reasoning"))
-    has_logprobs = _LOGPROBS in _include(members.get("include")) or bool(members.get("top_logprobs"))
-    response_format, text = _text_format(members.get("text"))
+    instructions = read_text(members, "instructions")
+    effort, summary = _reasoning(members)
+    include = members.get("include") or []
+    includes = include if isinstance(include, list) else [include]
+    if wrong := [name for name in includes if name not in _INCLUDABLE]:
+        raise BadMember("include", f"'include': expected {' or '.join(_INCLUDABLE)}, got {str(wrong[0])[:80]}")
+    has_logprobs = _LOGPROBS in includes or bool(members.get("top_logprobs"))
+    response_format, text = _text_format(members)
     tools = members.get("tools")
     if not isinstance(tools, list | None):
         raise BadMember("tools", f"'tools': expected a list, got {json_type(tools)}")
-    messages = [*_previous_messages(members.get("previous_response_id"), find), *_messages(members.get("input"))]
+    previous, response_id = None, members.get("previous_response_id")
+    if response_id is not None and (previous := find(str(response_id))) is None:
+        raise UnknownPreviousResponse(
+            "previous_response_id", f"'previous_response_id': no response '{str(response_id)[:80]}' is stored"
+        )
+    messages = [*(previous.messages if previous is not None else ()), *_messages(members.get("input"))]
     opening = [{"role": "system", "content": instructions}] if instructions else []
     translated = {
         **{name: members.get(name) for name in _SAME},
@@ -157,9 +164,9 @@ def read_response_request(body: Buffer, find: Callable[[str], StoredResponse | N
     except BadMember as error:
         raise own_error(error) from None
     echo = {
-        "instructions": instructions,
+        "instructions": members.get("instructions"),
         "max_output_tokens": members.get("max_output_tokens"),
-        "metadata": _metadata(members.get("metadata")),
+        "metadata": _metadata(members),
         "model": completion.model,
         "parallel_tool_calls": completion.has_parallel_calls,
         "previous_response_id": members.get("previous_response_id"),
@@ -168,7 +175,10 @@ def read_response_request(body: Buffer, find: Callable[[str], StoredResponse | N
         "temperature": members.get("temperature"),
         "text": text,
         "tool_choice": members.get("tool_choice") or "auto",
-        "tools": [_tool_echo(tool) for tool in tools or ()],
+        "tools": [
+            {name: tool.get(name) for name in ("type", "name", "description", "parameters", "strict")}
+            for tool in tools or ()
+        ],
         "top_logprobs": completion.top_logprobs,
         "top_p": members.get("top_p"),
         "truncation": truncation or "disabled",
@@ -179,29 +189,14 @@ def read_response_request(body: Buffer, find: Callable[[str], StoredResponse | N
 
 def own_error(error: BadMember) -> BadMember:
     """Return the error of a chat with the names that the client knows."""
-    own = _OWN_NAMES.get(error.param, error.param)
-    # The place of a message is not that of an item.
-    place = rf"'{re.escape(error.param)}(\[[0-9]+\])?"
-    return BadMember(own, re.sub(place, f"'{own}", error.message, count=1))
+    if error.param == "messages":
+        # The place of a message is not that of an item.
+        error = BadMember(error.param, re.sub(r"'messages\[[0-9]+\]", "'messages", error.message, count=1))
+    return error.renamed(_OWN_NAMES)
 
 
-def _object(value: object, name: str) -> dict[str, Any]:
-    """Return the object of a member, an empty one for none. Raises BadMember."""
-    if not isinstance(value, dict | None):
-        raise BadMember(name, f"'{name}': expected an object, got {json_type(value)}")
-    return value or {}
-
-
-def _check_stream_options(value: object) -> None:
-    """Padding against the guessing of texts by their lengths is not added; `include_obfuscation` has no effect."""
-    options = _object(value, "stream_options")
-    unknown = next((name for name in options if name != "include_obfuscation"), None)
-    if unknown is not None:
-        raise BadMember("stream_options", f"'stream_options.{unknown[:40]}' is not supported")
-
-
-def _metadata(value: object) -> dict[str, str]:
-    pairs = _object(value, "metadata")
+def _metadata(members: Mapping[str, Any]) -> dict[str, str]:
+    pairs = read_object(members, "metadata")
     if len(pairs) > _MAX_METADATA or not all(
         len(key) <= _MAX_KEY and isinstance(text, str) and len(text) <= _MAX_VALUE for key, text in pairs.items()
     ):
@@ -212,9 +207,9 @@ def _metadata(value: object) -> dict[str, str]:
     return pairs
 
 
-def _reasoning(value: object) -> tuple[object, str | None]:
+def _reasoning(members: Mapping[str, Any]) -> tuple[object, str | None]:
     """Return the effort, and which summary is wanted."""
-    reasoning = _object(value, "reasoning")
+    reasoning = read_object(members, "reasoning")
     for name, item in reasoning.items():
         if name not in ("effort", "summary", "generate_summary") and item not in (None, _REASONING_DEFAULTS.get(name)):
             raise BadMember("reasoning", f"'reasoning.{name[:40]}' is not supported; supported are effort and summary")
@@ -227,17 +222,9 @@ def _reasoning(value: object) -> tuple[object, str | None]:
     return reasoning.get("effort"), summary
 
 
-def _include(value: object) -> Sequence[str]:
-    names: Sequence[object] = value if isinstance(value, list) else ([] if value is None else [value])
-    for name in names:
-        if name not in _INCLUDABLE:
-            raise BadMember("include", f"'include': expected {' or '.join(_INCLUDABLE)}, got {str(name)[:80]}")
-    return [str(name) for name in names]
-
-
-def _text_format(value: object) -> tuple[object, dict[str, Any]]:
+def _text_format(members: Mapping[str, Any]) -> tuple[object, dict[str, Any]]:
     """Return the format of a chat, and the member `text` of the response."""
-    text = _object(value, "text")
+    text = read_object(members, "text")
     if text.get("verbosity") not in (None, "medium"):
         raise BadMember("text", "'text.verbosity': expected medium: models of this server know no other")
     unknown = next((name for name in text if name not in ("format", "verbosity")), None)
@@ -265,10 +252,6 @@ def _tool(tool: object, index: int) -> dict[str, Any]:
     return {"type": "function", "function": {name: tool[name] for name in names if tool.get(name)}}
 
 
-def _tool_echo(tool: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: tool.get(name) for name in ("type", "name", "description", "parameters", "strict")}
-
-
 def _tool_choice(choice: object) -> object:
     if not isinstance(choice, dict):
         return choice
@@ -279,19 +262,6 @@ def _tool_choice(choice: object) -> object:
             "required",
         )
     return {"type": "function", "function": {"name": choice.get("name")}}
-
-
-def _previous_messages(
-    response_id: object, find: Callable[[str], StoredResponse | None]
-) -> Sequence[Mapping[str, Any]]:
-    if response_id is None:
-        return ()
-    stored = find(response_id) if isinstance(response_id, str) else None
-    if stored is None:
-        raise UnknownPreviousResponse(
-            "previous_response_id", f"'previous_response_id': no response '{str(response_id)[:80]}' is stored"
-        )
-    return stored.messages
 
 
 def _messages(given: object) -> list[dict[str, Any]]:
@@ -314,7 +284,8 @@ def _messages(given: object) -> list[dict[str, Any]]:
         if kind == "message":
             message = _message(item, place)
         elif kind == "function_call":
-            call = _call(item, place)
+            call_id, name, arguments = (_item_text(item, name, place) for name in ("call_id", "name", "arguments"))
+            call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
             if messages and messages[-1]["role"] == "assistant" and not thought:
                 messages[-1].setdefault("tool_calls", []).append(call)
                 continue
@@ -359,23 +330,19 @@ def _part(part: object, place: str) -> dict[str, Any]:
     if not isinstance(part, dict) or kind not in ("input_text", "output_text", "refusal"):
         expected = "input_text, input_image with an image_url, output_text or refusal"
         raise BadMember("input", f"'{place}.type': expected {expected}, got {str(kind)[:40]}")
-    if not isinstance(part.get(name), str):
-        raise BadMember("input", f"'{place}.{name}': expected a text, got {json_type(part.get(name))}")
-    return {"type": "text", "text": part[name]}
+    return {"type": "text", "text": _item_text(part, name, place)}
 
 
-def _call(item: Mapping[str, Any], place: str) -> dict[str, Any]:
-    for name in ("call_id", "name", "arguments"):
-        if not isinstance(item.get(name), str):
-            raise BadMember("input", f"'{place}.{name}': expected a text, got {json_type(item.get(name))}")
-    function = {"name": item["name"], "arguments": item["arguments"]}
-    return {"id": item["call_id"], "type": "function", "function": function}
+def _item_text(item: Mapping[str, Any], name: str, place: str) -> str:
+    """Return a text of an item or a part. Raises BadMember."""
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise BadMember("input", f"'{place}.{name}': expected a text, got {json_type(value)}")
+    return value
 
 
 def _call_output(item: Mapping[str, Any], place: str) -> dict[str, Any]:
-    call_id, output = item.get("call_id"), item.get("output")
-    if not isinstance(call_id, str):
-        raise BadMember("input", f"'{place}.call_id': expected a text, got {json_type(call_id)}")
+    call_id, output = _item_text(item, "call_id", place), item.get("output")
     if isinstance(output, list):
         parts = [_part(part, f"{place}.output[{index}]") for index, part in enumerate(output)]
         picture = next((index for index, part in enumerate(parts) if part["type"] != "text"), None)
