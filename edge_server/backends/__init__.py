@@ -37,8 +37,7 @@ _DATA_BACKENDS = ("onnxruntime", "openvino", "identity", "repeat", "square", "st
 
 ONNX_ORDER = ("onnxruntime", "openvino")
 """Runtimes for an ONNX file whose configuration names no backend, in this order. ONNX Runtime computes what the file
-says; OpenVINO does not always (`openvino.known_differences`), so it goes first only for a file for which both were
-measured and compared."""
+says; OpenVINO does not always, so it goes first only for a file for which both were measured and compared."""
 
 ENTRY_POINTS = "edge_server.backends"
 """Group of entry points under which other packages register backends."""
