@@ -4,6 +4,7 @@ secrets."""
 from __future__ import annotations
 
 import logging
+import socket
 import traceback
 from collections.abc import Sequence
 
@@ -26,9 +27,14 @@ def failure_reason(title: str, error: Exception) -> str:
     return reason
 
 
-def unknown_host_reason(host: str | None, error: OSError) -> str:
-    """Return the reason for a host name that the resolver does not know."""
-    return f"the host name '{host}' is not known: {error.strerror}"
+def connection_failure(error: Exception, host: str | None) -> str:
+    """Return why a connection to a host was not made, or broke. Texts of exceptions may hold a URL: only known ones are
+    used."""
+    if isinstance(error, socket.gaierror):
+        return f"the host name '{host}' is not known: {error.strerror}"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return f"the connection broke ({type(error).__name__})"
 
 
 def unknown_class_hint(label: str, known: Sequence[str]) -> str:

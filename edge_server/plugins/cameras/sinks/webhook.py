@@ -5,23 +5,23 @@ from __future__ import annotations
 import base64
 import http.client
 import json
-import socket
 import ssl
 from urllib.parse import unquote, urlsplit
 
 from edge_server.bounded_http import BoundedHttpConnection, BoundedHttpsConnection
 from edge_server.config.setting import shown_url
-from edge_server.plugins.cameras.failure_reason import unknown_host_reason
-from edge_server.plugins.cameras.sinks.sink_interface import SinkError, SinkMessage
+from edge_server.plugins.cameras.failure_reason import connection_failure
+from edge_server.plugins.cameras.sinks.sink_interface import Sink, SinkError, SinkMessage
 
 TIMEOUT_S = 5.0
 """To connect, to send, and for the head of the answer. Its body is not read."""
 
 
-class Webhook:
-    """A URL that takes POST requests and answers them with a status of 200 to 299."""
+class Webhook(Sink):
+    """A URL that takes POST requests and answers them with a status of 200 to 299.
 
-    refresh_s = None
+    No connection is kept: it would often be closed by the receiver between two messages.
+    """
 
     def __init__(self, url: str) -> None:
         self._shown = shown_url(url)
@@ -30,9 +30,6 @@ class Webhook:
         if self._parts.username is not None:
             pair = f"{unquote(self._parts.username)}:{unquote(self._parts.password or '')}"
             self._headers["Authorization"] = "Basic " + base64.b64encode(pair.encode()).decode()
-
-    def open(self) -> None:
-        """Do nothing: a connection that is kept would often be closed by the receiver between two messages."""
 
     def send(self, message: SinkMessage) -> bool:
         kind = BoundedHttpsConnection if self._parts.scheme == "https" else BoundedHttpConnection
@@ -44,27 +41,14 @@ class Webhook:
             connection.request("POST", target, body, self._headers)
             status = connection.getresponse().status
         except (OSError, http.client.HTTPException) as error:
-            raise SinkError(f"{self._shown}: {_failure(error, self._parts.hostname)}") from None
+            reason = connection_failure(error, self._parts.hostname)
+            if isinstance(error, TimeoutError):
+                reason = f"no answer within {TIMEOUT_S:g} s"
+            elif isinstance(error, ssl.SSLCertVerificationError):
+                reason = f"the certificate is not valid: {error.verify_message}"
+            raise SinkError(f"{self._shown}: {reason}") from None
         finally:
             connection.close()
         if not 200 <= status < 300:
             raise SinkError(f"{self._shown}: expected a status of 200 to 299, given {status}")
         return True
-
-    def refresh(self) -> None:
-        """Do nothing: no connection is kept."""
-
-    def close(self) -> None:
-        """Do nothing: no connection is kept."""
-
-
-def _failure(error: Exception, host: str | None) -> str:
-    if isinstance(error, TimeoutError):
-        return f"no answer within {TIMEOUT_S:g} s"
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"the certificate is not valid: {error.verify_message}"
-    if isinstance(error, socket.gaierror):
-        return unknown_host_reason(host, error)
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return f"the connection broke ({type(error).__name__})"

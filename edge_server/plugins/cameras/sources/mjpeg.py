@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import http.client
 import re
-import socket
 import ssl
 import urllib.error
 import urllib.request
@@ -16,9 +15,9 @@ from urllib.parse import unquote, urlsplit
 
 from edge_server.bounded_http import BoundedResponse, HttpHandler, HttpsHandler, TooSlow
 from edge_server.config.setting import shown_url
-from edge_server.plugins.cameras.failure_reason import unknown_host_reason
+from edge_server.plugins.cameras.failure_reason import connection_failure
 from edge_server.plugins.cameras.sources.camera_tls import describe_certificate_error, make_tls_context
-from edge_server.plugins.cameras.sources.source_interface import SourceError, SourcePicture
+from edge_server.plugins.cameras.sources.source_interface import Camera, SourceError, SourcePicture
 
 TIMEOUT_S = 5.0
 """Longest time without a byte, to connect, and for the head of a response. A picture may take twice as long."""
@@ -57,16 +56,12 @@ def _origin(url: str) -> tuple[str, str, int]:
     return parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
 
 
-class MjpegCamera:
+class MjpegCamera(Camera):
     """A camera with Motion JPEG. User and password of the URL are sent as the camera asks for: Basic or Digest."""
-
-    is_live = True
-    length = 0
-    fps = 0.0
 
     def __init__(self, url: str, ca: str = "") -> None:
         """Connect. `ca`: PEM file of certificates to trust instead of the system's. Raises SourceError."""
-        self.title = shown_url(url)
+        self.title = self._address = shown_url(url)
         parts = urlsplit(url)
         host = parts.netloc.rpartition("@")[2]
         passwords = urllib.request.HTTPPasswordMgrWithDefaultRealm()
@@ -90,7 +85,11 @@ class MjpegCamera:
             self._response: BoundedResponse = opener.open(address, timeout=TIMEOUT_S)
         except urllib.error.HTTPError as error:
             with error:
-                raise SourceError(f"{self.title}: {_refusal(error.code)}") from None
+                reason = f"the camera answered with status {error.code}"
+                reason += "; is the path right?" if error.code == 404 else ""
+                if error.code in (401, 403):
+                    reason = f"the camera refuses user and password (status {error.code})"
+                raise SourceError(f"{self.title}: {reason}") from None
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise SourceError(f"{self.title}: {_failure(error, address)}") from None
         kind = self._response.headers.get_content_type()
@@ -118,9 +117,6 @@ class MjpegCamera:
         if not data.startswith(_PICTURE_STARTS):
             raise SourceError(f"{self.title}: expected JPEG pictures, given a part that begins with {data[:8].hex()}")
         return SourcePicture(file=data, format="jpeg")
-
-    def rewind(self) -> None:
-        raise SourceError(f"{self.title}: a camera cannot be restarted from the beginning")
 
     def close(self) -> None:
         self._response.close()
@@ -181,12 +177,6 @@ class MjpegCamera:
         return line
 
 
-def _refusal(status: int) -> str:
-    if status in (401, 403):
-        return f"the camera refuses user and password (status {status})"
-    return f"the camera answered with status {status}" + ("; is the path right?" if status == 404 else "")
-
-
 def _failure(error: Exception, url: str = "") -> str:
     """Return why a connection broke, or why the one to `url` was not made.
 
@@ -199,11 +189,7 @@ def _failure(error: Exception, url: str = "") -> str:
         return f"no data within {TIMEOUT_S:g} s"
     if isinstance(cause, ssl.SSLCertVerificationError):
         return describe_certificate_error(cause, url)
-    if isinstance(cause, socket.gaierror):
-        return unknown_host_reason(urlsplit(url).hostname, cause)
-    if isinstance(cause, OSError) and cause.strerror:
-        return cause.strerror
     if isinstance(cause, ValueError):
         # urllib raises it for schemes of authentication that it does not know.
         return "the response cannot be read, or asks for a kind of authentication other than Basic and Digest"
-    return f"the connection broke ({type(cause).__name__})"
+    return connection_failure(cause if isinstance(cause, Exception) else error, urlsplit(url).hostname)

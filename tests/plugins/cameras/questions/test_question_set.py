@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edge_server.plugins.cameras.questions import question_set
-from edge_server.plugins.cameras.questions.question_settings import QuestionEntry
+from edge_server.plugins.cameras.questions.question import QuestionEntry
 from edge_server.plugins.governor.control_policy import PolicyDecision, ThermalLevel
 
 
