@@ -336,7 +336,12 @@ class _Model:
             if is_named:
                 orders = iter([[by_name[name] for name in layout.names]])
             elif layout.integers:
-                orders = (order for order in orders if _integer_indices(order) == layout.integers)
+                integers = (DType.INT64, DType.INT32)
+                orders = (
+                    order
+                    for order in orders
+                    if tuple(at for at, output in enumerate(order) if output.dtype in integers) == layout.integers
+                )
             else:
                 orders = iter([])
         for order in orders:
@@ -395,7 +400,3 @@ class _Model:
         if -1 in drop_batch_dim(self._spec, self._input, 3):
             image |= {"network_image_width": str(self._size.width), "network_image_height": str(self._size.height)}
         return image
-
-
-def _integer_indices(outputs: Sequence[OutputSpec]) -> tuple[int, ...]:
-    return tuple(index for index, output in enumerate(outputs) if output.dtype in (DType.INT64, DType.INT32))

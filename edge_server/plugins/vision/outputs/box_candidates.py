@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -53,25 +53,28 @@ class NetworkSize:
     height: int
 
 
-class DetectionHead(Protocol):
-    """Decoder of one output format of detectors. Immutable and thread-safe.
+class DetectionHead:
+    """Decoder of one output format of detectors. Immutable and thread-safe."""
 
-    `ranks`: number of dimensions of each output, without a batch. `labels_index`: index of the output with the labels.
-    """
-
-    @property
-    def ranks(self) -> tuple[int, ...]: ...
+    __slots__ = ()
 
     @property
-    def labels_index(self) -> int: ...
+    def ranks(self) -> tuple[int, ...]:
+        """Number of dimensions of each output, without a batch."""
+        return (2,)
+
+    @property
+    def labels_index(self) -> int:
+        """Index of the output with the labels."""
+        return 0
 
     def check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
         """Return the expected output shapes if the given ones do not match, else None. -1 is any number."""
-        ...
+        raise NotImplementedError
 
     def decode(self, arrays: Sequence[FloatArray], threshold: float) -> Candidates:
         """Return at most MAX_CANDIDATES candidates with a score of at least `threshold`. The shapes are checked."""
-        ...
+        raise NotImplementedError
 
 
 @record(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import numpy as np
 from edge_server.plugins.vision.outputs.box_candidates import (
     MAX_CANDIDATES,
     Candidates,
+    DetectionHead,
     NetworkSize,
     count_cells,
     grid_cells,
@@ -33,7 +34,7 @@ def yunet_names(strides: tuple[int, ...]) -> tuple[str, ...]:
 
 
 @record(frozen=True, slots=True)
-class YuNet:
+class YuNet(DetectionHead):
     """For each grid: class [A, 1], objectness [A, 1], box [A, 4], landmarks [A, 10].
 
     A score is the geometric mean of class and objectness, each clipped to 0..1. A box is its centre's offset and the
@@ -43,7 +44,6 @@ class YuNet:
 
     size: NetworkSize
     strides: tuple[int, ...]
-    labels_index: int = 0
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -88,7 +88,7 @@ ANCHORS_PER_CELL = 2
 
 
 @record(frozen=True, slots=True)
-class BlazeFace:
+class BlazeFace(DetectionHead):
     """[A, 16] and [A, 1]: centre, size and 6 points in pixels of the input, relative to the anchor's centre; score.
 
     Keypoints: right eye, left eye, nose, mouth, right ear, left ear, from the person's view.

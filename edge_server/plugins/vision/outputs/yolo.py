@@ -12,6 +12,7 @@ from edge_server.plugins.vision.outputs.box_candidates import (
     MAX_CANDIDATES,
     BoxEncoding,
     Candidates,
+    DetectionHead,
     NetworkSize,
     count_cells,
     decode_classified,
@@ -53,14 +54,12 @@ def _extra(keypoint_count: int, coefficient_count: int, keypoint_values: int = 3
 
 
 @record(frozen=True, slots=True)
-class ObjectnessRows:
+class ObjectnessRows(DetectionHead):
     """YOLOv5 and decoded YOLOX, [A, 5 + C + M]: box, objectness, classes, then M coefficients of the mask."""
 
     encoding: BoxEncoding
     activation: Activation
     coefficient_count: int = 0
-    ranks: tuple[int, ...] = (2,)
-    labels_index: int = 0
 
     def check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
         shape = shapes[0]
@@ -78,7 +77,7 @@ class ObjectnessRows:
 
 
 @record(frozen=True, slots=True)
-class ClassColumns:
+class ClassColumns(DetectionHead):
     """YOLOv8 and 11, [4 + C + 3 * keypoints + M, A]: box, classes, then x, y and score of each keypoint, or M
     coefficients of the mask; no objectness."""
 
@@ -87,8 +86,6 @@ class ClassColumns:
     keypoint_count: int
     coefficient_count: int = 0
     keypoint_values: int = 3
-    ranks: tuple[int, ...] = (2,)
-    labels_index: int = 0
 
     def check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
         shape = shapes[0]
@@ -131,7 +128,7 @@ def read_keypoints(columns: FloatArray, values: int) -> FloatArray:
 
 
 @record(frozen=True, slots=True)
-class FinalRows:
+class FinalRows(DetectionHead):
     """YOLOv10 and end2end exports, which need no NMS, [A, 6 + 3 * keypoints + M]: box, score, class, then x, y and
     score of each keypoint, or M coefficients of the mask."""
 
@@ -139,8 +136,6 @@ class FinalRows:
     keypoint_count: int
     coefficient_count: int = 0
     keypoint_values: int = 3
-    ranks: tuple[int, ...] = (2,)
-    labels_index: int = 0
 
     def check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
         is_match = shape_matches(
@@ -162,13 +157,11 @@ class FinalRows:
 
 
 @record(frozen=True, slots=True)
-class ClassRows:
+class ClassRows(DetectionHead):
     """RT-DETR, which needs no NMS, [A, 4 + C]: box, classes."""
 
     encoding: BoxEncoding
     activation: Activation
-    ranks: tuple[int, ...] = (2,)
-    labels_index: int = 0
 
     def check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
         shape = shapes[0]
@@ -184,7 +177,7 @@ class ClassRows:
 
 
 @record(frozen=True, slots=True)
-class YoloxGrid:
+class YoloxGrid(DetectionHead):
     """YOLOX, [A, 5 + C]: box, objectness, classes; one grid after the other, each row by row.
 
     A box is its centre's offset and the logarithm of its size, in cells.
@@ -193,8 +186,6 @@ class YoloxGrid:
     size: NetworkSize
     strides: tuple[int, ...]
     activation: Activation
-    ranks: tuple[int, ...] = (2,)
-    labels_index: int = 0
     _cells: npt.NDArray[np.float64] = field(init=False, repr=False, compare=False)
     _scales: npt.NDArray[np.float64] = field(init=False, repr=False, compare=False)
 

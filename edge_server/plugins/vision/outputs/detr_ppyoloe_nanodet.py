@@ -1,4 +1,5 @@
-"""Decoders of detectors in which a box may have several classes: DETR and its successors, PP-YOLOE, NanoDet."""
+"""Decoders of the outputs of DETR and its successors, PP-YOLOE, PicoDet and NanoDet, where a box may have several
+classes."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from edge_server.plugins.vision.outputs.box_candidates import (
     MAX_CANDIDATES,
     BoxEncoding,
     Candidates,
+    DetectionHead,
     NetworkSize,
     count_cells,
     grid_cells,
@@ -38,7 +40,7 @@ def select_pairs(
 
 
 @record(frozen=True, slots=True)
-class Detr:
+class Detr(DetectionHead):
     """Networks of the DETR family, which need no NMS, [Q, 4] and [Q, C].
 
     With softmax, a box has its best class, and one class, the background, is no object. With sigmoid, each class of a
@@ -76,7 +78,7 @@ class Detr:
 
 
 @record(frozen=True, slots=True)
-class ClassScoreRows:
+class ClassScoreRows(DetectionHead):
     """PP-YOLOE and PicoDet with decoded boxes, before NMS, [A, 4] and [C, A]."""
 
     encoding: BoxEncoding
@@ -97,7 +99,7 @@ class ClassScoreRows:
 
 
 @record(frozen=True, slots=True)
-class DistributionGrid:
+class DistributionGrid(DetectionHead):
     """NanoDet and PicoDet, [A, C + 4 * bins]: class scores, then a distribution of the distance to each side.
 
     With two outputs for each grid, these are [A, C] of all grids, then [A, 4 * bins] of all grids. A distance is the
@@ -110,7 +112,6 @@ class DistributionGrid:
     cell_point: float
     activation: Activation
     is_split: bool
-    labels_index: int = 0
     _points: npt.NDArray[np.float64] = field(init=False, repr=False, compare=False)
     _scales: npt.NDArray[np.float64] = field(init=False, repr=False, compare=False)
 
