@@ -1,5 +1,5 @@
-"""Decision when a lighter variant of a model answers the model's requests, because the machine is hot or short of
-power, and when the model itself answers again.
+"""Selector between a model and its lighter variant: says which of the two answers the model's requests while the
+machine is hot or short of power.
 
 The lighter variant becomes active if the policy allows clearly less work than is requested. The model itself becomes
 active again if, by prediction, its work would fit for `fits_for_s`. After each change there is a rest without changes.
