@@ -60,6 +60,14 @@ class Zone(NamedTuple):
             return None
         return self.trips.passive_c - self.temperature_c
 
+    @property
+    def critical(self) -> CriticalTemperature:
+        """This zone's temperature, if it is the most critical one."""
+        headroom_c, trip_c = self.headroom_c, self.trips.passive_c
+        if self.temperature_c is not None and headroom_c is not None:
+            trip_c = self.temperature_c + headroom_c
+        return CriticalTemperature(self.name, self.temperature_c, headroom_c, trip_c, self.trips.critical_c)
+
 
 class CriticalTemperature(NamedTuple):
     """The most critical temperature: that of the junction, or of the zone nearest to its trip point.

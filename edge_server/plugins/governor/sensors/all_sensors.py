@@ -186,18 +186,9 @@ def critical_temperature(zones: Sequence[Zone]) -> CriticalTemperature | None:
     junction = next((zone for zone in zones if zone.name == JUNCTION), None)
     if junction is not None:
         return _junction_temperature(junction, zones)
-    with_headroom = [(headroom_c, zone) for zone in zones if (headroom_c := zone.headroom_c) is not None]
-    if with_headroom:
-        headroom_c, zone = min(with_headroom, key=lambda item: item[0])
-        temperature_c = zone.temperature_c
-        trip_c = zone.trips.passive_c if temperature_c is None else temperature_c + headroom_c
-        return CriticalTemperature(zone.name, temperature_c, headroom_c, trip_c, zone.trips.critical_c)
-    hottest = _hottest(zones)
-    return (
-        None
-        if hottest is None
-        else CriticalTemperature(hottest.name, hottest.temperature_c, None, None, hottest.trips.critical_c)
-    )
+    with_headroom = [zone for zone in zones if zone.headroom_c is not None]
+    zone = min(with_headroom, key=lambda zone: zone.headroom_c or 0.0) if with_headroom else _hottest(zones)
+    return None if zone is None else zone.critical
 
 
 def _junction_temperature(junction: Zone, zones: Sequence[Zone]) -> CriticalTemperature | None:
