@@ -58,7 +58,7 @@ IMAGE_TYPES = (
 )
 """Input data types that an image can be written to."""
 
-NO_IMAGE_PARAMETERS = (
+_NO_IMAGE_PARAMETERS = (
     "its configuration has no parameters 'image_...' or 'network_image_...' that say how an image becomes its input; "
     "a config.pbtxt that edge-server add wrote has those that may fit as comments"
 )
@@ -281,6 +281,20 @@ def make_image_plan(spec: ModelSpec) -> ImagePlan | None:
     """
     plans = make_image_plans(spec)
     return plans[0] if len(plans) == 1 else None
+
+
+def required_image_plan(spec: ModelSpec, images: str) -> ImagePlan:
+    """Return the image plan of a model that gets `images`, as messages call them. Raises InvalidRequest if it has
+    none."""
+    try:
+        plan = make_image_plan(spec)
+    except BadModelConfig as error:
+        raise InvalidRequest(f"model '{spec.name}' cannot take {images}: {error.message}") from None
+    if plan is None:
+        raise InvalidRequest(
+            f"model '{spec.name}' does not take {images}: {_NO_IMAGE_PARAMETERS}{spec.unrecognised_note}"
+        )
+    return plan
 
 
 def make_image_plans(spec: ModelSpec) -> tuple[ImagePlan, ...]:

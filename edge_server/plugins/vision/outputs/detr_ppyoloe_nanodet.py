@@ -15,8 +15,9 @@ from edge_server.plugins.vision.outputs.box_candidates import (
     Candidates,
     DetectionHead,
     NetworkSize,
+    check_boxes_and_scores,
     count_cells,
-    grid_cells,
+    place_grids,
 )
 from edge_server.plugins.vision.outputs.output_parameters import Activation
 from edge_server.plugins.vision.outputs.output_tensors import FloatArray, activate, select_top_k, shape_matches
@@ -55,10 +56,7 @@ class Detr(DetectionHead):
 
     def check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
         boxes, scores = shapes
-        count = max(boxes[0], scores[0]) if boxes and scores else -1
-        min_classes = 1 if self.background is None else 1 + max(1, self.background)
-        matches = shape_matches(boxes, (count, 4)) and shape_matches(scores, (count, -1))
-        matches = matches and (scores[1] == -1 or scores[1] >= min_classes)
+        matches = check_boxes_and_scores(boxes, scores, self.background)
         classes = "classes" if self.background is None else f"classes, {self.background} among them"
         return None if matches else f"[boxes, 4], [boxes, {classes}]"
 
@@ -116,10 +114,9 @@ class DistributionGrid(DetectionHead):
     _scales: npt.NDArray[np.float64] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        points = [(grid_cells(self.size, stride) + self.cell_point) * stride for stride in self.strides]
-        scales = [np.full((len(grid), 1), float(stride)) for grid, stride in zip(points, self.strides, strict=True)]
-        object.__setattr__(self, "_points", np.concatenate(points))
-        object.__setattr__(self, "_scales", np.concatenate(scales))
+        points, scales = place_grids(self.size, self.strides, self.cell_point)
+        object.__setattr__(self, "_points", points * scales)
+        object.__setattr__(self, "_scales", scales)
 
     @property
     def ranks(self) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from edge_server.plugins.vision.outputs.box_candidates import (
     Candidates,
     DetectionHead,
     NetworkSize,
+    add_full_scores,
     count_cells,
     grid_cells,
 )
@@ -77,10 +78,8 @@ class YuNet(DetectionHead):
         centre = (corner + boxes[indices, :2]) * stride
         half = np.exp(boxes[indices, 2:].astype(np.float64)) * stride / 2
         points = (landmarks[indices].astype(np.float64).reshape(-1, 5, 2) + corner[:, None]) * stride
-        # A landmark has no score.
-        keypoints = np.concatenate((points, np.ones((len(indices), 5, 1))), axis=2)
         corners = np.concatenate((centre - half, centre + half), axis=1)
-        return Candidates(corners, scores[indices], np.zeros(len(indices), np.int64), keypoints)
+        return Candidates(corners, scores[indices], np.zeros(len(indices), np.int64), add_full_scores(points))
 
 
 ANCHORS_PER_CELL = 2
@@ -120,7 +119,5 @@ class BlazeFace(DetectionHead):
         kept, centre = values[indices].astype(np.float64), self._anchors[indices]
         middle, half = centre + kept[:, :2], kept[:, 2:4] / 2
         points = kept[:, 4:].reshape(-1, 6, 2) + centre[:, None]
-        # A keypoint has no score.
-        keypoints = np.concatenate((points, np.ones((len(indices), 6, 1))), axis=2)
         boxes = np.concatenate((middle - half, middle + half), axis=1)
-        return Candidates(boxes, scores[indices], np.zeros(len(indices), np.int64), keypoints)
+        return Candidates(boxes, scores[indices], np.zeros(len(indices), np.int64), add_full_scores(points))

@@ -13,6 +13,7 @@ from edge_server.plugins.vision.outputs.box_candidates import (
     BoxEncoding,
     Candidates,
     DetectionHead,
+    check_boxes_and_scores,
     decode_classified,
 )
 from edge_server.plugins.vision.outputs.output_parameters import Activation
@@ -50,11 +51,9 @@ class Ssd(DetectionHead):
 
     def check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
         boxes, scores, *priors = shapes
-        count = max(boxes[0], scores[0]) if boxes and scores else -1
-        min_classes = 1 if self.background is None else 1 + max(1, self.background)
-        matches = shape_matches(boxes, (count, 4)) and shape_matches(scores, (count, -1))
-        matches = matches and (scores[1] == -1 or scores[1] >= min_classes)
+        matches = check_boxes_and_scores(boxes, scores, self.background)
         if self.has_priors:
+            count = max(boxes[0], scores[0]) if boxes and scores else -1
             corners = -1 if count == -1 else 4 * count
             matches = matches and (shape_matches(priors[0], (count, 4)) or shape_matches(priors[0], (2, corners)))
         classes = (

@@ -14,9 +14,10 @@ from edge_server.plugins.vision.outputs.box_candidates import (
     Candidates,
     DetectionHead,
     NetworkSize,
+    add_full_scores,
     count_cells,
     decode_classified,
-    grid_cells,
+    place_grids,
 )
 from edge_server.plugins.vision.outputs.output_parameters import Activation
 from edge_server.plugins.vision.outputs.output_tensors import (
@@ -124,7 +125,7 @@ def read_keypoints(columns: FloatArray, values: int) -> FloatArray:
     points = columns.reshape(len(columns), columns.shape[1] // values, values)
     if values == 3:
         return points
-    return np.concatenate((points, np.ones((*points.shape[:2], 1), points.dtype)), axis=2)
+    return add_full_scores(points)
 
 
 @record(frozen=True, slots=True)
@@ -190,10 +191,9 @@ class YoloxGrid(DetectionHead):
     _scales: npt.NDArray[np.float64] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        grids = [grid_cells(self.size, stride) for stride in self.strides]
-        scales = [np.full((len(grid), 1), float(stride)) for grid, stride in zip(grids, self.strides, strict=True)]
-        object.__setattr__(self, "_cells", np.concatenate(grids))
-        object.__setattr__(self, "_scales", np.concatenate(scales))
+        cells, scales = place_grids(self.size, self.strides, 0.0)
+        object.__setattr__(self, "_cells", cells)
+        object.__setattr__(self, "_scales", scales)
 
     def check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
         shape = shapes[0]
