@@ -65,6 +65,17 @@ def number_up_to(most: float) -> Callable[[object], float]:
     return parse
 
 
+def count_up_to(most: int, what: str = "whole number") -> Callable[[object], int]:
+    """Return the parser of a whole number from 1 to `most`. Its error calls it `what`."""
+
+    def parse(value: object) -> int:
+        if type(value) is not int or not 1 <= value <= most:
+            raise ValueError(f"expected a {what} from 1 to {most}")
+        return value
+
+    return parse
+
+
 def parse_tables(kind: type[_Table], value: object, max_count: int) -> tuple[_Table, ...]:
     """Return the tables of TOML or JSON values. Raises ValueError, which names the table and the key."""
     if not isinstance(value, list) or not all(isinstance(table, dict) for table in value):

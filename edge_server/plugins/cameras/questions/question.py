@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from edge_server.config.setting import nearest
-from edge_server.plugins.cameras.named_tables import number_up_to, parse_labels, parse_name, parse_tables, table_key
+from edge_server.plugins.cameras.named_tables import (
+    count_up_to,
+    number_up_to,
+    parse_labels,
+    parse_name,
+    parse_tables,
+    table_key,
+)
 from edge_server.protocol.frame_messages import FrameHeader
 
 MAX_QUESTIONS = 16
@@ -56,12 +63,6 @@ def _parse_boolean(value: object) -> bool:
     return value
 
 
-def _parse_tokens(value: object) -> int:
-    if type(value) is not int or not 1 <= value <= MAX_TOKENS:
-        raise ValueError(f"expected a whole number from 1 to {MAX_TOKENS}")
-    return value
-
-
 @dataclass(frozen=True, slots=True)
 class QuestionEntry:
     """A question about each new object of a source, to the vision-language model `model`.
@@ -79,7 +80,7 @@ class QuestionEntry:
     required_zones: tuple[str, ...] = table_key(_parse_zones, ())
     interval_s: float = table_key(number_up_to(MAX_INTERVAL_S), 10.0)
     crop: bool = table_key(_parse_boolean, False)
-    max_tokens: int = table_key(_parse_tokens, 128)
+    max_tokens: int = table_key(count_up_to(MAX_TOKENS), 128)
 
     def check_zones(self, zones: Collection[str]) -> None:
         """Raise ValueError if the question requires a zone that its source does not have."""
