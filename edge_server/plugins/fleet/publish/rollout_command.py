@@ -19,6 +19,8 @@ from edge_server.plugins.fleet.publish import rollout
 from edge_server.plugins.fleet.reports.box_options import add_box_options, open_boxes
 from edge_server.plugins.fleet.reports.box_report import BoxReport
 
+_ACTIONS = ("status", *rollout.ACTIONS)
+
 
 def add_parser(commands: Any) -> None:
     """Add the subcommand."""
@@ -31,8 +33,7 @@ def add_parser(commands: Any) -> None:
         "the repository, or if a wave is not complete or has not lasted --after-secs.",
         allow_abbrev=False,
     )
-    actions = ("status", *rollout.ACTIONS)
-    parser.add_argument("action", choices=actions, metavar="ACTION", help=", ".join(actions))
+    parser.add_argument("action", type=_action, metavar="ACTION", help=", ".join(_ACTIONS))
     parser.add_argument("repository", type=Path, metavar="REPOSITORY", help="folder of `edge-server publish`")
     parser.add_argument("--keys", type=Path, metavar="DIR", help="folder of the private keys; `status` needs none")
     parser.add_argument("--publisher", default="", metavar="NAME", help="releases of NAME of `edge-server fleet keys`")
@@ -43,6 +44,12 @@ def add_parser(commands: Any) -> None:
     )  # fmt: skip
     add_box_options(parser)
     parser.set_defaults(run=run)
+
+
+def _action(text: str) -> str:
+    if text not in _ACTIONS:
+        raise argparse.ArgumentTypeError(f"expected one of {', '.join(_ACTIONS)}, given '{text[:80]}'")
+    return text
 
 
 def run(options: argparse.Namespace) -> int:
