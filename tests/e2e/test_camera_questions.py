@@ -19,7 +19,7 @@ import cv2
 import pytest
 
 from edge_server.plugins.cameras.questions.model_request import question_jpeg
-from edge_server.plugins.cameras.questions.question_settings import QuestionEntry
+from edge_server.plugins.cameras.questions.question import QuestionEntry
 from edge_server.plugins.language.engines.pictures import decode_picture
 from edge_server.protocol.frame_messages import Detection
 

@@ -38,7 +38,7 @@ from edge_server.plugins.add.written_config import unbatched_lines, write_config
 from edge_server.plugins.trials.stored_times import store_times
 from edge_server.plugins.trials.tensor_files import Tensors
 from edge_server.plugins.vision.demo_picture import PICTURE
-from edge_server.plugins.vision.layouts import joins_rows_of_batch
+from edge_server.plugins.vision.layout_search import joins_rows_of_batch
 from edge_server.plugins.vision.text_reading import is_recogniser
 from edge_server.protocol.frame_messages import Detection
 from edge_server.repository.resolve_version import ResolveOptions, resolve

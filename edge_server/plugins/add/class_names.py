@@ -10,7 +10,7 @@ from edge_server.core.model_spec import ModelSpec
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.add.new_model import NewModelFiles
 from edge_server.plugins.add.text_trial import read_text_lines
-from edge_server.plugins.vision.layouts import candidates
+from edge_server.plugins.vision.layout_search import candidates
 
 _MAX_FILES = 8
 """Maximum number of files beside a model that are read."""

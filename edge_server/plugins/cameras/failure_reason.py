@@ -28,11 +28,6 @@ def failure_reason(title: str, error: Exception) -> str:
     return reason
 
 
-def unknown_host_reason(host: str | None, error: OSError) -> str:
-    """Return the reason for a host name that the resolver does not know."""
-    return f"the host name '{host}' is not known: {error.strerror}"
-
-
 def connection_failure(error: Exception, host: str | None, timeout_s: float) -> str:
     """Return why a connection to `host` was not made or broke. Texts of exceptions may hold its URL, so only known ones
     are used."""
@@ -41,7 +36,7 @@ def connection_failure(error: Exception, host: str | None, timeout_s: float) -> 
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the certificate is not valid: {error.verify_message}"
     if isinstance(error, socket.gaierror):
-        return unknown_host_reason(host, error)
+        return f"the host name '{host}' is not known: {error.strerror}"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return f"the connection broke ({type(error).__name__})"

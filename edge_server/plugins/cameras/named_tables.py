@@ -7,7 +7,7 @@ A table is a frozen dataclass whose fields are made by `table_key`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, Field, field, fields
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -65,38 +65,61 @@ def number_up_to(most: float) -> Callable[[object], float]:
     return parse
 
 
+def count_up_to(most: int, what: str = "whole number") -> Callable[[object], int]:
+    """Return the parser of a whole number from 1 to `most`. Its error calls it `what`."""
+
+    def parse(value: object) -> int:
+        if type(value) is not int or not 1 <= value <= most:
+            raise ValueError(f"expected a {what} from 1 to {most}")
+        return value
+
+    return parse
+
+
 def parse_tables(kind: type[_Table], value: object, max_count: int) -> tuple[_Table, ...]:
     """Return the tables of TOML or JSON values. Raises ValueError, which names the table and the key."""
     if not isinstance(value, list) or not all(isinstance(table, dict) for table in value):
         raise ValueError(f"expected tables [[sources.{kind.what}s]]")
     if len(value) > max_count:
         raise ValueError(f"expected at most {max_count} {kind.what}s, given {len(value)}")
+    keys: dict[str, Field[Any]] = {item.name: item for item in fields(kind)}
+    required = [key for key, item in keys.items() if item.default is MISSING]
     found: dict[str, _Table] = {}
     for number, table in enumerate(value, 1):
-        name = table.get("name")
-        label = f"'{name}'" if isinstance(name, str) and _NAME.fullmatch(name) else f"{number}"
         try:
-            entry = _parse(kind, table)
+            entry = kind(**parse_keys(table, keys, lambda key, item: keys[key].metadata["parse"](item), required))
         except ValueError as error:
-            raise ValueError(f"{kind.what} {label}: {error}") from None
+            raise ValueError(f"{kind.what} {table_label(table, number)}: {error}") from None
         if entry.name in found:
             raise ValueError(f"two {kind.what}s have the name '{entry.name}'")
         found[entry.name] = entry
     return tuple(found.values())
 
 
-def _parse(kind: type[_Table], table: Mapping[str, object]) -> _Table:
-    keys: dict[str, Field[Any]] = {item.name: item for item in fields(kind)}
-    parsed = {}
+def table_label(table: Mapping[str, object], number: int) -> str:
+    """Return how messages call a table: by its name, else by its number."""
+    name = table.get("name")
+    return f"'{name}'" if isinstance(name, str) and _NAME.fullmatch(name) else f"{number}"
+
+
+def parse_keys(
+    table: Mapping[str, object],
+    keys: Collection[str],
+    parse: Callable[[str, object], object],
+    required: Iterable[str],
+) -> dict[str, Any]:
+    """Return the values of a table. Raises ValueError for unknown and missing keys, and that of `parse` with the
+    key."""
+    parsed: dict[str, Any] = {}
     for key, value in table.items():
         if key not in keys:
             shown = key[:40] if key.isidentifier() else "one with other characters"
             raise ValueError(f"unknown key {shown}{nearest(key, keys)}, expected {', '.join(keys)}")
         try:
-            parsed[key] = keys[key].metadata["parse"](value)
+            parsed[key] = parse(key, value)
         except ValueError as error:
             raise ValueError(f"{key}: {error}") from None
-    missing = [key for key, item in keys.items() if item.default is MISSING and key not in parsed]
+    missing = [key for key in required if key not in parsed]
     if missing:
         raise ValueError(f"needs {' and '.join(missing)}")
-    return kind(**parsed)
+    return parsed

@@ -120,7 +120,7 @@ class Cameras(RunningPlugin):
         return [*self._frames.families(), *own]
 
     def status(self) -> Sequence[StatusPart]:
-        from edge_server.plugins.cameras.status_rows import camera_rows, stream_rows
+        from edge_server.plugins.cameras.reports import camera_rows, stream_rows
 
         return (*stream_rows(self._stream_reports()), *camera_rows(self._camera_report()))
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from edge_server.config import ConfigError
 from edge_server.errors import Draining, InvalidRequest, NotFound
 from edge_server.file_stamp import file_stamp
-from edge_server.plugins.cameras.questions.question_answer import QUESTION_ANSWERED, QuestionAnswer
+from edge_server.plugins.cameras.questions.question import QUESTION_ANSWERED, QuestionAnswer
 from edge_server.plugins.cameras.reports import CamerasReport
 from edge_server.plugins.cameras.settings import SourcesConfig
 from edge_server.plugins.cameras.sinks.result_json import zone_event_fields
@@ -74,7 +74,9 @@ class ServerCameras:
         """Held from the reading of a source's state until the sinks have it, so that the newest comes last."""
         self._events = events
         self._sinks = SinkSet(events.publish)
-        self._sources = SourceSet(streams, events.publish, self._on_result, self._on_state)
+        self._sources = SourceSet(
+            streams, events.publish, self._on_result, lambda runner: self._send_state(runner, runner.entry.sinks)
+        )
         self._questions: QuestionSet | None = None
         """Made for the first source with questions."""
         self._entries: dict[str, SourceEntry] = {}
@@ -219,9 +221,6 @@ class ServerCameras:
         entry = self._entries.get(answer.source)
         if entry is not None:
             self._sinks.put(entry.sinks, SinkMessage(answer.source, answer=answer))
-
-    def _on_state(self, runner: SourceRunner) -> None:
-        self._send_state(runner, runner.entry.sinks)
 
     def _send_state(self, runner: SourceRunner, sinks: Collection[str] | None) -> None:
         with self._state_order:

@@ -26,24 +26,16 @@ from edge_server.config.setting import (
     shown_url,
 )
 from edge_server.config.toml_file import read_toml
-from edge_server.plugins.cameras.named_tables import parse_labels
-from edge_server.plugins.cameras.questions.question_settings import QuestionEntry, parse_questions
+from edge_server.plugins.cameras.named_tables import parse_keys, parse_labels, parse_name, table_label
+from edge_server.plugins.cameras.questions.question import QuestionEntry, parse_questions
 from edge_server.plugins.cameras.sinks.mqtt_connection import parse_topic
 from edge_server.plugins.cameras.zones.zone_settings import LineEntry, ZoneEntry, parse_lines, parse_zones
 
 _FILE_FLAG = "--sources-file"
 
 _MAX_ENTRIES = 256
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-
 DECODERS = ("auto", "pyav", "opencv", "gstreamer")
 TRANSPORTS = ("tcp", "udp", "auto")
-
-
-def _parse_name(text: str) -> str:
-    if not _NAME.fullmatch(text):
-        raise ValueError("expected 1 to 64 letters, digits, '_', '-' and '.'")
-    return text
 
 
 def _parse_url(schemes: tuple[str, ...], text: str) -> str:
@@ -77,8 +69,8 @@ SOURCE_SCHEMES = ("rtsp", "rtsps", "http", "https")
 SINK_SCHEMES = ("mqtt", "mqtts", "http", "https")
 _SOURCE_URL = Kind("url", lambda text: _parse_url(SOURCE_SCHEMES, text), is_secret=True)
 _SINK_URL = Kind("url", lambda text: _parse_url(SINK_SCHEMES, text), is_secret=True)
-_NAME_KIND = Kind("name", _parse_name)
-_NAMES = Kind("names", lambda text: tuple(_parse_name(name) for name in text.split("+") if name))
+_NAME_KIND = Kind("name", parse_name)
+_NAMES = Kind("names", lambda text: tuple(parse_name(name) for name in text.split("+") if name))
 _SECONDS = number(0, 86_400)
 _ZONES, _LINES = Kind("zones", _refuse_text), Kind("lines", _refuse_text)
 _QUESTIONS = Kind("questions", _refuse_text)
@@ -174,9 +166,14 @@ class SinkEntry:
             raise ValueError("pictures: expected only with url mqtt:// or mqtts://")
 
 
+def is_file(entry: SinkEntry) -> bool:
+    """Return whether the sink is a file or a folder, which takes every result unless the entry says otherwise."""
+    return "://" not in entry.url
+
+
 def is_folder(entry: SinkEntry) -> bool:
     """Return whether the sink is a folder of pictures."""
-    return entry.url.endswith("/") and "://" not in entry.url
+    return entry.url.endswith("/") and is_file(entry)
 
 
 def takes_pictures(entry: SinkEntry) -> bool:
@@ -191,22 +188,13 @@ _Entry = TypeVar("_Entry", SourceEntry, SinkEntry)
 def _entry_of(kind: type[_Entry], values: Mapping[str, object]) -> _Entry:
     """Return the entry of texts or TOML values. Raises ValueError, with no value of a URL in it."""
     kinds: dict[str, Kind] = {item.name: item.metadata["kind"] for item in fields(kind)}
-    parsed: dict[str, Any] = {}
-    for key, value in values.items():
-        if key not in kinds:
-            shown = key[:40] if key.isidentifier() else "one with other characters"
-            raise ValueError(f"unknown key {shown}{nearest(key, kinds)}, expected {', '.join(kinds)}")
-        try:
-            if key in _TOML_PARSERS and not isinstance(value, str):
-                parsed[key] = _TOML_PARSERS[key](value)
-            else:
-                parsed[key] = kinds[key].parse(_as_text(kinds[key], value))
-        except ValueError as error:
-            raise ValueError(f"{key}: {error}") from None
-    missing = [key for key in _REQUIRED[kind.what] if key not in parsed]
-    if missing:
-        raise ValueError(f"needs {' and '.join(missing)}")
-    return kind(**parsed)
+
+    def parse(key: str, value: object) -> object:
+        if key in _TOML_PARSERS and not isinstance(value, str):
+            return _TOML_PARSERS[key](value)
+        return kinds[key].parse(_as_text(kinds[key], value))
+
+    return kind(**parse_keys(values, kinds, parse, _REQUIRED[kind.what]))
 
 
 def _as_text(kind: Kind, value: object) -> str:
@@ -280,12 +268,10 @@ def _entries(kind: type[_Entry], path: str, tables: object) -> list[_Entry]:
         raise ConfigError(f"{path}: expected tables [[{kind.what}s]]")
     found = []
     for number_, table in enumerate(tables, 1):
-        name = table.get("name")
-        label = f"'{name}'" if isinstance(name, str) and _NAME.fullmatch(name) else f"{number_}"
         try:
             found.append(_entry_of(kind, table))
         except ValueError as error:
-            raise ConfigError(f"{path}: {kind.what} {label}: {error}") from None
+            raise ConfigError(f"{path}: {kind.what} {table_label(table, number_)}: {error}") from None
     return found
 
 

@@ -1,5 +1,5 @@
-"""Entry module of the plugin `fleet`: declares the commands `edge-server fleet status` (state of many servers), `pull`
-(download of a model), `publish` and `follow` (signed releases for many boxes), and the follower inside a server."""
+"""Declaration of the plugin `fleet`: its settings, its part inside a server (the follower of a signed repository), and
+its commands: `fleet` (many servers), `pull` (download of a model), `publish` and `follow` (signed releases)."""
 
 from __future__ import annotations
 

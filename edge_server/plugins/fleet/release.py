@@ -52,27 +52,27 @@ class Release(NamedTuple):
     path: str
     model: str
     number: int
-    groups: frozenset[str] | None
-    machines: frozenset[str] | None
-    ids: frozenset[str] | None
-    stopped_at: frozenset[str] | None
+    groups: frozenset[str] | None = None
+    machines: frozenset[str] | None = None
+    ids: frozenset[str] | None = None
+    stopped_at: frozenset[str] | None = None
     """Names of the boxes that had reported it when its rollout was stopped. Besides them only boxes that have it want
     it. None: it was not stopped."""
-    percent: float
+    percent: float = 100.0
     """Share of the boxes, chosen by the hash of their ids."""
-    waves: tuple[str, ...]
+    waves: tuple[str, ...] = ()
     """Who gets it after whom: names of boxes with commas between them, "10 %", or "all". (): all at once."""
-    wave: int
+    wave: int = 0
     """Index of the wave that the rollout has reached."""
-    wave_since_s: float
+    wave_since_s: float = 0.0
     """When it reached that wave, in seconds since the epoch."""
-    not_before_s: float
+    not_before_s: float = 0.0
     """Seconds since the epoch."""
-    max_latency_ms: float | None
+    max_latency_ms: float | None = None
     """Largest median time of a run with the sample."""
-    max_slowdown: float | None
+    max_slowdown: float | None = None
     """Largest ratio of that median to the serving version's, measured in turns."""
-    tolerance: float | None
+    tolerance: float | None = None
     """Largest difference of an output, relative to the largest magnitude in it."""
 
     @property

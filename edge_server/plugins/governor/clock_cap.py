@@ -11,32 +11,25 @@ import atexit
 import json
 import logging
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from edge_server.plugins.governor.control_policy import PolicyDecision, ThermalLevel
 
 _log = logging.getLogger(__name__)
 
 
-class ClockCapConstants(NamedTuple):
-    """Constants of the rule. Times are in seconds. A step is `step` of the highest clock; the lowest cap is `lowest`.
-
-    The cap goes down one step after the share was below `short_share` for `short_for_s`. It goes up one step after
-    `fits_for_s` without any limit on the work.
-    """
-
-    step: float = 0.1
-    lowest: float = 0.5
-    short_share: float = 0.6
-    short_for_s: float = 10.0
-    fits_for_s: float = 60.0
+_STEP, _LOWEST = 0.1, 0.5
+"""Change of the cap, and the lowest cap, as parts of the highest clock."""
+_SHORT_SHARE, _SHORT_S = 0.6, 10.0
+"""The cap goes down one step after the share was below this for so many seconds."""
+_FITS_S = 60.0
+"""The cap goes up one step after so many seconds without any limit on the work."""
 
 
 class ClockRule:
     """Decides when the cap changes. No clock, no I/O."""
 
-    def __init__(self, constants: ClockCapConstants = ClockCapConstants()) -> None:
-        self._constants = constants
+    def __init__(self) -> None:
         self._since_s: float | None = None
         self._direction = 0
         self.part = 1.0
@@ -44,18 +37,14 @@ class ClockRule:
 
     def step(self, decision: PolicyDecision, now_s: float) -> float:
         """Return the cap from now on, as a part of the highest clock."""
-        constants = self._constants
-        is_short = decision.share < constants.short_share and decision.level >= ThermalLevel.WARM and not decision.lost
+        is_short = decision.share < _SHORT_SHARE and decision.level >= ThermalLevel.WARM and not decision.lost
         fits = decision.share >= 1.0 and decision.level is ThermalLevel.NORMAL
-        direction = -1 if is_short and self.part > constants.lowest else int(fits and self.part < 1.0)
+        direction = -1 if is_short and self.part > _LOWEST else int(fits and self.part < 1.0)
         if direction != self._direction or not direction:
             self._direction, self._since_s = direction, now_s
             return self.part
-        if self._since_s is not None and now_s - self._since_s >= (
-            constants.short_for_s if direction < 0 else constants.fits_for_s
-        ):
-            next_part = round(self.part + direction * constants.step, 6)
-            self.part = min(1.0, max(constants.lowest, next_part))
+        if self._since_s is not None and now_s - self._since_s >= (_SHORT_S if direction < 0 else _FITS_S):
+            self.part = min(1.0, max(_LOWEST, round(self.part + direction * _STEP, 6)))
             self._since_s = now_s
         return self.part
 
@@ -86,12 +75,12 @@ class ClockCap:
     For this, `state_file` outlives the process; None: no such file.
     """
 
-    def __init__(self, actuator: ClockActuator, state_file: Path | None = None, rule: ClockRule | None = None) -> None:
+    def __init__(self, actuator: ClockActuator, state_file: Path | None = None) -> None:
         self.cap_hz: int | None = None
         self.problem = ""
         self._actuator = actuator
         self._state_file = state_file
-        self._rule = rule or ClockRule()
+        self._rule = ClockRule()
         self._is_closed = False
         if state_file is not None and state_file.exists():
             try:

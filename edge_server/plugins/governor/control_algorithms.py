@@ -1,4 +1,5 @@
-"""Control algorithms of the policy: a PI controller, a temperature predictor and a power budget. No clock, no I/O.
+"""Control algorithms of the policy: a PI controller, a temperature predictor, a power budget, and the detection of lost
+sensors. No clock, no I/O.
 
 Controllers turn an error into a share of full work, between MIN_SHARE and 1. Inputs are validated before: all numbers
 are finite, and no time is negative.
@@ -105,6 +106,34 @@ class PowerBudget:
         self._smooth_w += smoothing_weight(dt_s, self.smoothing_s) * (power_w - self._smooth_w)
         allowed_w = limit_w + self.level_j / self.burst_s
         return self.pi.share((allowed_w - self._smooth_w) / limit_w, dt_s)
+
+
+@record(slots=True)
+class SensorHealth:
+    """Detects lost sensors: those that had readings before and have had none for a while.
+
+    One missing sample is never a loss, even after a long pause: after a suspend, a sensor may not answer at once.
+    """
+
+    lost_after_s: float
+    _silent_since_s: dict[str, float] = field(default_factory=dict)
+    _kinds: set[str] = field(default_factory=set)
+
+    def step(self, present: frozenset[str], expected: frozenset[str], silent: frozenset[str], now_s: float) -> set[str]:
+        """Return the lost sensors.
+
+        `present` are the kinds of reading in this sample. A kind that was ever present or `expected` must be present
+        from then on. `silent` are single sensors that are missing in this sample.
+        """
+        self._kinds |= present | expected
+        before = self._silent_since_s
+        # At the first missing sample the silence begins now: the sensor may have worked until just before.
+        self._silent_since_s = {name: before.get(name, now_s) for name in (self._kinds - present) | silent}
+        return {
+            name
+            for name, since_s in self._silent_since_s.items()
+            if name in before and now_s - since_s > self.lost_after_s
+        }
 
 
 def smoothing_weight(dt_s: float, over_s: float) -> float:

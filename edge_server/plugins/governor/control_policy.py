@@ -22,10 +22,10 @@ from edge_server.plugins.governor.control_algorithms import (
     MIN_SHARE,
     PiController,
     PowerBudget,
+    SensorHealth,
     TemperaturePredictor,
     clip,
 )
-from edge_server.plugins.governor.sensor_health import SensorHealth
 from edge_server.record import record
 
 _LONGEST_STEP_S = 5.0

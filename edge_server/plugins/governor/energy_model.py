@@ -116,15 +116,11 @@ class EnergyModel:
     def __init__(self, half_life_s: float = HALF_LIFE_S) -> None:
         self._half_life_s = half_life_s
         self._learned: dict[WorkKey, _Learned] = {}
-        self._idle_w: float | None = None
+        self.idle_w: float | None = None
+        """Power of the machine while no model computes; None before the first idle interval."""
         self._weight = 1.0
         self._longest_run_s = 0.0
         self._unassigned: deque[_Interval] = deque()
-
-    @property
-    def idle_w(self) -> float | None:
-        """Power of the machine while no model computes; None before the first idle interval."""
-        return self._idle_w
 
     def learn(
         self, energy_j: float | None, duration_s: float, work: Mapping[WorkKey, ModelWorkload]
@@ -156,22 +152,29 @@ class EnergyModel:
             whole = _Interval(before.energy_j + whole.energy_j, before.duration_s + whole.duration_s)
         self._count_idle_intervals(0.0)
         self._update_idle_power(whole, is_idle=False)
-        above_j = max(0.0, whole.energy_j - (self._idle_w or 0.0) * whole.duration_s)
+        above_j = max(0.0, whole.energy_j - (self.idle_w or 0.0) * whole.duration_s)
         shares = self._divide(busy, above_j)
         for key, joules in shares.items():
             self._add(key, joules, above_j, busy)
         self._solve(list(shares))
         return shares
 
-    def cost(self, name: str, batch_size: int) -> InferenceCost | None:
-        """Return the energy of one inference in batches of that size, or None if unknown."""
-        return _cost(self._learned.get((name, batch_size)), self._weight)
-
     def costs(self) -> dict[WorkKey, InferenceCost]:
         """Return all known costs, by (name, batch size)."""
-        return {
-            key: cost for key, learned in self._learned.items() if (cost := _cost(learned, self._weight)) is not None
-        }
+        found: dict[WorkKey, InferenceCost] = {}
+        for key, learned in self._learned.items():
+            if min(learned.inferences, learned.busy_s) <= _MIN_WEIGHT * self._weight:
+                continue
+            watts = learned.joules / learned.busy_s if learned.watts is None else learned.watts
+            intervals = learned.intervals / self._weight
+            found[key] = InferenceCost(
+                watts * learned.busy_s / learned.inferences,
+                watts,
+                learned.inferences / self._weight,
+                intervals / (intervals + _SOME_INTERVALS),
+                learned.total_j,
+            )
+        return found
 
     def forget(self, name: str) -> None:
         """Drop everything learned about a model: another version may have another cost."""
@@ -201,16 +204,16 @@ class EnergyModel:
 
     def _update_idle_power(self, interval: _Interval, *, is_idle: bool) -> None:
         power_w = interval.energy_j / interval.duration_s
-        if self._idle_w is None:
+        if self.idle_w is None:
             if is_idle:
-                self._idle_w = power_w
+                self.idle_w = power_w
                 # The energy attributed to models so far included the idle power.
                 for learned in self._learned.values():
                     learned.scale(0.0)
-        elif is_idle or power_w < self._idle_w:
+        elif is_idle or power_w < self.idle_w:
             # A busy machine draws at least the idle power. If it draws less, the idle power was measured while hot.
-            half_life_s = _IDLE_FALL_S if power_w < self._idle_w else _IDLE_RISE_S
-            self._idle_w += (1.0 - 0.5 ** (interval.duration_s / half_life_s)) * (power_w - self._idle_w)
+            half_life_s = _IDLE_FALL_S if power_w < self.idle_w else _IDLE_RISE_S
+            self.idle_w += (1.0 - 0.5 ** (interval.duration_s / half_life_s)) * (power_w - self.idle_w)
 
     def _add(self, key: WorkKey, joules: float, above_j: float, busy: Mapping[WorkKey, ModelWorkload]) -> None:
         learned = self._learned.setdefault(key, _Learned())
@@ -279,17 +282,3 @@ def measured_j(before: MachineReading, after: MachineReading) -> float | None:
     if before.power_mw is None or after.power_mw is None or duration_s > LONGEST_GAP_S:
         return None
     return (before.power_mw + after.power_mw) / 2 * duration_s / 1000
-
-
-def _cost(learned: _Learned | None, weight: float) -> InferenceCost | None:
-    if learned is None or min(learned.inferences, learned.busy_s) <= _MIN_WEIGHT * weight:
-        return None
-    watts = learned.joules / learned.busy_s if learned.watts is None else learned.watts
-    intervals = learned.intervals / weight
-    return InferenceCost(
-        watts * learned.busy_s / learned.inferences,
-        watts,
-        learned.inferences / weight,
-        intervals / (intervals + _SOME_INTERVALS),
-        learned.total_j,
-    )

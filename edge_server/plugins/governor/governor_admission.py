@@ -31,8 +31,8 @@ _MIN_CHARGE_S = 1e-9
 class GovernorAdmission:
     """Admits work by priority class. Thread-safe; one lock, held for a few additions.
 
-    The control loop calls `apply`; the serving core and the frame streams call the other methods. `is_open` and
-    `allowed_fraction` may be read without the lock: they are replaced as a whole.
+    The control loop calls `apply`; the serving core and the frame streams call the other methods. `decision`,
+    `is_open` and `allowed_fraction` may be read without the lock: they are replaced as a whole.
     """
 
     def __init__(
@@ -45,7 +45,8 @@ class GovernorAdmission:
         self._clock = clock
         self._lock = threading.Lock()
         self._allocator = RateAllocator(control_floor_share, lambda: self.control_need())
-        self._decision = PolicyDecision()
+        self.decision = PolicyDecision()
+        """The decision in effect."""
         self._random = random.Random(seed)
         self._shed: dict[tuple[PriorityClass, str], int] = {}
         self._refused_frames: Counter[str] = Counter()
@@ -53,16 +54,11 @@ class GovernorAdmission:
     def apply(self, decision: PolicyDecision, capacity: float) -> None:
         """Apply a decision from now on. `capacity`: see RateAllocator."""
         with self._lock:
-            self._decision = decision
+            self.decision = decision
             lowest = _lowest_admitted_class(decision)
             self._allocator.grant(decision.share, capacity, self._clock(), lowest=lowest)
             self.allowed_fraction = decision.share
             self.is_open = decision.share >= 1.0 and lowest is PriorityClass.BULK
-
-    @property
-    def decision(self) -> PolicyDecision:
-        """The decision in effect."""
-        return self._decision
 
     @property
     def control_share(self) -> float:
@@ -70,7 +66,7 @@ class GovernorAdmission:
         return self._allocator.floor_share
 
     def state(self) -> GovernorState:
-        decision = self._decision
+        decision = self.decision
         return GovernorState(decision.level.name, decision.detail)
 
     def admit(self, spec: ModelSpec, request: Request, cost_s: float) -> float:
@@ -83,7 +79,7 @@ class GovernorAdmission:
                 return charge
             wait_s = self._allocator.wait_s(priority, now_s)
             self._count_rejected(priority)
-            decision = self._decision
+            decision = self.decision
         raise Throttled(
             f"model '{spec.name}' takes no more {priority.name.lower()} requests for now: {_reason(decision)}",
             retry_after_s=max(wait_s, _MIN_RETRY_S),
@@ -109,7 +105,7 @@ class GovernorAdmission:
             if self._allocator.wait_s(level, self._clock(), _MAX_FRAME_MARGIN * self._random.random()) == 0.0:
                 return None
             self._count_refused_frame(model, level)
-            return _reason(self._decision)
+            return _reason(self.decision)
 
     def count_refused(self, model: str, priority: int) -> None:
         """See serving.execution.admission_control.AdmissionControl."""
@@ -131,7 +127,7 @@ class GovernorAdmission:
         self._count_rejected(priority)
 
     def _count_rejected(self, priority: PriorityClass) -> None:
-        decision = self._decision
+        decision = self.decision
         cause = decision.limited_by or "heat"
         if priority > _lowest_admitted_class(decision):
             cause = "critical" if decision.only_control else Cause.MEMORY.value

@@ -15,8 +15,6 @@ _log = logging.getLogger(__name__)
 
 _CHECK_PERIOD_S = 0.2
 
-"""Returns the reason why a model file with so many instances must not be loaded now, or None."""
-
 
 class LoadThrottle:
     """Checks the memory first and then the governor's state. Called on loader threads, which may wait here.

@@ -78,9 +78,7 @@ class PolicyInputReader:
         headroom_c = zone.headroom_c
         if headroom_c is None or proposed.headroom_c is None or proposed.headroom_c < headroom_c - SWITCH_MARGIN_C:
             return proposed
-        temperature_c = zone.temperature_c
-        trip_c = zone.trips.passive_c if temperature_c is None else temperature_c + headroom_c
-        return CriticalTemperature(zone.name, temperature_c, headroom_c, trip_c, zone.trips.critical_c)
+        return zone.critical
 
 
 def throttle_causes(reading: MachineReading, *, is_capped_by_us: bool = False) -> frozenset[Cause]:

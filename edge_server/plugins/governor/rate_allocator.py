@@ -1,6 +1,6 @@
 """Token bucket of computing time: divides the time that the policy grants between the three priority classes.
 
-It is a token bucket of computing time. The bucket is filled at the rate that the policy grants, and emptied by the time
+The bucket is filled at the rate that the policy grants, and emptied by the time
 that work takes. Lower classes need a fuller bucket, so that bulk is rejected first, then normal, then control. Control
 also has a small bucket of its own (the floor). No clock: the caller passes the time and holds a lock.
 """

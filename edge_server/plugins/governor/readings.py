@@ -60,6 +60,14 @@ class Zone(NamedTuple):
             return None
         return self.trips.passive_c - self.temperature_c
 
+    @property
+    def critical(self) -> CriticalTemperature:
+        """This zone's temperature, if it is the most critical one."""
+        headroom_c, trip_c = self.headroom_c, self.trips.passive_c
+        if self.temperature_c is not None and headroom_c is not None:
+            trip_c = self.temperature_c + headroom_c
+        return CriticalTemperature(self.name, self.temperature_c, headroom_c, trip_c, self.trips.critical_c)
+
 
 class CriticalTemperature(NamedTuple):
     """The most critical temperature: that of the junction, or of the zone nearest to its trip point.
@@ -91,17 +99,13 @@ class Rail(NamedTuple):
     """Power of one supply rail, or of one processor or GPU.
 
     `is_counted`: it is part of the machine's total power; a rail behind another rail is not. `limit_mw` is enforced.
-    `warn_ma`, `critical_ma`: currents at which the monitor raises its alarms. `is_alarmed`: an alarm is active.
+    `is_alarmed`: an alarm of the monitor is active.
     """
 
     name: str
     power_mw: int | None
     is_counted: bool
     limit_mw: int | None = None
-    voltage_mv: int | None = None
-    current_ma: int | None = None
-    warn_ma: int | None = None
-    critical_ma: int | None = None
     is_alarmed: bool | None = None
     source: str = ""
     problem: str = ""
@@ -187,9 +191,7 @@ class Gpu:
 
     `is_integrated`: it shares memory, heat and power with the machine. `is_lost`: it fell off the bus or needs a reset;
     all other values are then unknown. `reasons` are the driver's names, in snake case, for the reasons that limit the
-    clock, without harmless ones; `slowed_by` are the same as ThrottleReason. `violations_ns` is the time with a limited
-    clock since the driver was loaded, by "power", "thermal" and so on. `highest_clock_hz` is the hardware's highest
-    clock, `clock_cap_hz` the limit in effect.
+    clock, without harmless ones; `slowed_by` are the same as ThrottleReason.
     """
 
     key: str
@@ -198,7 +200,6 @@ class Gpu:
     is_integrated: bool = False
     is_lost: bool = False
     utilization: float | None = None
-    memory_utilization: float | None = None
     memory_total_bytes: int | None = None
     memory_used_bytes: int | None = None
     temperature_c: float | None = None
@@ -206,13 +207,8 @@ class Gpu:
     power_limit_mw: int | None = None
     energy_mj: int | None = None
     clock_hz: int | None = None
-    clock_cap_hz: int | None = None
-    highest_clock_hz: int | None = None
-    memory_clock_hz: int | None = None
-    performance_state: int | None = None
     reasons: frozenset[str] | None = None
     slowed_by: frozenset[ThrottleReason] = frozenset()
-    violations_ns: Mapping[str, int] | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
 

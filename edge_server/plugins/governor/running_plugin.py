@@ -21,7 +21,7 @@ from edge_server.plugins.governor.model_load_throttle import LoadThrottle
 from edge_server.plugins.governor.sensor_thread import SensorThread
 from edge_server.plugins.governor.sensors.all_sensors import MachineSensors
 from edge_server.plugins.governor.settings import GovernorConfig
-from edge_server.plugins.governor.state_report import governor_gauges, governor_report
+from edge_server.plugins.governor.state_report import governor_gauges, governor_report, governor_rows
 from edge_server.plugins.governor.work_meter import token_work
 from edge_server.telemetry.metrics_page import Family
 
@@ -77,7 +77,11 @@ class Governor(RunningPlugin):
         settings = self._settings
         self._loop = GovernorLoop(
             SensorThread(MachineSensors(settings.sysfs_root)),
-            ControlPolicy(policy_constants(settings)),
+            ControlPolicy(
+                PolicyConstants(
+                    temperature_limit_c=settings.temperature_limit_c, power_limit_w=settings.power_budget_watts
+                )
+            ),
             self._admission,
             self._server,
             interval_s=settings.interval_ms / 1000,
@@ -102,8 +106,6 @@ class Governor(RunningPlugin):
         return (governor_route(self._report),)
 
     def status(self) -> Sequence[StatusPart]:
-        from edge_server.plugins.governor.status_rows import governor_rows
-
         return governor_rows(self._report())
 
     def reports(self) -> Mapping[str, object]:
@@ -125,17 +127,11 @@ class Governor(RunningPlugin):
         return GovernorSnapshot.empty() if self._loop is None else self._loop.latest
 
 
-def policy_constants(config: GovernorConfig) -> PolicyConstants:
-    """Return the constants of the control policy with the limits of the configuration."""
-    return PolicyConstants(temperature_limit_c=config.temperature_limit_c, power_limit_w=config.power_budget_watts)
-
-
 def _make_clock_cap(config: GovernorConfig, cap_file: Path | None) -> ClockCap | None:
     if not config.grants_clock_cap:
         return None
     # Imported only here: most servers have no permission to cap the clock.
-    from edge_server.plugins.governor.sensors.devfreq_clock_cap import DevfreqCap
-    from edge_server.plugins.governor.sensors.nvml_clock_cap import NvmlCap
+    from edge_server.plugins.governor.sensors.clock_actuators import DevfreqCap, NvmlCap
 
     jetson = DevfreqCap(config.sysfs_root)
     return ClockCap(jetson if jetson.highest_hz() is not None else NvmlCap(), cap_file)

@@ -1,12 +1,14 @@
-"""Report on the governor's state for GET /edge/v1/governor: one JSON value in common units (W, °C, J)."""
+"""Reports on the governor's state: JSON for GET /edge/v1/governor (in W, °C and J), rows of `edge-server status`, and
+curves of the page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from edge_server.core.priority import PriorityClass
+from edge_server.plugin import StatusPart, StatusRow, StatusTable
 from edge_server.plugins.governor.control_loop import GovernorSnapshot
-from edge_server.plugins.governor.energy_model import InferenceCost, WorkKey
 from edge_server.plugins.governor.readings import EventCounter, Gpu, MachineReading, Rail, Zone
 
 Json = dict[str, object]
@@ -29,9 +31,9 @@ def governor_report(now: GovernorSnapshot, shed: Shed) -> Json:
         "predicted_c": _rounded(decision.predicted_c),
         "set_point_c": _rounded(decision.set_point_c),
         "steers_by": now.control_zone,
-        "power_w": _watts(reading.power_mw),
+        "power_w": in_watts(reading.power_mw),
         "power_budget_w": _rounded(decision.power_set_point_w),
-        "power_limit_w": _watts(reading.power_limit_mw),
+        "power_limit_w": in_watts(reading.power_limit_mw),
         "energy_j": _rounded(now.energy_j),
         "capacity": round(now.capacity, 3),
         "control_share": round(now.control_share, 4),
@@ -43,9 +45,52 @@ def governor_report(now: GovernorSnapshot, shed: Shed) -> Json:
             {"class": level.name.lower(), "reason": reason, "count": count}
             for (level, reason), count in sorted(shed.items())
         ],
-        "joules_per_inference": cost_report(now.costs),
+        "joules_per_inference": [
+            {
+                "model": model,
+                ("batch" if isinstance(batch, int) else "phase"): batch,
+                "joules": float(f"{cost.joules:.4g}"),
+                "watts_above_idle": _rounded(cost.watts),
+                "confidence": round(cost.confidence, 3),
+            }
+            for (model, batch), cost in sorted(
+                now.costs.items(), key=lambda item: (item[0][0], isinstance(item[0][1], str), item[0][1])
+            )
+        ],
         "box": _box(reading),
     }
+
+
+def governor_rows(report: Mapping[str, Any]) -> Sequence[StatusPart]:
+    """Return the rows of `edge-server status` for a report of `governor_report`."""
+    temperature, power = "no temperature is known", "no power is known"
+    if report["temperature_c"] is not None:
+        temperature = f"{report['temperature_c']:.0f} °C"
+        temperature += f" of {report['set_point_c']:.0f} °C" if report["set_point_c"] is not None else ""
+    if report["power_w"] is not None:
+        power = f"{report['power_w']:.1f} W"
+        power += f" of {report['power_budget_w']:.1f} W" if report["power_budget_w"] is not None else ""
+    share = f"{report['share']:.0%} of full work allowed, {report['control_share']:.0%} kept for control"
+    box = report["box"]
+    board = (
+        box["board"],
+        box["jetpack"] and f"JetPack {box['jetpack']}",
+        box["power_mode"] and f"power mode {box['power_mode']['name']}",
+    )
+    texts = [f"{temperature}, {power}, {share}", ", ".join(name for name in board if name)]
+    texts += [f"{lighter} answers for {model}" for model, lighter in sorted(report["variants_in_force"].items())]
+    if report["shed"]:
+        counts = ", ".join(f"{item['count']} {item['class']} ({item['reason']})" for item in report["shed"])
+        texts.append(f"refused since the start: {counts}")
+    costs = [
+        (item["model"], str(item.get("batch") or f"a token of {item['phase']}"), f"{item['joules']:.3g}")
+        for item in report["joules_per_inference"]
+    ]
+    return (
+        StatusRow("governor", "ok", report["state"] + (f" - {report['detail']}" if report["detail"] else "")),
+        *(StatusRow("", "ok", text) for text in texts if text),
+        *([StatusTable(("MODEL", "BATCH", "J PER INFERENCE"), costs)] if costs else []),
+    )
 
 
 def governor_gauges(now: GovernorSnapshot) -> dict[str, float]:
@@ -53,31 +98,12 @@ def governor_gauges(now: GovernorSnapshot) -> dict[str, float]:
     reading, decision = now.reading, now.decision
     values = {
         "temperature": decision.temperature_c,
-        "power": _watts(reading.power_mw),
+        "power": in_watts(reading.power_mw),
         "load limit": 100 * decision.share,
         "busy instances": now.busy_share,
     }
     values |= {f"gpu {gpu.uuid}": None if gpu.utilization is None else 100 * gpu.utilization for gpu in reading.gpus}
     return {name: value for name, value in values.items() if value is not None}
-
-
-def cost_report(costs: Mapping[WorkKey, InferenceCost]) -> list[Json]:
-    """Return the energy cost of each model and batch size; for language models of a token, in each phase."""
-    return [
-        {
-            "model": model,
-            ("batch" if isinstance(batch, int) else "phase"): batch,
-            "joules": float(f"{cost.joules:.4g}"),
-            "watts_above_idle": _rounded(cost.watts),
-            "confidence": round(cost.confidence, 3),
-        }
-        for (model, batch), cost in sorted(costs.items(), key=_sort_key)
-    ]
-
-
-def _sort_key(item: tuple[WorkKey, InferenceCost]) -> tuple[str, bool, int | str]:
-    model, batch = item[0]
-    return model, isinstance(batch, str), batch
 
 
 def _box(reading: MachineReading) -> Json:
@@ -125,8 +151,8 @@ def _zone(zone: Zone) -> Json:
 def _rail(rail: Rail) -> Json:
     return {
         "name": rail.name,
-        "power_w": _watts(rail.power_mw),
-        "limit_w": _watts(rail.limit_mw),
+        "power_w": in_watts(rail.power_mw),
+        "limit_w": in_watts(rail.limit_mw),
         "is_counted": rail.is_counted,
         "is_alarmed": rail.is_alarmed,
         "problem": rail.problem,
@@ -141,8 +167,8 @@ def _gpu(gpu: Gpu) -> Json:
         "is_lost": gpu.is_lost,
         "utilization": _rounded(gpu.utilization, 3),
         "temperature_c": _rounded(gpu.temperature_c),
-        "power_w": _watts(gpu.power_mw),
-        "power_limit_w": _watts(gpu.power_limit_mw),
+        "power_w": in_watts(gpu.power_mw),
+        "power_limit_w": in_watts(gpu.power_limit_mw),
         "memory_used_bytes": gpu.memory_used_bytes,
         "memory_total_bytes": gpu.memory_total_bytes,
         "clock_hz": gpu.clock_hz,
@@ -168,5 +194,5 @@ def _rounded(value: float | None, digits: int = 2) -> float | None:
     return None if value is None else round(value, digits)
 
 
-def _watts(milliwatts: int | None) -> float | None:
+def in_watts(milliwatts: int | None) -> float | None:
     return None if milliwatts is None else milliwatts / 1000

@@ -1,5 +1,5 @@
-"""Decision when a lighter variant of a model answers the model's requests, because the machine is hot or short of
-power, and when the model itself answers again.
+"""Selector between a model and its lighter variant: says which of the two answers the model's requests while the
+machine is hot or short of power.
 
 The lighter variant becomes active if the policy allows clearly less work than is requested. The model itself becomes
 active again if, by prediction, its work would fit for `fits_for_s`. After each change there is a rest without changes.
@@ -69,12 +69,8 @@ class VariantRule:
         lasts_s = constants.fits_for_s if self.is_light else constants.short_for_s
         rest_s = self._rest_before_return_s if self.is_light else constants.rest_s
         is_rested = self._changed_s is None or now_s - self._changed_s >= rest_s
-        if is_rested and now_s - self._since_s >= lasts_s:
-            self._change(now_s)
-        return self.is_light
-
-    def _change(self, now_s: float) -> None:
-        constants = self._constants
+        if not is_rested or now_s - self._since_s < lasts_s:
+            return self.is_light
         if not self.is_light and self._changed_s is not None:
             has_bounced = now_s - self._changed_s < 2 * constants.rest_s
             doubled_s = min(2 * self._rest_before_return_s, constants.longest_rest_s)
@@ -83,6 +79,7 @@ class VariantRule:
         self.switch_count += 1
         self._changed_s = now_s
         self._since_s = None
+        return self.is_light
 
 
 class ActiveVariants:

@@ -24,7 +24,6 @@ from edge_server.plugins.tuning.clients.client_interface import RequestRefused
 from edge_server.plugins.tuning.clients.grpc_client import GrpcControl
 from edge_server.plugins.tuning.clients.http_client import HttpControl
 from edge_server.plugins.tuning.load.configuration_search import FINALIST_COUNT, RankedTrial, Search, SearchLimits
-from edge_server.plugins.tuning.load.interrupts import Interrupts
 from edge_server.plugins.tuning.load.measurement_session import MAX_WORKERS, has_bf16
 from edge_server.plugins.tuning.load.measurement_windows import MeasuredPoint
 from edge_server.plugins.tuning.load.model_config_candidates import (
@@ -35,9 +34,9 @@ from edge_server.plugins.tuning.load.model_config_candidates import (
     why_no_bf16,
 )
 from edge_server.plugins.tuning.load.report import to_json
-from edge_server.plugins.tuning.load.server_trials import ModelFolder, Trials, private_server, served_model
+from edge_server.plugins.tuning.load.server_trials import Interrupts, ModelFolder, Trials, private_server, served_model
+from edge_server.plugins.tuning.result_files import variant_path, write_report, write_variant
 from edge_server.plugins.tuning.svg_charts import COLORS, Bar, draw_bars
-from edge_server.repository.replace_file import replace_file
 from edge_server.version import __version__
 
 WINDOW_MS = 200
@@ -59,7 +58,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _analyze(options: argparse.Namespace, interrupts: Interrupts) -> int:
     model = ModelFolder.open(options.model_repository, options.model)
-    target = _variant_path(model, options.write, options.overwrite) if options.write else None
+    target = variant_path(model.path, options.write, may_overwrite=options.overwrite) if options.write else None
     view = LiveView(sys.stderr)
     limits = SearchLimits(
         options.latency_limit_ms, options.memory_limit_mb, options.power_limit_watts, options.difference_limit
@@ -85,7 +84,7 @@ def _analyze(options: argparse.Namespace, interrupts: Interrupts) -> int:
     if best is not None and search is not None and not is_cut:
         _print_recommendation(best, search)
         if target is not None:
-            _write_variant(target, str(apply_candidate(best.outcome.candidate, model.config, trials.backend)))
+            write_variant(target, apply_candidate(best.outcome.candidate, model.config, trials.backend), model.name)
             print(f"written: {target}; serve it with --model-config-name={options.write}")
     if search is not None and search.latest:
         # Last, because a file that cannot be written must not prevent the other output.
@@ -281,9 +280,9 @@ def _write_reports(
     cores = usable_cores()
     if options.json is not None:
         document = {**_document(options, model, search, best, cores), "left_out": list(left_out)}
-        _write_file(options.json, "--json", json.dumps(document, indent=2, allow_nan=False) + "\n")
+        write_report("--json", options.json, json.dumps(document, indent=2, allow_nan=False) + "\n")
     if options.svg is not None:
-        _write_file(options.svg, "--svg", _chart(options, model, search, best))
+        write_report("--svg", options.svg, _chart(options, model, search, best))
 
 
 def _document(
@@ -356,41 +355,6 @@ def _print_recommendation(best: RankedTrial, search: Search) -> None:
             print(f"compared with the present configuration: {gain:.2f} times the throughput, {p99:.2f} times the p99")
 
 
-def _variant_path(model: ModelFolder, name: str, may_overwrite: bool) -> Path:
-    path = model.path / "configs" / f"{name}.pbtxt"
-    if path.exists() and not may_overwrite:
-        raise InvalidRequest(f"--write {name}: {path} exists already; --overwrite replaces it")
-    return path
-
-
-def _write_variant(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(exist_ok=True)
-        replace_file(path, text.encode())
-    except OSError as error:
-        raise InvalidRequest(f"--write: {path} cannot be written: {error.strerror}") from None
-
-
-def _write_file(path: Path, flag: str, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InvalidRequest(f"{flag} {path}: cannot be written: {error.strerror}") from None
-
-
-def _variant_name(text: str) -> str:
-    if not text or not all(letter.isalnum() or letter in "-_." for letter in text) or text.startswith("."):
-        raise argparse.ArgumentTypeError(f"expected letters, digits, '-', '_' and '.', got '{text}'")
-    return text
-
-
-def _name_list(text: str) -> list[str]:
-    found = [word.strip() for word in text.split(",") if word.strip()]
-    if not found:
-        raise argparse.ArgumentTypeError("expected NAME,NAME")
-    return found
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="edge-server analyze",
@@ -431,7 +395,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     results = parser.add_argument_group("results")
     results.add_argument(
-        "--write", type=_variant_name, metavar="NAME", help="write the best configuration to configs/NAME.pbtxt"
+        "--write", default="", metavar="NAME", help="write the best configuration to configs/NAME.pbtxt"
     )
     overwrite = results.add_argument("--overwrite", action="store_true", help="replace an existing configs/NAME.pbtxt")
     kinds.add_alias(results, "--force", overwrite)
@@ -462,12 +426,15 @@ def _add_goal(group: argparse._ArgumentGroup) -> None:
 def _add_space(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--runtimes",
-        type=_name_list,
+        type=perf_options.name_list,
         metavar="A,B",
         help="default: onnxruntime and openvino for ONNX, else the model's own",
     )
     group.add_argument(
-        "--precisions", type=_name_list, metavar="A,B", help="default: f32, and bf16 if the processor supports it"
+        "--precisions",
+        type=perf_options.name_list,
+        metavar="A,B",
+        help="default: f32, and bf16 if the processor supports it",
     )
     group.add_argument(
         "--instances",

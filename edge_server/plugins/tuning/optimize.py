@@ -11,12 +11,11 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
 from edge_server.cli.console import Progress, clean, render
-from edge_server.cli.options import CommandParser, add_alias
+from edge_server.cli.options import CommandParser, add_alias, float_range, int_range
 from edge_server.config import ServerConfig
 from edge_server.config.merge_settings import parse_serve
 from edge_server.config.setting_sources import process_environment
@@ -39,7 +38,8 @@ from edge_server.plugins.trials.stored_times import find_disagreement, shortest_
 from edge_server.plugins.trials.text_trial import compare_texts
 from edge_server.plugins.trials.trial_plan import TrialEnvironment, TrialPlan, TrialRequest, make_plan
 from edge_server.plugins.tuning import optimize_report as report
-from edge_server.plugins.tuning.write_configuration import variant_path, write_variant
+from edge_server.plugins.tuning.perf_options import name_list
+from edge_server.plugins.tuning.result_files import variant_path, write_variant
 from edge_server.repository.runtime_times import RuntimeTimes
 
 _INTERRUPTED = 130
@@ -53,7 +53,7 @@ def run(arguments: Sequence[str]) -> int:
     # With --print-config a missing repository is no error; _configured_root reports it in rule of this command.
     config = parse_serve(["--print-config", *_serve_flags(options, root)], process_environment(), own_plugins()).config
     root = root or _configured_root(config, name)
-    before = signal.signal(signal.SIGTERM, _interrupt)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return _optimize(options, config, root, name)
     except KeyboardInterrupt:
@@ -61,10 +61,6 @@ def run(arguments: Sequence[str]) -> int:
         return _INTERRUPTED
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _optimize(options: argparse.Namespace, config: ServerConfig, root: Path, name: str) -> int:
@@ -80,7 +76,10 @@ def _optimize(options: argparse.Namespace, config: ServerConfig, root: Path, nam
     )
     rule = SelectionRule(Objective(options.objective), options.tolerance, options.min_top1)
     with tempfile.TemporaryDirectory(prefix="edge-optimize-") as folder:
-        engines, limits = config.table(EngineConfig), _limits(options, config)
+        engines, answer_s = config.table(EngineConfig), float(options.timeout)
+        limits = ChildLimits(
+            answer_s, answer_s + engines.build_timeout_s, options.memory_mb << 20, options.memory_floor_mb << 20
+        )
         device_lister = functools.partial(list_devices, limits=dataclasses.replace(limits, open_s=limits.answer_s))
         environment = TrialEnvironment(
             config.backends, engines.cache_dir, engines.build_timeout_s, Path(folder), device_lister
@@ -90,7 +89,9 @@ def _optimize(options: argparse.Namespace, config: ServerConfig, root: Path, nam
         progress = Progress(sys.stderr)
         if plan.texts_at_once:
             return _optimize_language_model(options, config, plan, limits, target, progress)
-        comparison = Comparison(plan.trials, limits, _run_limits(options), Path(folder), progress.show)
+        inputs = str(options.input_data.resolve()) if options.input_data else ""
+        runs = RunLimits(options.runs, options.seconds, options.samples, inputs)
+        comparison = Comparison(plan.trials, limits, runs, Path(folder), progress.show)
         try:
             outcome, chosen = comparison.run(lambda outcome: choose(outcome, rule))
         finally:
@@ -176,18 +177,6 @@ def _tell(options: argparse.Namespace, config: ServerConfig, is_stored: bool) ->
         )
 
 
-def _limits(options: argparse.Namespace, config: ServerConfig) -> ChildLimits:
-    answer_s: float = options.timeout
-    open_s = answer_s + config.table(EngineConfig).build_timeout_s
-    return ChildLimits(answer_s, open_s, options.memory_mb << 20, options.memory_floor_mb << 20)
-
-
-def _run_limits(options: argparse.Namespace) -> RunLimits:
-    return RunLimits(
-        options.runs, options.seconds, options.samples, str(options.input_data.resolve()) if options.input_data else ""
-    )
-
-
 def _print_report(
     options: argparse.Namespace,
     plan: TrialPlan,
@@ -199,7 +188,8 @@ def _print_report(
         document = {"model": plan.model_dir.name, "version": plan.version, **report.as_json(outcome, chosen, rule)}
         print(json.dumps({**document, "left_out": list(plan.left_out)}, indent=2))
         return
-    print(render(report.column_titles(outcome), report.rows(outcome, chosen, rule), sys.stdout))
+    rows = [report.row(outcome, trial, chosen, rule) for trial in outcome.trials]
+    print(render(report.column_titles(outcome), rows, sys.stdout))
     samples = outcome.samples
     print(f"{samples['count']} sample(s) {samples['source']}, compared with {outcome.reference.candidate.title}")
     if samples["open"]:
@@ -273,9 +263,9 @@ def _parser() -> argparse.ArgumentParser:
     version = add("--model-version", type=int, metavar="N", help="version to compare (default: the newest served)")
     add_alias(parser, "--version", version)
     add("--model-config-name", default="", metavar="NAME", help="start from configs/NAME.pbtxt")
-    add("--runtimes", type=_names, default=[], metavar="A,B", help="try these runtimes only")
+    add("--runtimes", type=name_list, default=[], metavar="A,B", help="try these runtimes only")
     add(
-        "--precisions", type=_names, default=[], metavar="A,B",
+        "--precisions", type=name_list, default=[], metavar="A,B",
         help="try these precisions only, in the spelling of the parameter `precision`; the reference is always tried",
     )  # fmt: skip
     add(
@@ -285,11 +275,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--input-data", type=Path, metavar="FILE.npz", help="inputs to use: an array for each, samples first")
     add("--objective", choices=[one.value for one in Objective], default="latency", help="(default: %(default)s)")
     add(
-        "--tolerance", type=_non_negative, default=0.01, metavar="X",
+        "--tolerance", type=float_range(0), default=0.01, metavar="X",
         help="largest allowed difference, relative to an output's largest magnitude (default: %(default)s)",
     )  # fmt: skip
     add(
-        "--min-top1", type=_fraction, default=0.0, metavar="X",
+        "--min-top1", type=float_range(0, 1), default=0.0, metavar="X",
         help="smallest allowed fraction of samples with the reference's best class (default: %(default)s)",
     )  # fmt: skip
     add("--write", default="", metavar="NAME", help="write the choice to configs/NAME.pbtxt in the model's folder")
@@ -297,31 +287,37 @@ def _parser() -> argparse.ArgumentParser:
     add("--json", action="store_true", help="print JSON")
     add(
         "--runs",
-        type=_positive_count,
+        type=int_range(1, 1_000_000),
         default=100,
         metavar="N",
         help="runs of each candidate and batch size (default: %(default)s)",
     )
-    add("--seconds", type=_seconds, default=10.0, help="time limit for those runs (default: %(default)s)")
     add(
-        "--samples", type=_positive_count, default=8, metavar="N", help="number of random inputs (default: %(default)s)"
+        "--seconds", type=float_range(0.001, 1e6), default=10.0, help="time limit for those runs (default: %(default)s)"
+    )
+    add(
+        "--samples",
+        type=int_range(1, 1_000_000),
+        default=8,
+        metavar="N",
+        help="number of random inputs (default: %(default)s)",
     )
     add(
         "--timeout",
-        type=_seconds,
+        type=float_range(0.001, 1e6),
         default=120.0,
         metavar="SECONDS",
         help="longest time for one step of a candidate (default: %(default)s)",
     )
     add(
         "--memory-mb",
-        type=_whole_number,
+        type=int_range(0),
         default=0,
         metavar="MB",
         help="memory limit of a candidate in MiB, 0: none (default: %(default)s)",
     )
     add(
-        "--memory-floor-mb", type=_whole_number, default=128, metavar="MB",
+        "--memory-floor-mb", type=int_range(0), default=128, metavar="MB",
         help="end a candidate if the machine has fewer MiB available (default: %(default)s)",
     )  # fmt: skip
     add("--backend-config", action="append", default=[], metavar="B,KEY=VALUE", help="as for serve")
@@ -332,44 +328,3 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     add("--config", default="", metavar="FILE", help="as for serve")
     return parser
-
-
-def _names(text: str) -> list[str]:
-    names = [part.strip() for part in text.split(",") if part.strip()]
-    if not names:
-        raise argparse.ArgumentTypeError("expected names with commas between them")
-    return names
-
-
-def _number(text: str, is_fine: Callable[[float], bool], what: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not is_fine(value):
-        raise argparse.ArgumentTypeError(f"expected {what}, given '{text}'")
-    return value
-
-
-def _fraction(text: str) -> float:
-    return _number(text, lambda value: 0 <= value <= 1, "a number from 0 to 1")
-
-
-def _non_negative(text: str) -> float:
-    return _number(text, lambda value: value >= 0, "a number of 0 or more")
-
-
-def _seconds(text: str) -> float:
-    return _number(text, lambda value: 0 < value < 1e6, "a number of seconds above 0")
-
-
-def _positive_count(text: str) -> int:
-    return int(
-        _number(text, lambda value: value == int(value) if 1 <= value <= 1e6 else False, "a whole number from 1")
-    )
-
-
-def _whole_number(text: str) -> int:
-    return int(
-        _number(text, lambda value: value == int(value) if 0 <= value <= 1e9 else False, "a whole number from 0")
-    )

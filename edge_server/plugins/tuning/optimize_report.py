@@ -15,21 +15,14 @@ _LAST_COLUMNS = ("MEMORY MB", "MAX ABS", "MAX REL", "TOP-1", "")
 
 
 def column_titles(outcome: ComparisonResult) -> tuple[str, ...]:
-    return (*_FIRST_COLUMNS, *_batch_column_titles(outcome), *_LAST_COLUMNS)
+    of_batch = (f"ROWS/S OF {outcome.batch}",) if outcome.batch > 1 else ()
+    return (*_FIRST_COLUMNS, *of_batch, *_LAST_COLUMNS)
 
 
-def _batch_column_titles(outcome: ComparisonResult) -> tuple[str, ...]:
-    return (f"ROWS/S OF {outcome.batch}",) if outcome.batch > 1 else ()
-
-
-def rows(outcome: ComparisonResult, chosen: CandidateTrial | None, rule: SelectionRule) -> list[tuple[str, ...]]:
-    """Return a row for each candidate. The last column is its result."""
-    return [_row(outcome, trial, chosen, rule) for trial in outcome.trials]
-
-
-def _row(
+def row(
     outcome: ComparisonResult, trial: CandidateTrial, chosen: CandidateTrial | None, rule: SelectionRule
 ) -> tuple[str, ...]:
+    """Return the table's row of a candidate. The last column is its result."""
     candidate = trial.candidate
     start = (
         " ".join(filter(None, (candidate.runtime, candidate.where))),

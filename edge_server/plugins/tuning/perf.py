@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import TextIO
 
 from edge_server.cgroup_limits import usable_cores
@@ -45,6 +44,7 @@ from edge_server.plugins.tuning.load.report import (
     table_row,
     to_json,
 )
+from edge_server.plugins.tuning.result_files import write_report
 from edge_server.version import __version__
 
 WINDOW_MS = 2000
@@ -53,15 +53,11 @@ WINDOW_MS = 2000
 def run(arguments: Sequence[str]) -> int:
     """Measure each load level. Return 0 if every request succeeded, 1 if some failed, 130 after Ctrl-C."""
     options = _parser().parse_args(arguments)
-    before = signal.signal(signal.SIGTERM, _raise_interrupt)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return _measure(options)
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _raise_interrupt(_: int, __: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _measure(options: argparse.Namespace) -> int:
@@ -256,19 +252,13 @@ def _print_report(options: argparse.Namespace, session: LoadSession, points: Seq
             "cores": cores,
             "points": [to_json(point, cores) for point in points],
         }
-        _write_file("--json", options.json, json.dumps(document, indent=2, allow_nan=False) + "\n")
+        text = json.dumps(document, indent=2, allow_nan=False)
+        if str(options.json) == "-":
+            print(text)
+        else:
+            write_report("--json", options.json, f"{text}\n")
     if options.svg is not None:
-        _write_file("--svg", options.svg, draw_charts(title, points))
-
-
-def _write_file(flag: str, path: Path, text: str) -> None:
-    if str(path) == "-":
-        print(text, end="")
-        return
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InvalidRequest(f"{flag} {path}: cannot be written: {error.strerror}") from None
+        write_report("--svg", options.svg, draw_charts(title, points))
 
 
 def _parser() -> argparse.ArgumentParser:

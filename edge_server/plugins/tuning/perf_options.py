@@ -1,4 +1,4 @@
-"""Command line options that `edge-server perf` and `edge-server analyze` share."""
+"""Command line options that `edge-server perf`, `analyze` and `optimize` share."""
 
 from __future__ import annotations
 
@@ -122,6 +122,13 @@ def _levels(text: str) -> list[float]:
     )  # fmt: skip
     found = list(itertools.islice(itertools.takewhile(lambda value: value <= float(end) * (1 + 1e-9), series), 101))
     return found if len(found) <= _MAX_LEVELS else []
+
+
+def name_list(text: str) -> list[str]:
+    found = [word.strip() for word in text.split(",") if word.strip()]
+    if not found:
+        raise argparse.ArgumentTypeError("expected NAME,NAME")
+    return found
 
 
 def shape(text: str) -> tuple[str, tuple[int, ...]]:

@@ -244,7 +244,10 @@ class _Pen:
         above = top - self._line // 2 - high
         top = above if above >= 0 else top
         self._cv2.rectangle(self._canvas, (left, top), (left + wide - 1, top + high - 1), color, -1)
-        self._write(text, left + self._gap, top + self._gap, _ink(color))
+        blue, green, red = color
+        # The more readable one on that colour (luma of ITU-R BT.601).
+        ink = _BLACK if 0.114 * blue + 0.587 * green + 0.299 * red > 110 else _WHITE
+        self._write(text, left + self._gap, top + self._gap, ink)
 
     def list_classes(self, classes: Sequence[ClassScore]) -> None:
         """List the best classes on a dark panel in the upper left corner, each with a bar proportional to its score."""
@@ -281,9 +284,3 @@ class _Pen:
 def _color(index: int) -> tuple[int, int, int]:
     blue, green, red = _COLORS[index % len(_COLORS)].tolist()
     return blue, green, red
-
-
-def _ink(color: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Return black or white, the more readable one on that colour (luma of ITU-R BT.601)."""
-    blue, green, red = color
-    return _BLACK if 0.114 * blue + 0.587 * green + 0.299 * red > 110 else _WHITE

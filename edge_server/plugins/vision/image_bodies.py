@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.tensor import Tensor
-from edge_server.errors import BadModelConfig, InvalidRequest
 from edge_server.frontends.http.body_reader import Body
 from edge_server.frontends.v2.requested_outputs import RequestedOutput
-from edge_server.plugins.vision.image_plan import NO_IMAGE_PARAMETERS, ImagePlan, make_image_plan
+from edge_server.plugins.vision.image_plan import ImagePlan, required_image_plan
 from edge_server.plugins.vision.multipart_form import picture_file
 
 
@@ -38,13 +37,6 @@ class ImageBodies:
         cached = self._plans.get(spec.name)
         if cached is not None and cached[0] is spec:
             return cached[1]
-        try:
-            plan = make_image_plan(spec)
-        except BadModelConfig as error:
-            raise InvalidRequest(f"model '{spec.name}' cannot take an image as a body: {error.message}") from None
-        if plan is None:
-            raise InvalidRequest(
-                f"model '{spec.name}' does not take an image as a body: {NO_IMAGE_PARAMETERS}{spec.unrecognised_note}"
-            )
+        plan = required_image_plan(spec, "an image as a body")
         self._plans[spec.name] = (spec, plan)
         return plan

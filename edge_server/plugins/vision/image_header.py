@@ -68,7 +68,8 @@ def read_header(data: memoryview, error_prefix: str) -> ImageHeader:
     """
     image_format = _format_of(data)
     if image_format is None:
-        raise InvalidRequest(f"{error_prefix}: expected a JPEG, PNG, BMP or WebP image, given {_describe(data)}")
+        given = f"{data.nbytes} bytes beginning with 0x{bytes(data[:8]).hex()}" if data.nbytes else "no bytes"
+        raise InvalidRequest(f"{error_prefix}: expected a JPEG, PNG, BMP or WebP image, given {given}")
     try:
         width, height = _READERS[image_format](data)
     except (_Malformed, struct.error, IndexError) as error:
@@ -100,12 +101,6 @@ def _format_of(data: memoryview) -> ImageFormat | None:
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
         return ImageFormat.WEBP
     return None
-
-
-def _describe(data: memoryview) -> str:
-    if data.nbytes == 0:
-        return "no bytes"
-    return f"{data.nbytes} bytes beginning with 0x{bytes(data[:8]).hex()}"
 
 
 def _read_jpeg(data: memoryview) -> tuple[int, int]:

@@ -58,7 +58,7 @@ IMAGE_TYPES = (
 )
 """Input data types that an image can be written to."""
 
-NO_IMAGE_PARAMETERS = (
+_NO_IMAGE_PARAMETERS = (
     "its configuration has no parameters 'image_...' or 'network_image_...' that say how an image becomes its input; "
     "a config.pbtxt that edge-server add wrote has those that may fit as comments"
 )
@@ -160,7 +160,11 @@ class ImagePlan:
                 f"{error_prefix}: expected either an encoding (raw) or a format (a file), given {given}"
             )
         if frame.format or is_file:
-            picture = self._read_file(frame, data, is_drawn, error_prefix)
+            # Copy shared memory: the file must not change between the check of its header and the decoding.
+            view = memoryview(bytes(data)) if frame.region else data.cast("B")
+            color = Color.BGR if is_drawn and self.color is Color.GRAY else self.color
+            shrinks_to = None if is_drawn or self.is_decode_exact else self.rule
+            picture = read_compressed(view, frame.format, color=color, shrinks_to=shrinks_to, error_prefix=error_prefix)
         else:
             picture = pixels(
                 frame.height,
@@ -192,13 +196,6 @@ class ImagePlan:
         else:
             self._write_colors(picture, placement, item, error_prefix)
         return make_fitted_picture(placement, picture.width, picture.height)
-
-    def _read_file(self, frame: Frame, data: memoryview, is_drawn: bool, error_prefix: str) -> Picture:
-        # Copy shared memory: the file must not change between the check of its header and the decoding.
-        view = memoryview(bytes(data)) if frame.region else data.cast("B")
-        color = Color.BGR if is_drawn and self.color is Color.GRAY else self.color
-        shrinks_to = None if is_drawn or self.is_decode_exact else self.rule
-        return read_compressed(view, frame.format, color=color, shrinks_to=shrinks_to, error_prefix=error_prefix)
 
     def _write_colors(
         self, picture: Picture, placement: ResizedPicture, item: npt.NDArray[np.generic], error_prefix: str
@@ -284,6 +281,20 @@ def make_image_plan(spec: ModelSpec) -> ImagePlan | None:
     """
     plans = make_image_plans(spec)
     return plans[0] if len(plans) == 1 else None
+
+
+def required_image_plan(spec: ModelSpec, images: str) -> ImagePlan:
+    """Return the image plan of a model that gets `images`, as messages call them. Raises InvalidRequest if it has
+    none."""
+    try:
+        plan = make_image_plan(spec)
+    except BadModelConfig as error:
+        raise InvalidRequest(f"model '{spec.name}' cannot take {images}: {error.message}") from None
+    if plan is None:
+        raise InvalidRequest(
+            f"model '{spec.name}' does not take {images}: {_NO_IMAGE_PARAMETERS}{spec.unrecognised_note}"
+        )
+    return plan
 
 
 def make_image_plans(spec: ModelSpec) -> tuple[ImagePlan, ...]:

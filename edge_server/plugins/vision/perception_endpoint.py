@@ -104,13 +104,8 @@ def _mask(mask: Mask) -> dict[str, Any]:
     """
     import numpy as np
 
-    from edge_server.plugins.vision.decode import opencv
-
     classes = np.frombuffer(mask.data, np.uint8 if mask.encoding == "mono8" else "<u2").reshape(mask.height, mask.width)
     step = -(-max(mask.height, mask.width) // _MAX_MASK_SIDE)
-    is_done, png = opencv().imencode(".png", np.ascontiguousarray(classes[::step, ::step]).astype(np.uint8))
-    if not is_done:
-        raise ServingFault("OpenCV does not encode the mask")
     found, counts = np.unique(classes, return_counts=True)
     fractions = sorted(zip((counts / classes.size).tolist(), found.tolist(), strict=True), reverse=True)
     return {
@@ -118,7 +113,7 @@ def _mask(mask: Mask) -> dict[str, Any]:
             {"index": index, "label": mask.labels[index] if index < len(mask.labels) else "", "share": fraction}
             for fraction, index in fractions
         ],
-        "png": base64.b64encode(bytes(png)).decode(),
+        "png": _png(np.ascontiguousarray(classes[::step, ::step]).astype(np.uint8), "mask"),
     }
 
 
@@ -127,21 +122,26 @@ def _map_png(dense: DenseMap) -> str:
     pixels."""
     import numpy as np
 
-    from edge_server.plugins.vision.decode import opencv
-
     step = -(-max(dense.height, dense.width) // _MAX_MASK_SIDE)
     values = np.nan_to_num(dense.values()[::step, ::step], nan=dense.minimum)
     levels = np.rint((values - dense.minimum) * (255 / (dense.maximum - dense.minimum or 1.0))).astype(np.uint8)
-    is_done, png = opencv().imencode(".png", levels)
+    return _png(levels, "map")
+
+
+def _png(pixels: Pixels, what: str) -> str:
+    """Return the pixels, (height, width), as PNG in Base64."""
+    from edge_server.plugins.vision.decode import opencv
+
+    is_done, png = opencv().imencode(".png", pixels)
     if not is_done:
-        raise ServingFault("OpenCV does not encode the map")
+        raise ServingFault(f"OpenCV does not encode the {what}")
     return base64.b64encode(bytes(png)).decode()
 
 
 def results_as_json(seen: Perception) -> dict[str, Any]:
     """Return classes and detections as JSON, in pixels of the frame. `track_id` is there for tracked objects,
     `rotated` for oriented boxes, `polygons` for objects with a mask, and `text` for lines that were read."""
-    from edge_server.plugins.vision.mask_outlines import outline_polygons
+    from edge_server.plugins.vision.outputs.object_masks import outline_polygons
 
     return {
         "classes": [{"index": item.index, "label": item.label, "score": item.score} for item in seen.classes],

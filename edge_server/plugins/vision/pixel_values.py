@@ -98,7 +98,10 @@ class DepthValues:
     def write(self, numbers: npt.NDArray[np.generic], window: npt.NDArray[np.generic]) -> None:
         """Write `numbers` into `window`, both `(height, width)`."""
         numbers = zero_not_finite(numbers)
-        factor = self.scale * self._unit_factor(numbers.dtype) / self.stddev
+        unit_factor, given = 1.0, DepthUnit.METRES if numbers.dtype.kind == "f" else DepthUnit.MILLIMETRES
+        if self.unit not in (None, given):
+            unit_factor = 0.001 if self.unit is DepthUnit.METRES else 1000.0
+        factor = self.scale * unit_factor / self.stddev
         is_in_place = self.dtype is DType.FP32
         values = window.view(np.float32) if is_in_place else np.empty(window.shape, np.float32)
         with np.errstate(over="ignore"):
@@ -109,12 +112,6 @@ class DepthValues:
             np.clip(values, -limit, limit, out=values)
         else:
             np.copyto(window, cast_saturated(values, self.dtype))
-
-    def _unit_factor(self, dtype: np.dtype[np.generic]) -> float:
-        given = DepthUnit.METRES if dtype.kind == "f" else DepthUnit.MILLIMETRES
-        if self.unit in (None, given):
-            return 1.0
-        return 0.001 if self.unit is DepthUnit.METRES else 1000.0
 
 
 def zero_not_finite(numbers: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:

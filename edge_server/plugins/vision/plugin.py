@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from edge_server.frontends.http.routes import Route
     from edge_server.frontends.v2.requested_outputs import RequestedOutput
     from edge_server.plugins.vision.image_bodies import ImageBodies
-    from edge_server.plugins.vision.text_model_check import TextModelLog
+    from edge_server.plugins.vision.text_reading import TextModelLog
     from edge_server.telemetry.event_bus import Event
 
 
@@ -112,7 +112,7 @@ class Vision(RunningPlugin):
     def _find_text_problems(self, specs: Sequence[ModelSpec]) -> list[str]:
         if not any("detection_text_model" in spec.all_parameters for spec in specs):
             return []
-        from edge_server.plugins.vision.text_model_check import find_text_model_problem
+        from edge_server.plugins.vision.text_reading import find_text_model_problem
 
         problems = ((spec.name, find_text_model_problem(self._core.service.router, spec)) for spec in specs)
         return [f"model '{name}': {problem}" for name, problem in problems if problem]
@@ -123,7 +123,7 @@ class Vision(RunningPlugin):
 
     @functools.cached_property
     def _text_model_log(self) -> TextModelLog:
-        from edge_server.plugins.vision.text_model_check import TextModelLog
+        from edge_server.plugins.vision.text_reading import TextModelLog
 
         return TextModelLog(self._core.service.router)
 

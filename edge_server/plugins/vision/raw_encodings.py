@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -148,36 +147,16 @@ _BGR_OF_YUV = np.array(
 )
 
 
-def _nv12(y: npt.NDArray[np.uint8], uv: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    cv2 = opencv()
-    converted: npt.NDArray[np.uint8] = cv2.cvtColorTwoPlane(y, _pairs(uv), cv2.COLOR_YUV2BGR_NV12)
-    return converted
-
-
-def _nv21(y: npt.NDArray[np.uint8], vu: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    cv2 = opencv()
-    converted: npt.NDArray[np.uint8] = cv2.cvtColorTwoPlane(y, _pairs(vu), cv2.COLOR_YUV2BGR_NV21)
-    return converted
-
-
-def _nv24(y: npt.NDArray[np.uint8], uv: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    cv2 = opencv()
-    u, v = cv2.split(_pairs(uv))
-    converted: npt.NDArray[np.uint8] = cv2.transform(cv2.merge((y, u, v)), _BGR_OF_YUV)
-    return converted
-
-
-def _pairs(plane: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    return plane.reshape(plane.shape[0], -1, 2)
-
-
 @record(frozen=True, slots=True)
 class _TwoPlanes:
-    """A plane of Y, then one of pairs: rows `step_factor` * `step` apart, `divisor` times fewer in both directions."""
+    """A plane of Y, then one of pairs: rows `step_factor` * `step` apart, `divisor` times fewer in both directions.
+
+    `code` is the cv2 attribute that converts to BGR; "" for pairs of U and V of each pixel, which OpenCV does not read.
+    """
 
     divisor: int
     step_factor: int
-    convert: Callable[[npt.NDArray[np.uint8], npt.NDArray[np.uint8]], npt.NDArray[np.uint8]]
+    code: str
 
     def byte_size(self, height: int, step: int) -> int:
         return height * step + height // self.divisor * step * self.step_factor
@@ -185,10 +164,18 @@ class _TwoPlanes:
     def picture(self, data: npt.NDArray[np.uint8], height: int, width: int, step: int) -> Picture:
         luma = data[: height * step].reshape(height, step)[:, :width]
         chroma = data[height * step :].reshape(height // self.divisor, step * self.step_factor)
-        return Picture(self.convert(luma, chroma[:, : 2 * width // self.divisor]), Color.BGR)
+        pairs = chroma[:, : 2 * width // self.divisor].reshape(height // self.divisor, -1, 2)
+        cv2 = opencv()
+        if self.code:
+            return Picture(cv2.cvtColorTwoPlane(luma, pairs, getattr(cv2, self.code)), Color.BGR)
+        return Picture(cv2.transform(cv2.merge((luma, *cv2.split(pairs))), _BGR_OF_YUV), Color.BGR)
 
 
-_BY_PLANES = {"nv12": _TwoPlanes(2, 1, _nv12), "nv21": _TwoPlanes(2, 1, _nv21), "nv24": _TwoPlanes(1, 2, _nv24)}
+_BY_PLANES = {
+    "nv12": _TwoPlanes(2, 1, "COLOR_YUV2BGR_NV12"),
+    "nv21": _TwoPlanes(2, 1, "COLOR_YUV2BGR_NV21"),
+    "nv24": _TwoPlanes(1, 2, ""),
+}
 
 ENCODINGS = (*_BY_ROWS, *_BY_PLANES)
 """All supported encodings."""

@@ -13,7 +13,7 @@ from edge_server.core.model_spec import ModelSpec, Recognised
 from edge_server.errors import BadModelConfig
 from edge_server.plugins.vision.exporters.exported_metadata import UnfitMetadataError
 from edge_server.plugins.vision.exporters.paddle_ocr import read_characters
-from edge_server.plugins.vision.layouts import find_stated_layout, find_unmistakable_layout, joins_rows_of_batch
+from edge_server.plugins.vision.layout_search import find_stated_layout, find_unmistakable_layout, joins_rows_of_batch
 
 _HEAD_KEYS = ("detection_head", "class_output", "mask_output", "depth_output", "anomaly_output")
 _KIND_OF_HEAD = {

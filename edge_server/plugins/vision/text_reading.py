@@ -1,14 +1,17 @@
 """Reading of the lines that a text detector finds: cuts them out of the picture, runs a recogniser on them, and decodes
-its scores.
+its scores. Check that there is a recogniser, for the log, `edge-server status` and `edge-server check`.
 
 The recogniser is a model of its own, as in PP-OCR: its input is [3, height, any width], its output gives scores for a
 blank and for each character at each step along the line (CTC). Its labels are the characters. An input of any height
-gets lines of 48 pixels, as PP-OCR since version 3.
+gets lines of 48 pixels, as PP-OCR since version 3. A detector serves without its recogniser, since most pictures have
+no text and the recogniser may come later.
 """
 
 from __future__ import annotations
 
+import logging
 import math
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
@@ -28,8 +31,13 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from edge_server.service import Handle, InferenceService
+    from edge_server.serving.lifecycle.router import Router
 
     Pixels = npt.NDArray[np.uint8]
+
+_LOG = logging.getLogger(__name__)
+
+_KEY = "detection_text_model"
 
 MAX_AT_ONCE = 8
 """Maximum number of lines in one request to the recogniser."""
@@ -210,3 +218,46 @@ def decode_lines(
     for line, values, is_kept in zip(best, highest, is_character, strict=True):
         text = "".join(recogniser.characters[index - 1] for index in line[is_kept])
         yield text, float(values[is_kept].mean()) if text else 0.0
+
+
+def find_text_model_problem(router: Router, detector: ModelSpec) -> str:
+    """Return why nothing can read the lines that a model finds; "" if something can, or if it names no recogniser.
+
+    A recogniser that is being loaded, or that a request would load, is no problem.
+    """
+    name = detector.all_parameters.get(_KEY, "")
+    if not name:
+        return ""
+    serving = router.ready_versions(name)
+    if serving:
+        try:
+            make_recogniser(serving[0].spec)
+        except InvalidRequest as error:
+            return f"its lines are not read: {_KEY}: {error.message}"
+        return ""
+    entries = [entry for entry in router.index() if entry.name == name]
+    if router.offered_versions(name) or any(entry.state == "LOADING" for entry in entries):
+        return ""
+    reason = next((entry.reason for entry in reversed(entries) if entry.reason), "")
+    state = f"does not serve: {reason}" if reason else "is not loaded"
+    return f"its lines are not read: {_KEY} names model '{name}', which {state}"
+
+
+class TextModelLog:
+    """Logs problems with recognisers when they come and when they are gone. Thread-safe."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._lock = threading.Lock()
+        self._logged: dict[str, str] = {}
+
+    def update(self, detectors: list[ModelSpec]) -> None:
+        """Log what has changed, given all serving detectors that name a recogniser."""
+        with self._lock:
+            found = {spec.name: find_text_model_problem(self._router, spec) for spec in detectors}
+            for name, problem in found.items():
+                if problem and problem != self._logged.get(name):
+                    _LOG.warning("model '%s': %s", name, problem)
+                elif not problem and self._logged.get(name):
+                    _LOG.info("model '%s': its lines are read now", name)
+            self._logged = found

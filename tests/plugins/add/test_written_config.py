@@ -8,7 +8,7 @@ from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.plugins.add.picture_trial import Reading, TrialFinding
 from edge_server.plugins.add.written_config import write_config
-from edge_server.plugins.vision.layouts import candidates
+from edge_server.plugins.vision.layout_search import candidates
 
 
 def test_class_names_of_the_file_are_labels_also_while_the_layout_is_not_decided(tmp_path: Path) -> None:

@@ -169,13 +169,11 @@ def test_rails_of_an_unknown_board_are_reported_and_not_added_up(board: Any) -> 
     assert "VDD_SOMETHING, VDD_CPU_GPU_CV, VDD_SOC" in reading.missing["power_mw"]
 
 
-def test_rails_have_their_current_limits_and_alarms(board: Any) -> None:
+def test_rails_have_their_alarms(board: Any) -> None:
     machine = board("orin_nano_jp6")
     machine.write("/sys/class/hwmon/hwmon1/curr1_crit_alarm", 1)
     rail = next(item for item in sensors(machine).read(100.0).rails if item.name == "VDD_IN")
-    assert (rail.voltage_mv, rail.current_ma, rail.warn_ma, rail.critical_ma, rail.is_alarmed) == (
-        4976, 1096, 6320, 7920, True,
-    )  # fmt: skip
+    assert (rail.power_mw, rail.is_alarmed) == (4976 * 1096 // 1000, True)
 
 
 CLOCKS = {

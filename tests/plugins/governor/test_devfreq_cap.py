@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edge_server.plugins.governor.sensors.devfreq_clock_cap import DevfreqCap
+from edge_server.plugins.governor.sensors.clock_actuators import DevfreqCap
 
 FOLDERS = {
     "orin_nano_jp6": "/sys/class/devfreq/17000000.gpu",

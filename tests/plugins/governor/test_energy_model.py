@@ -91,7 +91,7 @@ def test_the_energy_of_models_in_changing_mixtures_is_recovered(seed: int) -> No
         energy_j, work = machine.interval()
         learner.learn(energy_j, 1.0, work)
     for key in machine.watts:
-        cost = learner.cost(*key)
+        cost = learner.costs().get(key)
         assert cost is not None
         assert cost.joules == pytest.approx(machine.joules(key), rel=0.05)
         assert cost.watts == pytest.approx(machine.watts[key], rel=0.05)
@@ -105,7 +105,7 @@ def test_noise_in_the_measurement_averages_out() -> None:
         energy_j, work = machine.interval(noise=0.05)
         learner.learn(energy_j, 1.0, work)
     for key in machine.watts:
-        cost = learner.cost(*key)
+        cost = learner.costs().get(key)
         assert cost is not None
         assert cost.joules == pytest.approx(machine.joules(key), rel=0.15)
 
@@ -116,7 +116,7 @@ def test_missing_measurements_only_lower_the_number_of_samples() -> None:
     for second in range(600):
         energy_j, work = machine.interval(only=("big", 1))
         learner.learn(None if second % 3 else energy_j, 1.0, work)
-    cost = learner.cost("big", 1)
+    cost = learner.costs().get(("big", 1))
     assert cost is not None
     assert cost.joules == pytest.approx(machine.joules(("big", 1)), rel=1e-6)
 
@@ -127,7 +127,7 @@ def test_the_energy_per_inference_follows_recent_measurements() -> None:
     for joules, seconds in ((1.0, 600), (3.0, 600)):
         for _ in range(seconds):
             learner.learn(joules * 10, 1.0, {("m", 1): ModelWorkload(0.5, 10)})
-    cost = learner.cost("m", 1)
+    cost = learner.costs().get(("m", 1))
     assert cost is not None
     assert cost.joules == pytest.approx(3.0, rel=0.01)
     assert cost.inferences < 10 * 60 / math.log(2) + 10
@@ -161,13 +161,13 @@ def test_estimates_from_before_the_idle_power_was_known_are_replaced() -> None:
     learner = EnergyModel()
     for _ in range(20):
         learner.learn(12.0, 1.0, {("m", 1): ModelWorkload(0.5, 10)})
-    before = learner.cost("m", 1)
+    before = learner.costs().get(("m", 1))
     assert before is not None
     assert before.joules == pytest.approx(1.2)
     learner.learn(5.0, 1.0, {})
     for _ in range(20):
         learner.learn(12.0, 1.0, {("m", 1): ModelWorkload(0.5, 10)})
-    after = learner.cost("m", 1)
+    after = learner.costs().get(("m", 1))
     assert after is not None
     assert after.joules == pytest.approx(0.7)
     assert after.total_j == pytest.approx(20 * 12.0 + 20 * 7.0), "what a counter showed is not taken back"
@@ -186,7 +186,7 @@ def test_a_run_longer_than_an_interval_gets_all_its_energy(run_s: float, interva
             learner.learn(25.0 * interval_s, interval_s, work)
         for _ in range(steps):
             learner.learn(5.0 * interval_s, interval_s, {})
-    cost = learner.cost("slow", 1)
+    cost = learner.costs().get(("slow", 1))
     assert cost is not None
     assert learner.idle_w == pytest.approx(5.0, rel=0.05)
     assert cost.joules == pytest.approx(20.0 * run_s, rel=0.05)
@@ -198,9 +198,9 @@ def test_impossible_energy_is_ignored(energy_j: float | None) -> None:
     learner.learn(5.0, 1.0, {})
     for _ in range(10):
         learner.learn(12.0, 1.0, {("m", 1): ModelWorkload(0.5, 10)})
-    before = learner.cost("m", 1)
+    before = learner.costs().get(("m", 1))
     assert learner.learn(energy_j, 1e-3, {("m", 1): ModelWorkload(0.5, 10)}) == {}
-    after = learner.cost("m", 1)
+    after = learner.costs().get(("m", 1))
     assert before is not None
     assert after is not None
     assert (after.joules, after.total_j) == (before.joules, before.total_j)
@@ -222,7 +222,7 @@ def test_a_year_of_intervals_overflows_nothing() -> None:
         learner.learn(12.0 * 600, 600.0, {("m", 1): ModelWorkload(300.0, 6000)})
     learner.learn(None, 1e12, {})
     learner.learn(12.0, 1.0, {("m", 1): ModelWorkload(0.5, 10)})
-    cost = learner.cost("m", 1)
+    cost = learner.costs().get(("m", 1))
     assert cost is not None
     assert cost.joules == pytest.approx(0.7)
 
@@ -230,17 +230,17 @@ def test_a_year_of_intervals_overflows_nothing() -> None:
 def test_confidence_is_small_after_one_interval() -> None:
     learner = EnergyModel()
     learner.learn(5.0, 1.0, {("m", 1): ModelWorkload(0.5, 5)})
-    cost = learner.cost("m", 1)
+    cost = learner.costs().get(("m", 1))
     assert cost is not None
     assert cost.confidence == pytest.approx(1 / 6)
 
 
 def test_models_that_never_ran_or_were_forgotten_have_no_estimate() -> None:
     learner = EnergyModel()
-    assert learner.cost("m", 1) is None
+    assert learner.costs().get(("m", 1)) is None
     learner.learn(5.0, 1.0, {("m", 1): ModelWorkload(0.5, 5), ("n", 1): ModelWorkload(0.5, 5)})
     learner.forget("m")
-    assert learner.cost("m", 1) is None
+    assert learner.costs().get(("m", 1)) is None
     assert set(learner.costs()) == {("n", 1)}
 
 
@@ -254,7 +254,7 @@ def test_forgetting_a_model_keeps_the_estimates_of_others() -> None:
         energy_j, work = machine.interval()
         small_j = machine.watts["small", 1] * work.pop(("small", 1)).busy_s
         learner.learn(energy_j - small_j, 1.0, work)
-    cost = learner.cost("big", 1)
+    cost = learner.costs().get(("big", 1))
     assert cost is not None
     assert cost.joules == pytest.approx(machine.joules(("big", 1)), rel=0.05)
 

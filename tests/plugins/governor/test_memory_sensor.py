@@ -88,4 +88,3 @@ def test_a_change_is_seen_by_the_next_reading(make_board: Any) -> None:
     assert sensor.read(0.0).memory == MemoryState(8192, 4096)
     board.restore(PRESSURE)
     assert sensor.read(0.0).memory == MemoryState(8192, 4096, 1.25, 0.5)
-    sensor.close()

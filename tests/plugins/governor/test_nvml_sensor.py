@@ -14,7 +14,7 @@ import pynvml
 import pytest
 
 from edge_server.plugins.governor.readings import Gpu, MachineReading, ThrottleReason, TripPoints
-from edge_server.plugins.governor.sensors.nvml_clock_cap import NvmlCap
+from edge_server.plugins.governor.sensors.clock_actuators import NvmlCap
 from edge_server.plugins.governor.sensors.nvml_sensor import MISMATCH_AGAIN_S, OPEN_AGAIN_S, NvmlSensor
 
 METRICS = {
@@ -25,12 +25,7 @@ METRICS = {
     "utilization": ("utilization",),
     "memory_total_bytes": ("memory_total",),
     "clock_hz": ("clock0",),
-    "clock_cap_hz": ("target_clock0",),
-    "highest_clock_hz": ("highest_clock0",),
-    "memory_clock_hz": ("clock2",),
-    "performance_state": ("performance_state",),
     "reasons": ("reasons",),
-    "violations_ns": ("violation0", "violation1"),
 }
 """Metric of a Gpu -> what it is asked for."""
 
@@ -58,7 +53,7 @@ def open_count() -> int:
 
 
 def test_a_reading_contains_everything_that_a_card_reports(nvidia: Any, sensor: NvmlSensor) -> None:
-    nvidia.add_gpu(temperature0=71, power=61_500, utilization=83, memory_used=3 << 30, violation1=2_500)
+    nvidia.add_gpu(temperature0=71, power=61_500, utilization=83, memory_used=3 << 30)
     reading = sensor.read(10.0)
     gpu = only_gpu(reading)
     assert (gpu.key, gpu.name, gpu.uuid, gpu.is_integrated, gpu.is_lost) == (
@@ -66,9 +61,8 @@ def test_a_reading_contains_everything_that_a_card_reports(nvidia: Any, sensor: 
     )  # fmt: skip
     assert (gpu.temperature_c, gpu.power_mw, gpu.power_limit_mw, gpu.energy_mj) == (71.0, 61_500, 70_000, 1_000_000)
     assert (gpu.utilization, gpu.memory_total_bytes, gpu.memory_used_bytes) == (0.83, 16 << 30, 3 << 30)
-    assert (gpu.clock_hz, gpu.highest_clock_hz, gpu.memory_clock_hz) == (1_590_000_000, 1_590_000_000, 5_000_000_000)
+    assert gpu.clock_hz == 1_590_000_000
     assert gpu.reasons == frozenset()
-    assert gpu.violations_ns == {"power": 0, "thermal": 2_500}
     assert gpu.missing == {}
     zone, rail = reading.zones[0], reading.rails[0]
     assert (zone.name, zone.temperature_c, zone.trips) == ("gpu0", 71.0, TripPoints(90.0, 93.0, 98.0))
@@ -297,7 +291,6 @@ def test_a_child_process_opens_nvml_for_itself(nvidia: Any, sensor: NvmlSensor) 
         ("nvmlDeviceGetMemoryInfo_v2", "memory_total_bytes"),
         ("nvmlDeviceGetCurrentClocksEventReasons", "reasons"),
         ("nvmlDeviceGetCurrentClocksThrottleReasons", "reasons"),
-        ("nvmlDeviceGetViolationStatus", "violations_ns"),
     ],
 )
 def test_old_and_new_names_of_nvml_calls_are_tried(
@@ -309,7 +302,7 @@ def test_old_and_new_names_of_nvml_calls_are_tried(
     without: str,
     metric: str,
 ) -> None:
-    nvidia.add_gpu(management_limit=60_000, field74=7, field75=8)
+    nvidia.add_gpu(management_limit=60_000)
     (tmp_path / "older").mkdir()
     install_nvidia(fake_nvml.build(tmp_path / "older", without=[without]))
     gpu = only_gpu(sensor.read(1.0))

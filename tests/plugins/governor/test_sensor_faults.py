@@ -132,9 +132,7 @@ def test_throttling_of_a_processor_is_counted_by_package_and_over_its_cores(boar
 
 def test_readings_of_intel_graphics(board: Any) -> None:
     (gpu,) = sensors(board("x86_box")).read(0.0).gpus
-    assert (gpu.key, gpu.is_integrated, gpu.clock_hz, gpu.highest_clock_hz) == (
-        "card0", True, 650_000_000, 1_300_000_000,
-    )  # fmt: skip
+    assert (gpu.key, gpu.is_integrated, gpu.clock_hz) == ("card0", True, 650_000_000)
     assert gpu.reasons == {"pl1"}
 
 

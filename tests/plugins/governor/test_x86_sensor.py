@@ -188,7 +188,7 @@ def test_zones_of_an_unknown_board_are_named_by_their_first_word(make_board: Any
 def test_throttle_reasons_of_integrated_graphics(board: Any, sensor: X86Sensor) -> None:
     folder = "/sys/class/drm/card0/gt/gt0"
     (gpu,) = sensor.read(1.0).gpus
-    assert (gpu.clock_hz, gpu.highest_clock_hz, gpu.is_integrated) == (650_000_000, 1_300_000_000, True)
+    assert (gpu.clock_hz, gpu.is_integrated) == (650_000_000, True)
     assert (gpu.reasons, gpu.slowed_by) == ({"pl1"}, {ThrottleReason.POWER_CAP})
     board.write(f"{folder}/throttle_reason_pl1", 0)
     board.write(f"{folder}/throttle_reason_thermal", 1)

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from edge_server.cli.console import LiveView
-from edge_server.errors import InvalidRequest
+from edge_server.errors import ServingFault
 from edge_server.plugins.tuning import analyze
 from edge_server.plugins.tuning.clients.client_interface import Unreachable
 from edge_server.plugins.tuning.load import server_trials
@@ -27,6 +27,7 @@ from edge_server.plugins.tuning.load.configuration_search import Search, SearchL
 from edge_server.plugins.tuning.load.measurement_windows import Answer, MeasuredPoint, MeasurementWindow
 from edge_server.plugins.tuning.load.model_config_candidates import ServerCandidate
 from edge_server.plugins.tuning.load.server_trials import ModelFolder
+from edge_server.plugins.tuning.result_files import write_variant
 from edge_server.repository.pbtxt import new_config, read_file
 
 COMMAND = Path(sys.executable).parent / "edge-server"
@@ -228,22 +229,23 @@ def test_bars_of_all_rounds_are_drawn_to_scale(tmp_path: Path) -> None:
 def test_a_variant_that_cannot_be_written_leaves_no_file(tmp_path: Path) -> None:
     path = tmp_path / "configs" / "mine.pbtxt"
     path.mkdir(parents=True)
-    with pytest.raises(InvalidRequest, match="cannot be written"):
-        analyze._write_variant(path, "max_batch_size: 1\n")
+    with pytest.raises(ServingFault, match="cannot be written"):
+        write_variant(path, new_config(), "mine")
     assert [entry.name for entry in path.parent.iterdir()] == ["mine.pbtxt"]
 
 
 def test_a_variant_is_utf_8_whatever_the_locale(tmp_path: Path) -> None:
     path = tmp_path / "configs" / "mine.pbtxt"
     code = (
-        "import sys; from edge_server.plugins.tuning import analyze as a; "
-        "a._write_variant(a.Path(sys.argv[1]), '\\xf6')"
+        "import sys; from edge_server.plugins.tuning import result_files as a; "
+        "from edge_server.repository.pbtxt import new_config; "
+        "a.write_variant(a.Path(sys.argv[1]), new_config(), 'mine', ['\\xf6'])"
     )
     plain = {**os.environ, "LC_ALL": "POSIX", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
     command = [sys.executable, "-c", code, str(path)]
     done = subprocess.run(command, env=plain, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    assert path.read_bytes() == "ö".encode()
+    assert path.read_bytes() == "# ö\n\n".encode()
 
 
 def left_by_a_server(folder: Path, end: str) -> subprocess.Popen[str]:

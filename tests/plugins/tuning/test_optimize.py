@@ -332,8 +332,8 @@ def test_a_model_that_cannot_be_optimized_is_reported_before_anything_is_opened(
         ((folder, "--write=taken"), "exists already; --overwrite replaces it"),
         ((folder, "--write=../config"), "--write: expected letters, digits"),
         ((ensemble,), "model 'both' is an ensemble"),
-        ((folder, "--tolerance=-1"), "expected a number of 0 or more, given '-1'"),
-        ((folder, "--runs=0"), "expected a whole number from 1, given '0'"),
+        ((folder, "--tolerance=-1"), "expected a number from 0 to inf, got '-1'"),
+        ((folder, "--runs=0"), "expected a whole number from 1 to 1000000, got '0'"),
         ((tmp_path / "empty" / "x",), "there is no folder"),
     ]
     for words, said in cases:

@@ -27,7 +27,7 @@ from edge_server.plugins.trials.comparison import CandidateTrial, ComparisonResu
 from edge_server.plugins.trials.sample_inputs import batch_of, from_file, random_samples, usual_sizes
 from edge_server.plugins.trials.tensor_files import load_tensors, save_tensors
 from edge_server.plugins.tuning import optimize_report as report
-from edge_server.plugins.tuning import write_configuration
+from edge_server.plugins.tuning import result_files
 from edge_server.repository.pbtxt import parse_text, read_file
 
 NO_GPU = "there is no GPU"
@@ -91,7 +91,8 @@ def test_disagreeing_classes_and_non_finite_outputs_are_rejected() -> None:
 def test_the_rows_of_a_table_have_as_many_cells_as_its_header_also_for_failures() -> None:
     out = CandidateTrial(RuntimeCandidate("gone", "f32"), {}, reason="its process was ended by SIGSEGV")
     whole = outcome(trial("plain", 10, 300, rows=8), out, batch=8)
-    for row in report.rows(whole, None, SelectionRule(Objective.LATENCY, 0.01)):
+    for each in whole.trials:
+        row = report.row(whole, each, None, SelectionRule(Objective.LATENCY, 0.01))
         assert len(row) == len(report.column_titles(whole))
     found = report.as_json(whole, None, SelectionRule(Objective.LATENCY, 0.01))
     assert found["chosen"] is None
@@ -368,19 +369,19 @@ def test_moving_a_configuration_between_cpu_and_gpu_keeps_other_settings() -> No
 
 def test_a_variant_is_written_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = parse_text('backend: "openvino" parameters { key: "a" value { string_value: "é\\n#" } }'.encode(), "net")
-    path = write_configuration.variant_path(tmp_path, "fast", may_overwrite=False)
-    write_configuration.write_variant(path, config, "net", ["one\nbackend: 'x'", "two"])
+    path = result_files.variant_path(tmp_path, "fast", may_overwrite=False)
+    result_files.write_variant(path, config, "net", ["one\nbackend: 'x'", "two"])
     assert read_file(path, "net") == config
     with pytest.raises(AlreadyExists, match="--overwrite"):
-        write_configuration.variant_path(tmp_path, "fast", may_overwrite=False)
+        result_files.variant_path(tmp_path, "fast", may_overwrite=False)
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        write_configuration.write_variant(
-            write_configuration.variant_path(tmp_path, "fast", may_overwrite=True), parse_text(b"", "net"), "net", []
+        result_files.write_variant(
+            result_files.variant_path(tmp_path, "fast", may_overwrite=True), parse_text(b"", "net"), "net", []
         )
     assert [one.name for one in path.parent.iterdir()] == ["fast.pbtxt"]
     assert read_file(path, "net") == config
@@ -389,13 +390,13 @@ def test_a_variant_is_written_atomically(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_full_disk_is_reported_with_the_file(tmp_path: Path) -> None:
     (tmp_path / "configs").write_text("no folder")
     with pytest.raises(ServingFault, match=r"fast\.pbtxt' cannot be written: "):
-        write_configuration.write_variant(tmp_path / "configs" / "fast.pbtxt", parse_text(b"", "net"), "net", [])
+        result_files.write_variant(tmp_path / "configs" / "fast.pbtxt", parse_text(b"", "net"), "net", [])
 
 
 @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "..", "a b", "x" * 129, "a\n"])
 def test_invalid_file_names_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidRequest, match="--write: expected letters"):
-        write_configuration.variant_path(tmp_path, name, may_overwrite=True)
+        result_files.variant_path(tmp_path, name, may_overwrite=True)
 
 
 def test_the_remaining_time_is_shown_once_it_is_reliable() -> None:

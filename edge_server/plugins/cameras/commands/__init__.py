@@ -2,5 +2,5 @@
 server).
 
 `stream_run` combines the parts of `stream`: frame counts, the live table, result lines, annotated pictures.
-`sent_frame_counts`, `percentiles`, `result_text` and `stream_display` are pure. `view` shows the streams of a server.
+`sent_frame_counts`, `percentiles`, `result_lines` and `stream_display` are pure. `view` shows the streams of a server.
 """

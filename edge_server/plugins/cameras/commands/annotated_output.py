@@ -133,12 +133,9 @@ class WritingThread:
         while (item := self._queue.get()) is not None:
             # After a failure, keep emptying the queue so that `put` does not block.
             if self.error is None:
-                self._write(*item)
+                try:
+                    self._writer.write(*item)
+                    self.written += 1
+                except OutputError as error:
+                    self.error = error
         self._writer.close()
-
-    def _write(self, seq: int, jpeg: Buffer) -> None:
-        try:
-            self._writer.write(seq, jpeg)
-            self.written += 1
-        except OutputError as error:
-            self.error = error

@@ -72,13 +72,14 @@ class FoxgloveOutput:
         channel = self._detections[name]
         if channel.has_sinks():
             stamp = self._stamp(result.header)
-            shapes = [self._box(found, stamp) for found in result.detections]
+            shapes = [self._shape(_box_corners(found), stamp, thickness=2.0) for found in result.detections]
             if not outlines:
-                from edge_server.plugins.vision.mask_outlines import outline_polygons
+                from edge_server.plugins.vision.outputs.object_masks import outline_polygons
 
                 outlines = [outline_polygons(found.mask) for found in result.detections if found.mask is not None]
             for polygons in outlines:
-                shapes += [self._polygon(points, stamp) for points in polygons]
+                fill = self._color((*_GREEN[:3], _FILL_OPACITY))
+                shapes += [self._shape(points, stamp, thickness=1.0, fill_color=fill) for points in polygons]
             texts = [self._text(found, stamp) for found in result.detections]
             channel.log(self._messages.ImageAnnotations(timestamp=stamp, points=shapes, texts=texts))
 
@@ -89,23 +90,13 @@ class FoxgloveOutput:
     def _stamp(self, header: FrameHeader) -> Any:
         return self._messages.Timestamp(header.sec, header.nanosec)
 
-    def _box(self, found: Detection, stamp: Any) -> Any:
-        return self._messages.PointsAnnotation(
-            timestamp=stamp,
-            type=self._messages.PointsAnnotationType.LineLoop,
-            points=[self._messages.Point2(x=x, y=y) for x, y in _box_corners(found)],
-            outline_color=self._color(_GREEN),
-            thickness=2.0,
-        )
-
-    def _polygon(self, points: Sequence[Sequence[float]], stamp: Any) -> Any:
+    def _shape(self, points: Sequence[Sequence[float]], stamp: Any, **style: Any) -> Any:
         return self._messages.PointsAnnotation(
             timestamp=stamp,
             type=self._messages.PointsAnnotationType.LineLoop,
             points=[self._messages.Point2(x=x, y=y) for x, y in points],
             outline_color=self._color(_GREEN),
-            fill_color=self._color((*_GREEN[:3], _FILL_OPACITY)),
-            thickness=1.0,
+            **style,
         )
 
     def _text(self, found: Detection, stamp: Any) -> Any:

@@ -4,6 +4,7 @@ ages. At any time: offered = answered + dropped + lost + waiting."""
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -87,7 +88,8 @@ class FrameCounts:
         sent = self._sent.pop(seq, None)
         if sent is None:
             return None
-        self._forget(seq - _FORGET_BEHIND)
+        while self._sent and (oldest := next(iter(self._sent))) < seq - _FORGET_BEHIND:
+            del self._sent[oldest]
         age_s, server_s = max(now - sent, 0.0), result.times.finished_us / 1e6
         self._answered += 1
         self._failed += bool(result.error_code)
@@ -115,10 +117,6 @@ class FrameCounts:
     def end(self) -> None:
         """Mark the end of the stream: all waiting frames are now lost."""
         self._is_over = True
-
-    def _forget(self, below: int) -> None:
-        while self._sent and (oldest := next(iter(self._sent))) < below:
-            del self._sent[oldest]
 
     def recent(self, now: float) -> StreamFigures:
         """Return rates and ages of the last RECENT_S seconds, and the counts."""
@@ -183,21 +181,16 @@ def total(
 ) -> StreamFigures:
     """Return summed rates and counts with the given ages, because percentiles cannot be summed."""
     parts = list(parts)
+    server_drops: Counter[DropReason] = Counter()
+    for one in parts:
+        server_drops.update(one.server_drops)
     return StreamFigures(
         name, sum(one.fps_in for one in parts), sum(one.fps_out for one in parts), *ages, server_p50_s,
         sum(one.offered for one in parts), sum(one.answered for one in parts), sum(one.failed for one in parts),
         sum(one.lost for one in parts), sum(one.waiting for one in parts),
-        sum(one.client_drops for one in parts), _sum(one.server_drops for one in parts),
+        sum(one.client_drops for one in parts), dict(server_drops),
         sum(one.late for one in parts),
     )  # fmt: skip
-
-
-def _sum(counts: Iterable[Mapping[DropReason, int]]) -> dict[DropReason, int]:
-    summed: dict[DropReason, int] = {}
-    for one in counts:
-        for reason, count in one.items():
-            summed[reason] = summed.get(reason, 0) + count
-    return summed
 
 
 def _rate(count: int, first: float, last: float) -> float:

@@ -16,6 +16,7 @@ from edge_server.cli.options import (
     add_grpc_address,
     add_grpc_tls,
     float_range,
+    int_range,
     parse_host_and_port,
     parse_size,
     read_grpc_tls,
@@ -25,18 +26,18 @@ from edge_server.client.endpoint import ServerEndpoint
 from edge_server.errors import EdgeServerError
 from edge_server.plugins.cameras.commands.annotated_output import WritingThread, open_writer
 from edge_server.plugins.cameras.commands.foxglove_output import DEFAULT_ADDRESS, FoxgloveOutput
-from edge_server.plugins.cameras.commands.json_output import JsonLines
+from edge_server.plugins.cameras.commands.result_lines import JsonLines
 from edge_server.plugins.cameras.commands.source_thread import SourceSettings
 from edge_server.plugins.cameras.commands.stream_run import RunSettings, StreamRun
 from edge_server.plugins.cameras.commands.stream_sender import StreamOptions, StreamSender
 from edge_server.plugins.cameras.source_and_sink_settings import TRANSPORTS
 from edge_server.plugins.cameras.sources.frame_encoding import FILES, RAW
 from edge_server.plugins.cameras.sources.source_choice import open_source
-from edge_server.plugins.cameras.sources.source_interface import Source
 
 DEFAULT_FPS = 30.0
 DEFAULT_TOP_K = 5
 MAX_STREAMS = 64
+_COUNT = int_range(0, 2**31 - 1)
 _RETURNS = ("classes", "detections", "mask", "map", "tensors")
 
 
@@ -47,7 +48,9 @@ def run(arguments: Sequence[str]) -> int:
         options.source, fps=options.fps or 0.0, size=options.size, transport=options.transport, ca=options.ca
     )
     try:
-        fps = _rate(options.fps, source)
+        fps = options.fps
+        if fps is None:
+            fps = source.fps or (0.0 if source.is_live else DEFAULT_FPS)
         stream_options = _stream_options(options, keeps_all=fps == 0 and not source.is_live)
         base = options.name or "camera"
         names = [base] if options.streams == 1 else [f"{base}-{index}" for index in range(options.streams)]
@@ -89,13 +92,6 @@ def _run(settings: RunSettings, cameras: Sequence[StreamSender], lines: JsonLine
         # Prevents an error message when the interpreter flushes the output at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
-
-
-def _rate(fps: float | None, source: Source) -> float:
-    """Return the pictures per second: the value of --fps, or else the source's own rate."""
-    if fps is not None:
-        return fps
-    return source.fps or (0.0 if source.is_live else DEFAULT_FPS)
 
 
 def _open_writers(options: argparse.Namespace, fps: float) -> list[WritingThread | None]:
@@ -150,7 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--model", required=True, help="name of the model")
     version = parser.add_argument(
-        "--model-version", type=_count, default=0, metavar="N", help="its version; default: the newest"
+        "--model-version", type=_COUNT, default=0, metavar="N", help="its version; default: the newest"
     )
     add_alias(parser, "--version", version)
     add_grpc_address(parser)
@@ -191,7 +187,7 @@ def _add_source(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--size", type=parse_size, metavar="WxH", help="size of the pattern (640x480) or camera")
     group.add_argument("--loop", action="store_true", help="restart the source at its end")
-    group.add_argument("--frames", type=_count, default=0, metavar="N", help="end after N pictures")
+    group.add_argument("--frames", type=_COUNT, default=0, metavar="N", help="end after N pictures")
     group.add_argument("--seconds", type=float_range(0), default=0.0, metavar="SECONDS", help="end after this time")
     group.add_argument(
         "--encoding",
@@ -199,7 +195,9 @@ def _add_source(group: argparse._ArgumentGroup) -> None:
         default="",
         help="encoding of the sent pictures; default: unchanged for files of a folder, otherwise bgr8",
     )
-    group.add_argument("--streams", type=_number_of_streams, default=1, metavar="N", help="number of equal streams")
+    group.add_argument(
+        "--streams", type=int_range(1, MAX_STREAMS), default=1, metavar="N", help="number of equal streams"
+    )
     group.add_argument("--name", help="stream id and frame_id, with a number for several streams; default: a unique id")
 
 
@@ -211,7 +209,7 @@ def _add_results(group: argparse._ArgumentGroup) -> None:
         help=f"any of {', '.join(_RETURNS)}; default: what the model declares",
     )
     group.add_argument("--tensor", action="append", default=[], metavar="NAME", help="return this output. Repeatable.")
-    group.add_argument("--top-k", type=_count, metavar="K", help="return the K best classes")
+    group.add_argument("--top-k", type=_COUNT, metavar="K", help="return the K best classes")
     group.add_argument(
         "--output",
         type=Path,
@@ -235,12 +233,12 @@ def _add_results(group: argparse._ArgumentGroup) -> None:
 
 def _add_delivery(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--depth", type=_count, default=1, metavar="N", help="largest number of waiting pictures; default: 1"
+        "--depth", type=_COUNT, default=1, metavar="N", help="largest number of waiting pictures; default: 1"
     )
-    group.add_argument("--max-age-ms", type=_count, default=0, metavar="MS", help="drop pictures that waited longer")
+    group.add_argument("--max-age-ms", type=_COUNT, default=0, metavar="MS", help="drop pictures that waited longer")
     group.add_argument(
         "--deadline-ms",
-        type=_count,
+        type=_COUNT,
         default=0,
         metavar="MS",
         help="drop pictures whose result would be later; a result that is later nevertheless is marked as late",
@@ -249,7 +247,7 @@ def _add_delivery(group: argparse._ArgumentGroup) -> None:
         "--max-fps", type=float_range(0), default=0.0, metavar="FPS", help="largest rate; drop pictures above it"
     )
     group.add_argument(
-        "--priority", type=_count, default=0, metavar="N", help="1 is served before 2, the normal priority"
+        "--priority", type=_COUNT, default=0, metavar="N", help="1 is served before 2, the normal priority"
     )
     group.add_argument(
         "--weight",
@@ -266,15 +264,3 @@ def _words(text: str) -> tuple[str, ...]:
         if word not in _RETURNS:
             raise argparse.ArgumentTypeError(f"expected {', '.join(_RETURNS)}, got '{word}'")
     return words
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 19):
-        raise argparse.ArgumentTypeError(f"expected a number of 0 or more, got '{text}'")
-    return int(text)
-
-
-def _number_of_streams(text: str) -> int:
-    if not 1 <= (number := _count(text)) <= MAX_STREAMS:
-        raise argparse.ArgumentTypeError(f"expected 1 to {MAX_STREAMS}, got '{text}'")
-    return number

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from edge_server.cli.console import Line, bar, clean, format_duration, render
-from edge_server.plugins.cameras.commands.result_text import drops_in_words
+from edge_server.plugins.cameras.commands.result_lines import drops_in_words
 from edge_server.plugins.cameras.commands.sent_frame_counts import StreamFigures
 
 

@@ -13,8 +13,7 @@ from typing import Any, TextIO
 from edge_server.cli.console import LiveView
 from edge_server.config.setting import nearest
 from edge_server.errors import SUGGESTION
-from edge_server.plugins.cameras.commands.json_output import JsonLines
-from edge_server.plugins.cameras.commands.result_text import result_in_words
+from edge_server.plugins.cameras.commands.result_lines import JsonLines, result_in_words
 from edge_server.plugins.cameras.commands.sent_frame_counts import FrameCounts, StreamFigures
 from edge_server.plugins.cameras.commands.source_thread import SourceSettings, SourceThread
 from edge_server.plugins.cameras.commands.stream_display import TableView, draw_table, plain_line, summary
@@ -67,7 +66,9 @@ class StreamRun:
     def run(self) -> int:
         """Show live figures until the end, then print the summary. Return the exit code."""
         try:
-            self._run_until_end()
+            while not self._source_thread.is_done and not self._is_stopping() and self._is_any_alive():
+                self._show()
+                time.sleep(_REDRAW_S)
         finally:
             self._source_thread.stop()
             for camera in self._cameras:
@@ -80,11 +81,6 @@ class StreamRun:
                 self._settings.source.close()
             self._live.erase()
         return self._print_summary()
-
-    def _run_until_end(self) -> None:
-        while not self._source_thread.is_done and not self._is_stopping() and self._is_any_alive():
-            self._show()
-            time.sleep(_REDRAW_S)
 
     def _is_any_alive(self) -> bool:
         return any(camera.is_alive for camera in self._cameras)
@@ -182,7 +178,8 @@ class StreamRun:
     def _print_summary(self) -> int:
         rows = self._figures(FrameCounts.whole, lambda all_counts: FrameCounts.whole_of_all(all_counts, "all"))
         if self._lines is not None:
-            self._lines.write(_summary_as_json(rows))
+            streams = {figures.name: _figures_as_json(figures) for figures in (rows[:-1] or rows)}
+            self._lines.write({"kind": "summary", **_figures_as_json(rows[-1]), "streams": streams})
         print_line = self._live.print_line
         if any(camera.opened is not None for camera in self._cameras):
             for line in [self._title(), *summary(rows, self._output)]:
@@ -211,19 +208,13 @@ class StreamRun:
         if figures.lost:
             found.append(f"{figures.lost} of the frames that were offered are not accounted for: connections broke")
         if figures.failed:
-            found.append(f"{figures.failed} frames were answered with errors, the last: {self._last_error()}")
+            errors = ["", *(camera.last_error for camera in self._cameras if camera.last_error)]
+            found.append(f"{figures.failed} frames were answered with errors, the last: {errors[-1]}")
         if figures.offered and not figures.answered and not found:
-            found.append("no frame was answered" + self._why_unopened())
+            is_open = any(camera.opened is not None for camera in self._cameras)
+            hint = f": {self._settings.address} did not open the stream; is it the gRPC port of an edge-server?"
+            found.append("no frame was answered" + ("" if is_open else hint))
         return found
-
-    def _why_unopened(self) -> str:
-        if any(camera.opened is not None for camera in self._cameras):
-            return ""
-        return f": {self._settings.address} did not open the stream; is it the gRPC port of an edge-server?"
-
-    def _last_error(self) -> str:
-        errors = [camera.last_error for camera in self._cameras if camera.last_error]
-        return errors[-1] if errors else ""
 
 
 def _latest(camera: StreamSender) -> str:
@@ -232,15 +223,6 @@ def _latest(camera: StreamSender) -> str:
     if camera.opened is None:
         return "the server has not opened the stream yet"
     return result_in_words(camera.latest) if camera.latest is not None else "no result yet"
-
-
-def _summary_as_json(rows: Sequence[StreamFigures]) -> dict[str, Any]:
-    streams = rows[:-1] if len(rows) > 1 else rows
-    return {
-        "kind": "summary",
-        **_figures_as_json(rows[-1]),
-        "streams": {figures.name: _figures_as_json(figures) for figures in streams},
-    }
 
 
 def _figures_as_json(figures: StreamFigures) -> dict[str, Any]:

@@ -10,8 +10,7 @@ from edge_server.cli.options import describe_grpc_failure
 from edge_server.client import Delivery, FrameStream, StreamError, Tls
 from edge_server.plugins.cameras.commands.annotated_output import WritingThread
 from edge_server.plugins.cameras.commands.foxglove_output import FoxgloveOutput
-from edge_server.plugins.cameras.commands.json_output import JsonLines
-from edge_server.plugins.cameras.commands.result_text import drop_as_json, result_in_words
+from edge_server.plugins.cameras.commands.result_lines import JsonLines, drop_as_json, result_in_words
 from edge_server.plugins.cameras.commands.sent_frame_counts import FrameCounts
 from edge_server.plugins.cameras.sinks.result_json import result_as_json
 from edge_server.protocol.frame_messages import Frame, FrameDropped, FrameResult, Returns, StreamOpened

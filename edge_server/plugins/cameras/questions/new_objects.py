@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from edge_server.plugins.cameras.questions.question_settings import QuestionEntry
+from edge_server.plugins.cameras.questions.question import QuestionEntry
 from edge_server.plugins.cameras.sinks.result_json import best_class
-from edge_server.plugins.cameras.zones.required_zones import counted_detections
+from edge_server.plugins.cameras.zones.zone_monitor import counted_detections
 from edge_server.protocol.frame_messages import Detection, FrameResult
 
 ABSENT_S = 5.0

@@ -21,8 +21,7 @@ from edge_server.plugins.cameras.questions.model_request import (
     response_text,
 )
 from edge_server.plugins.cameras.questions.new_objects import NewObject, NewObjects
-from edge_server.plugins.cameras.questions.question_answer import QuestionAnswer
-from edge_server.plugins.cameras.questions.question_settings import QuestionEntry
+from edge_server.plugins.cameras.questions.question import QuestionAnswer, QuestionEntry
 from edge_server.plugins.cameras.reports import QuestionReport
 from edge_server.plugins.cameras.source_and_sink_settings import SourceEntry
 from edge_server.protocol.frame_messages import FrameHeader, FrameResult
@@ -362,18 +361,14 @@ class QuestionSet:
             else:
                 rule.answered += 1
                 rule.seconds += seconds
-                rule.answer = answer = self._answer(call, text, seconds)
+                question, subject = call.question, call.question.subject
+                rule.answer = answer = QuestionAnswer(
+                    rule.source, rule.entry.name, rule.entry.model, subject.label, subject.track_id, subject.zones,
+                    text, time.time(), seconds, question.header, question.clock,
+                )  # fmt: skip
         if not reason:
             if was_failing:
                 _LOG.info("%s is answered again", rule.title)
             self._on_answer(answer)
         elif not was_failing:
             _LOG.warning("%s: %s", rule.title, reason)
-
-    def _answer(self, call: _Call, text: str, seconds: float) -> QuestionAnswer:
-        rule, question = call.rule, call.question
-        subject = question.subject
-        return QuestionAnswer(
-            rule.source, rule.entry.name, rule.entry.model, subject.label, subject.track_id, subject.zones, text,
-            time.time(), seconds, question.header, question.clock,
-        )  # fmt: skip

@@ -6,14 +6,12 @@ import json
 from pathlib import Path
 from typing import BinaryIO
 
-from edge_server.plugins.cameras.sinks.sink_interface import SinkError, SinkMessage, write_failure_reason
+from edge_server.plugins.cameras.sinks.sink_interface import Sink, SinkError, SinkMessage, write_failure_reason
 
 
-class JsonLinesFile:
+class JsonLinesFile(Sink):
     """Appends to a file. At `max_bytes` it is renamed to NAME.1, which replaces the older one: at most twice the bound
     is on disk."""
-
-    refresh_s = None
 
     def __init__(self, path: str, max_bytes: int) -> None:
         self._path = Path(path)
@@ -40,9 +38,6 @@ class JsonLinesFile:
         except OSError as error:
             raise SinkError(f"{self._path}: cannot be written: {write_failure_reason(self._path, error)}") from None
         return True
-
-    def refresh(self) -> None:
-        """Do nothing: no connection is kept."""
 
     def close(self) -> None:
         if self._file is not None:

@@ -48,7 +48,7 @@ from typing import TYPE_CHECKING, Any
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.cameras.sinks.mqtt_connection import OFFLINE, ONLINE, BrokerAddress, MqttConnection, MqttError
 from edge_server.plugins.cameras.sinks.result_json import best_class, label_counts
-from edge_server.plugins.cameras.sinks.sink_interface import REMOVED, SinkError, SinkMessage
+from edge_server.plugins.cameras.sinks.sink_interface import REMOVED, Sink, SinkError, SinkMessage
 from edge_server.plugins.cameras.source_and_sink_settings import SinkEntry
 from edge_server.protocol.frame_messages import Detection, LineCounts, ZoneCounts, ZoneReport
 from edge_server.version import __version__
@@ -115,7 +115,7 @@ class _RetainedMessages:
         return {**self.descriptions, **self.values, **self.status}
 
 
-class MqttBroker:
+class MqttBroker(Sink):
     """A broker of MQTT 3.1.1. Messages have quality of service 1. `wake` is called when the connection is lost."""
 
     refresh_s = REFRESH_S

@@ -47,7 +47,7 @@ def result_as_json(stream: str, result: FrameResult, age_s: float) -> dict[str, 
         "seq": header.seq,
         "stamp": {"sec": header.sec, "nanosec": header.nanosec},
         "frame_id": header.frame_id,
-        "age_ms": _milliseconds(age_s),
+        "age_ms": round(age_s * 1000, 3) if math.isfinite(age_s) else None,
         "times": {
             "received_unix_ns": times.received_unix_ns,
             "taken_us": times.taken_us,
@@ -111,7 +111,7 @@ def _detection_as_json(item: Detection) -> dict[str, Any]:
     if item.text:
         fields |= {"text": item.text, "text_score": _number(item.text_score)}
     if item.mask is not None:
-        from edge_server.plugins.vision.mask_outlines import outline_polygons
+        from edge_server.plugins.vision.outputs.object_masks import outline_polygons
 
         fields["polygons"] = outline_polygons(item.mask)
     return fields
@@ -160,10 +160,6 @@ def mask_shares(mask: Mask) -> dict[str, float]:
         mask.labels[value] if value < len(mask.labels) else f"class {value}": count / whole
         for value, count in zip(values.tolist(), counts.tolist(), strict=True)
     }
-
-
-def _milliseconds(seconds: float) -> float | None:
-    return round(seconds * 1000, 3) if math.isfinite(seconds) else None
 
 
 def _number(value: float) -> float | None:

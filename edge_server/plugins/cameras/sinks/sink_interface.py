@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from edge_server.errors import EdgeServerError
-from edge_server.plugins.cameras.questions.question_answer import QUESTION_ANSWERED, QuestionAnswer
-from edge_server.plugins.cameras.questions.question_settings import QuestionEntry
+from edge_server.plugins.cameras.questions.question import QUESTION_ANSWERED, QuestionAnswer, QuestionEntry
 from edge_server.plugins.cameras.sinks.result_json import result_as_json, zone_event_fields
 from edge_server.plugins.cameras.zones.zone_settings import LineEntry, ZoneEntry
 from edge_server.protocol.frame_messages import FrameHeader, FrameResult, ZoneEvent
@@ -68,29 +67,19 @@ class SinkMessage:
 
     def as_json(self) -> dict[str, Any]:
         if self.event is not None:
-            stamp = {"sec": self.header.sec, "nanosec": self.header.nanosec}
-            return {
-                "kind": self.event.kind,
-                "source": self.source,
-                **zone_event_fields(self.event),
-                "seq": self.header.seq,
-                "stamp": stamp,
-                "clock": self.clock,
-            }
+            return self._of_frame(self.event.kind, zone_event_fields(self.event), self.header, self.clock)
         if self.answer is not None:
-            header = self.answer.header
-            return {
-                "kind": QUESTION_ANSWERED,
-                "source": self.source,
-                **self.answer.fields(),
-                "seq": header.seq,
-                "stamp": {"sec": header.sec, "nanosec": header.nanosec},
-                "clock": self.answer.clock,
-            }
+            return self._of_frame(QUESTION_ANSWERED, self.answer.fields(), self.answer.header, self.answer.clock)
         if self.result is None:
             document = {"kind": "source", "source": self.source, "state": self.state}
             return {**document, "reason": self.reason} if self.reason else document
         return {**result_as_json(self.source, self.result, self.result.times.finished_us / 1e6), "clock": self.clock}
+
+    def _of_frame(
+        self, kind: str, values: dict[str, str | int | float], header: FrameHeader, clock: str
+    ) -> dict[str, Any]:
+        stamp = {"sec": header.sec, "nanosec": header.nanosec}
+        return {"kind": kind, "source": self.source, **values, "seq": header.seq, "stamp": stamp, "clock": clock}
 
 
 def write_failure_reason(path: Path, error: OSError) -> str:
@@ -101,12 +90,12 @@ def write_failure_reason(path: Path, error: OSError) -> str:
     return error.strerror or type(error).__name__
 
 
-class Sink(Protocol):
-    """A receiver of messages. One thread uses it. All methods may block, for at most a few seconds."""
+class Sink:
+    """A receiver of messages, by default one without a connection. One thread uses it. All methods may block, for at
+    most a few seconds."""
 
-    @property
-    def refresh_s(self) -> float | None:
-        """Longest time between two calls of `refresh`, or None for a receiver without a connection."""
+    refresh_s: float | None = None
+    """Longest time between two calls of `refresh`, or None for a receiver without a connection."""
 
     def open(self) -> None:
         """Connect. Called before the first `send`, and again after an error. Raises EdgeServerError."""
@@ -114,6 +103,7 @@ class Sink(Protocol):
     def send(self, message: SinkMessage) -> bool:
         """Send a message, and return once the receiver has it. Return False if it held nothing for the receiver. Raises
         EdgeServerError."""
+        raise NotImplementedError
 
     def refresh(self) -> None:
         """Check the connection, and repeat what the receiver may have forgotten. Called only while open. Raises

@@ -1,4 +1,5 @@
-"""Thread of one sink: sends the messages that wait, not more often than allowed, and connects again after a failure."""
+"""Thread of one sink: makes the sink of its URL, sends the messages that wait, not more often than allowed, and
+connects again after a failure."""
 
 from __future__ import annotations
 
@@ -15,11 +16,13 @@ from edge_server.config.setting import shown_url
 from edge_server.core.back_off import BackOff
 from edge_server.plugins.cameras.failure_reason import failure_reason, unknown_class_hint
 from edge_server.plugins.cameras.reports import SinkReport
+from edge_server.plugins.cameras.sinks.json_lines_file import JsonLinesFile
+from edge_server.plugins.cameras.sinks.mqtt import MqttBroker
 from edge_server.plugins.cameras.sinks.result_json import best_class, label_counts
-from edge_server.plugins.cameras.sinks.sink_choice import is_file, make_sink
 from edge_server.plugins.cameras.sinks.sink_interface import REMOVED, Sink, SinkMessage
-from edge_server.plugins.cameras.source_and_sink_settings import SinkEntry, is_folder, takes_pictures
-from edge_server.plugins.cameras.zones.required_zones import counted_detections
+from edge_server.plugins.cameras.sinks.webhook import Webhook
+from edge_server.plugins.cameras.source_and_sink_settings import SinkEntry, is_file, is_folder, takes_pictures
+from edge_server.plugins.cameras.zones.zone_monitor import counted_detections
 from edge_server.protocol.frame_messages import FrameResult
 
 _LOG = logging.getLogger(__name__)
@@ -32,6 +35,20 @@ DEFAULT_INTERVAL_S = 1.0
 BACK_OFF = BackOff(first_s=1.0, most_s=30.0)
 
 IDLE, RUNNING, FAILED = "IDLE", "RUNNING", "FAILED"
+
+
+def make_sink(entry: SinkEntry, wake: Callable[[], None]) -> Sink:
+    """Return the sink of an entry, not open yet. It calls `wake`, on any thread, to have `refresh` called soon."""
+    if entry.url.startswith(("mqtt://", "mqtts://")):
+        return MqttBroker(entry, wake)
+    if entry.url.startswith(("http://", "https://")):
+        return Webhook(entry.url)
+    if is_folder(entry):
+        # Imported for the first one, as it needs what draws.
+        from edge_server.plugins.cameras.sinks.snapshot_folder import SnapshotFolder
+
+        return SnapshotFolder(entry.url, entry.max_mb * 1_000_000, is_cropped=entry.crop)
+    return JsonLinesFile(entry.url, entry.max_mb * 1_000_000)
 
 
 @dataclass(slots=True)
@@ -252,7 +269,9 @@ class SinkRunner:
                     self._sink.open()
                     is_open = True
                 if message is None:
-                    self._plan_refresh()
+                    with self._lock:
+                        self._must_refresh = False
+                        self._refresh_due_s = time.monotonic() + (self._sink.refresh_s or 0.0)
                     self._sink.refresh()
                 else:
                     is_sent = self._sink.send(message)
@@ -290,11 +309,6 @@ class SinkRunner:
                 if self._is_closing:
                     break
         self._sink.close()
-
-    def _plan_refresh(self) -> None:
-        with self._lock:
-            self._must_refresh = False
-            self._refresh_due_s = time.monotonic() + (self._sink.refresh_s or 0.0)
 
     def _set_state(self, state: str, reason: str) -> None:
         if (state, reason) == (self.state, self.reason):

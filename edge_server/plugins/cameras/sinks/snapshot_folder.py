@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge_server.errors import InvalidRequest
-from edge_server.plugins.cameras.sinks.sink_interface import SinkError, SinkMessage, write_failure_reason
+from edge_server.plugins.cameras.sinks.sink_interface import Sink, SinkError, SinkMessage, write_failure_reason
 from edge_server.plugins.vision.draw import annotated_jpeg
 from edge_server.plugins.vision.perception import Perception
 from edge_server.protocol.frame_messages import Detection, FrameResult
@@ -59,14 +59,12 @@ class _Object:
     seen_ns: int = 0
 
 
-class SnapshotFolder:
+class SnapshotFolder(Sink):
     """Writes pictures into a folder, which is made if it is missing. At `max_bytes` the oldest ones are deleted.
 
     Only files with names as above are counted and deleted. `is_cropped`: only the object's box, instead of the whole
     frame with this box drawn in.
     """
-
-    refresh_s = None
 
     def __init__(self, path: str, max_bytes: int, *, is_cropped: bool) -> None:
         self._path = Path(path)
@@ -124,12 +122,6 @@ class SnapshotFolder:
             known.score = candidate.score
             is_written = True
         return is_written
-
-    def refresh(self) -> None:
-        """Do nothing: no connection is kept."""
-
-    def close(self) -> None:
-        """Do nothing: no file is kept open."""
 
     def _candidates(self, source: str, result: FrameResult) -> Iterator[_Candidate]:
         """Yield the objects of a result, each once, with the best score."""

@@ -10,16 +10,17 @@ from urllib.parse import unquote, urlsplit
 from edge_server.bounded_http import HttpClient
 from edge_server.config.setting import shown_url
 from edge_server.plugins.cameras.failure_reason import connection_failure
-from edge_server.plugins.cameras.sinks.sink_interface import SinkError, SinkMessage
+from edge_server.plugins.cameras.sinks.sink_interface import Sink, SinkError, SinkMessage
 
 TIMEOUT_S = 5.0
 """To connect, to send, and for the head of the answer. Its body is not read."""
 
 
-class Webhook:
-    """A URL that takes POST requests and answers them with a status of 200 to 299."""
+class Webhook(Sink):
+    """A URL that takes POST requests and answers them with a status of 200 to 299.
 
-    refresh_s = None
+    No connection is kept: it would often be closed by the receiver between two messages.
+    """
 
     def __init__(self, url: str) -> None:
         self._shown = shown_url(url)
@@ -32,9 +33,6 @@ class Webhook:
             self._headers["Authorization"] = "Basic " + base64.b64encode(pair.encode()).decode()
         self._client = HttpClient(uses_proxy=False)
 
-    def open(self) -> None:
-        """Do nothing: a connection that is kept would often be closed by the receiver between two messages."""
-
     def send(self, message: SinkMessage) -> bool:
         body = json.dumps(message.as_json(), allow_nan=False).encode()
         try:
@@ -45,9 +43,3 @@ class Webhook:
         if not is_success:
             raise SinkError(f"{self._shown}: expected a status of 200 to 299, given {status}")
         return True
-
-    def refresh(self) -> None:
-        """Do nothing: no connection is kept."""
-
-    def close(self) -> None:
-        """Do nothing: no connection is kept."""

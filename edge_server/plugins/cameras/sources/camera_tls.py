@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from edge_server.config.setting import shown_url
 from edge_server.default_tls import make_default_tls_context
-from edge_server.plugins.cameras.failure_reason import unknown_host_reason
+from edge_server.plugins.cameras.failure_reason import connection_failure
 from edge_server.plugins.cameras.sources.source_interface import SourceError
 
 TIMEOUT_S = 5.0
@@ -67,7 +67,8 @@ def make_tls_context(url: str, ca: str) -> ssl.SSLContext:
     """
     pinned = find_pinned_certificate(url, ca) if ca else None
     if pinned is None:
-        return _make_authority_context(ca)
+        with _naming_the_file(ca):
+            return make_default_tls_context(cafile=ca or None)
     context = _NamelessContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(cadata=pinned.pem)
     context.only = ssl.PEM_cert_to_DER_cert(pinned.pem)
@@ -84,10 +85,10 @@ def find_pinned_certificate(url: str, ca: str) -> PinnedCertificate | None:
         return _find_pinned_certificate(url, ca)
     except ssl.SSLError:
         return None
-    except socket.gaierror as error:
-        raise SourceError(f"{shown_url(url)}: {unknown_host_reason(_address(url)[0], error)}") from None
     except OSError as error:
-        raise SourceError(f"{shown_url(url)}: {error.strerror or f'no data within {TIMEOUT_S:g} s'}") from None
+        is_late = not error.strerror
+        reason = f"no data within {TIMEOUT_S:g} s" if is_late else connection_failure(error, _address(url)[0])
+        raise SourceError(f"{shown_url(url)}: {reason}") from None
 
 
 def describe_certificate_error(error: ssl.SSLCertVerificationError, url: str) -> str:
@@ -108,16 +109,16 @@ def _find_pinned_certificate(url: str, ca: str) -> PinnedCertificate | None:
     with _naming_the_file(ca):
         context.load_verify_locations(ca)
         trusted = Path(ca).read_text("latin-1")
-    certificate, fields = _shake_hands(url, context)
+    host, port = _address(url)
+    with (
+        socket.create_connection((host, port), TIMEOUT_S) as peer,
+        context.wrap_socket(peer, server_hostname=host) as secured,
+    ):
+        certificate, fields = secured.getpeercert(binary_form=True), dict[str, Any](secured.getpeercert() or {})
     for pem in _CERTIFICATE.findall(trusted):
         if ssl.PEM_cert_to_DER_cert(pem) == certificate:
             return PinnedCertificate(pem, _first_name(fields))
     return None
-
-
-def _make_authority_context(ca: str) -> ssl.SSLContext:
-    with _naming_the_file(ca):
-        return make_default_tls_context(cafile=ca or None)
 
 
 @contextlib.contextmanager
@@ -128,16 +129,6 @@ def _naming_the_file(ca: str) -> Iterator[None]:
         raise SourceError(f"ca: {ca}: expected certificates in PEM") from None
     except OSError as error:
         raise SourceError(f"ca: {ca}: {error.strerror}") from None
-
-
-def _shake_hands(url: str, context: ssl.SSLContext) -> tuple[bytes, dict[str, Any]]:
-    """Return the certificate of a camera, in DER and as fields."""
-    host, port = _address(url)
-    with (
-        socket.create_connection((host, port), TIMEOUT_S) as peer,
-        context.wrap_socket(peer, server_hostname=host) as secured,
-    ):
-        return secured.getpeercert(binary_form=True) or b"", dict(secured.getpeercert() or {})
 
 
 def _address(url: str) -> tuple[str, int]:

@@ -16,7 +16,7 @@ from edge_server.bounded_http import HttpClient, TooSlow
 from edge_server.config.setting import shown_url
 from edge_server.plugins.cameras.failure_reason import connection_failure
 from edge_server.plugins.cameras.sources.camera_tls import describe_certificate_error, make_tls_context
-from edge_server.plugins.cameras.sources.source_interface import SourceError, SourcePicture
+from edge_server.plugins.cameras.sources.source_interface import Camera, SourceError, SourcePicture
 
 TIMEOUT_S = 5.0
 """Longest time without a byte, to connect, and for the head of a response. A picture may take twice as long."""
@@ -48,16 +48,12 @@ def follows_redirect(title: str, url: str, next_url: str) -> bool:
     return True
 
 
-class MjpegCamera:
+class MjpegCamera(Camera):
     """A camera with Motion JPEG. User and password of the URL are sent as the camera asks for: Basic or Digest."""
-
-    is_live = True
-    length = 0
-    fps = 0.0
 
     def __init__(self, url: str, ca: str = "") -> None:
         """Connect. `ca`: PEM file of certificates to trust instead of the system's. Raises SourceError."""
-        self.title = shown_url(url)
+        self.title = self._address = shown_url(url)
         parts = urlsplit(url)
         host = parts.netloc.rpartition("@")[2]
         passwords = urllib.request.HTTPPasswordMgrWithDefaultRealm()
@@ -79,7 +75,11 @@ class MjpegCamera:
             raise SourceError(f"{self.title}: {_failure(error, address)}") from None
         if not self._response.is_success:
             self.close()
-            raise SourceError(f"{self.title}: {_refusal(self._response.status)}")
+            status = self._response.status
+            reason = f"the camera answered with status {status}" + ("; is the path right?" if status == 404 else "")
+            if status in (401, 403):
+                reason = f"the camera refuses user and password (status {status})"
+            raise SourceError(f"{self.title}: {reason}")
         kind = self._response.headers.get_content_type()
         if kind != "multipart/x-mixed-replace":
             self.close()
@@ -105,9 +105,6 @@ class MjpegCamera:
         if not data.startswith(_PICTURE_STARTS):
             raise SourceError(f"{self.title}: expected JPEG pictures, given a part that begins with {data[:8].hex()}")
         return SourcePicture(file=data, format="jpeg")
-
-    def rewind(self) -> None:
-        raise SourceError(f"{self.title}: a camera cannot be restarted from the beginning")
 
     def close(self) -> None:
         self._response.close()
@@ -166,12 +163,6 @@ class MjpegCamera:
         if len(line) == _MAX_LINE_BYTES:
             raise SourceError(f"{self.title}: expected the header of a part, given a line without an end")
         return line
-
-
-def _refusal(status: int) -> str:
-    if status in (401, 403):
-        return f"the camera refuses user and password (status {status})"
-    return f"the camera answered with status {status}" + ("; is the path right?" if status == 404 else "")
 
 
 def _failure(error: Exception, url: str = "") -> str:

@@ -21,7 +21,7 @@ from edge_server.config.setting import shown_url
 from edge_server.errors import Unsupported, install_hint
 from edge_server.plugins.cameras.sources.camera_tls import find_pinned_certificate
 from edge_server.plugins.cameras.sources.rtsp_redirects import follow_redirects
-from edge_server.plugins.cameras.sources.source_interface import Source, SourceError, SourcePicture, opencv
+from edge_server.plugins.cameras.sources.source_interface import Camera, Source, SourceError, SourcePicture, opencv
 
 _LOG = logging.getLogger(__name__)
 
@@ -126,15 +126,12 @@ def _pyav() -> ModuleType:
         ) from None
 
 
-class PyavCamera:
+class PyavCamera(Camera):
     """A network camera, decoded by FFmpeg on the processor.
 
     Pictures have the camera's time from its RTCP sender reports, after the first one; cameras send one every few
     seconds. Software decoding of H.264 and H.265 only: the wheels of PyAV use no decoder of a Jetson.
     """
-
-    is_live = True
-    length = 0
 
     def __init__(self, url: str, transport: str = "tcp", ca: str = "") -> None:
         av = _pyav()
@@ -230,9 +227,6 @@ class PyavCamera:
             if now_s - picture_s > _GARBAGE_S:
                 raise SourceError(f"{self._address}: data for {_GARBAGE_S:g} s without a picture in it{problem}")
 
-    def rewind(self) -> None:
-        raise SourceError(f"{self._address}: a camera cannot be restarted from the beginning")
-
     def close(self) -> None:
         self._pictures.close()
         self._container.close()
@@ -240,11 +234,6 @@ class PyavCamera:
 
 def _ns(pts: int, time_base: Any) -> int:
     return int(pts * time_base * 1_000_000_000)
-
-
-def _system_authorities() -> str:
-    found = ssl.get_default_verify_paths().cafile
-    return found if found is not None and os.path.exists(found) else _AUTHORITIES
 
 
 @contextlib.contextmanager
@@ -259,7 +248,9 @@ def _tls_options(url: str, ca: str) -> Iterator[dict[str, str]]:
         return
     pinned = find_pinned_certificate(url, ca) if ca else None
     if pinned is None:
-        yield {"tls_verify": "1", "ca_file": ca or _system_authorities()}
+        system = ssl.get_default_verify_paths().cafile
+        authorities = system if system is not None and os.path.exists(system) else _AUTHORITIES
+        yield {"tls_verify": "1", "ca_file": ca or authorities}
         return
     if not pinned.name:
         raise SourceError(
@@ -285,14 +276,11 @@ def _reason(error: Exception) -> str:
     return strerror if isinstance(strerror, str) and strerror else name
 
 
-class OpencvCamera:
+class OpencvCamera(Camera):
     """A network camera, decoded by OpenCV: by its FFmpeg, or by a pipeline of GStreamer. Pictures have no stamps.
 
     The pipeline is for the OpenCV of a Jetson's system, whose GStreamer decodes in hardware. It was never run on one.
     """
-
-    is_live = True
-    length = 0
 
     def __init__(self, url: str, pipeline: str = "") -> None:
         cv2 = opencv()
@@ -326,9 +314,6 @@ class OpencvCamera:
             reason = f"no data within {TIMEOUT_S:g} s" if is_late else "the camera delivers no more pictures"
             raise SourceError(f"{self._address}: {reason}")
         return SourcePicture(pixels)
-
-    def rewind(self) -> None:
-        raise SourceError(f"{self._address}: a camera cannot be restarted from the beginning")
 
     def close(self) -> None:
         self._capture.release()

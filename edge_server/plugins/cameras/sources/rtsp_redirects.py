@@ -19,7 +19,7 @@ from email.message import Message
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from edge_server.config.setting import shown_url
-from edge_server.plugins.cameras.failure_reason import unknown_host_reason
+from edge_server.plugins.cameras.failure_reason import connection_failure
 from edge_server.plugins.cameras.sources.camera_tls import describe_certificate_error, make_tls_context
 from edge_server.plugins.cameras.sources.source_interface import SourceError
 
@@ -148,8 +148,11 @@ def _failure(error: Exception, url: str) -> str:
         return describe_certificate_error(error, url)
     if isinstance(error, ssl.SSLError):
         return f"TLS fails: {error.reason or 'the camera closed the connection'}"
-    if isinstance(error, socket.gaierror):
-        return unknown_host_reason(urlsplit(url).hostname, error)
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    return "the URL or the camera's answer cannot be read"
+    if isinstance(error, ValueError):
+        return "the URL or the camera's answer cannot be read"
+    # Without a number, the text is one of this file.
+    return (
+        str(error)
+        if isinstance(error, OSError) and not error.strerror
+        else connection_failure(error, urlsplit(url).hostname)
+    )

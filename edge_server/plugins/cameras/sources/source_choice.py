@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from edge_server.plugins.cameras.sources.demo import Demo
 from edge_server.plugins.cameras.sources.folder import PictureFolder
+from edge_server.plugins.cameras.sources.made_up import DEFAULT_SIZE, Demo, Pattern
 from edge_server.plugins.cameras.sources.mjpeg import MjpegCamera
-from edge_server.plugins.cameras.sources.pattern import DEFAULT_SIZE, Pattern
 from edge_server.plugins.cameras.sources.rtsp import open_rtsp
 from edge_server.plugins.cameras.sources.source_interface import Source, SourceError
 from edge_server.plugins.cameras.sources.video import VideoCamera, VideoFile

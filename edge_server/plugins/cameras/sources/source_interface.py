@@ -59,6 +59,18 @@ class Source(Protocol):
         """Release all resources. The source must not be used afterwards."""
 
 
+class Camera:
+    """Base class of cameras: sources that are live and have no end. `_address` is what messages call it."""
+
+    is_live = True
+    length = 0
+    fps = 0.0
+    _address: str
+
+    def rewind(self) -> None:
+        raise SourceError(f"{self._address}: a camera cannot be restarted from the beginning")
+
+
 def opencv() -> ModuleType:
     """Return the module cv2 with its log output disabled. Raises Unsupported if OpenCV is not installed."""
     cv2 = decode.opencv()

@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from edge_server.plugins.cameras.sources.source_interface import SourceError, SourcePicture, opencv
+from edge_server.plugins.cameras.sources.source_interface import Camera, SourceError, SourcePicture, opencv
 
 _MAX_FRAME_COUNT = 1 << 40
 """For files without an index, OpenCV reports huge frame counts. Counts from this on mean that the length is unknown."""
@@ -55,15 +55,12 @@ class VideoFile:
         self._capture.release()
 
 
-class VideoCamera:
+class VideoCamera(Camera):
     """A camera of this machine, opened by its device file (Video4Linux)."""
-
-    is_live = True
-    length = 0
 
     def __init__(self, path: Path, fps: float, size: tuple[int, int] | None) -> None:
         """Open the camera and request a rate and a size `(width, height)`; the driver chooses the nearest ones."""
-        self._path = path
+        self._address = str(path)
         _check_device(path)
         cv2 = opencv()
         self._capture = cv2.VideoCapture(str(path), cv2.CAP_V4L2)
@@ -83,11 +80,8 @@ class VideoCamera:
     def read(self) -> SourcePicture | None:
         is_read, pixels = self._capture.read()
         if not is_read:
-            raise SourceError(f"{self._path}: the camera delivers no more pictures")
+            raise SourceError(f"{self._address}: the camera delivers no more pictures")
         return SourcePicture(pixels)
-
-    def rewind(self) -> None:
-        raise SourceError(f"{self._path}: a camera cannot be restarted from the beginning")
 
     def close(self) -> None:
         self._capture.release()

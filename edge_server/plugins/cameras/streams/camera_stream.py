@@ -15,9 +15,8 @@ import numpy as np
 
 from edge_server.errors import Draining, EdgeServerError
 from edge_server.plugins.cameras.reports import FrameStreamReport
+from edge_server.plugins.cameras.streams.frame_counters import ModelTotals, Rate, RecentQuantiles
 from edge_server.plugins.cameras.streams.frame_mailbox import FrameLimits, FrameTally, Mailbox, RunEstimate
-from edge_server.plugins.cameras.streams.model_frame_counters import ModelTotals
-from edge_server.plugins.cameras.streams.rate_meter import Rate, RecentQuantiles
 from edge_server.plugins.cameras.streams.stream_settings import StreamSettings
 from edge_server.plugins.cameras.streams.stream_view import StreamView
 from edge_server.plugins.vision.perception import PerceptionDecoder
@@ -131,7 +130,8 @@ class CameraStream:
         self._order: deque[FrameInFlight] = deque()
         self._notices: deque[FrameDropped] = deque()
         self._dropped_since: dict[DropReason, int] = {}
-        self._first_message: StreamOpened | None = None
+        self.first_message: StreamOpened | None = None
+        """The message that is sent before all others. Set by the registry."""
         self._read_count = 0
         self._told_allowance = 0
         self._is_input_closed = self._is_stopping = self._is_over = False
@@ -236,8 +236,12 @@ class CameraStream:
         Waits until the stream's earlier frames are settled. It cannot wait for itself: a worker takes frames in order,
         at most one per stream at a time. `threshold` is that of ByteTracker.
         """
+
+        def is_first() -> bool:
+            return next(other for other in self._order if not other.is_settled) is flight
+
         with self._settled:
-            self._settled.wait_for(lambda: self._is_over or self._is_first(flight))
+            self._settled.wait_for(lambda: self._is_over or is_first())
             if self._is_over:
                 return detections
         # Only this thread uses the tracker until `finish` or `refuse`.
@@ -260,9 +264,6 @@ class CameraStream:
             replace(one, track_id=track_id, zones=found)
             for one, track_id, found in zip(detections, ids, zones, strict=True)
         )
-
-    def _is_first(self, flight: FrameInFlight) -> bool:
-        return next(other for other in self._order if not other.is_settled) is flight
 
     def refuse(self, flight: FrameInFlight, reason: DropReason, detail: str) -> None:
         """Drop a taken frame that does not run."""
@@ -299,10 +300,6 @@ class CameraStream:
         return self._is_over
 
     # -- the threads that send
-
-    def set_first_message(self, opened: StreamOpened) -> None:
-        """Set the first message."""
-        self._first_message = opened
 
     def watch(self, on_change: Callable[[], None], on_result: Callable[[], None] | None = None) -> None:
         """Call `on_change`, with the lock held, now and whenever there may be a message to send or the call may end.
@@ -378,8 +375,8 @@ class CameraStream:
             )
 
     def _next(self) -> ServerMessage | None:
-        if self._first_message is not None:
-            message, self._first_message = self._first_message, None
+        if self.first_message is not None:
+            message, self.first_message = self.first_message, None
             return message
         if self._order and (result := self._order[0].result) is not None:
             self._complete(self._order.popleft(), result)

@@ -47,14 +47,10 @@ class ModelWorkers:
         self._estimate = RunEstimate()
         self._instance_count = 1
         self._max_rows = 1
-        self._is_sequence = False
+        self.is_sequence = False
+        """Whether a stream's frames are a sequence."""
         self._worker_count = 0
         self._chosen_ns: list[int] = []
-
-    @property
-    def is_sequence(self) -> bool:
-        """Whether a stream's frames are a sequence."""
-        return self._is_sequence
 
     @property
     def is_empty(self) -> bool:
@@ -94,10 +90,10 @@ class ModelWorkers:
         except EdgeServerError:
             return None  # each frame is answered with this error, and the model may return unchanged
         now = (plan.instance_count, plan.max_rows, plan.is_sequence)
-        if now == (self._instance_count, self._max_rows, self._is_sequence):
+        if now == (self._instance_count, self._max_rows, self.is_sequence):
             return plan
         with self._lock:
-            self._instance_count, self._max_rows, self._is_sequence = now
+            self._instance_count, self._max_rows, self.is_sequence = now
             for stream in self._streams:
                 stream.max_running = self._max_running
             self._start_workers()
@@ -111,7 +107,7 @@ class ModelWorkers:
     @property
     def _max_running(self) -> int:
         """How many frames of one stream may run at once: 1 in a sequence, which must keep its order."""
-        return 1 if self._is_sequence else self._max_workers
+        return 1 if self.is_sequence else self._max_workers
 
     def _start_workers(self) -> None:
         while self._streams and self._worker_count < self._max_workers:

@@ -22,9 +22,9 @@ from edge_server.errors import (
 from edge_server.plugins.cameras.reports import FrameStreamReport
 from edge_server.plugins.cameras.settings import FramesConfig
 from edge_server.plugins.cameras.streams.camera_stream import CameraStream
+from edge_server.plugins.cameras.streams.frame_counters import ModelTotals, families
 from edge_server.plugins.cameras.streams.frame_mailbox import FrameTally
 from edge_server.plugins.cameras.streams.frame_pipeline import FramePipeline
-from edge_server.plugins.cameras.streams.model_frame_counters import ModelTotals, families
 from edge_server.plugins.cameras.streams.model_workers import ModelWorkers
 from edge_server.plugins.cameras.streams.stream_settings import StreamSettings, make_stream_settings
 from edge_server.plugins.cameras.streams.stream_view import StreamView
@@ -100,8 +100,8 @@ class StreamRegistry:
             counts = self._tallies[settings.stream_id].counts()
             server = f"edge-server {__version__}"
             stream.perception = plan.perception
-            stream.set_first_message(
-                StreamOpened(settings.stream_id, settings.model, version, plan.runtime, plan.labels, counts, server)
+            stream.first_message = StreamOpened(
+                settings.stream_id, settings.model, version, plan.runtime, plan.labels, counts, server
             )
         limits = {name: getattr(settings.delivery, name) for name in _LOGGED_LIMITS}
         _LOG.info(

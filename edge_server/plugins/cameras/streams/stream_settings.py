@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from edge_server.core.model_spec import ModelSpec
 from edge_server.errors import BadModelConfig, InvalidRequest, Unsupported
 from edge_server.plugins.cameras.streams.frame_mailbox import NORMAL_PRIORITY
-from edge_server.plugins.vision.image_plan import NO_IMAGE_PARAMETERS, ImagePlan, make_image_plan
+from edge_server.plugins.vision.image_plan import ImagePlan, required_image_plan
 from edge_server.plugins.vision.perception import PerceptionDecoder, make_perception_decoder
 from edge_server.protocol.frame_messages import Delivery, Returns, StreamRequest
 
@@ -73,12 +73,7 @@ def frame_plan(spec: ModelSpec) -> ImagePlan:
     """
     if spec.is_decoupled:
         raise Unsupported(f"model '{spec.name}' is decoupled: a frame stream needs models with one response a request")
-    try:
-        plan = make_image_plan(spec)
-    except BadModelConfig as error:
-        raise InvalidRequest(f"model '{spec.name}' cannot take frames: {error.message}") from None
-    if plan is None:
-        raise InvalidRequest(f"model '{spec.name}' does not take frames: {NO_IMAGE_PARAMETERS}{spec.unrecognised_note}")
+    plan = required_image_plan(spec, "frames")
     filled = {plan.input_name, *(one.name for one in plan.constants)}
     others = [item.name for item in spec.inputs if item.name not in filled and not item.is_optional]
     if others:

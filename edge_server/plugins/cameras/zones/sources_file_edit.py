@@ -79,7 +79,8 @@ def edit_zones(text: str, source: str, zones: Sequence[ZoneEntry], lines: Sequen
         if after is None:
             kept[-1].rest += block.rest
             continue
-        if not _is_same(block.name, before, after):
+        parse = parse_zones if block.name == "sources.zones" else parse_lines
+        if parse([dict(before)]) != parse([dict(after)]):
             header, *others = block.lines
             comments = [line for line in others if line.lstrip().startswith("#")]
             block.lines = [header, *comments, *_key_lines(after, newline)]
@@ -125,11 +126,6 @@ def _block(name: str, lines: list[str]) -> _Block:
 def _key_lines(table: Mapping[str, object], newline: str) -> list[str]:
     # Strings, numbers and arrays of them are written in TOML as in JSON.
     return [f"{key} = {json.dumps(value, ensure_ascii=False)}{newline}" for key, value in table.items()]
-
-
-def _is_same(name: str, old: Mapping[str, Any], new: Mapping[str, object]) -> bool:
-    parse = parse_zones if name == "sources.zones" else parse_lines
-    return parse([dict(old)]) == parse([dict(new)])
 
 
 def _check(

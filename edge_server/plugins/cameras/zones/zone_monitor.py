@@ -15,12 +15,14 @@ import numpy as np
 from edge_server.plugins.cameras.named_tables import MAX_CLASSES
 from edge_server.plugins.cameras.zones.zone_geometry import Polygons, Polylines
 from edge_server.plugins.cameras.zones.zone_settings import LineEntry, ZoneEntry
+from edge_server.plugins.vision.perception import Overlay
 from edge_server.protocol.frame_messages import (
     LINE_CROSSED,
     ZONE_ENTERED,
     ZONE_LEFT,
     ZONE_LOITERING,
     Detection,
+    FrameResult,
     LineCounts,
     ZoneCounts,
     ZoneEvent,
@@ -30,7 +32,6 @@ from edge_server.protocol.frame_messages import (
 
 if TYPE_CHECKING:
     from edge_server.plugins.cameras.zones.zone_geometry import Floats
-    from edge_server.plugins.vision.perception import Overlay
 
 LINE_MARGIN = 0.01
 """A crossing counts once the object is at least this far from the line, in heights of the picture: boxes tremble."""
@@ -104,10 +105,17 @@ class ZoneMonitor:
 
     def overlays(self) -> tuple[Overlay, ...]:
         """Return the outlines and texts to draw over a picture. Only for the thread that calls `update`."""
-        from edge_server.plugins.cameras.zones.zone_overlays import make_overlays
-
-        zones, lines = [zone.entry for zone in self._zones], [line.entry for line in self._lines]
-        return make_overlays(zones, lines, self.report)
+        overlays = []
+        for zone, counts in zip(self._zones, self.report.zones, strict=True):
+            count = sum(counts.counts.values())
+            text = f"{zone.entry.name} {count}" if count else zone.entry.name
+            if counts.loitering and (loitering := sum(counts.loitering.values())):
+                text += f", {loitering} loitering"
+            overlays.append(Overlay(text, zone.entry.points, is_closed=True, is_active=count > 0))
+        for line, crossings in zip(self._lines, self.report.lines, strict=True):
+            text = f"{line.entry.name} in {crossings.in_count} out {crossings.out_count}"
+            overlays.append(Overlay(text, line.entry.points, is_closed=False))
+        return tuple(overlays)
 
     def update(
         self,
@@ -129,7 +137,10 @@ class ZoneMonitor:
         self._now_s += step_s
         tracked = [(index, track) for index, track in enumerate(ids) if track]
         width, height = size
-        boxes = np.array([_foot_and_height(detections[index]) for index, _ in tracked], float).reshape(-1, 3)
+        seen = [detections[index] for index, _ in tracked]
+        # An object is where the middle of its box's lower edge is.
+        feet = [((one.x_min + one.x_max) / 2, one.y_max, one.y_max - one.y_min) for one in seen]
+        boxes = np.array(feet, float).reshape(-1, 3)
         points = boxes[:, :2] / (width, height)
         events: list[ZoneEvent] = []
         present: list[tuple[ZonePresence, ...]] = [()] * len(detections)
@@ -259,6 +270,16 @@ class ZoneMonitor:
         return ZoneReport(tuple(zones), tuple(lines), tuple(events))
 
 
-def _foot_and_height(detection: Detection) -> tuple[float, float, float]:
-    """Return the middle of a box's lower edge, and the box's height, in pixels."""
-    return (detection.x_min + detection.x_max) / 2, detection.y_max, detection.y_max - detection.y_min
+def counted_detections(result: FrameResult, required: Collection[str]) -> tuple[Detection, ...]:
+    """Return the detections in one of the `required` zones, by the rule of sinks and questions. In a zone with
+    `loitering_s` they must loiter.
+
+    A result without such a detection does not count.
+    """
+    report = result.zones
+    waits = {zone.zone for zone in report.zones if zone.loitering is not None} if report is not None else set()
+    return tuple(
+        detection
+        for detection in result.detections
+        if any(one.zone in required and (one.is_loitering or one.zone not in waits) for one in detection.zones)
+    )

@@ -9,7 +9,14 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import ClassVar, TypeAlias
 
-from edge_server.plugins.cameras.named_tables import number_up_to, parse_labels, parse_name, parse_tables, table_key
+from edge_server.plugins.cameras.named_tables import (
+    count_up_to,
+    number_up_to,
+    parse_labels,
+    parse_name,
+    parse_tables,
+    table_key,
+)
 
 MAX_ZONES = 32
 """Most zones of a source, and most lines of it."""
@@ -31,7 +38,8 @@ def _points(value: object) -> Points:
             f"[[0.1, 0.5], [0.9, 0.5], [0.5, 1.0]], given {given}"
         )
     for point in value:
-        if not (isinstance(point, list) and len(point) == 2 and all(map(_is_fraction, point))):
+        is_pair = isinstance(point, list) and len(point) == 2
+        if not is_pair or any(type(part) not in (int, float) or not 0 <= part <= 1 for part in point):
             raise ValueError(
                 "expected points [x, y] in fractions of the picture, 0 to 1 each, [0, 0] in the upper left corner, "
                 f"given {repr(point)[:40]}"
@@ -39,14 +47,7 @@ def _points(value: object) -> Points:
     return tuple((float(x), float(y)) for x, y in value)
 
 
-def _is_fraction(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
-
-
-def _frame_count(value: object) -> int:
-    if type(value) is not int or not 1 <= value <= MAX_WINDOW:
-        raise ValueError(f"expected a number of frames from 1 to {MAX_WINDOW}")
-    return value
+_FRAMES = count_up_to(MAX_WINDOW, "number of frames")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,8 @@ class ZoneEntry:
     points: tuple[tuple[float, float], ...] = table_key(_points, WHOLE_PICTURE)
     classes: tuple[str, ...] = table_key(parse_labels, ())
     min_score: float = table_key(number_up_to(1.0), 0.0)
-    inertia: int = table_key(_frame_count, 3)
-    window: int = table_key(_frame_count, 0)
+    inertia: int = table_key(_FRAMES, 3)
+    window: int = table_key(_FRAMES, 0)
     loitering_s: float = table_key(number_up_to(MAX_LOITERING_S), 0.0)
 
     def __post_init__(self) -> None:

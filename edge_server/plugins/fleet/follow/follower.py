@@ -16,6 +16,7 @@ from edge_server.plugins.fleet.follow.site_files import DownloadPaused, SiteUnav
 from edge_server.plugins.fleet.follow.trial import Rejected, Trial
 from edge_server.plugins.fleet.pull.archive import DiskFull, check_space
 from edge_server.plugins.fleet.release import Box, Release, choose
+from edge_server.plugins.fleet.reports.box_report import FollowedModel
 
 if TYPE_CHECKING:
     from edge_server.plugins.fleet.follow.signed_repository import SignedRepository
@@ -24,7 +25,6 @@ log = logging.getLogger(__name__)
 
 _MAX_STARTS = 1
 """Starts of the server with a release on probation, before it counts as what ends the server."""
-
 
 _FIRST_PAUSE_S = 5.0
 _MAX_PAUSE_S = 3600.0
@@ -62,25 +62,6 @@ class NoServer(Judge):
 
     def wait(self, model: str, files: Mapping[str, str]) -> str | None:
         return ""
-
-
-class FollowedModel(NamedTuple):
-    """What the follower says of a model."""
-
-    wanted: str
-    """The newest release for this box."""
-    state: str
-    """Of `wanted`: installed, waiting (to be downloaded and tried), failed, or foreign (somebody else's model)."""
-    reason: str
-    installed: str
-    """The release that is installed; "" if there is none."""
-    digest: str
-    """SHA-256 of the file of `wanted`, which lists the model's files by theirs."""
-    wave: str
-    """Which wave of how many `wanted` has reached, as "2 of 3"; "" without waves."""
-    since_s: float
-    """Since when the state is this one, in seconds since the epoch: for `failed` since the failure, else as far as this
-    process knows."""
 
 
 class Report(NamedTuple):
@@ -161,7 +142,10 @@ class Follower:
             problem = self._do_round(refusal, download_s)
         except (EdgeServerError, OSError) as error:
             problem = self._explain(error)
-        self._set_problem(problem)
+        is_new = problem != self.report.problem and not self.is_paused
+        if problem and is_new and not self._is_stopping:
+            log.warning("%s; what is installed is served", problem)
+        self.report = self.report._replace(problem=problem)
         return not problem
 
     def _do_round(self, refusal: str, download_s: float) -> str:
@@ -225,7 +209,9 @@ class Follower:
             if not reason:
                 if is_refused:
                     raise ServingFault(refusal)
-                self._check_pause(model, digest)
+                pause = self._pauses.get(model)
+                if pause is not None and pause.digest == digest and time.monotonic() < pause.end_s:
+                    raise ServingFault(pause.reason)
                 try:
                     reason = self._install(release, digest, needed)
                 except (Rejected, InvalidRequest) as error:
@@ -241,11 +227,6 @@ class Follower:
                 break
             first_failure = first_failure or f"release '{release.path}': {reason}"
         return first_failure
-
-    def _check_pause(self, model: str, digest: str) -> None:
-        pause = self._pauses.get(model)
-        if pause is not None and pause.digest == digest and time.monotonic() < pause.end_s:
-            raise ServingFault(pause.reason)
 
     def _pause(self, model: str, digest: str, reason: str) -> None:
         pause = self._pauses.get(model)
@@ -318,9 +299,3 @@ class Follower:
         if isinstance(error, EdgeServerError):
             return error.message
         return f"'{error.filename or self._models.folder}': {error.strerror or error}"
-
-    def _set_problem(self, problem: str) -> None:
-        is_new = problem != self.report.problem and not self.is_paused
-        if problem and is_new and not self._is_stopping:
-            log.warning("%s; what is installed is served", problem)
-        self.report = self.report._replace(problem=problem)

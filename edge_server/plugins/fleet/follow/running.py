@@ -18,6 +18,7 @@ from edge_server.plugins.fleet.follow.installed_models import InstalledModels
 from edge_server.plugins.fleet.follow.rounds import Rounds, make_follower, read_hours
 from edge_server.plugins.fleet.program_update import read_update_status
 from edge_server.plugins.fleet.release import version_digests
+from edge_server.plugins.fleet.reports.box_report import RELEASE_STATES, find_release_failures
 from edge_server.plugins.fleet.settings import FollowConfig
 from edge_server.telemetry.event_bus import MODEL_FAILED, Event
 from edge_server.telemetry.metrics_page import Family
@@ -32,7 +33,6 @@ _LOADED_LATER = "unloaded: "
 """Beginning of the index's reason for a model that its next request loads. It would not serve before."""
 _POLL_S = 0.1
 _CLOSE_S = 3.0
-_STATES = ("installed", "waiting", "failed", "foreign")
 
 
 class FollowPlugin(RunningPlugin):
@@ -44,15 +44,15 @@ class FollowPlugin(RunningPlugin):
         self._models = InstalledModels(Path(config.repository.paths[0]))
         read_hours(self._config.hours)
         self._lock = ExitStack()
-        self._follower: Follower | None = None
-        self._rounds: Rounds | None = None
-        self._judge: ServingJudge | None = None
-        self._thread: threading.Thread | None = None
         self._core: ServingCore | None = None
+        """Set at the end of `build`, after all of the following."""
+        self._judge: ServingJudge
+        self._follower: Follower
+        self._rounds: Rounds
         self._publisher: ReportPublisher | None = None
+        self._thread: threading.Thread | None = None
 
     def build(self, core: ServingCore) -> None:
-        self._core = core
         self._judge = ServingJudge(core)
         self._follower = make_follower(self._config, self._models, core.machine_root, self._judge)
         self._rounds = Rounds(self._follower, self._config, core.heavy_work_refusal, self._wake_publisher)
@@ -61,6 +61,7 @@ class FollowPlugin(RunningPlugin):
 
             self._publisher = ReportPublisher(self._config, self._follower.report.box.id, self._report)
             core.events.subscribe(lambda event: self._wake_publisher())
+        self._core = core
 
     def _wake_publisher(self) -> None:
         if self._publisher is not None:
@@ -68,7 +69,6 @@ class FollowPlugin(RunningPlugin):
 
     def start(self) -> None:
         """Take the repository, and undo what a killed process left in it. `edge-server check` does not call this."""
-        assert self._follower is not None
         self._lock.enter_context(self._models.locked())
         try:
             self._follower.begin()
@@ -78,21 +78,18 @@ class FollowPlugin(RunningPlugin):
             self._publisher.start()
 
     def models_settled(self) -> None:
-        assert self._rounds is not None
-        self._thread = threading.Thread(target=self._run, name="edge-follow", daemon=True)
+        def run() -> None:
+            self._follower.judge_probations()
+            self._rounds.run()
+
+        self._thread = threading.Thread(target=run, name="edge-follow", daemon=True)
         self._thread.start()
 
-    def _run(self) -> None:
-        assert self._rounds is not None
-        assert self._follower is not None
-        self._follower.judge_probations()
-        self._rounds.run()
-
     def begin_stop(self) -> None:
-        if self._judge is not None:
-            self._judge.stop()
-        if self._rounds is not None:
-            self._rounds.stop()
+        if self._core is None:
+            return
+        self._judge.stop()
+        self._rounds.stop()
         if self._publisher is not None:
             self._publisher.stop()
 
@@ -104,30 +101,27 @@ class FollowPlugin(RunningPlugin):
             self._lock.close()
 
     def status(self) -> Sequence[StatusPart]:
-        assert self._follower is not None
         report = self._follower.report
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(report.checked_s)) if report.checked_s else "never"
         texts = [f"{report.repository} as box {report.box.id}, last complete {when}"]
         if report.problem:
             texts.append(report.problem)
-        failed = [(name, model) for name, model in report.models.items() if model.state in ("failed", "foreign")]
-        texts += [f"{name}: {model.reason}; installed: {model.installed or 'none'}" for name, model in failed]
+        failures = find_release_failures(report.as_json())
+        texts += failures
         broker_problem = ""
         if self._publisher is not None:
             broker_problem = self._publisher.problem and f"not reported: {self._publisher.problem}"
             texts.append(broker_problem or f"reported to {self._publisher.address}")
-        state = "failed" if failed else "warning" if report.problem or broker_problem else "ok"
+        state = "failed" if failures else "warning" if report.problem or broker_problem else "ok"
         rows = [StatusRow("follow", state, texts[0]), *(StatusRow("", state, text) for text in texts[1:])]
         return [*rows, *read_update_status()]
 
     def reports(self) -> Mapping[str, object]:
-        assert self._follower is not None
         return {"follow": self._follower.report.as_json()}
 
     def _report(self) -> dict[str, Any]:
         """Return the report for a broker."""
         assert self._core is not None
-        assert self._follower is not None
         service = self._core.service
         runtimes = {(item.name, str(item.version)): item.runtime for item in service.instance_reports()}
         report = {
@@ -146,10 +140,9 @@ class FollowPlugin(RunningPlugin):
         return report
 
     def families(self) -> Iterable[Family]:
-        assert self._follower is not None
         report = self._follower.report
         family = Family("edge_follow_releases", "gauge", "Releases for this box, by what became of them")
-        for state in _STATES:
+        for state in RELEASE_STATES:
             family.add({"state": state}, sum(model.state == state for model in report.models.values()))
         yield family
         family = Family("edge_follow_last_complete_seconds", "gauge", "When the signed repository was last read whole")

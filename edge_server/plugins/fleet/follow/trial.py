@@ -1,5 +1,5 @@
-"""Trial of a release before it serves: a process of its own loads it beside the running server, runs it with the
-release's sample, and compares its outputs and its time with what the release allows."""
+"""Test of a downloaded release before it serves: a child process (`trial_process.py`) loads it beside the running
+server, runs it with the release's sample, and compares its outputs and its time with what the release allows."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from edge_server.cli.expected_versions import find_failed_entries, is_loading
 from edge_server.cli.model_text import reason_line
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.fleet.release import release_name
-from edge_server.plugins.fleet.reports.box_report import check_follow
+from edge_server.plugins.fleet.reports.box_report import FollowedModel, check_follow
 
 TROUBLES = ("silent", "failed", "not_ready", "behind", "hot", "unknown")
 """Kinds of trouble, the worst first. With "unknown" alone nothing is wrong yet."""
@@ -31,17 +31,6 @@ class BadReport(ValueError):
     """A report is not one of an edge-server."""
 
 
-class FollowedRelease(NamedTuple):
-    """What the follower of a box says of a model, as `follower.FollowedModel`."""
-
-    wanted: str
-    state: str
-    reason: str
-    installed: str
-    digest: str
-    since_s: float
-
-
 class BoxRecord(NamedTuple):
     """A box at one time. Texts are bounded; "" and None: unknown."""
 
@@ -54,8 +43,8 @@ class BoxRecord(NamedTuple):
     models: Mapping[str, str]
     """Model -> its serving versions, as "version 2 (0a1b2c3d)"."""
     failures: tuple[str, ...]
-    releases: Mapping[str, FollowedRelease] | None
-    """Model -> release; None for a server that follows no signed repository."""
+    releases: Mapping[str, FollowedModel] | None
+    """By model; None for a server that follows no signed repository."""
     follow_problem: str
     is_loading: bool
     temperature_c: int | None
@@ -72,10 +61,11 @@ def read_record(report: Mapping[str, Any], served: Mapping[str, str]) -> BoxReco
     """
     try:
         follow = None if report.get("follow") is None else check_follow(report["follow"])
+        followed = list(follow["models"].items())[:MAX_MODELS] if follow else []
         governor = report.get("governor")
         governor = governor if isinstance(governor, dict) and governor.get("enabled") is True else {}
         return BoxRecord(
-            name=_text(follow["box"]) if follow else "",
+            name=follow["box"] if follow else "",
             version=_text(report["version"]),
             is_ready=None if report["ready"] is None else report["ready"] is True,
             groups=tuple(map(_name, follow["groups"][:_MAX_NAMES])) if follow else (),
@@ -83,8 +73,8 @@ def read_record(report: Mapping[str, Any], served: Mapping[str, str]) -> BoxReco
             # A cut text could lose a digest, and its files would count as unknown.
             models={_name(name): _text(text) for name, text in list(served.items())[:MAX_MODELS]},
             failures=tuple(_find_failures(report))[:MAX_PROBLEMS],
-            releases=_releases(follow["models"]) if follow else None,
-            follow_problem=_text(follow["problem"]) if follow else "",
+            releases={_name(name): FollowedModel(**model) for name, model in followed} if follow else None,
+            follow_problem=follow["problem"] if follow else "",
             is_loading=is_loading(report),
             temperature_c=_whole(governor.get("temperature_c")),
             heat=_text(governor.get("state", "")),
@@ -94,14 +84,6 @@ def read_record(report: Mapping[str, Any], served: Mapping[str, str]) -> BoxReco
         raise BadReport(error.message) from None
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise BadReport(f"its report is not understood: {type(error).__name__}: {error}"[:MAX_TEXT]) from None
-
-
-def _releases(models: Mapping[str, Mapping[str, Any]]) -> Mapping[str, FollowedRelease]:
-    found = {}
-    for name, model in list(models.items())[:MAX_MODELS]:
-        texts = {key: _text(model[key]) for key in FollowedRelease._fields if key != "since_s"}
-        found[_name(name)] = FollowedRelease(**texts, since_s=model["since_s"])
-    return found
 
 
 def _find_failures(report: Mapping[str, Any]) -> Iterable[str]:

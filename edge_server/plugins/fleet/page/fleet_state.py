@@ -14,8 +14,8 @@ from edge_server.plugins.fleet.release import release_name
 from edge_server.plugins.fleet.reports.box_report import BoxReport
 from edge_server.plugins.fleet.reports.served_versions import (
     PROGRAM,
-    find_served_differences,
-    find_served_unknown,
+    find_differences,
+    find_unknown,
     served_versions,
 )
 
@@ -125,8 +125,12 @@ class FleetState:
         self._is_dirty = False
         records = {key: box.record for key, box in self._boxes.items() if box.record is not None and not box.silence}
         records = {key: record for key, record in records.items() if record.is_ready is not None}
-        differences = _find_differences(records)
-        unknown = find_served_unknown({key: record.models for key, record in records.items()})
+        differences = find_differences({key: {PROGRAM: record.models[PROGRAM]} for key, record in records.items()})
+        # Which models a follower has is decided by its releases, not by what most have.
+        models = {key: record.models for key, record in records.items() if record.releases is None}
+        for key, texts in find_differences(models).items():
+            differences[key] += [text for text in texts if not text.startswith(f"{PROGRAM}: ")]
+        unknown = find_unknown({key: record.models for key, record in records.items()})
         now_s = self._clock()
         for key, box in self._boxes.items():
             shown = self._describe(key, box, differences.get(key, ()), unknown.get(key, ()))
@@ -164,16 +168,6 @@ class FleetState:
             "heat": record.heat if record else "",
             "load_limit_percent": record.load_limit_percent if record else None,
         }
-
-
-def _find_differences(records: Mapping[str, BoxRecord]) -> dict[str, list[str]]:
-    """Return key -> in what a box differs from most others: in its program, and without releases in its models."""
-    # Which models a follower has is decided by its releases, not by what most have.
-    models = {key: record.models for key, record in records.items() if record.releases is None}
-    found = find_served_differences({key: {PROGRAM: record.models[PROGRAM]} for key, record in records.items()})
-    for key, texts in find_served_differences(models).items():
-        found[key] += [text for text in texts if not text.startswith(f"{PROGRAM}: ")]
-    return found
 
 
 def _models(record: BoxRecord) -> list[dict[str, str]]:

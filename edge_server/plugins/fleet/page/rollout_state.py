@@ -44,6 +44,7 @@ class RolloutState:
     def __init__(self, repository: Path | None = None, keys: Path | None = None) -> None:
         """Raises EdgeServerError for a folder that is no signed repository, and without the extra `fleet`."""
         self._repository = repository
+        self.has_repository = repository is not None
         self._keys = keys
         self._lock = threading.Lock()
         """Held while the repository is read or written: by one of the worker threads."""
@@ -53,10 +54,6 @@ class RolloutState:
         """Why the repository cannot be read, "" if it can."""
         if repository is not None:
             self._read(repository)
-
-    @property
-    def has_repository(self) -> bool:
-        return self._repository is not None
 
     def refresh(self) -> None:
         """Read the repository if it has changed. *Blocking*."""
@@ -155,12 +152,7 @@ def _progress_by_boxes(reports: Sequence[Mapping[str, Any]]) -> tuple[list[Relea
     found = []
     for model in sorted(chosen):
         release_number, path = newest[model]
-        everybody = Release(
-            path, model, release_number, groups=None, machines=None, ids=None, stopped_at=None, percent=100.0,
-            waves=(), wave=0, wave_since_s=0.0, not_before_s=0.0, max_latency_ms=None, max_slowdown=None,
-            tolerance=None,
-        )  # fmt: skip
-        found.append(see_progress(everybody, wanted[path], 0.0))
+        found.append(see_progress(Release(path, model, release_number), wanted[path], 0.0))
     return found, len(newest)
 
 

@@ -113,10 +113,10 @@ def read_rollout(path: Path, models: Collection[str]) -> dict[str, dict[str, obj
         if name not in models:
             raise InvalidRequest(f"'{path}': there is no model '{name}' beside it{nearest(name, models)}")
     return {
-        name: {key: _value(value) for key, value in {**document, **tables.get(name, {})}.items()} for name in models
+        name: {
+            # A time becomes seconds since the epoch, in local time if it names no zone.
+            key: value.timestamp() if isinstance(value, datetime) else value
+            for key, value in {**document, **tables.get(name, {})}.items()
+        }
+        for name in models
     }
-
-
-def _value(value: object) -> object:
-    """Return a value as JSON has it; a time becomes seconds since the epoch, in local time if it names no zone."""
-    return value.timestamp() if isinstance(value, datetime) else value

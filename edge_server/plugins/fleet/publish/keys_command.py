@@ -66,7 +66,12 @@ def run(options: argparse.Namespace) -> int:
     with locked(options.repository):
         metadata = RepositoryMetadata(options.repository / "metadata", keys)
         if options.sign:
-            _sign(metadata)
+            if metadata.draft is None:
+                raise InvalidRequest("there is no draft of root that waits for signatures")
+            before = len(metadata.draft.signatures)
+            reasons = "; ".join(f"{name}: {why}" for name, why in metadata.sign_draft().items())
+            if len(metadata.draft.signatures) == before and metadata.missing_signatures():
+                raise InvalidRequest(f"nothing was signed: {reasons}")
         elif is_change:
             now = datetime.now(timezone.utc)
             _change(options, metadata, keys, now)
@@ -75,15 +80,6 @@ def run(options: argparse.Namespace) -> int:
         if metadata.root_problem:
             print(wrap(f"not in place yet: {metadata.root_problem}", sys.stdout))
     return ExitCode.OK
-
-
-def _sign(metadata: RepositoryMetadata) -> None:
-    if metadata.draft is None:
-        raise InvalidRequest("there is no draft of root that waits for signatures")
-    before = len(metadata.draft.signatures)
-    reasons = metadata.sign_draft()
-    if len(metadata.draft.signatures) == before and metadata.missing_signatures():
-        raise InvalidRequest("nothing was signed: " + "; ".join(f"{name}: {why}" for name, why in reasons.items()))
 
 
 def _change(options: argparse.Namespace, metadata: RepositoryMetadata, keys: SigningKeys, now: datetime) -> None:

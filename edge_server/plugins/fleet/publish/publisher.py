@@ -87,7 +87,8 @@ class Publisher:
             raise InvalidRequest(f"'{folder}' has too many files for one release")
         if _sha256(content) in self._noted(_WITHDRAWN_KEY).get(model, ()):
             return None
-        newest = max(self.releases_of(model), key=lambda release: release.number, default=None)
+        ours = (release for release in self.releases().values() if release.model == model)
+        newest = max(ours, key=lambda release: release.number, default=None)
         # A number is never used again, also if its release was withdrawn: reports name releases by it.
         last: dict[str, int] = self._noted(_LAST_NUMBERS_KEY)
         if newest is not None and self._targets.targets[newest.path].hashes["sha256"] == _sha256(content):
@@ -109,9 +110,6 @@ class Publisher:
         self.change(release)
         write_file(self._folder / model / f"{_sha256(content)}.{number}.json", content)
         return release
-
-    def releases_of(self, model: str) -> list[Release]:
-        return [release for release in self.releases().values() if release.model == model]
 
     def change(self, release: Release) -> None:
         """Give a release this selection."""
@@ -140,7 +138,14 @@ class Publisher:
         """
         self._prune()
         self.metadata.commit(self._name, self._targets, now)
-        self._delete_unused()
+        used = {
+            self._folder / Path(path).parent / f"{target.hashes['sha256']}.{Path(path).name}"
+            for path, target in self._targets.targets.items()
+        }
+        for path in self._folder.glob("*/*"):
+            # Files of other publishers may be there before the list that names them.
+            if path not in used and self.metadata.publisher_of(path.parent.name) == self._name:
+                path.unlink(missing_ok=True)
 
     def _add_file(self, model: str, source: Path) -> str:
         """Copy a file to where its target is read from, unless it is there undamaged. Return its SHA-256."""
@@ -175,16 +180,6 @@ class Publisher:
             used |= {path, *(f"{release.model}/{digest}" for digest in digests)}
         for path in set(self._targets.targets) - used:
             del self._targets.targets[path]
-
-    def _delete_unused(self) -> None:
-        used = {
-            self._folder / Path(path).parent / f"{target.hashes['sha256']}.{Path(path).name}"
-            for path, target in self._targets.targets.items()
-        }
-        for path in self._folder.glob("*/*"):
-            # Files of other publishers may be there before the list that names them.
-            if path not in used and self.metadata.publisher_of(path.parent.name) == self._name:
-                path.unlink(missing_ok=True)
 
 
 def _files_of(folder: Path) -> dict[str, Path | str]:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_server.errors import InvalidRequest, ServingFault, install_hint
-from edge_server.plugins.fleet.publish.signing_keys import NAME_FIELD, SigningKeys, name_of
+from edge_server.plugins.fleet.publish.signing_keys import SigningKeys, name_of
 from edge_server.plugins.fleet.release import MAX_PUBLISHERS, PUBLISHED_KEY
 from edge_server.repository.replace_file import replace_file
 
@@ -76,10 +76,6 @@ class RepositoryMetadata:
         if self.is_new:
             self._create()
         self.root = self._read_root()
-        for name, roles in ROLES_OF_KEYS.items():
-            for key_id in {key_id for role in roles for key_id in self.root.roles[role].keyids}:
-                # Repositories of earlier versions have no names.
-                self.root.keys[key_id].unrecognized_fields.setdefault(NAME_FIELD, name)
         self.timestamp: Timestamp = self._read("timestamp.json", Timestamp).signed
         self._snapshot: Snapshot = self._read(f"{self.timestamp.snapshot_meta.version}.snapshot.json", Snapshot).signed
         self.draft: Metadata[Root] | None = None
@@ -113,7 +109,7 @@ class RepositoryMetadata:
 
     def publisher_of(self, model: str) -> str:
         """Return the name of the publisher whose patterns the model's name matches."""
-        return next((name for name, role in self.publishers.items() if matches(role, model)), MAIN)
+        return next((name for name, role in self.publishers.items() if role.is_delegated_path(f"{model}/0")), MAIN)
 
     def targets_of(self, role: str) -> Targets | None:
         """Return the newest list that a publisher signed, None if there is none.
@@ -353,10 +349,6 @@ class RepositoryMetadata:
 def patterns(role: DelegatedRole) -> list[str]:
     """Return the names of models that a publisher signs, as it was given: "detectors_*"."""
     return [path.removesuffix("/*") for path in role.paths or ()]
-
-
-def matches(role: DelegatedRole, model: str) -> bool:
-    return role.is_delegated_path(f"{model}/0")
 
 
 def _expiry(role: str, now: datetime) -> datetime:

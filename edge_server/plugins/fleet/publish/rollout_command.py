@@ -9,19 +9,17 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edge_server.cli.console import render, wrap
 from edge_server.cli.options import float_range
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import InvalidRequest
+from edge_server.plugins.fleet.publish import rollout
 from edge_server.plugins.fleet.reports.box_options import add_box_options, open_boxes
 from edge_server.plugins.fleet.reports.box_report import BoxReport
 
-if TYPE_CHECKING:
-    from edge_server.plugins.fleet.publish.rollout import ReleaseProgress
-
-ACTIONS = ("status", "continue", "stop", "rollback")
+_ACTIONS = ("status", *rollout.ACTIONS)
 
 
 def add_parser(commands: Any) -> None:
@@ -35,7 +33,7 @@ def add_parser(commands: Any) -> None:
         "the repository, or if a wave is not complete or has not lasted --after-secs.",
         allow_abbrev=False,
     )
-    parser.add_argument("action", type=_action, metavar="ACTION", help=", ".join(ACTIONS))
+    parser.add_argument("action", type=_action, metavar="ACTION", help=", ".join(_ACTIONS))
     parser.add_argument("repository", type=Path, metavar="REPOSITORY", help="folder of `edge-server publish`")
     parser.add_argument("--keys", type=Path, metavar="DIR", help="folder of the private keys; `status` needs none")
     parser.add_argument("--publisher", default="", metavar="NAME", help="releases of NAME of `edge-server fleet keys`")
@@ -49,15 +47,13 @@ def add_parser(commands: Any) -> None:
 
 
 def _action(text: str) -> str:
-    if text not in ACTIONS:
-        raise argparse.ArgumentTypeError(f"expected one of {', '.join(ACTIONS)}, given '{text[:80]}'")
+    if text not in _ACTIONS:
+        raise argparse.ArgumentTypeError(f"expected one of {', '.join(_ACTIONS)}, given '{text[:80]}'")
     return text
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the state and do the action. Return the exit code. Raises ArgumentTypeError and EdgeServerError."""
-    from edge_server.plugins.fleet.publish import rollout
-
     if options.action != "status" and options.keys is None:
         raise InvalidRequest(f"rollout {options.action} needs --keys=DIR")
     if options.action in ("stop", "rollback") and not options.model:
@@ -106,7 +102,7 @@ def _sort(boxes: Sequence[BoxReport]) -> tuple[list[Mapping[str, Any]], dict[str
     return reports, silent
 
 
-def _lines(progress: Sequence[ReleaseProgress], silent: Mapping[str, str]) -> list[str]:
+def _lines(progress: Sequence[rollout.ReleaseProgress], silent: Mapping[str, str]) -> list[str]:
     titles = ("RELEASE", "WAVE", "SINCE", "INSTALLED", "WAITING", "FAILED")
     rows, lines = [], []
     for item in progress:

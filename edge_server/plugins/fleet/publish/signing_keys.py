@@ -138,7 +138,8 @@ class SigningKeys:
 
         `metadata`: tuf's Metadata; `keys`: id -> public key.
         """
-        here = {self.public_key(name).keyid: name for name in self._names()}
+        names = sorted({*self._uris, *(path.stem for path in self.folder.glob("*.pem"))})
+        here = {self.public_key(name).keyid: name for name in names}
         missing = {}
         for key_id in key_ids:
             if key_id not in here:
@@ -157,9 +158,6 @@ class SigningKeys:
 
     def _path(self, name: str, suffix: str = "pem") -> Path:
         return self.folder / f"{name}.{suffix}"
-
-    def _names(self) -> list[str]:
-        return sorted({*self._uris, *(path.stem for path in self.folder.glob("*.pem"))})
 
     def _signer(self, name: str, key: Key) -> Signer:
         if name not in self._uris:

@@ -2,7 +2,14 @@
 
 A report is a JSON object with the keys of `edge-server status --json` that matter for a fleet: `version`, `ready`,
 `models` (MODEL_KEYS), `governor` and `follow` (the releases for this box). Over MQTT it has
-`reported_s`, the time of the report, too.
+`reported_s`, the time of the report, too. A broker keeps these retained messages:
+
+| Topic | Message |
+|---|---|
+| TOPIC/BOX/report | the report |
+| TOPIC/BOX/status | "online"; "offline" after the end of its server or follower, and as the broker's last will |
+
+BOX is the name of the box, percent-encoded.
 """
 
 from __future__ import annotations
@@ -10,17 +17,43 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
+from urllib.parse import quote
 
 from edge_server.cli.console import clean
 from edge_server.errors import InvalidRequest
-from edge_server.plugins.fleet.reports.report_topics import MAX_REPORT_BYTES
+from edge_server.plugins.fleet.settings import DEFAULT_TOPIC
 
 MODEL_KEYS = ("name", "version", "state", "reason", "digest", "runtime")
 RELEASE_STATES = ("installed", "waiting", "failed", "foreign")
 
+MAX_REPORT_BYTES = 128 << 10
+"""Longest report over MQTT."""
+REFRESH_S = 30.0
+"""Longest time between two reports of a box that is online."""
+
 _MAX_ITEMS = 2000
 _MAX_TEXT_CHARS = 500
 _MAX_NUMBER = 1e11
+
+
+class FollowedModel(NamedTuple):
+    """What the follower of a box says of a model."""
+
+    wanted: str
+    """The newest release for this box."""
+    state: str
+    """Of `wanted`, one of RELEASE_STATES: `waiting` to be downloaded and tried, `foreign` if the model is somebody
+    else's."""
+    reason: str
+    installed: str
+    """The release that is installed; "" if there is none."""
+    digest: str
+    """SHA-256 of the file of `wanted`, which lists the model's files by theirs."""
+    wave: str
+    """Which wave of how many `wanted` has reached, as "2 of 3"; "" without waves."""
+    since_s: float
+    """Since when the state is this one, in seconds since the epoch: for `failed` since the failure, else as far as this
+    process knows."""
 
 
 class BoxReport(NamedTuple):
@@ -35,8 +68,8 @@ class BoxReport(NamedTuple):
 
     @property
     def follow(self) -> Mapping[str, Any] | None:
-        """`box`, `groups`, `machines`, `repository`, `problem`, `checked_s`, and `models`: name -> `wanted`, `state`,
-        `reason`, `installed`, `digest`, `wave`, `since_s`. None: the box does not follow a signed repository."""
+        """`box`, `groups`, `machines`, `repository`, `problem`, `checked_s`, and `models`: name -> the fields of
+        FollowedModel. None: the box does not follow a signed repository."""
         return None if self.report is None else self.report.get("follow")
 
     @property
@@ -54,6 +87,11 @@ class BoxReports(Protocol):
 
     def close(self) -> None:
         """End connections. `read` opens them again."""
+
+
+def box_topic(topic: str, box: str) -> str:
+    """Return the prefix of the topics of a box. An empty `topic` is the default."""
+    return f"{topic.strip('/') or DEFAULT_TOPIC}/{quote(box, safe='')}"
 
 
 def parse_report(payload: bytes) -> dict[str, Any]:
@@ -103,9 +141,9 @@ def check_follow(document: object) -> dict[str, Any]:
 
 
 def find_release_failures(follow: Mapping[str, Any]) -> list[str]:
-    """Return a line for each release that failed on a box."""
+    """Return a line for each release that failed on a box, from the part `follow` of its report."""
     return [
-        f"follow: {name}: {model['reason']}; installed: {model['installed'] or 'none'}"
+        f"{name}: {model['reason']}; installed: {model['installed'] or 'none'}"
         for name, model in follow["models"].items()
         if model["state"] in ("failed", "foreign")
     ]
@@ -117,13 +155,8 @@ def _followed(name: str, document: object) -> dict[str, Any]:
     state = _text(given.get("state"), f"{key}.state")
     if state not in RELEASE_STATES:
         raise InvalidRequest(f"its report: {key}.state: expected {', '.join(RELEASE_STATES)}, given '{state[:80]}'")
-    # Servers from before report no digest, wave and time.
-    return {
-        **{part: _text(given.get(part), f"{key}.{part}") for part in ("wanted", "reason", "installed")},
-        "state": state,
-        **{part: _text(given.get(part, ""), f"{key}.{part}") for part in ("digest", "wave")},
-        "since_s": _number(given.get("since_s", 0.0), f"{key}.since_s"),
-    }
+    texts = {part: _text(given.get(part), f"{key}.{part}") for part in FollowedModel._fields if part != "since_s"}
+    return {**texts, "since_s": _number(given.get("since_s"), f"{key}.since_s")}
 
 
 def _object(value: object, key: str) -> Mapping[str, Any]:

@@ -80,12 +80,12 @@ def read_lines(given: Sequence[str]) -> list[str]:
 
 def read_hosts(given: Sequence[str]) -> list[str]:
     """Return the URLs of hosts and of files with hosts, each once. Raises ArgumentTypeError."""
-    urls = list(dict.fromkeys(http_client.server_url(_with_port(text)) for text in read_lines(given)))
+    urls: list[str] = []
+    for text in read_lines(given):
+        is_plain = "://" not in text and (":" not in text or text.endswith("]"))
+        url = http_client.server_url(f"{text}:{DEFAULT_PORT}" if is_plain else text)
+        if url not in urls:
+            urls.append(url)
     if not 0 < len(urls) <= MAX_HOSTS:
         raise argparse.ArgumentTypeError(f"expected 1 to {MAX_HOSTS} hosts, got {len(urls)}")
     return urls
-
-
-def _with_port(text: str) -> str:
-    is_plain = "://" not in text and (":" not in text or text.endswith("]"))
-    return f"{text}:{DEFAULT_PORT}" if is_plain else text

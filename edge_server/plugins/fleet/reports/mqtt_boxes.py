@@ -15,8 +15,7 @@ from urllib.parse import quote, unquote
 
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.cameras.sinks.mqtt_connection import OFFLINE, ONLINE, BrokerAddress, MqttConnection
-from edge_server.plugins.fleet.reports.box_report import BoxReport, parse_report
-from edge_server.plugins.fleet.reports.report_topics import MAX_REPORT_BYTES, REFRESH_S
+from edge_server.plugins.fleet.reports.box_report import MAX_REPORT_BYTES, REFRESH_S, BoxReport, parse_report
 from edge_server.plugins.fleet.settings import DEFAULT_TOPIC
 
 MAX_AGE_S = 4 * REFRESH_S

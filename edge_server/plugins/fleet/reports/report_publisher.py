@@ -15,7 +15,7 @@ from typing import Any
 from edge_server.core.back_off import BackOff
 from edge_server.errors import EdgeServerError
 from edge_server.plugins.cameras.sinks.mqtt_connection import OFFLINE, ONLINE, BrokerAddress, MqttConnection, MqttError
-from edge_server.plugins.fleet.reports.report_topics import MAX_REPORT_BYTES, REFRESH_S, box_topic
+from edge_server.plugins.fleet.reports.box_report import MAX_REPORT_BYTES, REFRESH_S, box_topic
 from edge_server.plugins.fleet.settings import FollowConfig
 
 log = logging.getLogger(__name__)

@@ -13,18 +13,13 @@ _NOT_SERVED = "not served"
 _DIGEST = re.compile(r" \([0-9a-f]+\)")
 
 
-def find_differences(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
+def find_differences(values: Mapping[str, Mapping[str, str]]) -> dict[str, list[str]]:
     """Return for each server the models, or the server itself, whose served versions are not those of most servers, or
-    whose files are not those of most servers with these versions.
+    whose files are not those of most servers with these versions. `values`: server -> its `served_versions`.
 
     Where no version is the most frequent one, the higher counts as that of the others. A server that does not know the
     SHA-256 of its files differs by versions only: see `find_unknown`.
     """
-    return find_served_differences({url: served_versions(report) for url, report in reports.items()})
-
-
-def find_served_differences(values: Mapping[str, Mapping[str, str]]) -> dict[str, list[str]]:
-    """Return what `find_differences` does, given the result of `served_versions` for each server."""
     found: dict[str, list[str]] = {url: [] for url in values}
     for name in sorted({name for served in values.values() for name in served}):
         mine = {url: served.get(name, _NOT_SERVED) for url, served in values.items()}
@@ -41,14 +36,9 @@ def find_served_differences(values: Mapping[str, Mapping[str, str]]) -> dict[str
     return found
 
 
-def find_unknown(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
+def find_unknown(values: Mapping[str, Mapping[str, str]]) -> dict[str, list[str]]:
     """Return for each server the models that another one serves too, and whose files cannot be compared, because the
-    server does not know their SHA-256 (yet)."""
-    return find_served_unknown({url: served_versions(report) for url, report in reports.items()})
-
-
-def find_served_unknown(values: Mapping[str, Mapping[str, str]]) -> dict[str, list[str]]:
-    """As `find_unknown`, from the result of `served_versions` for each server."""
+    server does not know their SHA-256 (yet). `values` as for `find_differences`."""
     counts = Counter(name for served in values.values() for name in served)
     return {
         url: [

@@ -23,6 +23,7 @@ from edge_server.plugins.fleet.reports.served_versions import (
     find_differences,
     find_other_runtimes,
     find_unknown,
+    served_versions,
 )
 
 COLUMN_TITLES = ("HOST", "STATE", "SERVER", "MODELS", "TEMPERATURE", "WORK ALLOWED", "STREAMS", "DROPPED", "FAILED")
@@ -68,7 +69,8 @@ def _look(boxes: Sequence[BoxReport], options: argparse.Namespace) -> list[dict[
     reports = {box.name: box.report for box in boxes if box.report is not None and not box.error}
     # A box without a server says nothing of what it serves.
     serving = {name: report for name, report in reports.items() if report["ready"] is not None}
-    differences, unknown, runtimes = find_differences(serving), find_unknown(serving), find_other_runtimes(serving)
+    served = {name: served_versions(report) for name, report in serving.items()}
+    differences, unknown, runtimes = find_differences(served), find_unknown(served), find_other_runtimes(serving)
     return [
         {
             "url": box.name,
@@ -89,7 +91,9 @@ def _look(boxes: Sequence[BoxReport], options: argparse.Namespace) -> list[dict[
 def _find_problems(report: Mapping[str, Any], options: argparse.Namespace) -> list[str]:
     problems = expected_versions.find_failures(report) + expected_versions.find_unmet(report, options.expect)
     # Over HTTP the plugin's lines say it.
-    return problems if "plugins" in report else problems + find_release_failures(report["follow"])
+    if "plugins" in report:
+        return problems
+    return problems + [f"follow: {text}" for text in find_release_failures(report["follow"])]
 
 
 def _exit_code(hosts: Sequence[Mapping[str, Any]]) -> ExitCode:

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from edge_server.plugins.governor.readings import JUNCTION, CriticalTemperature, Gpu, MachineReading, Sensor, Zone
 from edge_server.plugins.governor.sensors.jetson_identity import IdentityReader
@@ -16,55 +16,20 @@ from edge_server.plugins.governor.sensors.memory import MemorySensor
 from edge_server.plugins.governor.sensors.nvml_sensor import NvmlSensor
 from edge_server.plugins.governor.sensors.sysfs import SysfsFiles
 
+if TYPE_CHECKING:
+    from edge_server.plugins.governor.sensors.jetson_sensor import TegraSensor
+    from edge_server.plugins.governor.sensors.x86_sensor import X86Sensor
+
 _log = logging.getLogger(__name__)
 
 _FIRMWARE_BELOW_CRITICAL_C = 6.0
 """Thor reports no passive trip point. Its firmware was observed to throttle at 109 °C; it switches off at 114.5 °C."""
 
+ReadSensor: TypeAlias = Callable[[float], MachineReading]
+"""Returns the readings of one sensor at a time in seconds."""
+
 _JOINED = ("coolers", "clocks", "over_current", "throttles", "fans", "energy", "zones", "rails")
 _FIRST = ("board", "soc", "l4t", "jetpack", "power_mode", "power_limit_mw")
-
-
-class _BoardSensor:
-    """Reads the board's name and, on a Jetson, all its sensors. The Jetson modules are imported only on a Jetson."""
-
-    def __init__(self, files: SysfsFiles) -> None:
-        self._files = files
-        self._identity = IdentityReader(files)
-        self._tegra: Sensor | None = None
-
-    def read(self, now_s: float) -> MachineReading:
-        if self._tegra is None:
-            identity = self._identity.read(now_s)
-            if identity.soc is None:
-                return MachineReading(now_s, board=identity.board)
-            from edge_server.plugins.governor.sensors.jetson_sensor import TegraSensor
-
-            self._tegra = TegraSensor(self._files, self._identity)
-        return self._tegra.read(now_s)
-
-    def close(self) -> None:
-        if self._tegra is not None:
-            self._tegra.close()
-
-
-class _ProcessorSensor:
-    """Reads the sensors of a machine that is not a Jetson. Their modules are imported at the first reading."""
-
-    def __init__(self, files: SysfsFiles) -> None:
-        self._files = files
-        self._x86: Sensor | None = None
-
-    def read(self, now_s: float) -> MachineReading:
-        if self._x86 is None:
-            from edge_server.plugins.governor.sensors.x86_sensor import X86Sensor
-
-            self._x86 = X86Sensor(self._files)
-        return self._x86.read(now_s)
-
-    def close(self) -> None:
-        if self._x86 is not None:
-            self._x86.close()
 
 
 class MachineSensors:
@@ -77,17 +42,23 @@ class MachineSensors:
     def __init__(
         self, sysfs_root: str | Path = "/", *, files: SysfsFiles | None = None, nvml: Sensor | None = None
     ) -> None:
-        files = files or SysfsFiles(sysfs_root)
-        self._tegra = GuardedSensor("tegra", _BoardSensor(files))
-        self._x86 = GuardedSensor("x86", _ProcessorSensor(files))
-        self._memory = GuardedSensor("memory", MemorySensor(files))
-        self._nvml = GuardedSensor("nvml", nvml or NvmlSensor())
+        self._files = files or SysfsFiles(sysfs_root)
+        self._identity = IdentityReader(self._files)
+        self._nvml = nvml or NvmlSensor()
+        self._tegra: TegraSensor | None = None
+        self._x86: X86Sensor | None = None
+        self._guarded_tegra = GuardedSensor("tegra", self._read_board)
+        self._guarded_x86 = GuardedSensor("x86", self._read_processor)
+        self._guarded_memory = GuardedSensor("memory", MemorySensor(self._files).read)
+        self._guarded_nvml = GuardedSensor("nvml", self._nvml.read)
         self._is_jetson = False
         self._seen: set[str] = set()
 
     def read(self, now_s: float) -> MachineReading:
         """Return one reading of all sensors, with the names of sensors that had a reading before and have none now."""
-        tegra, nvml, memory = self._tegra.read(now_s), self._nvml.read(now_s), self._memory.read(now_s)
+        tegra, nvml, memory = (
+            sensor.read(now_s) for sensor in (self._guarded_tegra, self._guarded_nvml, self._guarded_memory)
+        )
         # Once a Jetson is recognised, a failed read of its files does not change that.
         self._is_jetson |= tegra.soc is not None
         if self._is_jetson:
@@ -99,7 +70,7 @@ class MachineSensors:
             }
             reading = join_readings(now_s, (tegra, replace(nvml, **kept), memory))
         else:
-            reading = join_readings(now_s, (nvml, self._x86.read(now_s), tegra, memory))
+            reading = join_readings(now_s, (nvml, self._guarded_x86.read(now_s), tegra, memory))
         present = _present_sensors(reading, self._seen)
         # A lost GPU is reported as lost, so its temperature and power sensors are not reported as silent too.
         lost = {f"{kind} {gpu.key}" for gpu in reading.gpus if gpu.is_lost for kind in ("zone", "rail")}
@@ -107,32 +78,49 @@ class MachineSensors:
         return replace(reading, silent=frozenset(self._seen - present))
 
     def close(self) -> None:
-        for sensor in (self._tegra, self._x86, self._memory, self._nvml):
-            sensor.close()
+        """Close NVML. The other sensors hold nothing open."""
+        try:
+            self._nvml.close()
+        except Exception as error:  # noqa: BLE001 - an error of the driver must not keep the server from its end
+            self._guarded_nvml.log(error)
+
+    def _read_board(self, now_s: float) -> MachineReading:
+        """Read the board's name and, on a Jetson, all its sensors. The Jetson modules are imported only there."""
+        if self._tegra is None:
+            identity = self._identity.read(now_s)
+            if identity.soc is None:
+                return MachineReading(now_s, board=identity.board)
+            from edge_server.plugins.governor.sensors.jetson_sensor import TegraSensor
+
+            self._tegra = TegraSensor(self._files, self._identity)
+        return self._tegra.read(now_s)
+
+    def _read_processor(self, now_s: float) -> MachineReading:
+        """Read the sensors of a machine that is not a Jetson. Their modules are imported at the first reading."""
+        if self._x86 is None:
+            from edge_server.plugins.governor.sensors.x86_sensor import X86Sensor
+
+            self._x86 = X86Sensor(self._files)
+        return self._x86.read(now_s)
 
 
 class GuardedSensor:
     """Wraps a sensor so that its errors do not affect other sensors: its part of the reading is empty, and each kind of
     error is logged once."""
 
-    def __init__(self, name: str, sensor: Sensor) -> None:
+    def __init__(self, name: str, read: ReadSensor) -> None:
         self._name = name
-        self._sensor = sensor
+        self._read = read
         self._logged: set[str] = set()
 
     def read(self, now_s: float) -> MachineReading:
         try:
-            return self._sensor.read(now_s)
+            return self._read(now_s)
         except Exception as error:  # noqa: BLE001 - an error of one driver or file must not hide the other sensors
-            return MachineReading(now_s, missing={self._name: self._log(error)})
+            return MachineReading(now_s, missing={self._name: self.log(error)})
 
-    def close(self) -> None:
-        try:
-            self._sensor.close()
-        except Exception as error:  # noqa: BLE001 - the other sensors must be closed too
-            self._log(error)
-
-    def _log(self, error: Exception) -> str:
+    def log(self, error: Exception) -> str:
+        """Log an error of a kind that was not logged before. Return it as the reason of a missing reading."""
         kind = type(error).__name__
         if kind not in self._logged:
             self._logged.add(kind)
@@ -161,7 +149,10 @@ def join_readings(now_s: float, parts: Sequence[MachineReading]) -> MachineReadi
     for name in _FIRST:
         values[name] = next((found for part in parts if (found := getattr(part, name)) is not None), None)
     values["memory"] = next((part.memory for part in parts if part.memory.total_bytes is not None), parts[-1].memory)
-    values["gpus"] = _gpus(gpu for part in parts for gpu in part.gpus)
+    gpus: dict[str, Gpu] = {}
+    for gpu in (gpu for part in parts for gpu in part.gpus):
+        gpus[gpu.key] = _merge_gpus(gpus[gpu.key], gpu) if gpu.key in gpus else gpu
+    values["gpus"] = tuple(gpus.values())
     for name in ("sources", "missing"):
         values[name] = {key: value for part in reversed(parts) for key, value in getattr(part, name).items()}
     reading = MachineReading(now_s, **values, heat=critical_temperature(values["zones"]))
@@ -196,18 +187,8 @@ def critical_temperature(zones: Sequence[Zone]) -> CriticalTemperature | None:
     if junction is not None:
         return _junction_temperature(junction, zones)
     with_headroom = [zone for zone in zones if zone.headroom_c is not None]
-    if with_headroom:
-        zone = min(with_headroom, key=_headroom)
-        headroom_c = _headroom(zone)
-        temperature_c = zone.temperature_c
-        trip_c = zone.trips.passive_c if temperature_c is None else temperature_c + headroom_c
-        return CriticalTemperature(zone.name, temperature_c, headroom_c, trip_c, zone.trips.critical_c)
-    hottest = _hottest(zones)
-    return (
-        None
-        if hottest is None
-        else CriticalTemperature(hottest.name, hottest.temperature_c, None, None, hottest.trips.critical_c)
-    )
+    zone = min(with_headroom, key=lambda zone: zone.headroom_c or 0.0) if with_headroom else _hottest(zones)
+    return None if zone is None else zone.critical
 
 
 def _junction_temperature(junction: Zone, zones: Sequence[Zone]) -> CriticalTemperature | None:
@@ -223,17 +204,8 @@ def _junction_temperature(junction: Zone, zones: Sequence[Zone]) -> CriticalTemp
 
 
 def _hottest(zones: Sequence[Zone]) -> Zone | None:
-    return max((zone for zone in zones if zone.temperature_c is not None), key=_temperature, default=None)
-
-
-def _temperature(zone: Zone) -> float:
-    assert zone.temperature_c is not None
-    return zone.temperature_c
-
-
-def _headroom(zone: Zone) -> float:
-    assert zone.headroom_c is not None
-    return zone.headroom_c
+    known = [(zone.temperature_c, zone) for zone in zones if zone.temperature_c is not None]
+    return max(known, key=lambda item: item[0])[1] if known else None
 
 
 def _with_power(reading: MachineReading) -> MachineReading:
@@ -270,14 +242,6 @@ def _sum(values: Iterable[int | None]) -> int | None:
     known = list(values)
     numbers = [value for value in known if value is not None]
     return sum(numbers) if numbers and len(numbers) == len(known) else None
-
-
-def _gpus(gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
-    found: dict[str, Gpu] = {}
-    for gpu in gpus:
-        known = found.get(gpu.key)
-        found[gpu.key] = gpu if known is None else _merge_gpus(known, gpu)
-    return tuple(found.values())
 
 
 def _merge_gpus(known: Gpu, other: Gpu) -> Gpu:

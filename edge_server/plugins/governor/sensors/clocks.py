@@ -59,22 +59,13 @@ class Clocks:
                 governor = self._files.maybe_text(f"{folder}/governor") or ""
                 places.append(_ClockFiles(name, folder, "cur_freq", "min_freq", "max_freq", highest_hz, 1, governor))
         clusters = self._files.names(_CPUFREQ, r"policy\d+")[: self._most_clusters]
-        return places + [self._cluster(entry) for entry in clusters]
-
-    def _cluster(self, entry: str) -> _ClockFiles:
-        folder = f"{_CPUFREQ}/{entry}"
-        highest_hz = self._hz(f"{folder}/cpuinfo_max_freq", 1000)
-        governor = self._files.maybe_text(f"{folder}/scaling_governor") or ""
-        return _ClockFiles(
-            entry.replace("policy", "cpu"),
-            folder,
-            "scaling_cur_freq",
-            "scaling_min_freq",
-            "scaling_max_freq",
-            highest_hz,
-            1000,
-            governor,
-        )
+        for entry in clusters:
+            folder = f"{_CPUFREQ}/{entry}"
+            highest_hz = self._hz(f"{folder}/cpuinfo_max_freq", 1000)
+            governor = self._files.maybe_text(f"{folder}/scaling_governor") or ""
+            names = ("scaling_cur_freq", "scaling_min_freq", "scaling_max_freq")
+            places.append(_ClockFiles(entry.replace("policy", "cpu"), folder, *names, highest_hz, 1000, governor))
+        return places
 
     def _hz(self, path: str, unit_hz: int) -> int | None:
         number = self._files.maybe_number(path)

@@ -80,7 +80,9 @@ def read_identity(files: SysfsFiles) -> Identity:
     soc = next((name.removeprefix("nvidia,") for name in compatible if name.startswith("nvidia,tegra")), None)
     if soc is None:
         return Identity(board, None, None, None)
-    l4t = _release(files.maybe_text("/etc/nv_tegra_release") or "") or _package_release(files)
+    # For example 36.4.3 for "# R36 (release), REVISION: 4.3, ...".
+    found = re.search(r"\bR(\d+)\b.*?\bREVISION:\s*([\d.]+)", files.maybe_text("/etc/nv_tegra_release") or "")
+    l4t = f"{found[1]}.{found[2].strip('.')}" if found else _package_release(files)
     return Identity(board, soc, l4t, None if l4t is None else jetpack_of_release(l4t))
 
 
@@ -119,12 +121,6 @@ def _mode(configuration: str, number: int) -> PowerMode | None:
             cap = re.search(r"(?m)^\s*GPU\s+MAX_FREQ\s+(\d+)", section)
             return PowerMode(number, values.get("NAME", ""), int(cap[1]) if cap else None)
     return None
-
-
-def _release(text: str) -> str | None:
-    """Return 36.4.3 for "# R36 (release), REVISION: 4.3, ..."."""
-    found = re.search(r"\bR(\d+)\b.*?\bREVISION:\s*([\d.]+)", text)
-    return f"{found[1]}.{found[2].strip('.')}" if found else None
 
 
 def _package_release(files: SysfsFiles) -> str | None:

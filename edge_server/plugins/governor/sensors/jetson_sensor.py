@@ -1,6 +1,6 @@
-"""Readings of a Jetson: reads temperatures, power, clocks and loads from files (JetPack 5 to 7 on Orin, JetPack 7 on
-Thor).
+"""Readings of a Jetson: temperatures, supply rails, clocks, loads and fan, from files.
 
+JetPack 5 to 7 on Orin, JetPack 7 on Thor.
 It needs no root rights, no jtop and no tegrastats. It is preferred to NVML on these boards, because NVML reports zeros
 and invented processes for Orin's GPU.
 """
@@ -13,17 +13,17 @@ from typing import NamedTuple
 from edge_server.plugins.governor.readings import (
     Clock,
     EventCounter,
+    FanReading,
     Gpu,
     MachineReading,
     PowerMode,
+    Rail,
     ThrottleReason,
     Zone,
 )
 from edge_server.plugins.governor.sensors.clocks import Clocks, gpu_devfreq
 from edge_server.plugins.governor.sensors.counter_rates import EventRate, MovingAverage
-from edge_server.plugins.governor.sensors.fans import jetson_fans
 from edge_server.plugins.governor.sensors.jetson_identity import IdentityReader, read_power_mode
-from edge_server.plugins.governor.sensors.power_rails import JetsonRails
 from edge_server.plugins.governor.sensors.sysfs import FoundPaths, Mark, MissingReason, SysfsFiles, source_of
 from edge_server.plugins.governor.sensors.thermal import CoolingDevices, ThermalZones
 
@@ -47,6 +47,100 @@ _OVER_CURRENT = {
 """Alarms of the power monitor: supply voltage too low, average power too high, momentary power too high."""
 
 
+_TOTALS: tuple[tuple[str, ...], ...] = (
+    ("VIN",),
+    ("VDD_IN",),
+    ("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0"),
+    ("VDD_GPU", "VDD_CPU_SOC_MSS", "VIN_SYS_5V0"),
+)
+"""Rails that add up to the total power of a board: Thor with INA238; Orin Nano and NX; AGX Orin; Thor without INA238.
+
+The first row whose rails all exist applies; no total is known for other boards. The rails of AGX Orin's second monitor
+are behind VIN_SYS_5V0.
+"""
+
+_FULL = 255
+"""Pulse width at full speed (Documentation/hwmon/sysfs-interface.rst)."""
+
+
+class _Channel(NamedTuple):
+    """Files of one rail. `power` is the path of a power in microwatts; "": it is voltage times current."""
+
+    name: str
+    folder: str
+    number: int
+    mark: Mark
+    power: str = ""
+
+
+class JetsonRails:
+    """Reads the power of the board's supply rails, from the monitors INA3221 and INA238 in the kernel's hwmon files
+    (Documentation/hwmon/{ina3221,ina238}.rst). A failed rail does not affect the others.
+
+    An INA3221 reports voltage (mV) and current (mA) of its channels 1 to 3, but no power. Its other files are sums and
+    shunt voltages of the same channels, and would count the power twice. The rails of the whole module depend on the
+    board and are identified by their labels.
+    """
+
+    def __init__(self, files: SysfsFiles) -> None:
+        self._files = files
+        self._channels: FoundPaths[_Channel] = FoundPaths(self._find, lambda channel: files.matches(channel.mark))
+
+    def read(self, now_s: float) -> tuple[Rail, ...]:
+        rails = [self._rail(channel) for channel in self._channels.items(now_s)]
+        if any(rail.power_mw is None for rail in rails):
+            self._channels.forget()
+        names = {rail.name for rail in rails}
+        counted = next((total for total in _TOTALS if names.issuperset(total)), ())
+        return tuple(rail._replace(is_counted=rail.name in counted) for rail in rails)
+
+    def _find(self) -> list[_Channel]:
+        channels: list[_Channel] = []
+        for name, folder in self._files.hwmons():
+            if name == "ina3221":
+                channels += self._channels_of(folder)
+            elif name == "ina238":
+                label = self._files.maybe_text(f"{folder}/label") or "VIN"
+                channels.append(_Channel(label, folder, 1, Mark(f"{folder}/name", name), f"{folder}/power1_input"))
+        return channels
+
+    def _channels_of(self, folder: str) -> list[_Channel]:
+        found = []
+        for number in (1, 2, 3):
+            label = self._files.maybe_text(f"{folder}/in{number}_label")
+            if not label or label == "NC" or label.startswith("sum of"):
+                continue
+            found.append(_Channel(label, folder, number, Mark(f"{folder}/in{number}_label", label)))
+        return found
+
+    def _rail(self, channel: _Channel) -> Rail:
+        if channel.power:
+            power_uw = self._files.number(channel.power)
+            if isinstance(power_uw, MissingReason):
+                return Rail(channel.name, None, False, source=source_of(channel.power), problem=power_uw.reason)
+            return Rail(channel.name, max(0, power_uw // 1000), False, source=source_of(channel.power))
+        flags = [
+            self._files.maybe_number(f"{channel.folder}/curr{channel.number}_{kind}_alarm") for kind in ("max", "crit")
+        ]
+        known = [flag for flag in flags if flag is not None]
+        current = f"{channel.folder}/curr{channel.number}_input"
+        voltage_mv = self._files.number(f"{channel.folder}/in{channel.number}_input")
+        current_ma = self._files.number(current)
+        rail = Rail(
+            channel.name,
+            None,
+            False,
+            is_alarmed=any(known) if known else None,
+            source=source_of(current),
+        )
+        if isinstance(voltage_mv, MissingReason):
+            return rail._replace(problem=voltage_mv.reason)
+        if isinstance(current_ma, MissingReason):
+            return rail._replace(problem=current_ma.reason)
+        # A rail that is switched off sometimes reads a little below zero.
+        return rail._replace(power_mw=max(0, voltage_mv * current_ma // 1000))
+
+
 class _Counter(NamedTuple):
     """File of one over-current counter."""
 
@@ -62,7 +156,7 @@ class TegraSensor:
         self._files = files
         self._identity = identity or IdentityReader(files)
         self._mode: FoundPaths[PowerMode | str] = FoundPaths(lambda: [read_power_mode(files)])
-        self._zones = ThermalZones(files, zone_name, is_slow=True)
+        self._zones = ThermalZones(files, _zone_name, is_slow=True)
         self._coolers = CoolingDevices(files)
         self._rails = JetsonRails(files)
         self._clocks = Clocks(files)
@@ -97,9 +191,6 @@ class TegraSensor:
         )
         return _with_limit(replace(reading, missing=_missing(reading, "" if isinstance(mode, PowerMode) else mode)))
 
-    def close(self) -> None:
-        pass
-
     def _gpu(self, zones: tuple[Zone, ...], clocks: tuple[Clock, ...], now_s: float) -> Gpu:
         clock = next((item for item in clocks if item.name == "gpu"), None)
         zone = next((item for item in zones if item.name == "gpu"), None)
@@ -124,8 +215,6 @@ class TegraSensor:
             utilization=utilization,
             temperature_c=None if zone is None else zone.temperature_c,
             clock_hz=None if clock is None else clock.current_hz,
-            clock_cap_hz=None if clock is None else clock.cap_hz,
-            highest_clock_hz=None if clock is None else clock.highest_hz,
             sources=sources,
             missing=missing,
         )
@@ -182,9 +271,24 @@ def _with_limit(reading: MachineReading) -> MachineReading:
     return replace(reading, power_limit_mw=mode.watts * 1000, sources=sources)
 
 
-def zone_name(kind: str) -> str | None:
+def _zone_name(kind: str) -> str | None:
     """Return "cpu" for cpu-thermal and CPU-therm; None for the PMIC (always 100 °C) and the fan (an estimate)."""
     name, dash, ending = kind.lower().rpartition("-")
     if not dash or ending not in ("therm", "thermal") or name.startswith(("pmic", "thermal-fan")):
         return None
     return name
+
+
+def jetson_fans(files: SysfsFiles) -> tuple[FanReading, ...]:
+    """Return the fan of a Jetson. One hwmon device controls it, another one counts its revolutions."""
+    duty, rpm, source = None, None, ""
+    for name, folder in files.hwmons():
+        if name in ("pwmfan", "pwm-fan"):
+            width = files.maybe_number(f"{folder}/pwm1")
+            duty = None if width is None else min(1.0, max(0, width) / _FULL)
+            source = source_of(f"{folder}/pwm1")
+        elif name in ("pwm_tach", "pwm-tach", "tachometer"):
+            turns = files.maybe_number(f"{folder}/rpm")
+            rpm = turns if turns is not None else files.maybe_number(f"{folder}/fan1_input")
+            source = source or source_of(f"{folder}/rpm")
+    return () if duty is None and rpm is None else (FanReading("fan", duty, rpm, source),)

@@ -46,9 +46,6 @@ class MemorySensor:
             return ""
         return text
 
-    def close(self) -> None:
-        pass
-
 
 def _kibibytes(text: str, name: str) -> int | None:
     found = re.search(rf"(?m)^{name}:\s+(\d+) kB$", text)

@@ -7,7 +7,6 @@ pynvml do not have all of them. New and old names of a call are tried in order.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import field
 from types import ModuleType
 from typing import Any
@@ -29,9 +28,7 @@ _CLOSED = frozenset({1, 9, VERSION_MISMATCH})
 """NVML is not initialized, has no driver, or the driver has another version."""
 
 _GPU_SENSOR, _SHUTDOWN, _SLOWDOWN, _GPU_MAX = 0, 0, 1, 3
-_GRAPHICS, _MEMORY, _APPLICATION_TARGET = 0, 2, 1
-_POLICIES = {"power": 0, "thermal": 1, "board_limit": 3, "reliability": 5}
-_POLICY_FIELDS = {"power": 74, "thermal": 75, "board_limit": 77, "reliability": 79}
+GRAPHICS = 0
 
 _MEMORY_V2 = 0x02000028
 MEMORY_CALLS: tuple[tuple[Any, ...], ...] = (
@@ -51,10 +48,7 @@ _REASONS = {
 }
 """Bits of the clock event reasons. Idle, application clocks, sync boost and display are left out: they are harmless."""
 
-_NEVER_ZERO = (
-    "memory_total_bytes", "memory_used_bytes", "power_mw", "power_limit_mw", "energy_mj", "clock_hz", "clock_cap_hz",
-    "highest_clock_hz", "memory_clock_hz",
-)  # fmt: skip
+_NEVER_ZERO = ("memory_total_bytes", "memory_used_bytes", "power_mw", "power_limit_mw", "energy_mj", "clock_hz")
 
 _CAUSES = {
     "sw_power_cap": ThrottleReason.POWER_CAP,
@@ -184,22 +178,17 @@ def _gpu(
     memory = query("memory_total_bytes", *MEMORY_CALLS)
     bits = query("reasons", ("nvmlDeviceGetCurrentClocksEventReasons",), ("nvmlDeviceGetCurrentClocksThrottleReasons",))
     reasons = None if bits is None else frozenset(word for bit, word in _REASONS.items() if bits & bit)
+    clock_mhz = query("clock_hz", ("nvmlDeviceGetClockInfo", GRAPHICS))
     values: dict[str, Any] = {
         "utilization": None if rates is None else rates.gpu / 100,
-        "memory_utilization": None if rates is None else rates.memory / 100,
         "memory_total_bytes": None if memory is None else memory.total,
         "memory_used_bytes": None if memory is None else memory.used,
         "temperature_c": zone.temperature_c,
         "power_mw": power_mw,
         "power_limit_mw": limit_mw,
         "energy_mj": energy_mj,
-        "clock_hz": _hertz(query("clock_hz", ("nvmlDeviceGetClockInfo", _GRAPHICS))),
-        "clock_cap_hz": _hertz(query("clock_cap_hz", ("nvmlDeviceGetClock", _GRAPHICS, _APPLICATION_TARGET))),
-        "highest_clock_hz": _hertz(query("highest_clock_hz", ("nvmlDeviceGetMaxClockInfo", _GRAPHICS))),
-        "memory_clock_hz": _hertz(query("memory_clock_hz", ("nvmlDeviceGetClockInfo", _MEMORY))),
-        "performance_state": query("performance_state", ("nvmlDeviceGetPerformanceState",)),
+        "clock_hz": None if clock_mhz is None else clock_mhz * 1_000_000,
         "reasons": reasons,
-        "violations_ns": _violations(query),
     }
     if device.is_integrated:
         # Some drivers report 0 for unknown values of an integrated GPU.
@@ -230,25 +219,9 @@ def _zone(query: NvmlQueries, device: NvmlGpu) -> Zone:
     passive = [trip for trip in (gpu_max_c, slowdown_c) if trip]
     trips = TripPoints(_degrees(min(passive, default=None)), _degrees(slowdown_c), _degrees(shutdown_c))
     problem = "" if query.is_never("temperature_c") else query.missing.get("temperature_c", "")
-    return Zone(device.key, _degrees(temperature_c), trips, _float(margin_c), SOURCE, problem)
-
-
-def _violations(query: NvmlQueries) -> Mapping[str, int] | None:
-    """Return the nanoseconds that each policy limited the clock. Drivers without the call have field values."""
-    times: dict[str, int] = {}
-    for policy, number in _POLICIES.items():
-        status = query("violations_ns", ("nvmlDeviceGetViolationStatus", number))
-        if status is not None:
-            times[policy] = status.violationTime
-        elif query.codes["violations_ns"] in (_FUNCTION_NOT_FOUND, _DEPRECATED):
-            values = query("violations_ns", ("nvmlDeviceGetFieldValues", list(_POLICY_FIELDS.values()))) or ()
-            times = {
-                name: value.value.ullVal
-                for name, value in zip(_POLICY_FIELDS, values, strict=False)
-                if value.nvmlReturn == 0
-            }
-            break
-    return times or None
+    return Zone(
+        device.key, _degrees(temperature_c), trips, None if margin_c is None else float(margin_c), SOURCE, problem
+    )
 
 
 def _slowed_by(reasons: frozenset[str], zone: Zone) -> frozenset[ThrottleReason]:
@@ -280,14 +253,6 @@ def is_jetson_gpu(name: str | None) -> bool:
     """Return whether the name is that of a Jetson's GPU: "Orin (nvgpu)", "NVIDIA Thor"."""
     words = re.findall(r"[a-z0-9]+", (name or "").lower())
     return not {"nvgpu", "orin", "thor", "xavier", "tegra"}.isdisjoint(words)
-
-
-def _hertz(megahertz: int | None) -> int | None:
-    return None if megahertz is None else megahertz * 1_000_000
-
-
-def _float(value: int | None) -> float | None:
-    return None if value is None else float(value)
 
 
 def _degrees(value: int | None) -> float | None:

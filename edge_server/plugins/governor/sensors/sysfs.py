@@ -81,7 +81,13 @@ class SysfsFiles:
             names = os.listdir(self._at(folder))
         except OSError:
             return []
-        return sorted((name for name in names if not pattern or re.fullmatch(pattern, name)), key=_natural_key)
+        # "zone2" stands before "zone10".
+        return sorted(
+            (name for name in names if not pattern or re.fullmatch(pattern, name)),
+            key=lambda name: [
+                (int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name) if part
+            ],
+        )
 
     def lines(self, path: str) -> Iterator[str]:
         """Yield the lines of a file that may be large; nothing if it cannot be read."""
@@ -157,8 +163,3 @@ def _reason(path: str, error: OSError) -> str:
     if error.errno == errno.EAGAIN:
         return f"{path}: switched off for now (the kernel says to try again)"
     return f"{path}: {error.strerror or error}"
-
-
-def _natural_key(name: str) -> list[tuple[int, str]]:
-    """Return the sort key of natural order: "zone2" before "zone10"."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name) if part]

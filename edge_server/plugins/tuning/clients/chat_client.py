@@ -25,7 +25,7 @@ _PROMPTS = 32
 
 
 class ChatControl(HttpControl):
-    """Asks for statistics if the server speaks KServe v2; its model needs no description."""
+    """Queries of a server of OpenAI's API, which describes no model and has no statistics."""
 
     def model(self, name: str, version: str) -> ModelFacts:
         return ModelFacts(name, version, (), (), 0, is_decoupled=True)

@@ -88,7 +88,10 @@ class Measurement:
         `late_s` is the delay after which a request counts as sent late.
         """
         windows: list[MeasurementWindow] = []
-        self._warm_up()
+        # Warm up: until the first requests are answered, by a success or a failure.
+        end_s = time.perf_counter() + _MAX_EXTENSION * self._times.window_s
+        while time.perf_counter() < end_s and not self._load.take_answers():
+            time.sleep(min(_POLL_S, self._times.window_s / 4))
         while len(windows) < max(self._times.max_windows, 1):
             window = self._measure_window()
             windows.append(window)
@@ -104,14 +107,6 @@ class Measurement:
         read = [watts for window in self._power_w[-STEADY_WINDOWS:] for watts in window]
         watts = sum(read) / len(read) if read else None
         return MeasuredPoint.of(mode, level, batch, last, is_steady=is_steady, late_s=late_s, power_w=watts)
-
-    def _warm_up(self) -> None:
-        """Wait until the first requests are answered, by a success or a failure."""
-        end_s = time.perf_counter() + _MAX_EXTENSION * self._times.window_s
-        while time.perf_counter() < end_s:
-            time.sleep(min(_POLL_S, self._times.window_s / 4))
-            if self._load.take_answers():
-                return
 
     def _measure_window(self) -> MeasurementWindow:
         first = self._read_edge()

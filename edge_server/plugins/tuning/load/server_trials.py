@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
+from types import FrameType, TracebackType
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,6 @@ from edge_server.plugins.tuning.clients.grpc_client import GrpcControl, raw_outp
 from edge_server.plugins.tuning.clients.http_client import HttpControl
 from edge_server.plugins.tuning.load.configuration_search import TrialOutcome
 from edge_server.plugins.tuning.load.input_data import InputChoice, make_inputs
-from edge_server.plugins.tuning.load.interrupts import Interrupts
 from edge_server.plugins.tuning.load.measurement import MeasurementTimes
 from edge_server.plugins.tuning.load.measurement_session import LoadSession, MeasuredServer
 from edge_server.plugins.tuning.load.measurement_windows import MeasuredPoint
@@ -47,6 +47,48 @@ Outputs = list[dict[str, npt.NDArray[Any]]]
 
 class NotLoaded(RequestRefused):
     """The server runs, but the model does not load with this configuration."""
+
+
+class Interrupts:
+    """Context manager that raises KeyboardInterrupt for SIGINT and SIGTERM, but only inside `allowed` blocks.
+
+    A signal at another time stays pending until the next `allowed` block. So no exception interrupts cleanup, or comes
+    between the creation of a resource and the `try` that removes it. Use in the main thread only.
+    """
+
+    def __init__(self) -> None:
+        self.is_pending = False
+        """Whether a signal arrived and has not been raised."""
+        self._is_allowed = False
+        self._previous_handlers: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._previous_handlers[number] = signal.signal(number, self._handle_signal)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for number, handler in self._previous_handlers.items():
+            signal.signal(number, handler)
+
+    @contextlib.contextmanager
+    def allowed(self) -> Iterator[None]:
+        """Raise signals inside this block. Raise a pending signal at once."""
+        self._is_allowed = True
+        try:
+            if self.is_pending:
+                self.is_pending = self._is_allowed = False
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._is_allowed = False
+
+    def _handle_signal(self, _: int, __: FrameType | None) -> None:
+        if self._is_allowed:
+            # A second exception would interrupt the cleanup.
+            self._is_allowed = False
+            raise KeyboardInterrupt
+        self.is_pending = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +141,22 @@ def private_server(
     with tempfile.TemporaryDirectory(prefix="edge-analyze-") as folder:
         repository = _build_repository(model, config, Path(folder) / "models")
         log = Path(folder) / "log"
-        process = _start_server(model.name, repository, log)
+        command = child_command(
+            "edge_server", "serve", f"--model-repository={repository}",
+            "--model-control-mode=explicit", f"--load-model={model.name}", "--allow-external-links=true",
+            "--http-port=0", "--grpc-port=0", "--allow-metrics=false", "--log-info=false", "--exit-on-error=false",
+            "--http-address=127.0.0.1", "--grpc-address=127.0.0.1",
+        )  # fmt: skip
+        with log.open("w") as errors:
+            # In a new session, so that Ctrl-C reaches only this process, which then stops the server.
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+            )
         server = PrivateServer(process, log)
         try:
             with interrupts.allowed():
@@ -107,20 +164,6 @@ def private_server(
                 yield server
         finally:
             _stop_server(process)
-
-
-def _start_server(name: str, repository: Path, log: Path) -> subprocess.Popen[str]:
-    command = child_command(
-        "edge_server", "serve", f"--model-repository={repository}",
-        "--model-control-mode=explicit", f"--load-model={name}", "--allow-external-links=true",
-        "--http-port=0", "--grpc-port=0", "--allow-metrics=false", "--log-info=false", "--exit-on-error=false",
-        "--http-address=127.0.0.1", "--grpc-address=127.0.0.1",
-    )  # fmt: skip
-    with log.open("w") as errors:
-        # In a new session, so that Ctrl-C reaches only this process, which then stops the server.
-        return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
-        )
 
 
 def _build_repository(model: ModelFolder, config: ConfigMessage, repository: Path) -> Path:
@@ -249,7 +292,8 @@ class Trials:
         model_info = served_model(http, self.model.name)
         target = MeasuredServer("grpc", server.address)
         control = GrpcControl(target.address, (), target.timeout_s)
-        session = LoadSession(target, control.model(self.model.name, ""), control, self._times_of_round(round_number))
+        times = replace(self.times, window_s=self.times.window_s * 2**round_number)
+        session = LoadSession(target, control.model(self.model.name, ""), control, times)
         session.pid = server.process.pid
         session.batch = self.choice.batch
         session.steps = make_inputs(session.model, self.choice)
@@ -274,9 +318,6 @@ class Trials:
             model_info.get("precision", ""),
             round=round_number,
         )
-
-    def _times_of_round(self, round_number: int) -> MeasurementTimes:
-        return replace(self.times, window_s=self.times.window_s * 2**round_number)
 
     def _outputs(self, control: GrpcControl, session: LoadSession) -> Outputs:
         found: Outputs = []

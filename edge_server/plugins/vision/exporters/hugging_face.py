@@ -13,9 +13,12 @@ from edge_server.plugins.vision.exporters.exported_metadata import (
     UnfitMetadataError,
     count_noun,
     labels_by_index,
+    number_text,
+    numbers_text,
+    parse_object,
     quote,
 )
-from edge_server.plugins.vision.exporters.json_object import number_text, numbers_text, parse_object
+from edge_server.plugins.vision.image_parameters import MAX_SIDE
 from edge_server.plugins.vision.outputs.box_candidates import NetworkSize
 
 SOFTMAX_MODELS = ("detr", "yolos", "table-transformer")
@@ -23,7 +26,6 @@ SIGMOID_MODELS = (
     "rt_detr", "rt_detr_v2", "d_fine", "deimv2", "deformable_detr", "conditional_detr", "dab_detr", "lw_detr",
     "rf_detr", "deta",
 )  # fmt: skip
-_MAX_SIDE = 16384
 _INTERPOLATIONS = {0: "nearest", 2: "linear_antialias", 3: "cubic_antialias"}
 """Pillow's numbers, without box, Hamming and Lanczos, which no class of processor has as its default."""
 _SHAPE_KEEPERS = (
@@ -146,6 +148,6 @@ def _shape(side: object, keeps_shape: bool) -> dict[str, object]:
 
 
 def _side(value: object, what: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_SIDE:
-        raise UnfitMetadataError(f"expected 1 to {_MAX_SIDE} pixels as {what} of size, given {quote(repr(value))}")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_SIDE:
+        raise UnfitMetadataError(f"expected 1 to {MAX_SIDE} pixels as {what} of size, given {quote(repr(value))}")
     return value

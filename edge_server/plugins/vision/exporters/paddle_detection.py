@@ -13,9 +13,9 @@ from edge_server.plugins.vision.exporters.exported_metadata import (
     quote,
 )
 from edge_server.plugins.vision.exporters.simple_yaml import Node, parse_yaml
+from edge_server.plugins.vision.image_parameters import MAX_SIDE
 from edge_server.plugins.vision.outputs.box_candidates import NetworkSize
 
-_MAX_SIDE = 16384
 _INTERPOLATIONS = {"0": "nearest", "1": "linear", "2": "cubic", "3": "area"}
 """OpenCV's numbers. PaddleDetection's Resize has 1 if none is stated."""
 
@@ -49,8 +49,8 @@ def _image(steps: Node) -> tuple[NetworkSize, dict[str, str]]:
             if _is_true(step.get("keep_ratio", "true")):
                 raise UnfitMetadataError("Resize: expected keep_ratio false, given true")
             height, width = (int(value) for value in parse_numbers(_list(step, "target_size"), "target_size", 2))
-            if not (1 <= height <= _MAX_SIDE and 1 <= width <= _MAX_SIDE):
-                raise UnfitMetadataError(f"Resize: expected target_size of 1 to {_MAX_SIDE}, given {height}, {width}")
+            if not (1 <= height <= MAX_SIDE and 1 <= width <= MAX_SIDE):
+                raise UnfitMetadataError(f"Resize: expected target_size of 1 to {MAX_SIDE}, given {height}, {width}")
             size = NetworkSize(width, height)
             parameters["image_interpolation"] = _INTERPOLATIONS.get(str(step.get("interp", 1)), "auto")
         elif kind == "NormalizeImage":

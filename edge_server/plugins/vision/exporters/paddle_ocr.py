@@ -18,12 +18,12 @@ from edge_server.plugins.vision.exporters.exported_metadata import (
     quote,
 )
 from edge_server.plugins.vision.exporters.simple_yaml import Node, parse_yaml
+from edge_server.plugins.vision.image_parameters import MAX_SIDE
 from edge_server.plugins.vision.outputs.box_candidates import NetworkSize
 
 _FILE = "inference.yml"
 _USUAL_SIDE = 960
 """Longest side of a picture for a detector whose file does not state it, as in PaddleOCR."""
-_MAX_SIDE = 16384
 _SCALES = {"1./255.": "1/255", "1.0/255.0": "1/255", "1/255": "1/255", "None": "1", "null": "1"}
 
 
@@ -50,8 +50,8 @@ def read_metadata(metadata: Mapping[str, str]) -> ExportedMetadata | None:
             parameters["image_color"] = str(values.get("img_mode", "BGR")).lower()
         elif kind == "DetResizeForTest" and "resize_long" in values:
             side = int(_number(values, "resize_long", ""))
-            if not 32 <= side <= _MAX_SIDE:
-                raise UnfitMetadataError(f"inference.yml: expected resize_long of 32 to {_MAX_SIDE}, given {side}")
+            if not 32 <= side <= MAX_SIDE:
+                raise UnfitMetadataError(f"inference.yml: expected resize_long of 32 to {MAX_SIDE}, given {side}")
             side += -side % 32
             size = NetworkSize(side, side)
         elif kind == "NormalizeImage":

@@ -13,9 +13,11 @@ from edge_server.plugins.vision.exporters.exported_metadata import (
     UnfitMetadataError,
     count_noun,
     labels_by_index,
+    number_text,
+    numbers_text,
+    parse_object,
     quote,
 )
-from edge_server.plugins.vision.exporters.json_object import number_text, numbers_text, parse_object
 
 
 def read_metadata(metadata: Mapping[str, str]) -> ExportedMetadata | None:

@@ -15,9 +15,9 @@ from edge_server.plugins.vision.exporters.exported_metadata import (
     UnfitMetadataError,
     count_noun,
     labels_by_index,
+    parse_object,
     quote,
 )
-from edge_server.plugins.vision.exporters.json_object import parse_object
 from edge_server.plugins.vision.exporters.simple_yaml import parse_yaml
 from edge_server.plugins.vision.outputs.box_candidates import NetworkSize
 
@@ -62,7 +62,8 @@ def read_metadata(metadata: Mapping[str, str]) -> ExportedMetadata | None:
             raise UnfitMetadataError(f"expected kpt_shape [keypoints, 2 or 3], given {quote(text)}")
         symbols["K"] = points[0]
         title += f", {count_noun(points[0], 'keypoint')}"
-        layouts = _pose_layouts(metadata, "" if points[1] == 3 else "-xy")
+        names = ("end2end-pose",) if _is_final(metadata) else ("yolov8-pose", "yolov8-pose-transposed")
+        layouts = tuple(name + ("" if points[1] == 3 else "-xy") for name in names)
     elif task == "obb":
         layouts = ("end2end-obb",) if _is_final(metadata) else ("yolov8-obb",)
     elif task == "segment":
@@ -126,12 +127,6 @@ def _detect_layouts(metadata: Mapping[str, str], class_count: int) -> tuple[str,
     if re.match(r"8\.[0-3]\.", metadata.get("version", "")) and class_count != 2:
         layouts.append("end2end")
     return tuple(layouts)
-
-
-def _pose_layouts(metadata: Mapping[str, str], suffix: str) -> tuple[str, ...]:
-    if _is_final(metadata):
-        return ("end2end-pose" + suffix,)
-    return ("yolov8-pose" + suffix, "yolov8-pose-transposed" + suffix)
 
 
 def _is_final(metadata: Mapping[str, str]) -> bool:

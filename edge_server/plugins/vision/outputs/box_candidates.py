@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from edge_server.plugins.vision.decode import opencv
 from edge_server.plugins.vision.outputs.output_parameters import BoxFormat, BoxUnit
-from edge_server.plugins.vision.outputs.output_tensors import FloatArray, select_top_k
+from edge_server.plugins.vision.outputs.output_tensors import FloatArray, select_top_k, shape_matches
 from edge_server.record import record
 
 if TYPE_CHECKING:
@@ -53,25 +53,28 @@ class NetworkSize:
     height: int
 
 
-class DetectionHead(Protocol):
-    """Decoder of one output format of detectors. Immutable and thread-safe.
+class DetectionHead:
+    """Decoder of one output format of detectors. Immutable and thread-safe."""
 
-    `ranks`: number of dimensions of each output, without a batch. `labels_index`: index of the output with the labels.
-    """
-
-    @property
-    def ranks(self) -> tuple[int, ...]: ...
+    __slots__ = ()
 
     @property
-    def labels_index(self) -> int: ...
+    def ranks(self) -> tuple[int, ...]:
+        """Number of dimensions of each output, without a batch."""
+        return (2,)
+
+    @property
+    def labels_index(self) -> int:
+        """Index of the output with the labels."""
+        return 0
 
     def check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
         """Return the expected output shapes if the given ones do not match, else None. -1 is any number."""
-        ...
+        raise NotImplementedError
 
     def decode(self, arrays: Sequence[FloatArray], threshold: float) -> Candidates:
         """Return at most MAX_CANDIDATES candidates with a score of at least `threshold`. The shapes are checked."""
-        ...
+        raise NotImplementedError
 
 
 @record(frozen=True, slots=True)
@@ -173,6 +176,14 @@ def count_cells(size: NetworkSize, stride: int) -> int:
     return -(-size.width // stride) * -(-size.height // stride)
 
 
+def check_boxes_and_scores(boxes: tuple[int, ...], scores: tuple[int, ...], background: int | None) -> bool:
+    """Return whether the shapes are [A, 4] and [A, C], with the class `background` and at least one other in C."""
+    count = max(boxes[0], scores[0]) if boxes and scores else -1
+    min_classes = 1 if background is None else 1 + max(1, background)
+    matches = shape_matches(boxes, (count, 4)) and shape_matches(scores, (count, -1))
+    return matches and (scores[1] == -1 or scores[1] >= min_classes)
+
+
 @lru_cache(maxsize=64)
 def grid_cells(size: NetworkSize, stride: int) -> npt.NDArray[np.float64]:
     """Return column and row of each cell (cells, 2), row by row, as networks list them.
@@ -183,3 +194,18 @@ def grid_cells(size: NetworkSize, stride: int) -> npt.NDArray[np.float64]:
     cells = np.stack((columns.ravel(), rows.ravel()), axis=1).astype(np.float64)
     cells.flags.writeable = False
     return cells
+
+
+def place_grids(
+    size: NetworkSize, strides: Sequence[int], cell_point: float
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return a point of each cell (cells, 2) in cells of its grid, and the grids' strides (cells, 1), one grid after
+    the other. `cell_point`: 0 the corner of a cell, 0.5 its middle."""
+    grids = [grid_cells(size, stride) + cell_point for stride in strides]
+    scales = [np.full((len(grid), 1), float(stride)) for grid, stride in zip(grids, strides, strict=True)]
+    return np.concatenate(grids), np.concatenate(scales)
+
+
+def add_full_scores(points: npt.NDArray[np.floating[Any]]) -> npt.NDArray[Any]:
+    """Return points (A, K, 2) with the score 1 each: (A, K, 3)."""
+    return np.concatenate((points, np.ones((*points.shape[:2], 1), points.dtype)), axis=2)

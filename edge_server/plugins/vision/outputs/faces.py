@@ -12,7 +12,9 @@ import numpy as np
 from edge_server.plugins.vision.outputs.box_candidates import (
     MAX_CANDIDATES,
     Candidates,
+    DetectionHead,
     NetworkSize,
+    add_full_scores,
     count_cells,
     grid_cells,
 )
@@ -33,7 +35,7 @@ def yunet_names(strides: tuple[int, ...]) -> tuple[str, ...]:
 
 
 @record(frozen=True, slots=True)
-class YuNet:
+class YuNet(DetectionHead):
     """For each grid: class [A, 1], objectness [A, 1], box [A, 4], landmarks [A, 10].
 
     A score is the geometric mean of class and objectness, each clipped to 0..1. A box is its centre's offset and the
@@ -43,7 +45,6 @@ class YuNet:
 
     size: NetworkSize
     strides: tuple[int, ...]
-    labels_index: int = 0
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -77,10 +78,8 @@ class YuNet:
         centre = (corner + boxes[indices, :2]) * stride
         half = np.exp(boxes[indices, 2:].astype(np.float64)) * stride / 2
         points = (landmarks[indices].astype(np.float64).reshape(-1, 5, 2) + corner[:, None]) * stride
-        # A landmark has no score.
-        keypoints = np.concatenate((points, np.ones((len(indices), 5, 1))), axis=2)
         corners = np.concatenate((centre - half, centre + half), axis=1)
-        return Candidates(corners, scores[indices], np.zeros(len(indices), np.int64), keypoints)
+        return Candidates(corners, scores[indices], np.zeros(len(indices), np.int64), add_full_scores(points))
 
 
 ANCHORS_PER_CELL = 2
@@ -88,7 +87,7 @@ ANCHORS_PER_CELL = 2
 
 
 @record(frozen=True, slots=True)
-class BlazeFace:
+class BlazeFace(DetectionHead):
     """[A, 16] and [A, 1]: centre, size and 6 points in pixels of the input, relative to the anchor's centre; score.
 
     Keypoints: right eye, left eye, nose, mouth, right ear, left ear, from the person's view.
@@ -120,7 +119,5 @@ class BlazeFace:
         kept, centre = values[indices].astype(np.float64), self._anchors[indices]
         middle, half = centre + kept[:, :2], kept[:, 2:4] / 2
         points = kept[:, 4:].reshape(-1, 6, 2) + centre[:, None]
-        # A keypoint has no score.
-        keypoints = np.concatenate((points, np.ones((len(indices), 6, 1))), axis=2)
         boxes = np.concatenate((middle - half, middle + half), axis=1)
-        return Candidates(boxes, scores[indices], np.zeros(len(indices), np.int64), keypoints)
+        return Candidates(boxes, scores[indices], np.zeros(len(indices), np.int64), add_full_scores(points))

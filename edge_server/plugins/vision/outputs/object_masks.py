@@ -1,5 +1,5 @@
-"""Decoder of the masks of instance segmentation: sums prototype masks with the coefficients of each object, and scales
-the sum to the frame's pixels in the object's box.
+"""Masks of objects, of instance segmentation: decoder that sums prototype masks with the coefficients of each object
+and scales the sum to the frame's pixels in the object's box, and outlines of masks as polygons.
 
 A pixel belongs to the object if the sum at its centre, interpolated linearly, is above 0 (a probability above 0.5).
 Ultralytics' process_mask_native computes the same in two steps of interpolation, which differ by less than a pixel.
@@ -29,6 +29,13 @@ MAX_MASKS = 100
 
 MAX_PIXELS = 1 << 26
 """Maximum number of pixels of all masks of a frame: 8 MB, 72 objects that fill a frame of 1280x720."""
+
+
+MAX_OUTLINES = 8
+"""Maximum number of polygons of an object, the largest ones."""
+
+MAX_OUTLINE_POINTS = 128
+"""Maximum number of points of an object: its JSON stays below 1.5 KB."""
 
 
 @record(frozen=True, slots=True)
@@ -116,3 +123,25 @@ def _range(first: float, last: float, count: int) -> slice:
     """Return the neighbours on both sides of all positions from `first` to `last`, at least one of `count`."""
     start = min(max(math.floor(first), 0), count - 1)
     return slice(start, min(max(math.floor(last) + 2, start + 1), count))
+
+
+def outline_polygons(mask: ObjectMask) -> list[list[list[int]]]:
+    """Return the outer outlines of the connected parts of an object, the largest first: points [x, y] of the frame.
+
+    Points lie on corners of pixels. An outline is simplified by at most a pixel, or as far as MAX_OUTLINE_POINTS needs
+    it. Holes are omitted. Raises ValueError for a mask with data of another size.
+    """
+    cv2 = opencv()
+    # A corner of pixels belongs to the object if one of its four pixels does, so that outlines enclose whole pixels.
+    corners = cv2.dilate(np.pad(mask.pixels().view(np.uint8), ((0, 1), (0, 1))), np.ones((2, 2), np.uint8))
+    contours, _ = cv2.findContours(corners, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE, offset=(mask.x, mask.y))
+    parts = sorted(contours, key=cv2.contourArea, reverse=True)[:MAX_OUTLINES]
+    # Just small enough to keep the four corners of a single pixel.
+    tolerance = 0.7
+    while True:
+        polygons = [cv2.approxPolyDP(part, tolerance, True).reshape(-1, 2) for part in parts]
+        polygons = [polygon for polygon in polygons if len(polygon) > 2]
+        if sum(map(len, polygons)) <= MAX_OUTLINE_POINTS:
+            break
+        tolerance *= 1.5
+    return [polygon.tolist() for polygon in polygons]

@@ -11,7 +11,7 @@ from edge_server.record import record
 
 
 @record(frozen=True, slots=True)
-class _Adapter:
+class _Adapter(DetectionHead):
     """Base of adapters, with the ranks and labels of the adapted head."""
 
     head: DetectionHead

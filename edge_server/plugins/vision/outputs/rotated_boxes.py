@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edge_server.plugins.vision.outputs.box_candidates import MAX_CANDIDATES, BoxEncoding, Candidates, select_classified
+from edge_server.plugins.vision.outputs.box_candidates import (
+    MAX_CANDIDATES,
+    BoxEncoding,
+    Candidates,
+    DetectionHead,
+    select_classified,
+)
 from edge_server.plugins.vision.outputs.output_parameters import Activation
 from edge_server.plugins.vision.outputs.output_tensors import (
     FloatArray,
@@ -33,13 +39,11 @@ _ROWS_AT_ONCE = 32
 
 
 @record(frozen=True, slots=True)
-class AngleColumns:
+class AngleColumns(DetectionHead):
     """YOLOv8 and later for oriented boxes, [4 + C + 1, A]: centre and size, classes, angle."""
 
     encoding: BoxEncoding
     activation: Activation
-    ranks: tuple[int, ...] = (2,)
-    labels_index: int = 0
 
     def check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
         shape = shapes[0]
@@ -57,13 +61,11 @@ class AngleColumns:
 
 
 @record(frozen=True, slots=True)
-class AngleRows:
+class AngleRows(DetectionHead):
     """Exports for oriented boxes that need no NMS (end2end, or with nms), [A, 7]: centre and size, score, class,
     angle."""
 
     encoding: BoxEncoding
-    ranks: tuple[int, ...] = (2,)
-    labels_index: int = 0
 
     def check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
         return None if shape_matches(shapes[0], (-1, 7)) else "[boxes, 7]"

@@ -66,7 +66,10 @@ class MaskDecoder:
     def _find_classes(self, values: npt.NDArray[Any]) -> ClassIndices:
         """Return the class of each of the network's pixels."""
         if self.layout is MaskLayout.INDEX:
-            return _to_indices(as_floats(values, self.tensor.dtype) if self.tensor.dtype is DType.BF16 else values)
+            numbers = as_floats(values, self.tensor.dtype) if self.tensor.dtype is DType.BF16 else values
+            # A value that cannot be an index becomes 0.
+            indices = np.where((numbers >= 0) & (numbers <= 65535), numbers, 0)
+            return indices.astype(np.uint8 if indices.max() <= 255 else np.uint16)
         scores = as_floats(values, self.tensor.dtype)
         axis = 0 if self.layout is MaskLayout.CHW else 2
         if scores.shape[axis] == 1:
@@ -129,13 +132,6 @@ def argmax_hwc(channels: FloatArray) -> ClassIndices:
         channels = np.where(is_none, -np.inf, channels)
     found: ClassIndices = channels.argmax(axis=2).astype(np.uint8 if channels.shape[2] <= 256 else np.uint16)
     return found
-
-
-def _to_indices(values: npt.NDArray[Any]) -> ClassIndices:
-    """Return class indices in the smallest type that holds them; a value that cannot be an index becomes 0."""
-    is_index = (values >= 0) & (values <= 65535)
-    indices = np.where(is_index, values, 0)
-    return indices.astype(np.uint8 if indices.max() <= 255 else np.uint16)
 
 
 def make_mask_decoder(spec: ModelSpec, declaration: MaskDeclaration, size: NetworkSize) -> MaskDecoder:

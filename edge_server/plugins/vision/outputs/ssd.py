@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edge_server.plugins.vision.outputs.box_candidates import MAX_CANDIDATES, BoxEncoding, Candidates, decode_classified
+from edge_server.plugins.vision.outputs.box_candidates import (
+    MAX_CANDIDATES,
+    BoxEncoding,
+    Candidates,
+    DetectionHead,
+    check_boxes_and_scores,
+    decode_classified,
+)
 from edge_server.plugins.vision.outputs.output_parameters import Activation
 from edge_server.plugins.vision.outputs.output_tensors import (
     FloatArray,
@@ -24,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @record(frozen=True, slots=True)
-class Ssd:
+class Ssd(DetectionHead):
     """Decodes boxes and scores from two outputs, [A, 4] and [A, C], before NMS. Each box has only its best class.
 
     With a third output, the priors, boxes are offsets from them: cx, cy, w, h, scaled by the variances. Priors are
@@ -44,11 +51,9 @@ class Ssd:
 
     def check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
         boxes, scores, *priors = shapes
-        count = max(boxes[0], scores[0]) if boxes and scores else -1
-        min_classes = 1 if self.background is None else 1 + max(1, self.background)
-        matches = shape_matches(boxes, (count, 4)) and shape_matches(scores, (count, -1))
-        matches = matches and (scores[1] == -1 or scores[1] >= min_classes)
+        matches = check_boxes_and_scores(boxes, scores, self.background)
         if self.has_priors:
+            count = max(boxes[0], scores[0]) if boxes and scores else -1
             corners = -1 if count == -1 else 4 * count
             matches = matches and (shape_matches(priors[0], (count, 4)) or shape_matches(priors[0], (2, corners)))
         classes = (
@@ -91,7 +96,7 @@ class Ssd:
 
 
 @record(frozen=True, slots=True)
-class FinalTensors:
+class FinalTensors(DetectionHead):
     """Networks with NMS inside, [A, 4], [A], [A] and optionally their valid count: EfficientNMS of TensorRT,
     TensorFlow's detection models, torchvision. With two outputs, [A, 5] and [A], boxes and scores are one: MMDeploy."""
 
@@ -132,7 +137,7 @@ class FinalTensors:
 
 
 @record(frozen=True, slots=True)
-class SelectedBoxes:
+class SelectedBoxes(DetectionHead):
     """Networks with ONNX's NonMaxSuppression: its inputs, [A, 4] and [C, A], and its output, [K, 3].
 
     Each row of the output is image, class, box. The corners of a box may be in any order, as ONNX allows.
@@ -170,7 +175,7 @@ class SelectedBoxes:
 
 
 @record(frozen=True, slots=True)
-class DetectionRows:
+class DetectionRows(DetectionHead):
     """Networks with DetectionOutput of Caffe or OpenVINO, [1, K, 7]: image, class, score, box.
 
     A negative image ends the list.
@@ -179,7 +184,6 @@ class DetectionRows:
     encoding: BoxEncoding
     background: int | None
     ranks: tuple[int, ...] = (3,)
-    labels_index: int = 0
 
     def check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
         return None if shape_matches(shapes[0], (1, -1, 7)) else "[1, finds, 7]"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from edge_server.plugins.vision.decode import opencv
-from edge_server.plugins.vision.outputs.box_candidates import Candidates, NetworkSize
+from edge_server.plugins.vision.outputs.box_candidates import Candidates, DetectionHead, NetworkSize
 from edge_server.plugins.vision.outputs.output_tensors import FloatArray, shape_matches
 from edge_server.plugins.vision.outputs.rotated_boxes import enclosing_boxes
 from edge_server.record import record
@@ -28,13 +28,12 @@ MIN_SIDE = 3
 
 
 @record(frozen=True, slots=True)
-class TextMap:
+class TextMap(DetectionHead):
     """DBNet, [1, H, W]: the probability that a pixel is in the core of a text line. All lines have class 0."""
 
     size: NetworkSize
     unclip_ratio: float
     ranks: tuple[int, ...] = (3,)
-    labels_index: int = 0
 
     def check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
         is_match = shape_matches(shapes[0], (1, -1, -1)) and 0 not in shapes[0]

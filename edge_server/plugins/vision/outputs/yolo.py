@@ -12,10 +12,12 @@ from edge_server.plugins.vision.outputs.box_candidates import (
     MAX_CANDIDATES,
     BoxEncoding,
     Candidates,
+    DetectionHead,
     NetworkSize,
+    add_full_scores,
     count_cells,
     decode_classified,
-    grid_cells,
+    place_grids,
 )
 from edge_server.plugins.vision.outputs.output_parameters import Activation
 from edge_server.plugins.vision.outputs.output_tensors import (
@@ -53,14 +55,12 @@ def _extra(keypoint_count: int, coefficient_count: int, keypoint_values: int = 3
 
 
 @record(frozen=True, slots=True)
-class ObjectnessRows:
+class ObjectnessRows(DetectionHead):
     """YOLOv5 and decoded YOLOX, [A, 5 + C + M]: box, objectness, classes, then M coefficients of the mask."""
 
     encoding: BoxEncoding
     activation: Activation
     coefficient_count: int = 0
-    ranks: tuple[int, ...] = (2,)
-    labels_index: int = 0
 
     def check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
         shape = shapes[0]
@@ -78,7 +78,7 @@ class ObjectnessRows:
 
 
 @record(frozen=True, slots=True)
-class ClassColumns:
+class ClassColumns(DetectionHead):
     """YOLOv8 and 11, [4 + C + 3 * keypoints + M, A]: box, classes, then x, y and score of each keypoint, or M
     coefficients of the mask; no objectness."""
 
@@ -87,8 +87,6 @@ class ClassColumns:
     keypoint_count: int
     coefficient_count: int = 0
     keypoint_values: int = 3
-    ranks: tuple[int, ...] = (2,)
-    labels_index: int = 0
 
     def check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
         shape = shapes[0]
@@ -127,11 +125,11 @@ def read_keypoints(columns: FloatArray, values: int) -> FloatArray:
     points = columns.reshape(len(columns), columns.shape[1] // values, values)
     if values == 3:
         return points
-    return np.concatenate((points, np.ones((*points.shape[:2], 1), points.dtype)), axis=2)
+    return add_full_scores(points)
 
 
 @record(frozen=True, slots=True)
-class FinalRows:
+class FinalRows(DetectionHead):
     """YOLOv10 and end2end exports, which need no NMS, [A, 6 + 3 * keypoints + M]: box, score, class, then x, y and
     score of each keypoint, or M coefficients of the mask."""
 
@@ -139,8 +137,6 @@ class FinalRows:
     keypoint_count: int
     coefficient_count: int = 0
     keypoint_values: int = 3
-    ranks: tuple[int, ...] = (2,)
-    labels_index: int = 0
 
     def check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
         is_match = shape_matches(
@@ -162,13 +158,11 @@ class FinalRows:
 
 
 @record(frozen=True, slots=True)
-class ClassRows:
+class ClassRows(DetectionHead):
     """RT-DETR, which needs no NMS, [A, 4 + C]: box, classes."""
 
     encoding: BoxEncoding
     activation: Activation
-    ranks: tuple[int, ...] = (2,)
-    labels_index: int = 0
 
     def check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
         shape = shapes[0]
@@ -184,7 +178,7 @@ class ClassRows:
 
 
 @record(frozen=True, slots=True)
-class YoloxGrid:
+class YoloxGrid(DetectionHead):
     """YOLOX, [A, 5 + C]: box, objectness, classes; one grid after the other, each row by row.
 
     A box is its centre's offset and the logarithm of its size, in cells.
@@ -193,16 +187,13 @@ class YoloxGrid:
     size: NetworkSize
     strides: tuple[int, ...]
     activation: Activation
-    ranks: tuple[int, ...] = (2,)
-    labels_index: int = 0
     _cells: npt.NDArray[np.float64] = field(init=False, repr=False, compare=False)
     _scales: npt.NDArray[np.float64] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        grids = [grid_cells(self.size, stride) for stride in self.strides]
-        scales = [np.full((len(grid), 1), float(stride)) for grid, stride in zip(grids, self.strides, strict=True)]
-        object.__setattr__(self, "_cells", np.concatenate(grids))
-        object.__setattr__(self, "_scales", np.concatenate(scales))
+        cells, scales = place_grids(self.size, self.strides, 0.0)
+        object.__setattr__(self, "_cells", cells)
+        object.__setattr__(self, "_scales", scales)
 
     def check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
         shape = shapes[0]

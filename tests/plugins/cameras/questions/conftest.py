@@ -15,9 +15,8 @@ import pytest
 
 from edge_server.config.merge_settings import parse_serve
 from edge_server.plugin import Plugin, RunningPlugin
-from edge_server.plugins.cameras.questions.question_answer import QuestionAnswer
+from edge_server.plugins.cameras.questions.question import QuestionAnswer, QuestionEntry
 from edge_server.plugins.cameras.questions.question_set import QuestionSet
-from edge_server.plugins.cameras.questions.question_settings import QuestionEntry
 from edge_server.plugins.cameras.source_and_sink_settings import SourceEntry
 from edge_server.plugins.governor.governor_admission import GovernorAdmission
 from edge_server.process.composition_root import build

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edge_server.plugins.cameras.questions.new_objects import ABSENT_S, MAX_OBJECTS, NewObjects
-from edge_server.plugins.cameras.questions.question_settings import QuestionEntry
+from edge_server.plugins.cameras.questions.question import QuestionEntry
 from edge_server.protocol.frame_messages import (
     ClassScore,
     Detection,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edge_server.plugins.cameras.questions import question_set
-from edge_server.plugins.cameras.questions.question_settings import QuestionEntry
+from edge_server.plugins.cameras.questions.question import QuestionEntry
 from edge_server.plugins.governor.control_policy import PolicyDecision, ThermalLevel
 
 
@@ -104,10 +104,11 @@ def test_two_questions_of_a_rule_are_an_interval_apart(open_door, eventually) ->
 
 
 def test_a_question_that_waited_too_long_is_not_asked(open_door, eventually, monkeypatch) -> None:
-    monkeypatch.setattr(question_set, "MAX_WAIT_S", 0.05)
     door = open_door(interval_s=1000.0)
     door.see("face", 1)
     assert eventually(lambda: door.report.answered == 1)
+    # Not before: on a busy machine the first one waits as long.
+    monkeypatch.setattr(question_set, "MAX_WAIT_S", 0.05)
     door.see("face", 2)
     assert eventually(lambda: door.report.expired == 1)
     assert len(door.answers) == 1

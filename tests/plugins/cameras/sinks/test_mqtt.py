@@ -15,8 +15,7 @@ import pytest
 
 from edge_server.core.back_off import BackOff
 from edge_server.errors import Unsupported
-from edge_server.plugins.cameras.questions.question_answer import QuestionAnswer
-from edge_server.plugins.cameras.questions.question_settings import QuestionEntry
+from edge_server.plugins.cameras.questions.question import QuestionAnswer, QuestionEntry
 from edge_server.plugins.cameras.sinks import mqtt, mqtt_connection, sink_runner
 from edge_server.plugins.cameras.sinks.sink_interface import REMOVED, SinkMessage
 from edge_server.plugins.cameras.sinks.sink_runner import SinkRunner

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from edge_server.core.back_off import BackOff
-from edge_server.plugins.cameras.questions.question_answer import QuestionAnswer
+from edge_server.plugins.cameras.questions.question import QuestionAnswer
 from edge_server.plugins.cameras.sinks import sink_runner
 from edge_server.plugins.cameras.sinks.sink_interface import SinkMessage
 from edge_server.plugins.cameras.sinks.sink_runner import MAX_WAITING, SinkRunner

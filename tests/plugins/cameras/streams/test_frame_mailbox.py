@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_server.plugins.cameras.streams.frame_counters import Rate, RecentQuantiles
 from edge_server.plugins.cameras.streams.frame_mailbox import (
     FrameLimits,
     FrameSpacing,
@@ -13,7 +14,6 @@ from edge_server.plugins.cameras.streams.frame_mailbox import (
     Mailbox,
     RunEstimate,
 )
-from edge_server.plugins.cameras.streams.rate_meter import Rate, RecentQuantiles
 from edge_server.protocol.frame_messages import Delivery, DropReason
 
 MS = 1_000_000

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from edge_server.plugins.cameras.sinks.mqtt_connection import BrokerAddress, MqttConnection
-from edge_server.plugins.fleet.reports.report_topics import box_topic
+from edge_server.plugins.fleet.reports.box_report import box_topic
 from tests.plugins.fleet.page.stand_in_boxes import StandIn, followed
 from tests.plugins.fleet.page.test_box_record import report_of
 

@@ -22,10 +22,9 @@ import pytest
 from edge_server.errors import EdgeServerError
 from edge_server.plugins.cameras.sinks.mqtt_connection import BrokerAddress, MqttConnection
 from edge_server.plugins.fleet.reports import mqtt_boxes
-from edge_server.plugins.fleet.reports.box_report import BoxReport
+from edge_server.plugins.fleet.reports.box_report import MAX_REPORT_BYTES, BoxReport, box_topic
 from edge_server.plugins.fleet.reports.mqtt_boxes import MqttBoxes
 from edge_server.plugins.fleet.reports.report_publisher import ReportPublisher
-from edge_server.plugins.fleet.reports.report_topics import MAX_REPORT_BYTES, box_topic
 from edge_server.plugins.fleet.settings import FollowConfig
 
 pytestmark = pytest.mark.full

@@ -18,7 +18,12 @@ from edge_server.plugins.fleet.command import run
 from edge_server.plugins.fleet.reports import status_command
 from edge_server.plugins.fleet.reports.box_report import BoxReport
 from edge_server.plugins.fleet.reports.http_boxes import read_hosts
-from edge_server.plugins.fleet.reports.served_versions import find_differences, find_other_runtimes, find_unknown
+from edge_server.plugins.fleet.reports.served_versions import (
+    find_differences,
+    find_other_runtimes,
+    find_unknown,
+    served_versions,
+)
 
 
 def report(version: str = "1.0", **served: str) -> dict[str, Any]:
@@ -66,18 +71,17 @@ def test_a_file_without_hosts_is_refused(tmp_path: Path) -> None:
 def test_a_server_differs_if_it_serves_other_versions_than_most(
     reports: list[dict[str, Any]], expected: list[list[str]]
 ) -> None:
-    assert list(find_differences({str(number): item for number, item in enumerate(reports)}).values()) == expected
+    served = {str(number): served_versions(item) for number, item in enumerate(reports)}
+    assert list(find_differences(served).values()) == expected
 
 
-def files(**digests: str) -> dict[str, Any]:
-    """Return the report of a server with version 1 of each model; "": the digest of its files is not known."""
-    return {
-        "version": "1.0",
-        "models": [
-            {"name": name, "version": "1", "state": "READY", "digest": digest and f"sha256:{digest}"}
-            for name, digest in digests.items()
-        ],
-    }
+def files(**digests: str) -> dict[str, str]:
+    """Return what a server serves: version 1 of each model; "": the digest of its files is not known."""
+    models = [
+        {"name": name, "version": "1", "state": "READY", "digest": digest and f"sha256:{digest}"}
+        for name, digest in digests.items()
+    ]
+    return served_versions({"version": "1.0", "models": models})
 
 
 def test_a_server_that_does_not_know_its_files_hides_no_difference_between_the_others() -> None:
@@ -98,7 +102,7 @@ def test_a_server_that_runs_a_model_by_another_runtime_is_named_and_differs_in_n
     reports["d"] = {"version": "1.0", "models": [{"name": "m", "version": "1", "state": "READY"}]}
     expected = ["m: version 1 by openvino 2026.4.1, on most others by onnxruntime 1.32.0"]
     assert find_other_runtimes(reports) == {"a": [], "b": expected, "c": [], "d": []}
-    assert not any(find_differences(reports).values())
+    assert not any(find_differences({url: served_versions(report) for url, report in reports.items()}).values())
 
 
 def test_the_files_of_a_model_that_one_server_alone_has_need_no_comparison() -> None:

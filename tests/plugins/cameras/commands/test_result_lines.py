@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from edge_server.core.tensor import DType, Tensor
-from edge_server.plugins.cameras.commands.result_text import drop_as_json, result_in_words
+from edge_server.plugins.cameras.commands.result_lines import drop_as_json, result_in_words
 from edge_server.plugins.cameras.sinks.result_json import MAX_ELEMENTS, result_as_json
 from edge_server.protocol.frame_messages import (
     ClassScore,

@@ -1,5 +1,5 @@
-"""Writer of the best configuration that `edge-server optimize` found, as `configs/NAME.pbtxt`, for
-`--model-config-name=NAME`."""
+"""Writer of the files of `optimize`, `analyze` and `perf`: reports, and the best configuration of a model as
+`configs/NAME.pbtxt`, for `--model-config-name=NAME`."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def variant_path(model_dir: Path, name: str, *, may_overwrite: bool) -> Path:
     return path
 
 
-def write_variant(path: Path, config: ConfigMessage, model: str, remarks: Sequence[str]) -> None:
+def write_variant(path: Path, config: ConfigMessage, model: str, remarks: Sequence[str] = ()) -> None:
     """Write the remarks and the configuration atomically. Raises ServingFault."""
-    text = "".join(f"# {' '.join(line.split())}\n" for line in remarks) + "\n" + str(config)
+    text = "".join(f"# {' '.join(line.split())}\n" for line in remarks) + "\n" * bool(remarks) + str(config)
     if parse_text(text.encode(), model, path.name) != config:
         raise ServingFault(f"model '{model}': the configuration does not survive being written as text")
     try:
@@ -41,3 +41,11 @@ def write_variant(path: Path, config: ConfigMessage, model: str, remarks: Sequen
         replace_file(path, text.encode())
     except OSError as error:
         raise ServingFault(f"'{path}' cannot be written: {error.strerror}") from error
+
+
+def write_report(flag: str, path: Path, text: str) -> None:
+    """Write a report to the file that a flag names. Raises InvalidRequest."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidRequest(f"{flag} {path}: cannot be written: {error.strerror}") from None

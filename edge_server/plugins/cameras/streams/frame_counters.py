@@ -1,8 +1,11 @@
-"""Counters of frames for the metrics page: one set for each model, over all frame streams that use the model."""
+"""Counters of frames for the metrics page, one set for each model, and meters for status displays: events per second,
+and quantiles of the latest values."""
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -11,6 +14,11 @@ from edge_server.telemetry.metrics_page import Family
 
 AGE_LIMITS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 """Upper bucket limits of the result age histogram."""
+
+
+WINDOW_S = 5.0
+_MAX_TIMES = 1024
+_MAX_VALUES = 256
 
 
 @dataclass(slots=True)
@@ -55,14 +63,46 @@ def families(models: Mapping[str, ModelTotals]) -> Iterable[Family]:
         streams.add(labels, totals.open_streams)
         for reason, count in totals.dropped.items():
             dropped.add({**labels, "reason": reason.name}, count)
-        _add_ages(ages, labels, totals)
+        below = 0
+        for limit, count in zip((*map(str, AGE_LIMITS_S), "+Inf"), totals.ages, strict=True):
+            below += count
+            ages.add({**labels, "le": limit}, below, part="_bucket")
+        ages.add(labels, totals.age_sum_s, part="_sum")
+        ages.add(labels, totals.answered, part="_count")
     return [received, answered, errors, late, dropped, streams, ages]
 
 
-def _add_ages(ages: Family, labels: Mapping[str, str], totals: ModelTotals) -> None:
-    below = 0
-    for limit, count in zip((*map(str, AGE_LIMITS_S), "+Inf"), totals.ages, strict=True):
-        below += count
-        ages.add({**labels, "le": limit}, below, part="_bucket")
-    ages.add(labels, totals.age_sum_s, part="_sum")
-    ages.add(labels, totals.answered, part="_count")
+class Rate:
+    """Events per second over the last WINDOW_S; over a shorter time if there are more than 1,024 events.
+
+    Times are nanoseconds of any monotonic clock.
+    """
+
+    def __init__(self, now_ns: int) -> None:
+        self._began_ns = now_ns
+        self._times: deque[int] = deque(maxlen=_MAX_TIMES)
+
+    def add(self, now_ns: int) -> None:
+        self._times.append(now_ns)
+
+    def per_s(self, now_ns: int) -> float:
+        since_ns = max(now_ns - int(WINDOW_S * 1e9), self._began_ns)
+        if len(self._times) == _MAX_TIMES:
+            since_ns = max(since_ns, self._times[0])
+        count = len(self._times) - bisect_left(self._times, since_ns)
+        return count / (now_ns - since_ns) * 1e9 if now_ns > since_ns else 0.0
+
+
+class RecentQuantiles:
+    """Quantiles of the last 256 values."""
+
+    def __init__(self) -> None:
+        self._values: deque[int] = deque(maxlen=_MAX_VALUES)
+
+    def add(self, value: int) -> None:
+        self._values.append(value)
+
+    def quantile(self, fraction: float) -> int:
+        """Return the smallest value that at least `fraction` (0 to 1) of the values do not exceed; 0 without values."""
+        ordered = sorted(self._values)
+        return ordered[max(0, math.ceil(len(ordered) * fraction) - 1)] if ordered else 0

@@ -1,14 +1,23 @@
-"""Settings of questions: parser of the tables `[[sources.questions]]` of the sources file."""
+"""Question about the pictures of a camera: parser of the tables `[[sources.questions]]` of the sources file, and the
+answer of a model."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from edge_server.config.setting import nearest
-from edge_server.plugins.cameras.named_tables import number_up_to, parse_labels, parse_name, parse_tables, table_key
+from edge_server.plugins.cameras.named_tables import (
+    count_up_to,
+    number_up_to,
+    parse_labels,
+    parse_name,
+    parse_tables,
+    table_key,
+)
+from edge_server.protocol.frame_messages import FrameHeader
 
 MAX_QUESTIONS = 16
 """Most questions of a source."""
@@ -19,6 +28,9 @@ MAX_INTERVAL_S = 86_400.0
 
 PLACEHOLDERS = ("camera", "label", "zone")
 """Replaced in a prompt, in braces. Other braces stay, as prompts may hold JSON."""
+
+QUESTION_ANSWERED = "question.answered"
+"""Kind of the event, and of the JSON object."""
 
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 
@@ -51,12 +63,6 @@ def _parse_boolean(value: object) -> bool:
     return value
 
 
-def _parse_tokens(value: object) -> int:
-    if type(value) is not int or not 1 <= value <= MAX_TOKENS:
-        raise ValueError(f"expected a whole number from 1 to {MAX_TOKENS}")
-    return value
-
-
 @dataclass(frozen=True, slots=True)
 class QuestionEntry:
     """A question about each new object of a source, to the vision-language model `model`.
@@ -74,7 +80,7 @@ class QuestionEntry:
     required_zones: tuple[str, ...] = table_key(_parse_zones, ())
     interval_s: float = table_key(number_up_to(MAX_INTERVAL_S), 10.0)
     crop: bool = table_key(_parse_boolean, False)
-    max_tokens: int = table_key(_parse_tokens, 128)
+    max_tokens: int = table_key(count_up_to(MAX_TOKENS), 128)
 
     def check_zones(self, zones: Collection[str]) -> None:
         """Raise ValueError if the question requires a zone that its source does not have."""
@@ -94,3 +100,35 @@ class QuestionEntry:
 def parse_questions(value: object) -> tuple[QuestionEntry, ...]:
     """Return the questions of TOML values. Raises ValueError, which names the question and the key."""
     return parse_tables(QuestionEntry, value, MAX_QUESTIONS)
+
+
+class QuestionAnswer(NamedTuple):
+    """The answer to a question about an object of one frame, which has the `header`.
+
+    `track_id` is 0 for an object that is not tracked. `zones` are those that the object was in, of `required_zones` if
+    the question has some. `time_s` is when the answer came, in seconds since 1970, `seconds` how long the model took.
+    """
+
+    source: str
+    question: str
+    model: str
+    label: str
+    track_id: int
+    zones: tuple[str, ...]
+    text: str
+    time_s: float
+    seconds: float
+    header: FrameHeader
+    clock: str
+
+    def fields(self) -> dict[str, str | int | float]:
+        """Return the answer as JSON, without its source, its frame and the time."""
+        return {
+            "question": self.question,
+            "model": self.model,
+            "label": self.label,
+            "track_id": self.track_id,
+            "zone": self.zones[0] if self.zones else "",
+            "text": self.text,
+            "seconds": round(self.seconds, 3),
+        }

@@ -1,10 +1,12 @@
-"""Conversion of a frame's results to a line of text, and of drop notices to text or JSON, for `edge-server stream`.
-`sinks/result_json` makes those of results."""
+"""Output lines of `edge-server stream`: results and drop notices in words, and the writer of JSON lines.
+`sinks/result_json` makes the JSON of results."""
 
 from __future__ import annotations
 
+import json
+import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TextIO
 
 from edge_server.plugins.cameras.sinks.result_json import REASONS, label_counts, mask_shares
 from edge_server.protocol.frame_messages import DenseMap, DropReason, FrameDropped, FrameResult
@@ -74,3 +76,24 @@ def drop_as_json(stream: str, notice: FrameDropped) -> dict[str, Any]:
         "reason": REASONS[notice.reason],
         "detail": notice.detail,
     }
+
+
+class JsonLines:
+    """Writes one JSON object per line, from several threads. If the reader closes the output, sets `is_broken` and
+    writes nothing more."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+        self.is_broken = False
+
+    def write(self, document: Mapping[str, Any]) -> None:
+        line = json.dumps(document, allow_nan=False)
+        with self._lock:
+            if self.is_broken:
+                return
+            try:
+                self._stream.write(line + "\n")
+                self._stream.flush()
+            except BrokenPipeError:
+                self.is_broken = True

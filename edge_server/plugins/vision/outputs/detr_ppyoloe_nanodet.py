@@ -1,4 +1,5 @@
-"""Decoders of detectors in which a box may have several classes: DETR and its successors, PP-YOLOE, NanoDet."""
+"""Decoders of the outputs of DETR and its successors, PP-YOLOE, PicoDet and NanoDet, where a box may have several
+classes."""
 
 from __future__ import annotations
 
@@ -12,9 +13,11 @@ from edge_server.plugins.vision.outputs.box_candidates import (
     MAX_CANDIDATES,
     BoxEncoding,
     Candidates,
+    DetectionHead,
     NetworkSize,
+    check_boxes_and_scores,
     count_cells,
-    grid_cells,
+    place_grids,
 )
 from edge_server.plugins.vision.outputs.output_parameters import Activation
 from edge_server.plugins.vision.outputs.output_tensors import FloatArray, activate, select_top_k, shape_matches
@@ -38,7 +41,7 @@ def select_pairs(
 
 
 @record(frozen=True, slots=True)
-class Detr:
+class Detr(DetectionHead):
     """Networks of the DETR family, which need no NMS, [Q, 4] and [Q, C].
 
     With softmax, a box has its best class, and one class, the background, is no object. With sigmoid, each class of a
@@ -53,10 +56,7 @@ class Detr:
 
     def check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
         boxes, scores = shapes
-        count = max(boxes[0], scores[0]) if boxes and scores else -1
-        min_classes = 1 if self.background is None else 1 + max(1, self.background)
-        matches = shape_matches(boxes, (count, 4)) and shape_matches(scores, (count, -1))
-        matches = matches and (scores[1] == -1 or scores[1] >= min_classes)
+        matches = check_boxes_and_scores(boxes, scores, self.background)
         classes = "classes" if self.background is None else f"classes, {self.background} among them"
         return None if matches else f"[boxes, 4], [boxes, {classes}]"
 
@@ -76,7 +76,7 @@ class Detr:
 
 
 @record(frozen=True, slots=True)
-class ClassScoreRows:
+class ClassScoreRows(DetectionHead):
     """PP-YOLOE and PicoDet with decoded boxes, before NMS, [A, 4] and [C, A]."""
 
     encoding: BoxEncoding
@@ -97,7 +97,7 @@ class ClassScoreRows:
 
 
 @record(frozen=True, slots=True)
-class DistributionGrid:
+class DistributionGrid(DetectionHead):
     """NanoDet and PicoDet, [A, C + 4 * bins]: class scores, then a distribution of the distance to each side.
 
     With two outputs for each grid, these are [A, C] of all grids, then [A, 4 * bins] of all grids. A distance is the
@@ -110,15 +110,13 @@ class DistributionGrid:
     cell_point: float
     activation: Activation
     is_split: bool
-    labels_index: int = 0
     _points: npt.NDArray[np.float64] = field(init=False, repr=False, compare=False)
     _scales: npt.NDArray[np.float64] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        points = [(grid_cells(self.size, stride) + self.cell_point) * stride for stride in self.strides]
-        scales = [np.full((len(grid), 1), float(stride)) for grid, stride in zip(points, self.strides, strict=True)]
-        object.__setattr__(self, "_points", np.concatenate(points))
-        object.__setattr__(self, "_scales", np.concatenate(scales))
+        points, scales = place_grids(self.size, self.strides, self.cell_point)
+        object.__setattr__(self, "_points", points * scales)
+        object.__setattr__(self, "_scales", scales)
 
     @property
     def ranks(self) -> tuple[int, ...]:

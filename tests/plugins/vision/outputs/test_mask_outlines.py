@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_server.plugins.vision.mask_outlines import MAX_PARTS, MAX_POINTS, outline_polygons
+from edge_server.plugins.vision.outputs.object_masks import MAX_OUTLINE_POINTS, MAX_OUTLINES, outline_polygons
 from edge_server.protocol.frame_messages import ObjectMask
 
 cv2 = pytest.importorskip("cv2")
@@ -51,5 +51,5 @@ def test_an_ellipse_is_enclosed_by_few_points() -> None:
 def test_noise_stays_within_the_limits(blur: int) -> None:
     noise = np.random.default_rng(1).normal(size=(400, 500))
     polygons = outline_polygons(mask_of((cv2.GaussianBlur(noise, (0, 0), blur) if blur else noise) > 0))
-    assert 0 < len(polygons) <= MAX_PARTS
-    assert sum(map(len, polygons)) <= MAX_POINTS
+    assert 0 < len(polygons) <= MAX_OUTLINES
+    assert sum(map(len, polygons)) <= MAX_OUTLINE_POINTS

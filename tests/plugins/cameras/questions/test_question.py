@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edge_server.config import ConfigError
-from edge_server.plugins.cameras.questions.question_settings import MAX_QUESTIONS, QuestionEntry, parse_questions
+from edge_server.plugins.cameras.questions.question import MAX_QUESTIONS, QuestionEntry, parse_questions
 from edge_server.plugins.cameras.source_and_sink_settings import check_required_zones, read_entries
 from edge_server.plugins.cameras.zones.sources_file_edit import edit_zones
 from edge_server.plugins.cameras.zones.zone_settings import ZoneEntry

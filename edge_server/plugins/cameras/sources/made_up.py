@@ -1,4 +1,5 @@
-"""Source of a moving test pattern, without file, camera or OpenCV."""
+"""Sources of made-up pictures: a moving test pattern, which needs no OpenCV, and a portrait that moves as if in front
+of a camera."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edge_server.plugins.cameras.sources.source_interface import SourcePicture
+from edge_server.plugins.cameras.sources.source_interface import SourcePicture, opencv
+from edge_server.plugins.vision.demo_picture import PICTURE
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -31,27 +33,28 @@ _DIGITS = (
 """The digits as 5x7 dots, row by row."""
 
 
-class Pattern:
-    """Colour bars that move to the left above a gray ramp, a bouncing square, and the number of the picture.
+DEMO_SIZE = (384, 288)
+"""(width, height) of the visible part."""
+_DEMO_RANGE = (128, 60)
+"""Pixels by which the visible part moves to the right and down. The whole face is always visible."""
 
-    Endless. The same number always gives the same picture.
-    """
 
-    fps = 0.0
-    length = 0
+class MadeUpPictures:
+    """Base class of sources that draw their pictures. Endless."""
+
     is_live = False
-
-    def __init__(self, size: tuple[int, int] = DEFAULT_SIZE) -> None:
-        """Prepare the background; `size` is `(width, height)`."""
-        self._width, self._height = size
-        self._background = _background(self._width, self._height)
-        self._dots = [np.array([[dot == "1" for dot in row] for row in digit.split()]) for digit in _DIGITS]
-        self._next = 0
-        self.title = f"test pattern {self._width}x{self._height}"
+    length = 0
+    fps = 0.0
+    _next = 0
+    """Number of the next picture."""
 
     def read(self) -> SourcePicture | None:
         number, self._next = self._next, self._next + 1
         return SourcePicture(self.draw(number))
+
+    def draw(self, number: int) -> npt.NDArray[np.uint8]:
+        """Return picture `number` as a new array."""
+        raise NotImplementedError
 
     def rewind(self) -> None:
         self._next = 0
@@ -59,8 +62,21 @@ class Pattern:
     def close(self) -> None:
         """Do nothing."""
 
+
+class Pattern(MadeUpPictures):
+    """Colour bars that move to the left above a gray ramp, a bouncing square, and the number of the picture.
+
+    The same number always gives the same picture.
+    """
+
+    def __init__(self, size: tuple[int, int] = DEFAULT_SIZE) -> None:
+        """Prepare the background; `size` is `(width, height)`."""
+        self._width, self._height = size
+        self._background = _background(self._width, self._height)
+        self._dots = [np.array([[dot == "1" for dot in row] for row in digit.split()]) for digit in _DIGITS]
+        self.title = f"test pattern {self._width}x{self._height}"
+
     def draw(self, number: int) -> npt.NDArray[np.uint8]:
-        """Return picture `number` as a new array."""
         left = number * _STEP % self._width
         pixels: npt.NDArray[np.uint8] = self._background[:, left : left + self._width].copy()
         side = max(min(self._width, self._height) // 8, 1)
@@ -95,3 +111,17 @@ def bounce(distance: int, limit: int) -> int:
         return 0
     position = distance % (2 * limit)
     return min(position, 2 * limit - position)
+
+
+class Demo(MadeUpPictures):
+    """A moving part of the portrait. Needs OpenCV."""
+
+    def __init__(self) -> None:
+        cv2 = opencv()
+        self._picture: npt.NDArray[np.uint8] = cv2.imdecode(np.fromfile(PICTURE, np.uint8), cv2.IMREAD_COLOR)
+        self.title = f"moving portrait {DEMO_SIZE[0]}x{DEMO_SIZE[1]}"
+
+    def draw(self, number: int) -> npt.NDArray[np.uint8]:
+        left, top = bounce(number * 2, _DEMO_RANGE[0]), bounce(number, _DEMO_RANGE[1])
+        part: npt.NDArray[np.uint8] = self._picture[top : top + DEMO_SIZE[1], left : left + DEMO_SIZE[0]].copy()
+        return part
