@@ -87,7 +87,9 @@ def find_pinned_certificate(url: str, ca: str) -> PinnedCertificate | None:
         return None
     except OSError as error:
         is_late = not error.strerror
-        reason = f"no data within {TIMEOUT_S:g} s" if is_late else connection_failure(error, _address(url)[0])
+        reason = (
+            f"no data within {TIMEOUT_S:g} s" if is_late else connection_failure(error, _address(url)[0], TIMEOUT_S)
+        )
         raise SourceError(f"{shown_url(url)}: {reason}") from None
 
 

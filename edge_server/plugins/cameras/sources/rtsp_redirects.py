@@ -55,7 +55,7 @@ def follow_redirects(url: str, ca: str, timeout_s: float) -> str:
         except TimeoutError:
             raise SourceError(f"{title}: no data within {timeout_s:g} s") from None
         except (OSError, ValueError) as error:
-            raise SourceError(f"{title}: {_failure(error, url)}") from None
+            raise SourceError(f"{title}: {_failure(error, url, timeout_s)}") from None
         if not is_same:
             raise SourceError(
                 f"{title}: the camera redirects to {shown_url(location.geturl())[:200]!r}, and only redirects to the "
@@ -142,7 +142,7 @@ def _digest(user: str, password: str, address: str, fields: Mapping[str, str]) -
     return f'Digest username="{user}", realm="{realm}", nonce="{nonce}", uri="{address}", response="{response}"{more}'
 
 
-def _failure(error: Exception, url: str) -> str:
+def _failure(error: Exception, url: str, timeout_s: float) -> str:
     """Return why a connection was not made, or broke. Texts of other exceptions may hold the URL."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return describe_certificate_error(error, url)
@@ -154,5 +154,5 @@ def _failure(error: Exception, url: str) -> str:
     return (
         str(error)
         if isinstance(error, OSError) and not error.strerror
-        else connection_failure(error, urlsplit(url).hostname)
+        else connection_failure(error, urlsplit(url).hostname, timeout_s)
     )
