@@ -97,7 +97,7 @@ PATTERNS = (
     Foreign("repository.load_call_files:_IS_A_PATH", "match", ANCHORED, lambda n: "/..x" * (n // 4)),
     Foreign("repository.pbtxt:_LAST_NUMBER", "search", ONE_RUN, lambda n: b"1" * n + b"x"),
     Foreign("repository.pbtxt:_UNKNOWN_FIELD", "search", ONE_RUN, lambda n: 'Message type "' * (n // 14)),
-    Foreign("plugins.language.openai.tokenizer_files:_MARKER", "search", "64 characters at most",
+    Foreign("plugins.language.text.tokenizer_files:_MARKER", "search", "64 characters at most",
             lambda n: "<|" + "a" * n),
     Foreign("plugins.vision.exporters.simple_yaml:_KEY", "match", "what follows a key is no part of it",
             lambda n: "a" + " " * n + "#"),

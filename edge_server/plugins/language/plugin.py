@@ -92,7 +92,7 @@ def _read_chat_template(spec: ModelSpec, folder: Path) -> ModelSpec:
         return spec
     from dataclasses import replace
 
-    from edge_server.plugins.language.openai.tokenizer_files import read_chat_template
+    from edge_server.plugins.language.text.tokenizer_files import read_chat_template
 
     spec = replace(spec, chat_template=read_chat_template(spec.name, folder, tokenizer))
     from edge_server.plugins.language.text.chat_template import check_chat_template
