@@ -728,6 +728,37 @@ def run_command(
     return run
 
 
+class TrialInThisProcess:
+    """A candidate's process without the process."""
+
+    def __init__(self, limits: Any, check: None) -> None:
+        self._opened: Any = None
+
+    def open(self, job: Any, report: Any) -> dict[str, Any]:
+        from edge_server.plugins.trials.candidate_process_main import OpenedModel
+
+        self._opened = OpenedModel({**job, "parent": os.getpid()}, sys.stderr)
+        return dict(self._opened.facts())
+
+    def execute(self, command: str, **fields: Any) -> dict[str, Any]:
+        return dict(getattr(self._opened, command)(fields))
+
+    def end(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
+    kill = end
+
+
+@pytest.fixture
+def tried_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tries models in this process: for tests of what is said and written, as each process imports its runtime."""
+    from edge_server.plugins.trials import comparison
+
+    monkeypatch.setattr(comparison, "CandidateProcess", TrialInThisProcess)
+
+
 @contextlib.contextmanager
 def served_with_client_memory(models: Path, environment: dict[str, str]) -> Iterator[tuple[str, str, str]]:
     """Start the installed server with more environment; yield the addresses of HTTP, gRPC and metrics."""

@@ -22,9 +22,12 @@ from edge_server.frontends.http import accept_loop, client_timeouts
 from edge_server.frontends.http import connection as connection_module
 from edge_server.frontends.http.connection import TICKS, _Phase
 from edge_server.frontends.memory_budget import MemoryBudget
+from tests.kit.together import together
 
 PATH = "/v2/models/float/infer"
 PATIENCE_S = 60.0
+ENCODED = ("Content-Encoding: identity",)
+"""Such a request goes through aiohttp."""
 CHUNKED = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
 
 
@@ -141,7 +144,7 @@ def until(condition: Callable[[], bool]) -> None:
 # -- sending
 
 
-@pytest.mark.parametrize("lines", [(), ("Content-Encoding: identity",)], ids=["plain", "encoded"])
+@pytest.mark.parametrize("lines", [(), ENCODED], ids=["plain", "encoded"])
 def test_a_body_that_trickles_is_refused_with_408_however_steadily_it_moves(open_impatient, connect, lines):
     site = open_impatient(0.3)
     client = connect(site)
@@ -179,8 +182,10 @@ def test_a_head_that_trickles_behind_a_chunked_request_is_refused_too(open_impat
 
 def test_quick_requests_on_one_connection_are_no_trickle(open_impatient, connect):
     site = open_impatient(0.6)
-    for first in (b"", CHUNKED + b"2\r\n{}\r\n0\r\n\r\n"):
-        client = connect(site)
+    clients = {b"": connect(site), CHUNKED + b"2\r\n{}\r\n0\r\n\r\n": connect(site)}
+
+    def check(first: bytes) -> None:
+        client = clients[first]
         if first:
             client.sendall(first)
             answer(client)
@@ -193,27 +198,33 @@ def test_quick_requests_on_one_connection_are_no_trickle(open_impatient, connect
             client.sendall(data[20:])
             assert answer(client).startswith(b"HTTP/1.1 200 ")
 
+    together(check, clients)
 
-@pytest.mark.parametrize("lines", [(), ("Content-Encoding: identity",)], ids=["plain", "encoded"])
-def test_a_frame_over_a_thin_link_of_20_kb_a_second_is_served(open_impatient, connect, lines):
+
+def test_a_frame_over_a_thin_link_of_20_kb_a_second_is_served(open_impatient, connect):
     site = open_impatient(1.0)
-    client = connect(site)
-    data, raw = frame(12_000, *lines)
-    for start in range(0, len(data), 1000):
-        client.sendall(data[start : start + 1000])
-        time.sleep(0.05)
-    text = b""
-    while not text.endswith(raw[-4000:]):
-        more = client.recv(1 << 16)
-        assert more, text[:300]
-        text += more
-    assert text.startswith(b"HTTP/1.1 200 ")
+    clients = {(): connect(site), ENCODED: connect(site)}
+
+    def check(lines: tuple[str, ...]) -> None:
+        client = clients[lines]
+        data, raw = frame(12_000, *lines)
+        for start in range(0, len(data), 1000):
+            client.sendall(data[start : start + 1000])
+            time.sleep(0.05)
+        text = b""
+        while not text.endswith(raw[-4000:]):
+            more = client.recv(1 << 16)
+            assert more, text[:300]
+            text += more
+        assert text.startswith(b"HTTP/1.1 200 ")
+
+    together(check, clients)
 
 
 # -- taking
 
 
-@pytest.mark.parametrize("lines", [(), ("Content-Encoding: identity",)], ids=["plain", "encoded"])
+@pytest.mark.parametrize("lines", [(), ENCODED], ids=["plain", "encoded"])
 def test_a_client_that_never_reads_its_answers_loses_its_connection(open_impatient, connect, lines):
     site = open_impatient(0.3)
     client = connect(site, buffer_bytes=8192)
@@ -250,22 +261,26 @@ def test_an_answer_that_is_never_read_does_not_keep_a_refused_connection_open(op
     until(lambda: open_count(site) == 0)
 
 
-@pytest.mark.parametrize("lines", [(), ("Content-Encoding: identity",)], ids=["plain", "encoded"])
-def test_a_slow_reader_that_lives_gets_all_of_its_answer(open_impatient, connect, lines):
+def test_a_slow_reader_that_lives_gets_all_of_its_answer(open_impatient, connect):
     site = open_impatient(0.5)
-    client = connect(site, buffer_bytes=16384)
-    data, raw = frame(1_500_000, *lines, "Connection: close") if lines else frame(1_500_000)
-    threading.Thread(target=_send, args=(client, data)).start()
-    text = b""
-    slow_until = time.monotonic() + 2.0
-    while not text.endswith(raw[-100:]):
-        more = client.recv(20_000)
-        assert more, len(text)
-        text += more
-        # Slow for four times what a client may be silent; the rest quickly, for the test's sake.
-        if time.monotonic() < slow_until:
-            time.sleep(0.02)
-    assert text.endswith(raw)
+    clients = {(): connect(site, buffer_bytes=16384), ENCODED: connect(site, buffer_bytes=16384)}
+
+    def check(lines: tuple[str, ...]) -> None:
+        client = clients[lines]
+        data, raw = frame(1_500_000, *lines, "Connection: close") if lines else frame(1_500_000)
+        threading.Thread(target=_send, args=(client, data)).start()
+        text = b""
+        slow_until = time.monotonic() + 2.0
+        while not text.endswith(raw[-100:]):
+            more = client.recv(20_000)
+            assert more, len(text)
+            text += more
+            # Slow for four times what a client may be silent; the rest quickly, for the test's sake.
+            if time.monotonic() < slow_until:
+                time.sleep(0.02)
+        assert text.endswith(raw)
+
+    together(check, clients)
 
 
 def test_a_quiet_stream_of_events_goes_on(open_impatient, connect):

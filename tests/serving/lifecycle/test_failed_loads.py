@@ -51,6 +51,7 @@ PASSING = [
 ]
 
 
+@pytest.mark.sample(2)  # Each waits a second; what may pass is decided in serving/execution/transient_load_errors.
 @pytest.mark.parametrize(("what", "error"), PASSING, ids=[row[0] for row in PASSING])
 def test_a_cause_that_may_pass_is_tried_again_by_itself(core: Any, eventually: Any, what: str, error: Any) -> None:
     opens = Failing(core, error)
