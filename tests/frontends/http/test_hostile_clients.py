@@ -20,7 +20,7 @@ import pytest
 
 from edge_server.frontends.http import accept_loop, client_timeouts
 from edge_server.frontends.http import connection as connection_module
-from edge_server.frontends.http.connection import TICKS, _Phase
+from edge_server.frontends.http.connection import TICKS, Connections, _Phase
 from edge_server.frontends.memory_budget import MemoryBudget
 from tests.kit.together import together
 
@@ -395,6 +395,44 @@ def _is_served(site: Any) -> bool:
         return bool(site.get("/v2/health/live").status == 200)
     except ConnectionError:
         return False
+
+
+def setting_up(check: Callable[[Any, Connections, socket.socket], Any]) -> None:
+    """Call the coroutine function `check` with a setup that has just begun with one accepted socket."""
+
+    async def begin() -> None:
+        connections = Connections(lambda head: None, MemoryBudget(1, 1), connection_module.NoDrainDelay())
+        setup = accept_loop.ConnectionSetup(connections, None)
+        client, accepted = socket.socketpair()
+        accepted.setblocking(False)
+        with client:
+            setup.begin(accepted, time.monotonic())
+            await check(setup, connections, accepted)
+            await setup.close(0.0)
+
+    asyncio.run(begin())
+
+
+def test_a_connection_is_counted_once_as_silent_while_it_is_set_up():
+    async def check(setup: Any, connections: Connections, accepted: socket.socket) -> None:
+        for _ in range(10):
+            assert len(setup.silent(None)) == 1
+            await asyncio.sleep(0)
+        assert not setup.arriving
+
+    setting_up(check)
+
+
+def test_a_setup_that_is_stopped_at_once_leaves_no_connection_and_no_socket():
+    async def check(setup: Any, connections: Connections, accepted: socket.socket) -> None:
+        (silent,) = setup.silent(None)
+        closed: list[int] = []
+        assert setup.close_silent(silent.connection[1], silent.since_s, lambda: closed.append(1))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert (closed, connections.count(), accepted.fileno()) == ([1], 0, -1)
+
+    setting_up(check)
 
 
 class Deaf:
