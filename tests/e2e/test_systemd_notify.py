@@ -190,11 +190,19 @@ def test_a_hung_instance_stops_watchdog_notifications_and_is_named_in_the_status
         asking.join(20)
 
 
+def sleeps(process: int) -> bool:
+    """Return whether no thread of a process runs or could run."""
+    stats = [(thread / "stat").read_text() for thread in Path(f"/proc/{process}/task").iterdir()]
+    return {stat.rpartition(") ")[2][0] for stat in stats} == {"S"}
+
+
 def test_the_watchdogs_signal_dumps_the_stacks_of_all_threads(
-    serve: Any, repository: Any, identity: Any, manager: Manager
+    serve: Any, repository: Any, identity: Any, manager: Manager, eventually: Any
 ) -> None:
     repository.add("same", identity())
     with serve(repository.path, environment=manager.environment) as server:
+        # As in a hang. The stack of a thread that runs Python meanwhile may not be readable: it ends the dump.
+        assert eventually(lambda: sleeps(server.process.pid))
         assert server.stop(signal.SIGABRT) == -signal.SIGABRT
         assert "Fatal Python error: Aborted" in server.log()
         assert server.log().count("Thread 0x") > 3 or not HAS_INTERPRETER_LOCK
