@@ -30,6 +30,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.kit.eventually import eventually
+
 if TYPE_CHECKING:
     from edge_server.backends.base import ModelFile, OpenJob
     from edge_server.core.model_spec import InputSpec, OutputSpec
@@ -58,6 +60,11 @@ settings.load_profile("suite")
 
 FAST_PART = "not full and not soak and not long"
 """The `-m` of pyproject.toml."""
+
+
+@pytest.fixture(scope="session", name="eventually")
+def _eventually() -> Callable[..., bool]:
+    return eventually
 
 
 NEED_TEST_ALL = {"bikes", "fake_gpu", "redis_server", "s3_address"}

@@ -22,6 +22,7 @@ from edge_server.frontends.http import accept_loop, client_timeouts
 from edge_server.frontends.http import connection as connection_module
 from edge_server.frontends.http.connection import TICKS, Connections, _Phase
 from edge_server.frontends.memory_budget import MemoryBudget
+from tests.kit.eventually import eventually
 from tests.kit.together import together
 
 PATH = "/v2/models/float/infer"
@@ -134,16 +135,6 @@ def open_count(site: Any) -> int:
     return len(site.frontend._server._setups[0].connections._open)
 
 
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.01)
-
-
-# -- sending
-
-
 @pytest.mark.parametrize("lines", [(), ENCODED], ids=["plain", "encoded"])
 def test_a_body_that_trickles_is_refused_with_408_however_steadily_it_moves(open_impatient, connect, lines):
     site = open_impatient(0.3)
@@ -233,7 +224,7 @@ def test_a_client_that_never_reads_its_answers_loses_its_connection(open_impatie
     sender = threading.Thread(target=_send, args=(client, data * 8))
     sender.start()
     assert site.service.submitted.wait(PATIENCE_S)
-    until(lambda: open_count(site) == 0)
+    assert eventually(lambda: open_count(site) == 0)
     sender.join()
     assert site.post(PATH, infer([1.0]).partition(b"\r\n\r\n")[2]).status == 200
 
@@ -248,7 +239,7 @@ def test_a_client_that_never_reads_its_events_loses_its_connection(open_impatien
     client = connect(site, buffer_bytes=8192)
     client.sendall(request(b'{"IN":60000}', path="/v2/models/repeat/generate_stream"))
     assert site.service.submitted.wait(PATIENCE_S)
-    until(lambda: open_count(site) == 0)
+    assert eventually(lambda: open_count(site) == 0)
     assert site.service.tickets[0].was_cancelled.wait(PATIENCE_S)
 
 
@@ -258,7 +249,7 @@ def test_an_answer_that_is_never_read_does_not_keep_a_refused_connection_open(op
     data, _ = frame(1_500_000)
     client.sendall(data)
     client.sendall(b"no HTTP\r\n\r\n")
-    until(lambda: open_count(site) == 0)
+    assert eventually(lambda: open_count(site) == 0)
 
 
 def test_a_slow_reader_that_lives_gets_all_of_its_answer(open_impatient, connect):
@@ -319,7 +310,7 @@ def test_clients_that_read_are_distinguished_from_clients_that_do_not():
         assert looks() == 3
         served.send(b"b")
         assert client.recv(1) == b"b"
-        until(lambda: looks() == 0)
+        assert eventually(lambda: looks() == 0)
         transport.left = 0
         assert [looks() for _ in range(2)] == [0, 0]
 
@@ -363,7 +354,7 @@ def test_without_an_idle_connection_a_new_one_gets_503_and_the_others_go_on(open
     clients = [connect(site) for _ in range(2)]
     for client in clients:
         client.sendall(NEVER)
-    until(lambda: len(site.service.requests) == 2)
+    assert eventually(lambda: len(site.service.requests) == 2)
     for _ in range(20):
         refused = everything(connect(site))
         assert refused.startswith(b"HTTP/1.1 503 ")
@@ -375,7 +366,7 @@ def test_without_an_idle_connection_a_new_one_gets_503_and_the_others_go_on(open
     ]
     assert open_count(site) == 2
     clients[0].close()
-    until(lambda: open_count(site) == 1)
+    assert eventually(lambda: open_count(site) == 1)
     assert site.get("/v2/health/live").status == 200
 
 
@@ -383,11 +374,11 @@ def test_a_storm_of_connections_leaves_no_more_open_than_allowed(open_impatient,
     site = open_impatient(0.2, max_connections=8)
     for _ in range(200):
         connect(site)
-    until(lambda: open_count(site) <= 8)
+    assert eventually(lambda: open_count(site) <= 8)
     # All of them are silent: after a tick there is room for the next one.
-    until(lambda: _is_served(site))
+    assert eventually(lambda: _is_served(site))
     # Some of the storm may only be accepted now, and then close others.
-    until(lambda: open_count(site) <= 8)
+    assert eventually(lambda: open_count(site) <= 8)
 
 
 def _is_served(site: Any) -> bool:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
@@ -143,19 +142,6 @@ def new_box(tmp_path: Path, publication: Publication) -> Callable[[str], BoxUnde
 @pytest.fixture
 def utc_now() -> datetime:
     return datetime.now(timezone.utc)
-
-
-@pytest.fixture(scope="session")
-def eventually() -> Callable[[Callable[[], bool]], bool]:
-    """Wait until a condition holds; only a failing test waits to the end."""
-
-    def wait(condition: Callable[[], bool]) -> bool:
-        end_s = time.monotonic() + PATIENCE_S
-        while not condition() and time.monotonic() < end_s:
-            time.sleep(0.002)
-        return condition()
-
-    return wait
 
 
 @pytest.fixture
