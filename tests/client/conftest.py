@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
-import subprocess
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ import pytest
 from edge_server.client import AioFrameStream, BackOff, Counters, FrameStream, StreamError
 from edge_server.protocol.frame_codec import STREAM_PATH, decode_client_message, encode_server_message
 from edge_server.protocol.frame_messages import Frame, FrameHeader, FrameResult, StreamOpened, StreamRequest
+from tests.kit.certificates import self_signed
 from tests.kit.eventually import eventually
 
 WAIT_S = 60.0
@@ -125,15 +125,7 @@ def scripted() -> Iterator[Callable[..., ScriptedServer]]:
 @pytest.fixture(scope="session")
 def pem(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Return key and self-signed certificate of a machine called camera.local."""
-    folder = tmp_path_factory.mktemp("tls")
-    key, cert = folder / "key.pem", folder / "cert.pem"
-    subprocess.run(
-        [
-            "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=camera.local",
-            "-addext", "subjectAltName=DNS:camera.local", "-keyout", str(key), "-out", str(cert),
-        ],
-        check=True, capture_output=True,
-    )  # fmt: skip
+    cert, key = self_signed(tmp_path_factory.mktemp("tls"), name="camera.local", alternative="DNS:camera.local")
     return key, cert
 
 

@@ -21,6 +21,8 @@ from typing import Any
 
 import pytest
 
+from tests.kit.certificates import self_signed
+
 COMMAND = Path(sys.executable).parent / "edge-server"
 
 WATCHDOG_S = 1.0
@@ -225,19 +227,6 @@ def test_sighup_applies_log_settings_and_names_settings_that_need_a_restart(watc
     assert server.infer("same", body())[0] == 200
 
 
-def certificate(folder: Path, name: str) -> tuple[Path, Path]:
-    made = subprocess.run(
-        [
-            "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-            "-days", "2", "-subj", f"/CN={name}",
-            "-keyout", str(folder / f"{name}.key"), "-out", str(folder / f"{name}.crt"),
-        ],
-        capture_output=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert made.returncode == 0, made.stderr
-    return folder / f"{name}.crt", folder / f"{name}.key"
-
-
 class Https:
     """A server of HTTPS, its files of certificate and key, and two pairs for them."""
 
@@ -268,7 +257,7 @@ def lay_out(pair: tuple[Path, Path], cert: Path, key: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def https(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Https]:
     folder = tmp_path_factory.mktemp("https")
-    pairs = [certificate(folder, "first"), certificate(folder, "second")]
+    pairs = [self_signed(folder, "first", name="first"), self_signed(folder, "second", name="second")]
     cert, key = folder / "server.crt", folder / "server.key"
     lay_out(pairs[0], cert, key)
     (folder / "models").mkdir()

@@ -8,7 +8,6 @@ import io
 import re
 import socket
 import ssl
-import subprocess
 from urllib.request import Request
 
 import pytest
@@ -16,6 +15,7 @@ import pytest
 from edge_server.plugins.cameras.sources.mjpeg import MjpegCamera, _SameHostRedirects
 from edge_server.plugins.cameras.sources.source_choice import open_source
 from edge_server.plugins.cameras.sources.source_interface import SourceError
+from tests.kit.certificates import self_signed
 from tests.kit.site import Handler, Site
 
 MULTIPART = b"HTTP/1.1 200 OK\r\nContent-Type: multipart/x-mixed-replace; boundary=x\r\n\r\n"
@@ -190,11 +190,7 @@ def test_an_unreachable_camera_is_reported_with_the_reason(free_ports):
 
 
 def test_a_camera_that_signed_its_own_certificate_is_opened_with_that_certificate(tmp_path, jpeg):
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1",
-         "-subj", "/CN=cam", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", "key.pem", "-out", "cert.pem"],
-        cwd=tmp_path, check=True, capture_output=True,
-    )  # fmt: skip
+    cert, key = self_signed(tmp_path, alternative="IP:127.0.0.1")
     body = b"--x\r\nContent-Type: image/jpeg\r\n\r\n" + jpeg(7) + b"\r\n--x--\r\n"
 
     class Camera(Handler):
@@ -202,10 +198,10 @@ def test_a_camera_that_signed_its_own_certificate_is_opened_with_that_certificat
             self.answer(body, Content_Type="multipart/x-mixed-replace; boundary=x")
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    context.load_cert_chain(cert, key)
     with Site(Camera, context) as site:
         url = f"{site.url}/video"
-        source = MjpegCamera(url, str(tmp_path / "cert.pem"))
+        source = MjpegCamera(url, str(cert))
         assert source.read().file == jpeg(7)
         source.close()
         with pytest.raises(SourceError, match=r"the certificate is not valid: self.signed certificate"):
