@@ -30,6 +30,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.kit.eventually import eventually
+
 if TYPE_CHECKING:
     from edge_server.backends.base import ModelFile, OpenJob
     from edge_server.core.model_spec import InputSpec, OutputSpec
@@ -58,6 +60,11 @@ settings.load_profile("suite")
 
 FAST_PART = "not full and not soak and not long"
 """The `-m` of pyproject.toml."""
+
+
+@pytest.fixture(scope="session", name="eventually")
+def _eventually() -> Callable[..., bool]:
+    return eventually
 
 
 NEED_TEST_ALL = {"bikes", "fake_gpu", "redis_server", "s3_address"}
@@ -112,8 +119,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Any:
 
 def pytest_collection_finish() -> None:
     """Hide what collecting made from the garbage collector: it holds the interpreter lock for 0.4 s to search a million
-    objects, each time that a Python model is unloaded."""
-    gc.collect()
+    objects, each time that a Python model is unloaded. They are not searched even once: hardly any is garbage."""
     gc.freeze()
     gc.enable()
 
@@ -726,6 +732,37 @@ def run_command(
         return subprocess.CompletedProcess(arguments, code, *capsys.readouterr())
 
     return run
+
+
+class TrialInThisProcess:
+    """A candidate's process without the process."""
+
+    def __init__(self, limits: Any, check: None) -> None:
+        self._opened: Any = None
+
+    def open(self, job: Any, report: Any) -> dict[str, Any]:
+        from edge_server.plugins.trials.candidate_process_main import OpenedModel
+
+        self._opened = OpenedModel({**job, "parent": os.getpid()}, sys.stderr)
+        return dict(self._opened.facts())
+
+    def execute(self, command: str, **fields: Any) -> dict[str, Any]:
+        return dict(getattr(self._opened, command)(fields))
+
+    def end(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
+    kill = end
+
+
+@pytest.fixture
+def tried_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tries models in this process: for tests of what is said and written, as each process imports its runtime."""
+    from edge_server.plugins.trials import comparison
+
+    monkeypatch.setattr(comparison, "CandidateProcess", TrialInThisProcess)
 
 
 @contextlib.contextmanager

@@ -7,14 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from edge_server.cli import main as command_line
+from tests.kit.site import Handler, Site
 
 COMMAND = Path(sys.executable).parent / "edge-server"
 ENDED_BY_SIGPIPE = 128 + signal.SIGPIPE
@@ -30,32 +29,21 @@ ANSWERS = {
 }
 
 
-class Answering(BaseHTTPRequestHandler):
+class Answering(Handler):
     """Answers as a server without models does."""
 
     def do_GET(self) -> None:
         found = ANSWERS.get(self.path)
-        body = json.dumps(found).encode()
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.send_response(404 if found is None else 200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        self.body()
+        self.answer(json.dumps(found).encode(), 404 if found is None else 200)
 
     do_POST = do_GET
-
-    def log_message(self, *_: object) -> None:
-        pass
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answering) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        thread.join()
+    with Site(Answering) as site:
+        yield site.url
 
 
 def run_unread(*arguments: str, is_said_unread: bool = False) -> subprocess.CompletedProcess[str]:

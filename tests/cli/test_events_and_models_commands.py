@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from typing import Any
 import pytest
 
 from edge_server.cli.events import find_events
+from tests.kit.site import Handler, Site
 
 COMMAND = Path(sys.executable).parent / "edge-server"
 Edge = Callable[..., subprocess.CompletedProcess[str]]
@@ -236,21 +235,12 @@ def test_an_invalid_address_is_refused_before_a_request_is_sent(
 
 @pytest.mark.parametrize("text", [b"[]", b"{}", b"no json", b'{"versions": [1]}', b'{"versions": [{}]}'])
 def test_a_response_from_another_server_gives_no_traceback(run_command: Edge, text: bytes) -> None:
-    class Odd(http.server.BaseHTTPRequestHandler):
+    class Odd(Handler):
         def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(text)
+            self.answer(text)
 
-        def log_message(self, *arguments: Any) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Odd) as odd:
-        threading.Thread(target=odd.serve_forever).start()
-        try:
-            done = run_command("models", "--url", f"http://127.0.0.1:{odd.server_port}")
-        finally:
-            odd.shutdown()
+    with Site(Odd) as odd:
+        done = run_command("models", "--url", odd.url)
     assert "Traceback" not in done.stderr
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
 

@@ -9,15 +9,14 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edge_server.cli import expected_versions, status
+from tests.kit.site import Handler, Site
 
 COMMAND = Path(sys.executable).parent / "edge-server"
 MODEL = "efficientnet_lite0"
@@ -44,30 +43,19 @@ ANSWERS: dict[str, Any] = {
 }
 
 
-class Answering(BaseHTTPRequestHandler):
+class Answering(Handler):
     def do_GET(self) -> None:
         found = ANSWERS.get(self.path)
-        body = json.dumps(found).encode()
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.send_response(404 if found is None else 200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        self.body()
+        self.answer(json.dumps(found).encode(), 404 if found is None else 200)
 
     do_POST = do_GET
-
-    def log_message(self, *_: object) -> None:
-        pass
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answering) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        thread.join()
+    with Site(Answering) as site:
+        yield site.url
 
 
 def at_terminal(monkeypatch: pytest.MonkeyPatch, *arguments: str, columns: int) -> str:

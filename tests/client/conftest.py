@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
-import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -20,18 +18,11 @@ import pytest
 from edge_server.client import AioFrameStream, BackOff, Counters, FrameStream, StreamError
 from edge_server.protocol.frame_codec import STREAM_PATH, decode_client_message, encode_server_message
 from edge_server.protocol.frame_messages import Frame, FrameHeader, FrameResult, StreamOpened, StreamRequest
+from tests.kit.certificates import self_signed
+from tests.kit.eventually import eventually
 
 WAIT_S = 60.0
 QUICK = BackOff(first_s=0.01, most_s=0.05)
-
-
-def wait_until(condition: Callable[[], bool]) -> bool:
-    end = time.monotonic() + WAIT_S
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.005)
-    return condition()
 
 
 @dataclass
@@ -134,15 +125,7 @@ def scripted() -> Iterator[Callable[..., ScriptedServer]]:
 @pytest.fixture(scope="session")
 def pem(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Return key and self-signed certificate of a machine called camera.local."""
-    folder = tmp_path_factory.mktemp("tls")
-    key, cert = folder / "key.pem", folder / "cert.pem"
-    subprocess.run(
-        [
-            "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=camera.local",
-            "-addext", "subjectAltName=DNS:camera.local", "-keyout", str(key), "-out", str(cert),
-        ],
-        check=True, capture_output=True,
-    )  # fmt: skip
+    cert, key = self_signed(tmp_path_factory.mktemp("tls"), name="camera.local", alternative="DNS:camera.local")
     return key, cert
 
 
@@ -172,7 +155,7 @@ class LoopedStream:
     def __exit__(self, *_: object) -> None:
         self.close()
         mine = ("AioFrameStream", "_AioConnection")
-        assert wait_until(lambda: not any(name in str(self._call(asyncio.all_tasks)) for name in mine))
+        assert eventually(lambda: not any(name in str(self._call(asyncio.all_tasks)) for name in mine))
 
     @property
     def stream_id(self) -> str:
@@ -231,11 +214,6 @@ def connect(
 
 
 @pytest.fixture
-def eventually() -> Callable[[Callable[[], bool]], bool]:
-    return wait_until
-
-
-@pytest.fixture
 def collect() -> Callable[..., Collector]:
     return Collector
 
@@ -275,4 +253,4 @@ def nothing_is_left_running() -> Iterator[None]:
         theirs = re.compile("ThreadPool|asyncio_|.*_poll_wrapper")
         return [thread for thread in set(threading.enumerate()) - before if not theirs.match(thread.name)]
 
-    assert wait_until(lambda: not mine()), mine()
+    assert eventually(lambda: not mine()), mine()

@@ -144,11 +144,11 @@ def test_a_wrong_file_is_named_before_the_connection_opens(pem: tuple[Path, Path
     )  # fmt: skip
     for tls, text in (
         (Tls(wrong), "wrong.pem: expected certificates in a PEM file"),
-        (Tls(key), "key.pem: expected certificates in a PEM file"),
+        (Tls(key), "server.key: expected certificates in a PEM file"),
         (Tls(cert, wrong, key), "wrong.pem: expected a client certificate in a PEM file and its key"),
-        (Tls(cert, cert), "cert.pem: expected a client certificate in a PEM file and its key .* in the same file"),
-        (Tls(cert, cert, locked), "cert.pem: expected .* and its key without a password in .*locked.pem"),
-        (Tls(cert, "", key), "key.pem: expected a client certificate beside its key, given none"),
+        (Tls(cert, cert), "server.crt: expected a client certificate in a PEM file and its key .* in the same file"),
+        (Tls(cert, cert, locked), "server.crt: expected .* and its key without a password in .*locked.pem"),
+        (Tls(cert, "", key), "server.key: expected a client certificate beside its key, given none"),
     ):
         with pytest.raises(InvalidRequest, match=text):
             tls.context()

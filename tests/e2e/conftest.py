@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Coroutine, Iterator, Mapping
@@ -29,6 +28,8 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+
+from tests.kit.eventually import eventually
 
 COMMAND = Path(sys.executable).parent / "edge-server"
 PACKAGES = Path(__file__).parents[1] / "kit/packages"
@@ -247,7 +248,7 @@ class SharedServers:
             for name in names:
                 server.request("POST", f"/v2/repository/models/{name}/unload", b"{}")
             # Orders are answered before versions have ended; the next test may load a model of the same name.
-            wait_until(lambda: not self._unloading(server).intersection(names))
+            eventually(lambda: not self._unloading(server).intersection(names))
             for name in names:
                 shutil.rmtree(models / name)
 
@@ -353,21 +354,6 @@ def repository(tmp_path: Path) -> Repository:
 @pytest.fixture(scope="module")
 def module_repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
     return Repository(tmp_path_factory.mktemp("models"))
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> bool:
-    """Ask again and again until it holds; False when it does not within the time."""
-    end = time.monotonic() + timeout_s
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.01)
-    return condition()
-
-
-@pytest.fixture(scope="session")
-def eventually() -> Callable[[Callable[[], bool]], bool]:
-    return wait_until
 
 
 BUNDLED = Path(__file__).parents[2] / "model_repository"

@@ -27,7 +27,7 @@ from edge_server.errors import InvalidRequest, OutOfMemory
 from edge_server.memory import available_memory
 from edge_server.memory.available_memory import MemoryReading
 from edge_server.plugins.add import command
-from edge_server.plugins.trials import candidate_process_main, comparison
+from edge_server.plugins.trials import candidate_process_main
 from edge_server.repository.runtime_times import RuntimeTimes
 from tests.e2e.conftest import COMMAND, Repository, add_sub_model, clean_environment, finish
 from tests.e2e.yolo_exports import SIDE, ULTRALYTICS, detect, export, names
@@ -52,33 +52,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in [name for name in os.environ if name.startswith("EDGE_")]:
         monkeypatch.delenv(name)
     return tmp_path
-
-
-class TrialInThisProcess:
-    """A candidate's process without the process."""
-
-    def __init__(self, limits: Any, check: None) -> None:
-        self._opened: Any = None
-
-    def open(self, job: Any, report: Any) -> dict[str, Any]:
-        self._opened = candidate_process_main.OpenedModel({**job, "parent": os.getpid()}, sys.stderr)
-        return self._opened.facts()
-
-    def execute(self, command: str, **fields: Any) -> dict[str, Any]:
-        return getattr(self._opened, command)(fields)
-
-    def end(self) -> None:
-        if self._opened is not None:
-            self._opened.close()
-            self._opened = None
-
-    kill = end
-
-
-@pytest.fixture
-def tried_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tries models in this process: for tests of what is said and written, as each process imports its runtime."""
-    monkeypatch.setattr(comparison, "CandidateProcess", TrialInThisProcess)
 
 
 def save(path: Path, model: Any) -> Path:
@@ -154,8 +127,6 @@ def test_a_file_that_the_page_sends_is_added_and_its_report_comes_back(
     assert (status, "image" in json.loads(answer)["error"]) == (400, True), answer
     picture = coffee.read_bytes()
     query = f"picture_bytes={len(picture)}"
-    assert server.request("POST", f"/edge/v1/new-models/tried.onnx?{query}", picture + body)[0] == 200
-    assert (server.repository / "tried/1/model.onnx").read_bytes() == body
     bare = export(detect(), {}).SerializeToString()
     report = json.loads(server.request("POST", f"/edge/v1/new-models/bare.onnx?{query}", picture + bare)[1])["report"]
     assert (server.repository / "bare/1/model.onnx").read_bytes() == bare

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from tests.kit.certificates import self_signed
+
 RULES = Path(__file__).parents[2] / "fleet/monitoring/alert-rules.yml"
 ALERTS = {rule["alert"]: rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]}
 TARGET = {"instance": "box-a:8002", "job": "edge_server"}
@@ -85,19 +87,13 @@ def pages(
     """The server has all that has an alert: a board, a camera, TLS, a state folder, a model."""
     folder = tmp_path_factory.mktemp("alerts")
     (folder / "state").mkdir()
-    subprocess.run(
-        [
-            "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-            "-days", "90", "-subj", "/CN=box", "-keyout", f"{folder}/key", "-out", f"{folder}/cert",
-        ],
-        check=True, capture_output=True, timeout=60,
-    )  # fmt: skip
+    cert, key = self_signed(folder, days=90)
     module_repository.add("good", identity("FP32", "4"))
     module_repository.add("eyes", EYES)
     board = boards.Board("orin_nano_jp6", folder / "board")
     flags = [
         f"--sysfs-root={board.root}", "--governor-interval-ms=100", f"--state-dir={folder / 'state'}",
-        "--grpc-use-ssl=true", f"--grpc-server-cert={folder}/cert", f"--grpc-server-key={folder}/key",
+        "--grpc-use-ssl=true", f"--grpc-server-cert={cert}", f"--grpc-server-key={key}",
         "--source=name=door,url=demo,model=eyes,fps=20",
     ]  # fmt: skip
     try:

@@ -8,10 +8,8 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from edge_server.plugins.cameras.questions.model_request import question_jpeg
 from edge_server.plugins.cameras.questions.question import QuestionEntry
 from edge_server.plugins.language.engines.pictures import decode_picture
 from edge_server.protocol.frame_messages import Detection
+from tests.kit.site import Handler, Site
 
 COMMAND = Path(sys.executable).parent / "edge-server"
 ROOT = Path(__file__).parents[2]
@@ -66,25 +65,15 @@ def sources_of_the_page() -> str:
 
 @pytest.fixture
 def hook() -> Iterator[Any]:
-    class Handler(BaseHTTPRequestHandler):
+    class Hook(Handler):
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            server.got.append(json.loads(body))
-            self.send_response(204)
-            self.end_headers()
+            site.got.append(json.loads(self.body()))
+            self.answer(status=204)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    server.got = []
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    site: Any
+    with Site(Hook) as site:
+        site.got = []
+        yield site
 
 
 @pytest.mark.full

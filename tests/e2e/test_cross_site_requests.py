@@ -5,13 +5,13 @@ tests/e2e/fetch_chromium.sh fetches the browser; without it the tests skip.
 
 from __future__ import annotations
 
-import http.server
 import json
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+
+from tests.kit.site import Handler, Site
 
 INFER = {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}]}
 
@@ -50,15 +50,9 @@ form.submit();
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 
-class _EmptyPage(http.server.BaseHTTPRequestHandler):
+class _EmptyPage(Handler):
     def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "text/html")
-        self.end_headers()
-        self.wfile.write(b"<!doctype html><title>another site</title><body></body>")
-
-    def log_message(self, *args: Any) -> None:
-        """Print nothing."""
+        self.answer(b"<!doctype html><title>another site</title><body></body>", Content_Type="text/html")
 
 
 @pytest.fixture(scope="module")
@@ -71,13 +65,8 @@ def browser(browsers: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 @pytest.fixture(scope="module")
 def other_sites() -> Iterator[list[str]]:
     """Return the addresses of two sites with an empty page."""
-    sites = [http.server.ThreadingHTTPServer(("127.0.0.1", 0), _EmptyPage) for _ in range(2)]
-    for site in sites:
-        threading.Thread(target=site.serve_forever).start()
-    yield [f"http://127.0.0.1:{site.server_address[1]}" for site in sites]
-    for site in sites:
-        site.shutdown()
-        site.server_close()
+    with Site(_EmptyPage) as one, Site(_EmptyPage) as other:
+        yield [one.url, other.url]
 
 
 @pytest.fixture(scope="module")

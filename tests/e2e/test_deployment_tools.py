@@ -5,6 +5,7 @@ The fallback scan is an hour away, so whatever is served here was heard of.
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -16,6 +17,8 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+
+from tests.kit.together import together
 
 CONFIG = 'backend: "onnxruntime"\n'
 DEAF = "--repository-poll-secs=3600"
@@ -53,11 +56,14 @@ def write(folder: Path, mark: int, version: int = 1, config: str = CONFIG) -> Pa
     return folder
 
 
+def installed(tools: list[str]) -> list[str]:
+    """Return those of the tools that this machine has; skip the test without any."""
+    found = [tool for tool in tools if tool in ("mv", "cp -r", "cp -a") or shutil.which(tool.split()[0])]
+    return found or pytest.skip(f"not installed: {', '.join(tools)}")
+
+
 def sh(line: str, *words: object) -> None:
-    """Run a shell line; $1, $2 ... are the arguments. Skips the test if one of its tools is not installed."""
-    for tool in ("git", "rsync", "scp", "tar", "unzip"):
-        if tool in line.split() and shutil.which(tool) is None:
-            pytest.skip(f"{tool} is not installed")
+    """Run a shell line; $1, $2 ... are the arguments."""
     done = subprocess.run(
         ["sh", "-euc", line, "sh", *map(str, words)], capture_output=True, text=True, timeout=60, check=False
     )
@@ -115,52 +121,62 @@ COPIES = {
 }
 
 
-def copies(*without: str) -> list[Any]:
-    """Return the names of `COPIES`, for parameters. rsync is not on every machine: `full`."""
-    return [
-        pytest.param(name, marks=pytest.mark.full) if name.startswith("rsync") else name
-        for name in COPIES
-        if name not in without
-    ]
+def copies(*without: str) -> Any:
+    """Return a mark: the test gets as `tools` those of `COPIES` that are on every machine, and rsync's as `full`."""
+    tools = [name for name in COPIES if name not in without]
+    rsync = [name for name in tools if name.startswith("rsync")]
+    common = [name for name in tools if name not in rsync]
+    return pytest.mark.parametrize("tools", [common, pytest.param(rsync, marks=pytest.mark.full)], ids=["", "rsync"])
 
 
-@pytest.fixture(params=copies())
-def copying(request: pytest.FixtureRequest) -> tuple[str, str]:
-    return request.param, COPIES[request.param]
+def named(prefix: str, tool: str) -> str:
+    return prefix + "".join(filter(str.isalnum, tool))
 
 
-def test_a_new_model_is_served_once_it_is_copied(shared: Site, tmp_path: Path, copying: tuple[str, str]) -> None:
-    name = "new_" + "".join(filter(str.isalnum, copying[0]))
-    sh(copying[1], write(tmp_path / name, 7), shared.root / name)
-    shared.deploys_without_a_failure(name, 7)
-    sh('rm -r "$1"', shared.root / name)
-    assert shared.serves(name, None)
+@copies()
+def test_a_new_model_is_served_once_it_is_copied(shared: Site, tmp_path: Path, tools: list[str]) -> None:
+    def check(tool: str) -> None:
+        name = named("new_", tool)
+        sh(COPIES[tool], write(tmp_path / name, 7), shared.root / name)
+        shared.deploys_without_a_failure(name, 7)
+        sh('rm -r "$1"', shared.root / name)
+        assert shared.serves(name, None)
+
+    together(check, installed(tools))
 
 
-def test_a_new_version_takes_over_once_it_is_copied(shared: Site, tmp_path: Path, copying: tuple[str, str]) -> None:
-    name = "more_" + "".join(filter(str.isalnum, copying[0]))
-    write(shared.root / name, 1)
-    assert shared.serves(name, 1)
-    sh(copying[1], write(tmp_path / name, 2, version=2) / "2", shared.root / name / "2")
-    shared.deploys_without_a_failure(name, 2, version=2)
-    sh('rm -r "$1"', shared.root / name / "2")
-    assert shared.serves(name, 1)
+@copies()
+def test_a_new_version_takes_over_once_it_is_copied(shared: Site, tmp_path: Path, tools: list[str]) -> None:
+    def check(tool: str) -> None:
+        name = named("more_", tool)
+        write(shared.root / name, 1)
+        assert shared.serves(name, 1)
+        sh(COPIES[tool], write(tmp_path / name, 2, version=2) / "2", shared.root / name / "2")
+        shared.deploys_without_a_failure(name, 2, version=2)
+        sh('rm -r "$1"', shared.root / name / "2")
+        assert shared.serves(name, 1)
+
+    together(check, installed(tools))
 
 
-@pytest.mark.parametrize("tool", copies("mv", "cp -r", "cp -a", "scp"))
-def test_a_file_copied_over_the_old_one_is_a_new_generation(shared: Site, tmp_path: Path, tool: str) -> None:
-    name = "again_" + "".join(filter(str.isalnum, tool))
-    write(shared.root / name, 1)
-    assert shared.serves(name, 1)
-    source = write(tmp_path / name, 2)
-    # Files of the same size and second are the same to rsync.
-    os.utime(source / "1" / "model.onnx", (1_700_000_000, 1_700_000_000))
-    sh(COPIES[tool], source, shared.root / name)
-    shared.deploys_without_a_failure(name, 2)
+@copies("mv", "cp -r", "cp -a", "scp")
+def test_a_file_copied_over_the_old_one_is_a_new_generation(shared: Site, tmp_path: Path, tools: list[str]) -> None:
+    def check(tool: str) -> None:
+        name = named("again_", tool)
+        write(shared.root / name, 1)
+        assert shared.serves(name, 1)
+        source = write(tmp_path / name, 2)
+        # Files of the same size and second are the same to rsync.
+        os.utime(source / "1" / "model.onnx", (1_700_000_000, 1_700_000_000))
+        sh(COPIES[tool], source, shared.root / name)
+        shared.deploys_without_a_failure(name, 2)
+
+    together(check, installed(tools))
 
 
 @pytest.mark.full
 def test_a_slow_rsync_is_not_loaded_before_its_last_byte(shared: Site, tmp_path: Path) -> None:
+    installed(["rsync"])
     write(shared.root / "slow_rsync", 1)
     assert shared.serves("slow_rsync", 1)
     for flags in ("", "--inplace"):
@@ -197,32 +213,30 @@ def test_after_an_aborted_upload_the_old_version_serves_until_a_complete_one(
     assert shared.reasons("broken") == ""
 
 
-@pytest.mark.parametrize(
-    "edit",
-    [
-        'sed -i "s/3/5/" "$1"',
-        'printf "max_batch_size: 0 metric_tags { key: \\"n\\" value: \\"5\\" } backend: \\"onnxruntime\\"" > "$1"',
-        'cp "$1" "$1~" && sed "s/3/5/" "$1~" > "$1"',
-        'sed "s/3/5/" "$1" > "$1.tmp" && mv "$1.tmp" "$1"',
-    ],
-    ids=["sed", "in place", "with a backup beside it", "by rename"],
-)
-def test_an_edit_of_the_configuration_takes_effect(
-    shared: Site, eventually: Any, edit: str, request: pytest.FixtureRequest
-) -> None:
-    name = "edit_" + "".join(filter(str.isalnum, request.node.callspec.id))
-    config = CONFIG + 'metric_tags { key: "n" value: "3" }\n'
-    write(shared.root / name, 1, config=config)
-    assert shared.serves(name, 1)
+EDITS = {
+    "sed": 'sed -i "s/3/5/" "$1"',
+    "in place": 'printf "metric_tags { key: \\"n\\" value: \\"5\\" } backend: \\"onnxruntime\\"" > "$1"',
+    "with a backup beside it": 'cp "$1" "$1~" && sed "s/3/5/" "$1~" > "$1"',
+    "by rename": 'sed "s/3/5/" "$1" > "$1.tmp" && mv "$1.tmp" "$1"',
+}
 
-    def tag() -> str:
-        status, found = shared.server.ask(f"/v2/models/{name}/config")
-        return str(found["metric_tags"]["n"]) if status == 200 else ""
 
-    assert tag() == "3"
-    sh(edit, shared.root / name / "config.pbtxt")
-    assert eventually(lambda: tag() == "5")
-    assert shared.answer(name) == (1, "1")
+def test_an_edit_of_the_configuration_takes_effect(shared: Site, eventually: Any) -> None:
+    def check(way: str) -> None:
+        name = named("edit_", way)
+        write(shared.root / name, 1, config=CONFIG + 'metric_tags { key: "n" value: "3" }\n')
+        assert shared.serves(name, 1)
+
+        def tag() -> str:
+            status, found = shared.server.ask(f"/v2/models/{name}/config")
+            return str(found["metric_tags"]["n"]) if status == 200 else ""
+
+        assert tag() == "3"
+        sh(EDITS[way], shared.root / name / "config.pbtxt")
+        assert eventually(lambda: tag() == "5")
+        assert shared.answer(name) == (1, "1")
+
+    together(check, EDITS)
 
 
 SWAPS = {
@@ -231,24 +245,26 @@ SWAPS = {
 }
 
 
-@pytest.mark.parametrize("swap", SWAPS)
-@pytest.mark.parametrize("what", ["model", "version"])
-def test_switching_a_symlink_deploys_the_other_release(shared: Site, swap: str, what: str) -> None:
-    name = f"{what}_{swap[:2]}"
-    releases = shared.root / ".releases" / name
-    for mark in (41, 42, 43):
-        write(releases / f"release-{mark}", mark)
-    link = shared.root / name
-    tail = ""
-    if what == "version":
-        link.mkdir()
-        link, tail = link / "1", "/1"
-    prefix = "../" * (1 if what == "version" else 0) + f".releases/{name}/release-"
-    link.symlink_to(f"{prefix}41{tail}")
-    assert shared.serves(name, 41)
-    for mark in (42, 43):
-        sh(SWAPS[swap], f"{prefix}{mark}{tail}", link)
-        shared.deploys_without_a_failure(name, mark)
+def test_switching_a_symlink_deploys_the_other_release(shared: Site) -> None:
+    def check(case: tuple[str, str]) -> None:
+        what, swap = case
+        name = f"{what}_{swap[:2]}"
+        releases = shared.root / ".releases" / name
+        for mark in (41, 42, 43):
+            write(releases / f"release-{mark}", mark)
+        link = shared.root / name
+        tail = ""
+        if what == "version":
+            link.mkdir()
+            link, tail = link / "1", "/1"
+        prefix = "../" * (1 if what == "version" else 0) + f".releases/{name}/release-"
+        link.symlink_to(f"{prefix}41{tail}")
+        assert shared.serves(name, 41)
+        for mark in (42, 43):
+            sh(SWAPS[swap], f"{prefix}{mark}{tail}", link)
+            shared.deploys_without_a_failure(name, mark)
+
+    together(check, list(itertools.product(("model", "version"), SWAPS)))
 
 
 def test_a_repository_that_is_a_symlink_can_be_switched(serve: Any, tmp_path: Path, eventually: Any) -> None:
@@ -263,8 +279,9 @@ def test_a_repository_that_is_a_symlink_can_be_switched(serve: Any, tmp_path: Pa
         links[swap].symlink_to("release-41")
     first, *others = links.values()
     with serve(first, *(f"--model-repository={other}" for other in others), DEAF) as server:
-        for swap, current in links.items():
-            tool = swap[:2]
+
+        def check(swap: str) -> None:
+            tool, current = swap[:2], links[swap]
             site = Site(server, current, eventually)
             assert (site.answer(f"{tool}_stays"), site.answer(f"{tool}_only_41")) == ((41, "1"), (41, "1"))
             sh(SWAPS[swap], "release-42", current)
@@ -274,9 +291,12 @@ def test_a_repository_that_is_a_symlink_can_be_switched(serve: Any, tmp_path: Pa
             write(tmp_path / tool / "release-42" / f"{tool}_later", 7)
             assert site.serves(f"{tool}_later", 7)
 
+        together(check, SWAPS)
+
 
 def test_checking_out_another_branch_deploys_it(serve: Any, tmp_path: Path, eventually: Any) -> None:
     """The repository of models is a work tree of git, or a folder in one; one server serves both."""
+    installed(["git"])
     git = 'git -C "$1" -c user.name=n -c user.email=e@x '
     roots = {"top": tmp_path / "top", "below": tmp_path / "below" / "models"}
     for name, root in roots.items():
@@ -292,14 +312,17 @@ def test_checking_out_another_branch_deploys_it(serve: Any, tmp_path: Path, even
         sh(git + 'add -A . && git -C "$1" -c user.name=n -c user.email=e@x commit -q -m two', work)
         sh(git + "checkout -q one", work)
     with serve(roots["top"], f"--model-repository={roots['below']}", DEAF) as server:
-        for name, root in roots.items():
-            site = Site(server, root, eventually)
+
+        def check(name: str) -> None:
+            site = Site(server, roots[name], eventually)
             assert (site.answer(f"{name}_both"), site.answer(f"{name}_first")) == ((1, "1"), (1, "1"))
             for branch, mark, here, gone in (("two", 2, "second", "first"), ("one", 1, "first", "second")):
                 sh(git + f"checkout -q {branch}", tmp_path / name)
                 site.deploys_without_a_failure(f"{name}_both", mark)
                 assert site.serves(f"{name}_{here}", mark)
                 assert site.serves(f"{name}_{gone}", None)
+
+        together(check, roots)
 
 
 def test_a_symlink_out_of_the_repository_is_refused_unless_allowed(

@@ -15,22 +15,14 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from edge_server.client import FrameStream, Tls
+from tests.kit.certificates import self_signed
 
 NAMES = "grpc.server_cert, grpc.server_key, grpc.root_cert"
 
 
-def make_certificate(folder: Path, name: str, days: str = "2") -> tuple[Path, Path]:
+def make_certificate(folder: Path, name: str, days: int = 2) -> tuple[Path, Path]:
     """Return key and self-signed certificate for localhost."""
-    key, cert = folder / f"{name}.key", folder / f"{name}.crt"
-    made = subprocess.run(
-        [
-            "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-            "-days", days, "-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost",
-            "-keyout", str(key), "-out", str(cert),
-        ],
-        capture_output=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert made.returncode == 0, made.stderr
+    cert, key = self_signed(folder, name, name=name, alternative="DNS:localhost", days=days)
     return key, cert
 
 
@@ -83,7 +75,7 @@ def test_sighup_renews_the_certificate_of_grpc_unless_the_files_are_invalid(
     serve: Any, repository: Any, identity: Any, eventually: Any, tmp_path: Path, transport: str
 ) -> None:
     repository.add("same", identity())
-    first, second = make_certificate(tmp_path, "first"), make_certificate(tmp_path, "second", "40000")
+    first, second = make_certificate(tmp_path, "first"), make_certificate(tmp_path, "second", 40_000)
     files = Files(tmp_path)
     files.hold(first)
     files.root.write_bytes(first[1].read_bytes())

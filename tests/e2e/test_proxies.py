@@ -19,6 +19,8 @@ from typing import Any
 
 import pytest
 
+from tests.kit.certificates import self_signed
+
 DOCUMENT = Path(__file__).parents[2] / "docs" / "deployment.md"
 PROGRAMS = {
     name: os.environ.get(f"EDGE_TEST_{name.upper()}") or shutil.which(name) or ""
@@ -47,11 +49,8 @@ def servers(serve: Any, module_repository: Any, identity: Callable[..., str]) ->
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of edge.key, edge.crt, and edge.pem with both."""
     folder = tmp_path_factory.mktemp("certificate")
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-subj", f"/CN={NAME}", "-addext", f"subjectAltName=DNS:{NAME}", "-days", "2"]
-    files = ["-keyout", f"{folder}/edge.key", "-out", f"{folder}/edge.crt"]
-    subprocess.run([*command, *files], check=True, capture_output=True, timeout=60)
-    (folder / "edge.pem").write_text((folder / "edge.crt").read_text() + (folder / "edge.key").read_text())
+    certificate, key = self_signed(folder, "edge", name=NAME, alternative=f"DNS:{NAME}")
+    (folder / "edge.pem").write_text(certificate.read_text() + key.read_text())
     return folder
 
 

@@ -7,12 +7,13 @@ import hashlib
 import http.server
 import os
 import tarfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.kit.site import Handler, Site
 
 CONFIG = (
     'backend: "identity" input { name: "I" data_type: TYPE_FP32 dims: [1] } '
@@ -24,16 +25,12 @@ CONFIG = (
 def site(tmp_path: Path) -> Iterator[str]:
     """The URL of a web server for the folder `site`."""
 
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            pass
+    class Files(Handler, http.server.SimpleHTTPRequestHandler):
+        """Answers with files, and prints nothing."""
 
     (tmp_path / "site").mkdir()
-    serve_folder = functools.partial(Handler, directory=str(tmp_path / "site"))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), serve_folder) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
+    with Site(functools.partial(Files, directory=str(tmp_path / "site"))) as server:
+        yield server.url
 
 
 def publish(folder: Path, version: int) -> str:

@@ -319,6 +319,7 @@ def times(server: Any) -> float:
     return float(answer["outputs"][0]["data"][0])
 
 
+@pytest.mark.sample  # Each runtime and each mode: how a file is read anew does not depend on both.
 @pytest.mark.parametrize("mode", ["poll", "explicit"])
 @pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
 def test_other_weights_of_the_same_size_and_time_are_served(

@@ -17,7 +17,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,8 @@ import grpc
 import pytest
 
 from edge_server.plugins.cameras.commands import stream_run
+from tests.kit.certificates import self_signed
+from tests.kit.site import Handler, Site
 
 COMMAND = Path(sys.executable).parent / "edge-server"
 MODEL = "efficientnet_lite0"
@@ -217,33 +218,16 @@ def test_an_unknown_model_or_an_absent_server_ends_the_command_at_once(stream: R
     assert "no answer from 127.0.0.1:1: connection refused: nothing listens there" in nobody.stdout
 
 
-class Http1(BaseHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        """Write nothing to the standard error, which is also the command's."""
-
-
 @pytest.fixture(scope="module")
 def other_ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, int]]:
     """Ports where a client without TLS opens no stream: of gRPC with TLS, and of HTTP/1."""
-    folder = tmp_path_factory.mktemp("tls")
-    key, cert = folder / "key.pem", folder / "cert.pem"
-    subprocess.run(
-        [
-            "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-            "-days", "2", "-subj", "/CN=localhost", "-keyout", str(key), "-out", str(cert),
-        ],
-        check=True, capture_output=True,
-    )  # fmt: skip
+    cert, key = self_signed(tmp_path_factory.mktemp("tls"))
     with_tls = grpc.server(ThreadPoolExecutor(1))
     credentials = grpc.ssl_server_credentials([(key.read_bytes(), cert.read_bytes())])
     tls_port = with_tls.add_secure_port("127.0.0.1:0", credentials)
     with_tls.start()
-    with ThreadingHTTPServer(("127.0.0.1", 0), Http1) as http:
-        thread = threading.Thread(target=http.serve_forever, args=(0.02,))
-        thread.start()
+    with Site(Handler) as http:
         yield {"tls": tls_port, "http": http.server_port}
-        http.shutdown()
-        thread.join()
     with_tls.stop(None).wait()
 
 

@@ -21,6 +21,8 @@ from typing import Any
 
 import pytest
 
+from tests.kit.certificates import self_signed
+
 COMMAND = Path(sys.executable).parent / "edge-server"
 
 WATCHDOG_S = 1.0
@@ -190,11 +192,19 @@ def test_a_hung_instance_stops_watchdog_notifications_and_is_named_in_the_status
         asking.join(20)
 
 
+def sleeps(process: int) -> bool:
+    """Return whether no thread of a process runs or could run."""
+    stats = [(thread / "stat").read_text() for thread in Path(f"/proc/{process}/task").iterdir()]
+    return {stat.rpartition(") ")[2][0] for stat in stats} == {"S"}
+
+
 def test_the_watchdogs_signal_dumps_the_stacks_of_all_threads(
-    serve: Any, repository: Any, identity: Any, manager: Manager
+    serve: Any, repository: Any, identity: Any, manager: Manager, eventually: Any
 ) -> None:
     repository.add("same", identity())
     with serve(repository.path, environment=manager.environment) as server:
+        # As in a hang. The stack of a thread that runs Python meanwhile may not be readable: it ends the dump.
+        assert eventually(lambda: sleeps(server.process.pid))
         assert server.stop(signal.SIGABRT) == -signal.SIGABRT
         assert "Fatal Python error: Aborted" in server.log()
         assert server.log().count("Thread 0x") > 3 or not HAS_INTERPRETER_LOCK
@@ -215,19 +225,6 @@ def test_sighup_applies_log_settings_and_names_settings_that_need_a_restart(watc
     assert eventually(lambda: "nothing was reloaded" in server.log())
     assert server.ask("/v2/logging")[1]["log_format"] == "json"
     assert server.infer("same", body())[0] == 200
-
-
-def certificate(folder: Path, name: str) -> tuple[Path, Path]:
-    made = subprocess.run(
-        [
-            "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-            "-days", "2", "-subj", f"/CN={name}",
-            "-keyout", str(folder / f"{name}.key"), "-out", str(folder / f"{name}.crt"),
-        ],
-        capture_output=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert made.returncode == 0, made.stderr
-    return folder / f"{name}.crt", folder / f"{name}.key"
 
 
 class Https:
@@ -260,7 +257,7 @@ def lay_out(pair: tuple[Path, Path], cert: Path, key: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def https(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Https]:
     folder = tmp_path_factory.mktemp("https")
-    pairs = [certificate(folder, "first"), certificate(folder, "second")]
+    pairs = [self_signed(folder, "first", name="first"), self_signed(folder, "second", name="second")]
     cert, key = folder / "server.crt", folder / "server.key"
     lay_out(pairs[0], cert, key)
     (folder / "models").mkdir()

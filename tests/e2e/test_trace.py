@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import subprocess
 import threading
@@ -15,6 +14,8 @@ import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
+
+from tests.kit.site import Handler, Site
 
 IDENTITY = """
 backend: "identity"
@@ -339,43 +340,29 @@ def test_many_clients_at_once_get_every_rateth_request_traced(server: Any, event
         assert len(by_trace(read(path))) == 10
 
 
-class Collector(http.server.ThreadingHTTPServer):
-    daemon_threads = True
-
+class Collector(Site):
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
         self.spans: list[Any] = []
-        self.thread = threading.Thread(target=self.serve_forever, args=(0.02,))
-        self.thread.start()
+        super().__init__(_Handler)
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
+class _Handler(Handler):
     server: Collector
 
     def do_POST(self) -> None:
         import opentelemetry.proto.collector.trace.v1.trace_service_pb2 as trace_service
 
-        message = trace_service.ExportTraceServiceRequest.FromString(
-            self.rfile.read(int(self.headers["Content-Length"]))
-        )
+        message = trace_service.ExportTraceServiceRequest.FromString(self.body())
         for resource in message.resource_spans:
             for scope in resource.scope_spans:
                 self.server.spans += scope.spans
-        self.send_response(200)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
+        self.answer()
 
 
 @pytest.fixture
 def collector() -> Iterator[Collector]:
-    made = Collector()
-    yield made
-    made.shutdown()
-    made.thread.join()
-    made.server_close()
+    with Collector() as made:
+        yield made
 
 
 @pytest.mark.full

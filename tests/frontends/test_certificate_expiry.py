@@ -10,16 +10,15 @@ from pathlib import Path
 import pytest
 
 from edge_server.frontends.certificate_expiry import read_expiry
+from tests.kit.certificates import self_signed
 
 
 def make(folder: Path, name: str, days: int) -> tuple[str, float]:
     """Return a certificate, and the unix time at which openssl says that it expires."""
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-days", str(days), "-subj", f"/CN={name}", "-keyout", f"{folder}/key", "-out", f"{folder}/{name}"]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
-    command = ["openssl", "x509", "-noout", "-enddate", "-in", f"{folder}/{name}"]
+    certificate, _ = self_signed(folder, name, name=name, days=days)
+    command = ["openssl", "x509", "-noout", "-enddate", "-in", str(certificate)]
     told = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
-    return (folder / name).read_text(), ssl.cert_time_to_seconds(told.strip().removeprefix("notAfter="))
+    return certificate.read_text(), ssl.cert_time_to_seconds(told.strip().removeprefix("notAfter="))
 
 
 def test_a_chain_expires_with_the_first_of_its_certificates(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,16 @@ ROOT = Path(__file__).parents[2]
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith("EDGE_")}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rs", *arguments]
-    try:
-        return subprocess.run(
-            [*command, "-o", "faulthandler_timeout=60"],
-            cwd=ROOT, capture_output=True, text=True, timeout=110, env={**kept, **environment}, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired as hang:
-        pytest.fail(f"no end: {hang.stdout!r}\n{hang.stderr!r}")
+    # With the common temporary folder it would end with the removal of other runs' folders: for minutes, and with a
+    # warning when another one removes the same.
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            return subprocess.run(
+                [*command, "-o", "faulthandler_timeout=60", f"--basetemp={folder}/pytest"],
+                cwd=ROOT, capture_output=True, text=True, timeout=110, env={**kept, **environment}, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as hang:
+            pytest.fail(f"no end: {hang.stdout!r}\n{hang.stderr!r}")
 
 
 def has_hardware() -> bool:

@@ -11,7 +11,6 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -30,6 +29,7 @@ from edge_server.plugins.fleet.page.box_poller import BoxPoller
 from edge_server.plugins.fleet.pull.oci_registry import OciBlob, OciRegistry, parse_reference
 from edge_server.plugins.fleet.pull.resumable_download import DownloadClient
 from edge_server.plugins.tuning.clients.http_client import HttpControl
+from tests.kit.site import Handler, Site
 
 SECRET = "s3cret-word"
 BASIC = base64.b64encode(f"me:{SECRET}".encode()).decode()
@@ -54,47 +54,30 @@ class Host:
         self.status = 307
         host = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Answers(Handler):
             def do_GET(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
-                host.requests.append(f"{self.requestline}\n{self.headers}\n{body.decode('latin-1')}")
+                host.requests.append(f"{self.requestline}\n{self.headers}\n{self.body().decode('latin-1')}")
                 if self.path.startswith("/token"):
-                    self._send(200, json.dumps({"token": SECRET}))
+                    self.answer(json.dumps({"token": SECRET}).encode())
                 elif host.challenge and "Authorization" not in self.headers:
-                    self._send(401, "", ("WWW-Authenticate", host.challenge.format(url=host.url)))
+                    self.answer(status=401, WWW_Authenticate=host.challenge.format(url=host.url))
                 elif host.target:
-                    self._send(host.status, "", ("Location", f"{host.target}/store"))
+                    self.answer(status=host.status, Location=f"{host.target}/store")
                 else:
-                    self._send(200, "{}")
+                    self.answer(b"{}")
 
             do_POST = do_HEAD = do_GET
 
-            def _send(self, status: int, body: str, *headers: tuple[str, str]) -> None:
-                self.send_response(status)
-                for header in (*headers, ("Content-Length", str(len(body)))):
-                    self.send_header(*header)
-                self.end_headers()
-                self.wfile.write(body.encode())
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"{name}:{self._server.server_address[1]}"
+        self._site = Site(Answers)
+        self.close = self._site.close
+        self.address = f"{name}:{self._site.server_port}"
         self.url = f"http://{self.address}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
-        self._thread.start()
 
     @property
     def received_secret(self) -> bool:
         """Whether a request held the secret, or something that was made of it."""
         words = (SECRET.lower(), BASIC.lower(), "authorization:", "usernametoken")
         return any(word in request.lower() for word in words for request in self.requests)
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ from edge_server.plugins.cameras.sources.source_interface import SourceError
 from edge_server.plugins.fleet.follow.site_files import SiteFiles, SiteUnavailable
 from edge_server.plugins.fleet.pull.oci_registry import OciBlob, OciRegistry, parse_reference
 from edge_server.plugins.fleet.pull.resumable_download import DownloadClient, Interrupted
+from tests.kit.together import together
 
 TIMEOUT_S = 0.5
 """Far above the pauses of a busy machine: a server must be given up for what it sends, not for a pause."""
@@ -163,8 +164,7 @@ READERS = {
     "commands": Reader(ask_server, TooSlow, head(), DOCUMENT[:100], DOCUMENT[100:]),
     "webhook": Reader(post, SinkError, head(), CONTENT[:100], CONTENT[100:], NO_ANSWER, ""),
 }
-each_reader = pytest.mark.parametrize("name", READERS)
-each_body = pytest.mark.parametrize("name", [name for name, reader in READERS.items() if reader.late_body])
+WITH_BODY = [name for name, reader in READERS.items() if reader.late_body]
 
 
 @pytest.fixture
@@ -175,49 +175,60 @@ def short_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def assert_given_up(reader: Reader, message: str, parts: Sequence[bytes], folder: Path) -> None:
-    """Check that the client gives up while the server still sends, one part every hundredth of a second."""
+    """Check that the client gives up while the server still sends, one part every hundredth of a second. Makes
+    the folder."""
     left = iter(parts)
+    folder.mkdir()
     with serving(lambda request: left) as url:
         with pytest.raises(reader.error, match=message):
             reader.read(url, folder)
         assert next(left, None) is not None
 
 
-@each_reader
-def test_a_head_that_trickles_is_given_up(name: str, short_timeouts: None, tmp_path: Path) -> None:
-    reader = READERS[name]
-    assert_given_up(reader, reader.late_head, [reader.head, *in_parts(b"x" * 1000)], tmp_path)
+def test_a_head_that_trickles_is_given_up(short_timeouts: None, tmp_path: Path) -> None:
+    def check(name: str) -> None:
+        reader = READERS[name]
+        assert_given_up(reader, reader.late_head, [reader.head, *in_parts(b"x" * 1000)], tmp_path / name)
+
+    together(check, READERS)
 
 
-@each_reader
-def test_a_server_that_announces_its_answer_again_and_again_is_given_up(
-    name: str, short_timeouts: None, tmp_path: Path
-) -> None:
-    reader = READERS[name]
-    assert_given_up(reader, reader.late_head, [b"HTTP/1.1 100 Continue\r\n\r\n"] * 1000, tmp_path)
+def test_a_server_that_announces_its_answer_again_and_again_is_given_up(short_timeouts: None, tmp_path: Path) -> None:
+    def check(name: str) -> None:
+        reader = READERS[name]
+        assert_given_up(reader, reader.late_head, [b"HTTP/1.1 100 Continue\r\n\r\n"] * 1000, tmp_path / name)
+
+    together(check, READERS)
 
 
-@each_body
-def test_a_body_that_trickles_is_given_up(name: str, short_timeouts: None, tmp_path: Path) -> None:
-    reader = READERS[name]
-    parts = [reader.head + b"\r\n" + reader.prompt, *in_parts(reader.rest[:1000])]
-    assert_given_up(reader, reader.late_body, parts, tmp_path)
+def test_a_body_that_trickles_is_given_up(short_timeouts: None, tmp_path: Path) -> None:
+    def check(name: str) -> None:
+        reader = READERS[name]
+        parts = [reader.head + b"\r\n" + reader.prompt, *in_parts(reader.rest[:1000])]
+        assert_given_up(reader, reader.late_body, parts, tmp_path / name)
+
+    together(check, WITH_BODY)
 
 
-@each_body
-def test_the_size_of_a_chunk_that_trickles_is_given_up(name: str, short_timeouts: None, tmp_path: Path) -> None:
-    reader = READERS[name]
-    parts = [reader.head + b"Transfer-Encoding: chunked\r\n\r\n", *in_parts(b"0" * 1000)]
-    assert_given_up(reader, reader.late_body, parts, tmp_path)
+def test_the_size_of_a_chunk_that_trickles_is_given_up(short_timeouts: None, tmp_path: Path) -> None:
+    def check(name: str) -> None:
+        reader = READERS[name]
+        parts = [reader.head + b"Transfer-Encoding: chunked\r\n\r\n", *in_parts(b"0" * 1000)]
+        assert_given_up(reader, reader.late_body, parts, tmp_path / name)
+
+    together(check, WITH_BODY)
 
 
-@each_reader
-def test_a_slow_line_is_fast_enough(name: str, tmp_path: Path) -> None:
-    reader = READERS[name]
-    # In parts that come at more than 500 bytes/s, and together take longer than TIMEOUT_S.
-    parts = [reader.head + b"\r\n", *in_parts(reader.prompt + reader.rest, max(len(reader.rest) // 20, 1))]
-    with serving(lambda request: iter(parts), pause_s=0.04) as url:
-        reader.read(url, tmp_path)
+def test_a_slow_line_is_fast_enough(tmp_path: Path) -> None:
+    def check(name: str) -> None:
+        reader = READERS[name]
+        (tmp_path / name).mkdir()
+        # In parts that come at more than 500 bytes/s, and together take longer than TIMEOUT_S.
+        parts = [reader.head + b"\r\n", *in_parts(reader.prompt + reader.rest, max(len(reader.rest) // 20, 1))]
+        with serving(lambda request: iter(parts), pause_s=0.04) as url:
+            reader.read(url, tmp_path / name)
+
+    together(check, READERS)
 
 
 def test_of_a_file_that_trickles_what_came_is_kept(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import os
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 
 from edge_server.repository.content_digests import CACHE_NAME, ContentDigests
 from edge_server.repository.scan import Scanner
+from tests.kit.eventually import eventually
 
 
 @pytest.fixture
@@ -40,17 +40,10 @@ def digest_of(root: Path) -> Callable[..., str]:
         model = Scanner([root]).find("m")
         assert model is not None
         digests.compute("m", version)
-        wait_until(lambda: digests.is_idle)
+        assert eventually(lambda: digests.is_idle)
         return digests.get("m", version, model.fingerprint_of(version))
 
     return call
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 def sha256sum(model: Path, version: int) -> str:
@@ -194,7 +187,7 @@ class TestContentMarks:
         """The fingerprint of version 1, of which the digest is known."""
         found = fingerprint()
         digests.compute("m", 1)
-        wait_until(lambda: digests.is_idle)
+        assert eventually(lambda: digests.is_idle)
         assert digests.get("m", 1, found)
         return found
 
@@ -208,7 +201,7 @@ class TestContentMarks:
         # The digest of the former content is not that of the new one.
         assert digests.get("m", 1, changed) == ""
         digests.compute("m", 1)
-        wait_until(lambda: digests.is_idle)
+        assert eventually(lambda: digests.is_idle)
         assert digests.get("m", 1, changed) == sha256sum(model, 1)
         rewrite(model / "1/model.onnx", b"Y")
         assert fingerprint() not in (loaded, changed)
@@ -254,7 +247,7 @@ class TestContentMarks:
         before = fingerprint()
         rewrite(model / "1/model.onnx", b"X")
         digests.compute("m", 1)
-        wait_until(lambda: digests.is_idle)
+        assert eventually(lambda: digests.is_idle)
         assert fingerprint() != before
 
     def test_the_content_is_asked_for_once_if_two_threads_scan_at_the_same_time(self, root: Path, model: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -311,16 +310,3 @@ def blocker(new_blocker: Callable[[], Blocker], core: ScriptedCore) -> Iterator[
 @pytest.fixture
 def new_mailbox() -> Callable[[], Mailbox]:
     return Mailbox
-
-
-@pytest.fixture
-def eventually() -> Callable[[Callable[[], bool]], None]:
-    """Look again and again until something that no event tells of is so."""
-
-    def look(is_so: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + TIMEOUT_S
-        while not is_so():
-            assert time.monotonic() < deadline, "it never came to be"
-            time.sleep(0.001)
-
-    return look

@@ -18,7 +18,8 @@ STEPS = ("cp", "ln", "mkdir", "mv", "rm", "sync")
 
 WRAPPER = """#!/bin/sh
 echo "$0 $*" >>"$COUNTER"
-step=$(wc -l <"$COUNTER")
+step=0
+while read -r _; do step=$((step + 1)); done <"$COUNTER"
 [ -z "$SNAPSHOT" ] || /bin/cp --sparse=always "$SNAPSHOT" "$SNAPSHOT.$step"
 [ "$step" != "$KILL_AT" ] || kill -9 $PPID
 PATH=/usr/bin:/bin exec "${0##*/}" "$@"

@@ -55,7 +55,7 @@ class ConnectionSetup:
 
     def __init__(self, connections: Connections, tls: ssl.SSLContext | None) -> None:
         self.connections = connections
-        self.arriving: dict[asyncio.Task[None], float] = {}
+        self.arriving: dict[asyncio.Task[None], tuple[float, HttpConnection]] = {}
         """Connections that are being set up, with the times at which they were accepted."""
         self._tls = tls
         self._accepted: deque[tuple[socket.socket, float]] = deque()
@@ -76,8 +76,9 @@ class ConnectionSetup:
             self._begin(*self._accepted.popleft())
 
     def _begin(self, accepted: socket.socket, accepted_s: float) -> None:
-        task = self._loop.create_task(self._set_up(accepted, self.connections.expect()))
-        self.arriving[task] = accepted_s
+        protocol = self.connections.expect()
+        task = self._loop.create_task(self._set_up(accepted, protocol))
+        self.arriving[task] = accepted_s, protocol
         task.add_done_callback(lambda task: self.arriving.pop(task, None))
 
     async def _set_up(self, accepted: socket.socket, protocol: HttpConnection) -> None:
@@ -106,7 +107,9 @@ class ConnectionSetup:
     def silent(self, listener: LimitedListener) -> list[SilentConnection]:
         """Return the silent connections of `listener` on this loop, see LimitedListener."""
         arriving = [
-            SilentConnection(False, since_s, listener, (self, task)) for task, since_s in list(self.arriving.items())
+            SilentConnection(False, since_s, listener, (self, task))
+            for task, (since_s, protocol) in list(self.arriving.items())
+            if not protocol.is_open  # else it is listed below, before its task has ended
         ]
         return arriving + [
             SilentConnection(item.has_served, item.silent_since_s, listener, (self, item))
@@ -127,9 +130,15 @@ class ConnectionSetup:
         elif connection.done():
             return False
         else:
-            connection.cancel()
+            # Not at once: a task that is cancelled before its first step does not close its socket.
+            self._loop.call_soon(self._stop_setup, connection, self.arriving[connection][1])
             connection.add_done_callback(lambda task: on_closed())
         return True
+
+    @staticmethod
+    def _stop_setup(task: asyncio.Task[None], protocol: HttpConnection) -> None:
+        if not task.cancel():
+            protocol.abort()  # the connection has been opened meanwhile
 
     def run_soon(self, call: Callable[[], None]) -> None:
         """Make a call on the loop. For any thread."""
@@ -142,6 +151,7 @@ class ConnectionSetup:
             closing = asyncio.run_coroutine_threadsafe(self.close(grace_s), self._loop)
             await asyncio.wrap_future(closing)
             return
+        await asyncio.sleep(0)  # as in `close_silent`: the first step of each task
         for task in self.arriving:
             task.cancel()
         await asyncio.gather(*self.arriving, return_exceptions=True)

@@ -671,6 +671,11 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     @property
+    def is_open(self) -> bool:
+        """Whether the connection was set up, and is not lost. May be read by any thread."""
+        return self._transport is not None
+
+    @property
     def is_silent(self) -> bool:
         """Whether no request is under way. May be read by any thread."""
         return self._phase is _Phase.HEAD and not self._is_full and not self._is_scheduled

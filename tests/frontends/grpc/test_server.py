@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import subprocess
 import threading
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from edge_server.frontends.grpc import server as server_module
 from edge_server.frontends.grpc.grpcio_transport import channel_options
 from edge_server.frontends.grpc.server import GrpcFrontend
 from edge_server.protocol import messages
+from tests.kit.certificates import self_signed
 
 
 def test_a_port_in_use_is_an_error_that_names_the_address(service: Any, transport: str) -> None:
@@ -247,33 +247,7 @@ def test_calls_that_outlive_the_grace_are_cancelled(open_front_end: Any, make_re
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Return key and self-signed certificate for localhost."""
-    folder = tmp_path_factory.mktemp("tls")
-    key, cert = folder / "key.pem", folder / "cert.pem"
-    try:
-        subprocess.run(
-            [
-                "openssl",
-                "req",
-                "-x509",
-                "-newkey",
-                "rsa:2048",
-                "-nodes",
-                "-days",
-                "2",
-                "-subj",
-                "/CN=localhost",
-                "-addext",
-                "subjectAltName=DNS:localhost",
-                "-keyout",
-                str(key),
-                "-out",
-                str(cert),
-            ],
-            check=True,
-            capture_output=True,
-        )
-    except FileNotFoundError:
-        pytest.skip("openssl is not installed")
+    cert, key = self_signed(tmp_path_factory.mktemp("tls"), alternative="DNS:localhost")
     return key, cert
 
 

@@ -8,7 +8,6 @@ import gzip
 import json
 import socket
 import threading
-import time
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,6 +20,7 @@ from edge_server.frontends import memory_budget as budgets
 from edge_server.frontends.http.body_reader import BodyReader
 from edge_server.frontends.memory_budget import MemoryBudget
 from edge_server.memory.available_memory import MemoryReading
+from tests.kit.eventually import eventually
 
 MIB = 1 << 20
 PATIENCE_S = 60.0
@@ -78,13 +78,6 @@ def held_by(site: Any) -> int:
     return held
 
 
-def wait_until(is_so: Callable[[], bool]) -> None:
-    limit_s = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < limit_s
-        time.sleep(0.002)
-
-
 def head_of(client: socket.socket) -> bytes:
     text = b""
     while b"\r\n\r\n" not in text:
@@ -111,7 +104,7 @@ def test_a_half_sent_huge_body_gives_way_to_one_that_comes_whole(
     huge = message(900_000, *WAYS[way])
     hoarder = connect(site)
     hoarder.sendall(huge[: 3 * MIB])
-    wait_until(lambda: budget.held > 2.9 * MIB)
+    assert eventually(lambda: budget.held > 2.9 * MIB)
     honest = connect(site)
     honest.sendall(message(500_000, *WAYS[way]))
     assert head_of(honest).startswith(b"HTTP/1.1 200 ")
@@ -123,14 +116,14 @@ def test_a_half_sent_huge_body_gives_way_to_one_that_comes_whole(
     assert b"\r\nRetry-After: 5\r\n" in told
     if way == "plain":
         assert b"hold more than 4194304 bytes together (--http-max-body-bytes-in-flight)" in told
-    wait_until(lambda: budget.held == 0)
+    assert eventually(lambda: budget.held == 0)
 
 
 def test_a_refused_body_is_answered_at_once(open_site: Any, connect: Callable[..., socket.socket]) -> None:
     site = open_site(max_body_bytes_in_flight=4 * MIB)
     hoarder, honest = connect(site), connect(site)
     hoarder.sendall(message(900_000)[: 3 * MIB])
-    wait_until(lambda: budget_of(site).held > 2.9 * MIB)
+    assert eventually(lambda: budget_of(site).held > 2.9 * MIB)
     honest.sendall(message(500_000))
     assert head_of(hoarder).startswith(b"HTTP/1.1 503 ")
 
@@ -143,9 +136,9 @@ def test_a_client_that_leaves_gives_its_bytes_back(
     budget = budget_of(site)
     client = connect(site)
     client.sendall(message(900_000, *WAYS[way])[: 3 * MIB])
-    wait_until(lambda: budget.held > 2.9 * MIB)
+    assert eventually(lambda: budget.held > 2.9 * MIB)
     client.close()
-    wait_until(lambda: budget.held == 0)
+    assert eventually(lambda: budget.held == 0)
     assert budget.refused == 0
 
 
@@ -158,7 +151,7 @@ def test_bodies_that_come_whole_leave_nothing_behind(
         client = connect(site)
         client.sendall(message(900_000, "Connection: close", *WAYS[way]))
         assert everything(client).startswith(b"HTTP/1.1 200 ")
-    wait_until(lambda: budget_of(site).held == 0)
+    assert eventually(lambda: budget_of(site).held == 0)
     assert budget_of(site).refused == 0
 
 
@@ -176,7 +169,7 @@ def test_many_half_sent_huge_bodies_stay_below_the_bound_and_small_requests_go_o
         assert head_of(honest).startswith(b"HTTP/1.1 200 ")
         honest.close()
         most = max(most, held_by(site))
-    wait_until(lambda: budget.refused > 20)
+    assert eventually(lambda: budget.refused > 20)
     assert 0 < most <= 8 * MIB
     assert held_by(site) <= 8 * MIB
 
@@ -224,7 +217,7 @@ def test_what_an_inflated_body_holds_counts(open_site: Any, connect: Callable[..
     site = open_site(max_body_bytes_in_flight=4 * MIB)
     hoarder, honest = connect(site), connect(site)
     hoarder.sendall(message(900_000)[: 3 * MIB])
-    wait_until(lambda: budget_of(site).held > 2.9 * MIB)
+    assert eventually(lambda: budget_of(site).held > 2.9 * MIB)
     body = gzip.compress(message(500_000).partition(b"\r\n\r\n")[2])
     length = message(500_000).partition(b"Content-Length: ")[2].partition(b"\r\n")[0].decode()
     head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: gzip\r\nContent-Length: {len(body)}\r\n"
@@ -240,11 +233,11 @@ def test_a_body_of_another_thread_makes_one_give_way_that_holds_more(
     budget = budget_of(site)
     hoarder, other = connect(site), Body(budget)
     hoarder.sendall(message(900_000)[: 3 * MIB])
-    wait_until(lambda: budget.held > 2.9 * MIB)
+    assert eventually(lambda: budget.held > 2.9 * MIB)
     other.grow(2 * MIB)
     assert head_of(hoarder).startswith(b"HTTP/1.1 503 ")
     assert (other.refusal, budget.refused) == (None, 1)
-    wait_until(lambda: budget.held == 2 * MIB)
+    assert eventually(lambda: budget.held == 2 * MIB)
     budget.leave(other)
     honest = connect(site)
     honest.sendall(message(500_000))

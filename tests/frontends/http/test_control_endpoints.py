@@ -6,10 +6,8 @@ import base64
 import contextlib
 import http.client
 import json
-import shutil
 import socket
 import ssl
-import subprocess
 import time
 import uuid
 from multiprocessing import shared_memory
@@ -19,6 +17,7 @@ import numpy as np
 import pytest
 
 from edge_server.frontends import connection_limit
+from tests.kit.certificates import self_signed
 
 
 def test_server_health_has_the_bodies_of_the_open_inference_protocol_and_says_400_when_not_ready(site):
@@ -264,13 +263,8 @@ def test_json_answers_are_compact_and_typed(site):
 
 @pytest.fixture
 def certificate(tmp_path):
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("no openssl to make a certificate with")
-    cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
-    command = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
-    subprocess.run([*command, "-keyout", key, "-out", cert], check=True, capture_output=True)
-    return cert, key
+    cert, key = self_signed(tmp_path)
+    return str(cert), str(key)
 
 
 def test_tls_is_on_when_certificate_and_key_are_named(open_site, certificate):

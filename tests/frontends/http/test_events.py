@@ -19,15 +19,9 @@ from edge_server.frontends.http import event_endpoints as events_module
 from edge_server.frontends.http.access_check import AccessCheck
 from edge_server.frontends.http.event_endpoints import MAX_FOLLOWERS
 from edge_server.telemetry.event_bus import MODEL_FAILED, MODEL_READY
+from tests.kit.eventually import eventually
 
 PATIENCE_S = 60.0
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < end, "it never came to be"
-        time.sleep(0.005)
 
 
 class Follower:
@@ -163,7 +157,7 @@ def test_one_follower_too_many_is_refused_and_a_place_that_is_left_is_free_again
     assert "follow the events already" in refused.error
     assert site.get("/edge/v1/events?follow=false").status == 200, "reading once takes no place"
     followers[0].close()
-    until(lambda: len(site.events._wakers) < MAX_FOLLOWERS)
+    assert eventually(lambda: len(site.events._wakers) < MAX_FOLLOWERS)
     site.service.events.publish(MODEL_READY)
     assert follow().frame()["id"] == "1"
 
@@ -177,7 +171,7 @@ def test_a_client_that_does_not_read_is_dropped_and_the_others_are_not(
     idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     idle.connect(("127.0.0.1", site.port))
     idle.sendall(b"GET /edge/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    until(lambda: len(site.events._wakers) == 2)
+    assert eventually(lambda: len(site.events._wakers) == 2)
     count = 0
 
     def is_dropped() -> bool:
@@ -187,7 +181,7 @@ def test_a_client_that_does_not_read_is_dropped_and_the_others_are_not(
         assert int(reading.frame()["id"]) == count
         return len(site.events._wakers) == 1
 
-    until(is_dropped)
+    assert eventually(is_dropped)
     idle.close()
 
 

@@ -20,11 +20,15 @@ import pytest
 
 from edge_server.frontends.http import accept_loop, client_timeouts
 from edge_server.frontends.http import connection as connection_module
-from edge_server.frontends.http.connection import TICKS, _Phase
+from edge_server.frontends.http.connection import TICKS, Connections, _Phase
 from edge_server.frontends.memory_budget import MemoryBudget
+from tests.kit.eventually import eventually
+from tests.kit.together import together
 
 PATH = "/v2/models/float/infer"
 PATIENCE_S = 60.0
+ENCODED = ("Content-Encoding: identity",)
+"""Such a request goes through aiohttp."""
 CHUNKED = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
 
 
@@ -131,17 +135,7 @@ def open_count(site: Any) -> int:
     return len(site.frontend._server._setups[0].connections._open)
 
 
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.01)
-
-
-# -- sending
-
-
-@pytest.mark.parametrize("lines", [(), ("Content-Encoding: identity",)], ids=["plain", "encoded"])
+@pytest.mark.parametrize("lines", [(), ENCODED], ids=["plain", "encoded"])
 def test_a_body_that_trickles_is_refused_with_408_however_steadily_it_moves(open_impatient, connect, lines):
     site = open_impatient(0.3)
     client = connect(site)
@@ -179,8 +173,10 @@ def test_a_head_that_trickles_behind_a_chunked_request_is_refused_too(open_impat
 
 def test_quick_requests_on_one_connection_are_no_trickle(open_impatient, connect):
     site = open_impatient(0.6)
-    for first in (b"", CHUNKED + b"2\r\n{}\r\n0\r\n\r\n"):
-        client = connect(site)
+    clients = {b"": connect(site), CHUNKED + b"2\r\n{}\r\n0\r\n\r\n": connect(site)}
+
+    def check(first: bytes) -> None:
+        client = clients[first]
         if first:
             client.sendall(first)
             answer(client)
@@ -193,27 +189,33 @@ def test_quick_requests_on_one_connection_are_no_trickle(open_impatient, connect
             client.sendall(data[20:])
             assert answer(client).startswith(b"HTTP/1.1 200 ")
 
+    together(check, clients)
 
-@pytest.mark.parametrize("lines", [(), ("Content-Encoding: identity",)], ids=["plain", "encoded"])
-def test_a_frame_over_a_thin_link_of_20_kb_a_second_is_served(open_impatient, connect, lines):
+
+def test_a_frame_over_a_thin_link_of_20_kb_a_second_is_served(open_impatient, connect):
     site = open_impatient(1.0)
-    client = connect(site)
-    data, raw = frame(12_000, *lines)
-    for start in range(0, len(data), 1000):
-        client.sendall(data[start : start + 1000])
-        time.sleep(0.05)
-    text = b""
-    while not text.endswith(raw[-4000:]):
-        more = client.recv(1 << 16)
-        assert more, text[:300]
-        text += more
-    assert text.startswith(b"HTTP/1.1 200 ")
+    clients = {(): connect(site), ENCODED: connect(site)}
+
+    def check(lines: tuple[str, ...]) -> None:
+        client = clients[lines]
+        data, raw = frame(12_000, *lines)
+        for start in range(0, len(data), 1000):
+            client.sendall(data[start : start + 1000])
+            time.sleep(0.05)
+        text = b""
+        while not text.endswith(raw[-4000:]):
+            more = client.recv(1 << 16)
+            assert more, text[:300]
+            text += more
+        assert text.startswith(b"HTTP/1.1 200 ")
+
+    together(check, clients)
 
 
 # -- taking
 
 
-@pytest.mark.parametrize("lines", [(), ("Content-Encoding: identity",)], ids=["plain", "encoded"])
+@pytest.mark.parametrize("lines", [(), ENCODED], ids=["plain", "encoded"])
 def test_a_client_that_never_reads_its_answers_loses_its_connection(open_impatient, connect, lines):
     site = open_impatient(0.3)
     client = connect(site, buffer_bytes=8192)
@@ -222,7 +224,7 @@ def test_a_client_that_never_reads_its_answers_loses_its_connection(open_impatie
     sender = threading.Thread(target=_send, args=(client, data * 8))
     sender.start()
     assert site.service.submitted.wait(PATIENCE_S)
-    until(lambda: open_count(site) == 0)
+    assert eventually(lambda: open_count(site) == 0)
     sender.join()
     assert site.post(PATH, infer([1.0]).partition(b"\r\n\r\n")[2]).status == 200
 
@@ -237,7 +239,7 @@ def test_a_client_that_never_reads_its_events_loses_its_connection(open_impatien
     client = connect(site, buffer_bytes=8192)
     client.sendall(request(b'{"IN":60000}', path="/v2/models/repeat/generate_stream"))
     assert site.service.submitted.wait(PATIENCE_S)
-    until(lambda: open_count(site) == 0)
+    assert eventually(lambda: open_count(site) == 0)
     assert site.service.tickets[0].was_cancelled.wait(PATIENCE_S)
 
 
@@ -247,25 +249,29 @@ def test_an_answer_that_is_never_read_does_not_keep_a_refused_connection_open(op
     data, _ = frame(1_500_000)
     client.sendall(data)
     client.sendall(b"no HTTP\r\n\r\n")
-    until(lambda: open_count(site) == 0)
+    assert eventually(lambda: open_count(site) == 0)
 
 
-@pytest.mark.parametrize("lines", [(), ("Content-Encoding: identity",)], ids=["plain", "encoded"])
-def test_a_slow_reader_that_lives_gets_all_of_its_answer(open_impatient, connect, lines):
+def test_a_slow_reader_that_lives_gets_all_of_its_answer(open_impatient, connect):
     site = open_impatient(0.5)
-    client = connect(site, buffer_bytes=16384)
-    data, raw = frame(1_500_000, *lines, "Connection: close") if lines else frame(1_500_000)
-    threading.Thread(target=_send, args=(client, data)).start()
-    text = b""
-    slow_until = time.monotonic() + 2.0
-    while not text.endswith(raw[-100:]):
-        more = client.recv(20_000)
-        assert more, len(text)
-        text += more
-        # Slow for four times what a client may be silent; the rest quickly, for the test's sake.
-        if time.monotonic() < slow_until:
-            time.sleep(0.02)
-    assert text.endswith(raw)
+    clients = {(): connect(site, buffer_bytes=16384), ENCODED: connect(site, buffer_bytes=16384)}
+
+    def check(lines: tuple[str, ...]) -> None:
+        client = clients[lines]
+        data, raw = frame(1_500_000, *lines, "Connection: close") if lines else frame(1_500_000)
+        threading.Thread(target=_send, args=(client, data)).start()
+        text = b""
+        slow_until = time.monotonic() + 2.0
+        while not text.endswith(raw[-100:]):
+            more = client.recv(20_000)
+            assert more, len(text)
+            text += more
+            # Slow for four times what a client may be silent; the rest quickly, for the test's sake.
+            if time.monotonic() < slow_until:
+                time.sleep(0.02)
+        assert text.endswith(raw)
+
+    together(check, clients)
 
 
 def test_a_quiet_stream_of_events_goes_on(open_impatient, connect):
@@ -304,7 +310,7 @@ def test_clients_that_read_are_distinguished_from_clients_that_do_not():
         assert looks() == 3
         served.send(b"b")
         assert client.recv(1) == b"b"
-        until(lambda: looks() == 0)
+        assert eventually(lambda: looks() == 0)
         transport.left = 0
         assert [looks() for _ in range(2)] == [0, 0]
 
@@ -348,7 +354,7 @@ def test_without_an_idle_connection_a_new_one_gets_503_and_the_others_go_on(open
     clients = [connect(site) for _ in range(2)]
     for client in clients:
         client.sendall(NEVER)
-    until(lambda: len(site.service.requests) == 2)
+    assert eventually(lambda: len(site.service.requests) == 2)
     for _ in range(20):
         refused = everything(connect(site))
         assert refused.startswith(b"HTTP/1.1 503 ")
@@ -360,7 +366,7 @@ def test_without_an_idle_connection_a_new_one_gets_503_and_the_others_go_on(open
     ]
     assert open_count(site) == 2
     clients[0].close()
-    until(lambda: open_count(site) == 1)
+    assert eventually(lambda: open_count(site) == 1)
     assert site.get("/v2/health/live").status == 200
 
 
@@ -368,11 +374,11 @@ def test_a_storm_of_connections_leaves_no_more_open_than_allowed(open_impatient,
     site = open_impatient(0.2, max_connections=8)
     for _ in range(200):
         connect(site)
-    until(lambda: open_count(site) <= 8)
+    assert eventually(lambda: open_count(site) <= 8)
     # All of them are silent: after a tick there is room for the next one.
-    until(lambda: _is_served(site))
+    assert eventually(lambda: _is_served(site))
     # Some of the storm may only be accepted now, and then close others.
-    until(lambda: open_count(site) <= 8)
+    assert eventually(lambda: open_count(site) <= 8)
 
 
 def _is_served(site: Any) -> bool:
@@ -380,6 +386,44 @@ def _is_served(site: Any) -> bool:
         return bool(site.get("/v2/health/live").status == 200)
     except ConnectionError:
         return False
+
+
+def setting_up(check: Callable[[Any, Connections, socket.socket], Any]) -> None:
+    """Call the coroutine function `check` with a setup that has just begun with one accepted socket."""
+
+    async def begin() -> None:
+        connections = Connections(lambda head: None, MemoryBudget(1, 1), connection_module.NoDrainDelay())
+        setup = accept_loop.ConnectionSetup(connections, None)
+        client, accepted = socket.socketpair()
+        accepted.setblocking(False)
+        with client:
+            setup.begin(accepted, time.monotonic())
+            await check(setup, connections, accepted)
+            await setup.close(0.0)
+
+    asyncio.run(begin())
+
+
+def test_a_connection_is_counted_once_as_silent_while_it_is_set_up():
+    async def check(setup: Any, connections: Connections, accepted: socket.socket) -> None:
+        for _ in range(10):
+            assert len(setup.silent(None)) == 1
+            await asyncio.sleep(0)
+        assert not setup.arriving
+
+    setting_up(check)
+
+
+def test_a_setup_that_is_stopped_at_once_leaves_no_connection_and_no_socket():
+    async def check(setup: Any, connections: Connections, accepted: socket.socket) -> None:
+        (silent,) = setup.silent(None)
+        closed: list[int] = []
+        assert setup.close_silent(silent.connection[1], silent.since_s, lambda: closed.append(1))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert (closed, connections.count(), accepted.fileno()) == ([1], 0, -1)
+
+    setting_up(check)
 
 
 class Deaf:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
-import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +29,7 @@ from hyperframe.frame import (
 
 from edge_server.http2.frames import PREFACE, Http2ErrorCode
 from edge_server.http2.header_blocks import encode_headers
+from tests.kit.certificates import self_signed
 
 Serve = Callable[..., Any]
 
@@ -430,14 +430,7 @@ def test_the_probes_of_grpcio_are_not_struck(serve: Serve) -> None:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("tls")
-    key, chain = folder / "key.pem", folder / "chain.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-keyout", key, "-out", chain, "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    return chain, key
+    return self_signed(tmp_path_factory.mktemp("tls"), alternative="DNS:localhost")
 
 
 def _contexts(certificate: tuple[Path, Path], protocols: list[str]) -> tuple[ssl.SSLContext, ssl.SSLContext]:

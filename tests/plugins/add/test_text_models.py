@@ -24,6 +24,8 @@ from tests.e2e.conftest import COMMAND
 
 cv2 = pytest.importorskip("cv2")
 
+pytestmark = pytest.mark.usefixtures("tried_here")
+
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

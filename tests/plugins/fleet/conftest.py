@@ -6,11 +6,8 @@ import contextlib
 import os
 import shutil
 import subprocess
-import threading
-import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +21,7 @@ from edge_server.plugins.fleet.follow.installed_models import InstalledModels
 from edge_server.plugins.fleet.follow.rounds import make_follower
 from edge_server.plugins.fleet.release import SAMPLE_NAME
 from edge_server.plugins.fleet.settings import FollowConfig
+from tests.kit.site import Handler, Site
 
 PATIENCE_S = 60.0
 PAGE_BYTES = 4096
@@ -71,7 +69,7 @@ class Publication:
 def publication(tmp_path: Path) -> Iterator[Publication]:
     made = Publication(tmp_path)
 
-    class Handler(BaseHTTPRequestHandler):
+    class Answers(Handler):
         def do_GET(self) -> None:
             asked = self.headers.get("Range") if made.has_ranges else None
             made.requests.append((self.path, asked))
@@ -91,16 +89,9 @@ def publication(tmp_path: Path) -> Iterator[Publication]:
             self.wfile.write(content[start:][: made.cut_after])
             self.close_connection = True
 
-        def log_message(self, *arguments: Any) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    made.url = f"http://127.0.0.1:{server.server_address[1]}"
-    yield made
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with Site(Answers) as site:
+        made.url = site.url
+        yield made
 
 
 class BoxUnderTest:
@@ -151,19 +142,6 @@ def new_box(tmp_path: Path, publication: Publication) -> Callable[[str], BoxUnde
 @pytest.fixture
 def utc_now() -> datetime:
     return datetime.now(timezone.utc)
-
-
-@pytest.fixture(scope="session")
-def eventually() -> Callable[[Callable[[], bool]], bool]:
-    """Wait until a condition holds; only a failing test waits to the end."""
-
-    def wait(condition: Callable[[], bool]) -> bool:
-        end_s = time.monotonic() + PATIENCE_S
-        while not condition() and time.monotonic() < end_s:
-            time.sleep(0.002)
-        return condition()
-
-    return wait
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +36,7 @@ from edge_server.plugins.governor.work_meter import (
     ModelWork,
     token_work,
 )
+from tests.kit.eventually import eventually
 from tests.plugins.governor.thermal_model import ThermalModel
 
 STEP_S = 0.5
@@ -373,17 +373,8 @@ def test_a_sensor_that_hangs_is_not_waited_for(sensors: Switch) -> None:
     for _ in range(3):
         assert "do not answer" in sensor_thread.sample().missing["sensors"]
     sensors.may_answer.set()
-    assert wait_until(lambda: sensor_thread.sample().heat is not None)
+    assert eventually(lambda: sensor_thread.sample().heat is not None)
     sensor_thread.close()
-
-
-def wait_until(condition: Callable[[], bool], limit_s: float = 20.0) -> bool:
-    end = time.monotonic() + limit_s
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.01)
-    return condition()
 
 
 def test_the_loop_continues_after_any_failure_and_ends_on_close(sensors: Switch) -> None:
@@ -399,7 +390,7 @@ def test_the_loop_continues_after_any_failure_and_ends_on_close(sensors: Switch)
     gate = GovernorAdmission()
     sampler = GovernorLoop(SensorThread(sensors), ControlPolicy(), gate, ServerCallbacks(work=no_work), interval_s=0.01)
     sampler.start()
-    assert wait_until(lambda: sampler.latest.decision.temperature_c is not None)
+    assert eventually(lambda: sampler.latest.decision.temperature_c is not None)
     sampler.close()
     assert sensors.is_closed
     assert not [thread for thread in threading.enumerate() if thread.name in ("edge-governor", "edge-sensors")]

@@ -10,16 +10,15 @@ import re
 import select
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
 from edge_server.plugins.language import command
+from tests.kit.site import Handler, Site
 
 HELLO = "Hello! How can I help you?"
 LONG = "word " * 2000
@@ -83,7 +82,7 @@ def test_without_a_model_the_names_are_listed_if_there_are_several(url: str, run
     assert done.stderr.endswith("required: MODEL; language models that serve there: slow, talker\n")
 
 
-class LoadingServer(BaseHTTPRequestHandler):
+class LoadingServer(Handler):
     """A server whose model is loaded at the second look, and which keeps the bodies of chats."""
 
     states: ClassVar[list[str]] = []
@@ -91,26 +90,17 @@ class LoadingServer(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         assert self.path == "/v1/models"
-        self._answer(json.dumps({"data": [] if self.states else [{"id": "m"}]}))
+        self.answer(json.dumps({"data": [] if self.states else [{"id": "m"}]}).encode())
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = json.loads(self.body())
         if self.path == "/v2/repository/index":
             answer = json.dumps([{"name": "m", "version": "1", "state": self.states.pop(0)}])
         else:
             assert not self.states, "asked before the model was loaded"
             self.chats.append(body)
             answer = 'data: {"choices": [{"delta": {"content": "Yes."}}]}\n\ndata: [DONE]\n\n'
-        self._answer(answer)
-
-    def _answer(self, answer: str) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer.encode())
-
-    def log_message(self, *_: object) -> None:
-        pass
+        self.answer(answer.encode())
 
 
 @pytest.mark.parametrize(("more", "temperature"), [(("m",), None), (("m", "--temperature=0"), 0), ((), None)])
@@ -118,14 +108,8 @@ def test_a_loading_model_is_waited_for_and_the_temperature_is_left_to_the_server
     more: tuple[str, ...], temperature: float | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     LoadingServer.states, LoadingServer.chats = ["LOADING", "READY"], []
-    with ThreadingHTTPServer(("127.0.0.1", 0), LoadingServer) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            assert command.run([f"--url=127.0.0.1:{server.server_address[1]}", "--prompt=hello", *more]) == 0
-        finally:
-            server.shutdown()
-            thread.join()
+    with Site(LoadingServer) as server:
+        assert command.run([f"--url=127.0.0.1:{server.server_port}", "--prompt=hello", *more]) == 0
     said = capsys.readouterr()
     assert said.out == "Yes.\n"
     assert said.err.startswith("edge-server chat: waiting: the server loads m\n")

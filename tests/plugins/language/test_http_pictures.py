@@ -4,7 +4,6 @@ URLs are fetched from allowed hosts alone."""
 from __future__ import annotations
 
 import base64
-import http.server
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,6 +19,7 @@ from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest, LoadError
 from edge_server.plugins.language.openai import remote_pictures
 from edge_server.plugins.language.openai.remote_pictures import fetch_pictures, read_hosts
+from tests.kit.site import Handler, Site
 
 JPEG = (Path(__file__).parents[2] / "data/coffee.jpg").read_bytes()
 BASE64 = base64.b64encode(JPEG).decode()
@@ -151,15 +151,12 @@ def test_a_model_of_texts_gets_no_picture(seer: Any, url: str) -> None:
     assert (reply.status, reply.json["error"]["message"]) == (400, "'messages': model 'seer' takes no pictures")
 
 
-class _Pictures(http.server.BaseHTTPRequestHandler):
+class _Pictures(Handler):
     """Serves JPEG under /picture, and redirects from /to/URL to the URL."""
 
     def do_GET(self) -> None:
         if self.path.startswith("/to/"):
-            self.send_response(302)
-            self.send_header("Location", self.path.removeprefix("/to/"))
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+            self.answer(status=302, Location=self.path.removeprefix("/to/"))
         elif self.path == "/large":
             self.send_response(200)
             self.end_headers()
@@ -167,25 +164,15 @@ class _Pictures(http.server.BaseHTTPRequestHandler):
         elif self.path == "/slow":
             self.server.released.wait(20)  # type: ignore[attr-defined]
         else:
-            self.send_response(200 if self.path == "/picture?size=1" else 404)
-            self.send_header("Content-Length", str(len(JPEG)))
-            self.end_headers()
-            self.wfile.write(JPEG)
-
-    def log_message(self, *_: Any) -> None:
-        pass
+            self.answer(JPEG, 200 if self.path == "/picture?size=1" else 404)
 
 
 @pytest.fixture
 def host() -> Iterator[str]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Pictures) as server:
+    with Site(_Pictures) as server:
         server.released = threading.Event()  # type: ignore[attr-defined]
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
         yield f"127.0.0.1:{server.server_port}"
         server.released.set()  # type: ignore[attr-defined]
-        server.shutdown()
-        thread.join()
 
 
 def test_a_picture_is_fetched_from_an_allowed_host(seer: Any, host: str) -> None:

@@ -303,7 +303,7 @@ def test_a_message_of_many_parts_is_refused_at_its_first_one_and_takes_no_memory
         client.connect(f"tcp://{echo.zmtp.address}")
         part = bytes(1 << 20)
         for _ in range(50):
-            client.send(part, zmq.SNDMORE, copy=False)
+            client.send(part, zmq.SNDMORE)
         client.send(part)
         assert client.recv() == b"expected a message of one part"
     assert begun == []

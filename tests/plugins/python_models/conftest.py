@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -122,16 +121,3 @@ def one_to_one() -> str:
 @pytest.fixture
 def decoupled() -> str:
     return ONE_TO_ONE + "model_transaction_policy { decoupled: true }\n"
-
-
-@pytest.fixture
-def eventually() -> Callable[[Callable[[], bool]], bool]:
-    def wait(condition: Callable[[], bool]) -> bool:
-        end = time.monotonic() + 20
-        while not condition():
-            if time.monotonic() > end:
-                return False
-            time.sleep(0.01)
-        return True
-
-    return wait

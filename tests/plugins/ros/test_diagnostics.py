@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import http.server
 import json
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,6 +14,7 @@ from edge_server.plugins.ros.bridge_counts import BridgeCounts
 from edge_server.plugins.ros.diagnostics import Diagnostics
 from edge_server.plugins.ros.messages.message_conversion import DiagnosticLevel, DiagnosticStatus
 from edge_server.protocol.frame_messages import StreamOpened
+from tests.kit.site import Handler, Site
 
 OK, WARN, ERROR, STALE = DiagnosticLevel
 REPORT = {"enabled": True, "state": "NORMAL", "detail": "", "temperature_c": 61.5}
@@ -71,30 +70,18 @@ def test_the_server_is_an_error_until_a_connection_and_after_it_is_lost() -> Non
 
 
 @pytest.fixture
-def read_status() -> Iterator[Callable[[Any], DiagnosticStatus]]:
+def read_status() -> Callable[[Any], DiagnosticStatus]:
     """`read_status(report)` is the governor's status by a server that answers with the report."""
-    servers = []
 
     def read(report: Any) -> DiagnosticStatus:
-        class Handler(http.server.BaseHTTPRequestHandler):
+        class Answers(Handler):
             def do_GET(self) -> None:
-                body = json.dumps(report).encode()
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+                self.answer(json.dumps(report).encode())
 
-            def log_message(self, *_: Any) -> None:
-                pass
+        with Site(Answers) as site:
+            return wait_for_status(f"{site.url}/")
 
-        servers.append(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler))
-        threading.Thread(target=servers[-1].serve_forever, args=(0.01,), daemon=True).start()
-        return wait_for_status(f"http://127.0.0.1:{servers[-1].server_port}/")
-
-    yield read
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+    return read
 
 
 def wait_for_status(http_url: str) -> DiagnosticStatus:

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import pytest
 from edge_server.plugins.tensorrt.builds.build_process import Bounds, BuildControl, BuildOutcome, run_child
 from edge_server.plugins.tensorrt.engine_options import order_to_json
 from edge_server.plugins.tensorrt.engine_order import EngineOrder, Range
+from tests.kit.eventually import eventually
 
 pytestmark = pytest.mark.full
 
@@ -76,13 +76,6 @@ def in_background(work: Callable[[], BuildOutcome]) -> tuple[threading.Thread, l
     return thread, found
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, "it never came to that"
-        time.sleep(0.01)
-
-
 def test_an_engine_is_built_for_the_classifier_and_its_progress_reported(tmp_path: Path) -> None:
     record = BuildRecord()
     outcome = run_child(job(tmp_path, order()), PLENTY, record.control())
@@ -101,7 +94,7 @@ def test_an_engine_is_built_for_the_classifier_and_its_progress_reported(tmp_pat
 def test_a_cancelled_build_ends_and_leaves_no_file(when: str, tmp_path: Path) -> None:
     record = BuildRecord()
     thread, found = in_background(lambda: run_child(job(tmp_path, order()), PLENTY, record.control()))
-    wait_for(children if when == "before it listens" else lambda: record.phases)
+    assert eventually(children if when == "before it listens" else lambda: record.phases)
     record.cancel = "taken back"
     thread.join(60)
     assert [item.end for item in found] == ["cancelled"]
@@ -113,7 +106,7 @@ def test_a_cancelled_build_ends_and_leaves_no_file(when: str, tmp_path: Path) ->
 def test_a_crash_is_reported_with_its_signal(number: signal.Signals, tmp_path: Path) -> None:
     record = BuildRecord()
     thread, found = in_background(lambda: run_child(job(tmp_path, order()), PLENTY, record.control()))
-    wait_for(lambda: record.phases)
+    assert eventually(lambda: record.phases)
     for pid in children():
         os.kill(pid, number)
     thread.join(60)
@@ -142,12 +135,12 @@ def test_a_build_that_exceeds_its_memory_is_ended_and_reported(bounds: Bounds, v
 def test_a_paused_build_continues_and_its_timeout_stands_still(tmp_path: Path) -> None:
     record = BuildRecord()
     thread, found = in_background(lambda: run_child(job(tmp_path, order()), PLENTY, record.control()))
-    wait_for(lambda: record.phases)
+    assert eventually(lambda: record.phases)
     record.pause = "the box is HOT"
-    wait_for(lambda: record.pauses)
+    assert eventually(lambda: record.pauses)
     (pid,) = children()
     # The kernel stops it a moment after the signal was sent.
-    wait_for(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+    assert eventually(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
     record.pause = ""
     thread.join(100)
     assert record.pauses == ["the box is HOT", ""]
@@ -157,7 +150,7 @@ def test_a_paused_build_continues_and_its_timeout_stands_still(tmp_path: Path) -
 def test_the_builder_has_the_lowest_priority_and_the_highest_oom_score(tmp_path: Path) -> None:
     record = BuildRecord()
     thread, _ = in_background(lambda: run_child(job(tmp_path, order()), PLENTY, record.control()))
-    wait_for(lambda: record.phases)
+    assert eventually(lambda: record.phases)
     (pid,) = children()
     assert os.getpriority(os.PRIO_PROCESS, pid) == 19
     assert Path(f"/proc/{pid}/oom_score_adj").read_text().strip() == "1000"

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,6 +28,7 @@ from edge_server.plugins.tensorrt.builds.engine_cache import EngineCache, Engine
 from edge_server.plugins.tensorrt.builds.engine_key import GpuIdentity
 from edge_server.plugins.tensorrt.engine_order import EngineOrder, Range
 from edge_server.serving.execution.gpu_loss_and_memory import Gpus
+from tests.kit.eventually import eventually
 
 SPEC = ModelSpec(
     "sums", "tensorrt_rtx", "", 4, (InputSpec("X", DType.FP32, (4,)),), (OutputSpec("Y", DType.FP32, (4,)),), ()
@@ -96,13 +96,6 @@ def make_queue(
         one.close()
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    end_s = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end_s, "it never came to that"
-        time.sleep(0.01)
-
-
 def state(make_queue: EngineBuildQueue) -> str:
     return make_queue.report().engines[0].state
 
@@ -121,7 +114,7 @@ def test_no_engine_is_built_for_a_lost_gpu_and_the_reason_is_reported(
     mine = make_queue(server)
     assert mine.find(order) is None
     mine.start()
-    wait_for(lambda: state(mine) == "failed")
+    assert eventually(lambda: state(mine) == "failed")
     told = mine.report().engines[0]
     assert (told.reason, told.retry_s, told.attempt_count) == (REASON, None, 0)
     assert server.kinds() == ["engine.build_failed"]
@@ -138,12 +131,12 @@ def test_a_build_ends_if_its_gpu_is_lost(make_queue: Callable[[Server], EngineBu
     mine = make_queue(server)
     assert mine.find(order) is None
     mine.start()
-    wait_for(children)
+    assert eventually(children)
     # It cannot be done before it was seen.
     server.pause = "the box is HOT"
-    wait_for(lambda: state(mine) == "paused")
+    assert eventually(lambda: state(mine) == "paused")
     server.gpus.mark_lost(0, "it has fallen off the bus")
-    wait_for(lambda: state(mine) == "cancelled")
+    assert eventually(lambda: state(mine) == "cancelled")
     assert mine.report().engines[0].reason == REASON
     assert children() == []
     assert server.kinds()[-1] == "engine.build_cancelled"
@@ -162,7 +155,7 @@ def test_a_lost_gpu_does_not_prevent_a_build_for_another(
     mine = make_queue(server)
     assert mine.find(order) is None
     mine.start()
-    wait_for(lambda: server.renewed)
+    assert eventually(lambda: server.renewed)
     assert state(mine) == "ready"
     assert mine.find(order) is not None
 
@@ -176,7 +169,7 @@ def test_log_status_and_report_say_how_many_layers_the_dla_can_run(
     queue = make_queue(Server())
     assert queue.find(on_dla) is None
     queue.start()
-    wait_for(lambda: state(queue) == "ready")
+    assert eventually(lambda: state(queue) == "ready")
     report = queue.report().as_json()
     found, layers = report["engines"][0]["dla_layers"]  # type: ignore[index]
     # The graph is in f32, which a DLA does not have.
@@ -197,7 +190,7 @@ def test_of_two_servers_with_one_cache_one_builds_and_both_reload(
         assert one.find(order) is None
     for one in both:
         one.start()
-    wait_for(lambda: all(server.renewed for server in servers))
+    assert eventually(lambda: all(server.renewed for server in servers))
     assert sorted(server.kinds() for server in servers) == [["engine.build_started", "engine.ready"], ["engine.ready"]]
     assert [one.report().engines[0].state for one in both] == ["ready", "ready"]
     assert servers[0].renewed == servers[1].renewed
@@ -217,7 +210,7 @@ def test_waiting_for_another_process_can_be_cancelled(
     assert claim is not None
     with claim:
         mine.start()
-        wait_for(lambda: "builds it" in mine.report().engines[0].phase)
+        assert eventually(lambda: "builds it" in mine.report().engines[0].phase)
         assert mine.cancel("sums") == 1
         assert state(mine) == "cancelled"
     assert server.kinds() == ["engine.build_cancelled"]
@@ -236,7 +229,7 @@ def test_an_unwritable_cache_is_not_retried_forever(
 
     monkeypatch.setattr(mine.cache, "claim", full)
     mine.start()
-    wait_for(lambda: state(mine) == "failed" and mine.report().engines[0].attempt_count >= MAX_ATTEMPTS)
+    assert eventually(lambda: state(mine) == "failed" and mine.report().engines[0].attempt_count >= MAX_ATTEMPTS)
     told = mine.report().engines[0]
     assert (told.attempt_count, told.retry_s, told.reason) == (MAX_ATTEMPTS, None, "no space left on device")
     assert mine.order_again("sums") == 1
@@ -258,10 +251,10 @@ def test_a_model_on_a_failing_disk_waits_while_others_are_built(
 
     monkeypatch.setattr(Path, "exists", exists)
     mine.start()
-    wait_for(lambda: "Stale file handle" in mine.report().engines[0].phase)
+    assert eventually(lambda: "Stale file handle" in mine.report().engines[0].phase)
     assert state(mine) == "waiting"
     is_away = False
-    wait_for(lambda: server.renewed)
+    assert eventually(lambda: server.renewed)
     assert state(mine) == "ready"
 
 

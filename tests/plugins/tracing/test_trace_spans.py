@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from edge_server.core.trace_settings import CarriedTrace, parse_trace_change
 from edge_server.plugins.tracing.plugin import PLUGIN
 from edge_server.telemetry.trace_record import TracedRequest
 from edge_server.telemetry.tracing import Traces
+from tests.kit.site import Handler, Site
 
 pytestmark = pytest.mark.full
 
@@ -28,31 +28,25 @@ otlp = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
 
 
-class Receiver(ThreadingHTTPServer):
+class Receiver(Site):
     """Records the posted data. `delay_s`: duration of each response."""
 
-    daemon_threads = True
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
         self.spans: list[tuple[dict[str, str], str, Any]] = []
         self.released = threading.Event()
         self.released.set()
-        self.thread = threading.Thread(target=self.serve_forever, args=(0.02,))
-        self.thread.start()
+        super().__init__(_Handler)
 
     @property
-    def url(self) -> str:
-        return f"opentelemetry,url=http://127.0.0.1:{self.server_address[1]}/v1/traces"
+    def target(self) -> str:
+        return f"opentelemetry,url={self.url}/v1/traces"
 
     def close(self) -> None:
         self.released.set()
-        self.shutdown()
-        self.thread.join()
-        self.server_close()
+        super().close()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Handler):
     server: Receiver
 
     def do_POST(self) -> None:
@@ -109,7 +103,7 @@ def attributes(span: Any) -> dict[str, Any]:
 
 
 def test_a_request_gives_tritons_nested_spans(receiver: Receiver) -> None:
-    traces = traces_to(receiver.url, "opentelemetry,resource=service.name=box", "opentelemetry,resource=site=north")
+    traces = traces_to(receiver.target, "opentelemetry,resource=service.name=box", "opentelemetry,resource=site=north")
     before_ns = time.time_ns()
     run(traces)
     traces.close(10)
@@ -137,14 +131,14 @@ def test_a_request_gives_tritons_nested_spans(receiver: Receiver) -> None:
 
 
 def test_the_default_service_name_is_tritons(receiver: Receiver) -> None:
-    traces = traces_to(receiver.url)
+    traces = traces_to(receiver.target)
     run(traces)
     traces.close(10)
     assert receiver.spans[0][0]["service.name"] == "triton-inference-server"
 
 
 def test_a_request_with_a_trace_context_is_part_of_its_callers_trace(receiver: Receiver) -> None:
-    traces = traces_to(receiver.url, "rate=0", "count=1")
+    traces = traces_to(receiver.target, "rate=0", "count=1")
     assert run(traces) is None
     run(traces, ("traceparent", PARENT), ("tracestate", "vendor=x"))
     run(traces, ("Traceparent", PARENT))
@@ -156,7 +150,7 @@ def test_a_request_with_a_trace_context_is_part_of_its_callers_trace(receiver: R
 
 
 def test_a_model_gets_the_context_of_its_own_span(receiver: Receiver) -> None:
-    traces = traces_to(receiver.url)
+    traces = traces_to(receiver.target)
     trace = run(traces, ("traceparent", PARENT), ("tracestate", 'v="\\'))
     assert trace is not None
     told = json.loads(trace.first.context() or "")
@@ -169,7 +163,7 @@ def test_a_model_gets_the_context_of_its_own_span(receiver: Receiver) -> None:
 
 
 def test_settings_can_be_changed_while_tracing_and_show_no_file(receiver: Receiver) -> None:
-    traces = traces_to(receiver.url)
+    traces = traces_to(receiver.target)
     shown = traces.update("", parse_trace_change({"trace_rate": "0"}))
     assert shown["trace_mode"] == "opentelemetry"
     assert shown["url"].startswith("http://127.0.0.1:")  # type: ignore[union-attr]
@@ -191,7 +185,7 @@ def test_an_unreachable_collector_loses_spans_but_does_not_delay_the_stop(caplog
 def test_for_a_slow_collector_the_oldest_spans_are_dropped(receiver: Receiver) -> None:
     receiver.released.clear()
     bounds = ("opentelemetry,bsp_max_queue_size=8", "opentelemetry,bsp_max_export_batch_size=4")
-    traces = traces_to(receiver.url, *bounds)
+    traces = traces_to(receiver.target, *bounds)
     for _ in range(100):
         run(traces)
     receiver.released.set()

@@ -17,6 +17,7 @@ from edge_server.core.model_spec import ModelFile
 from edge_server.plugins.tuning.background_measurement import BackgroundMeasurement
 from edge_server.repository.runtime_times import FILE_NAME, RuntimeTimes
 from edge_server.telemetry.event_bus import MODEL_READY, EventBus
+from tests.kit.eventually import eventually
 
 BUNDLED = Path(__file__).parents[3] / "model_repository"
 ORDER = ("openvino", "onnxruntime")
@@ -62,17 +63,10 @@ def children() -> str:
     return "".join(path.read_text() for path in Path("/proc/self/task").glob("*/children"))
 
 
-def wait_until(holds: Callable[[], bool], timeout_s: float = 60.0) -> bool:
-    end_s = time.monotonic() + timeout_s
-    while not holds() and time.monotonic() < end_s:
-        time.sleep(0.02)
-    return holds()
-
-
 @pytest.mark.full
 def test_an_idle_server_measures_a_model_once_and_the_next_load_uses_the_times(server: Server, tmp_path: Path) -> None:
     server.start()
-    assert wait_until((tmp_path / FILE_NAME).exists)
+    assert eventually((tmp_path / FILE_NAME).exists)
     (entry,) = json.loads((tmp_path / FILE_NAME).read_text())["measurements"]
     assert {name: ms > 0 for name, (_, ms) in entry["times"].items()} == dict.fromkeys(ORDER, True)
     chosen = server.times.choose(server.file, ORDER)
@@ -85,9 +79,9 @@ def test_an_idle_server_measures_a_model_once_and_the_next_load_uses_the_times(s
 def test_a_request_ends_the_processes_of_a_measurement_and_nothing_is_stored(server: Server, tmp_path: Path) -> None:
     before = children()
     server.start()
-    assert wait_until(lambda: children() != before)
+    assert eventually(lambda: children() != before)
     server.in_flight = lambda: 1
-    assert wait_until(lambda: children() == before)
+    assert eventually(lambda: children() == before)
     assert not (tmp_path / FILE_NAME).exists()
 
 

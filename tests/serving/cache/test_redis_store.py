@@ -93,7 +93,7 @@ def test_an_answer_is_found_again_also_by_another_server_with_the_same_model(
     first = new_core(cache=new_cache())
     version = first.load(first.spec(is_cached=True), root=model_root)
     assert ask(first, 3.0, may_run=may_run) == 3.0
-    eventually(lambda: redis_server.client().dbsize() == 1)
+    assert eventually(lambda: redis_server.client().dbsize() == 1)
     assert ask(first, 3.0, may_run=may_run) == 3.0
     assert hits(version) == 1
     write_model(tmp_path / "other box")
@@ -110,7 +110,7 @@ def test_a_server_with_another_file_of_the_same_name_computes_for_itself(
     first = new_core(cache=new_cache())
     first.load(first.spec(is_cached=True), root=model_root)
     ask(first, 3.0)
-    eventually(lambda: redis_server.client().dbsize() == 1)
+    assert eventually(lambda: redis_server.client().dbsize() == 1)
     write_model(tmp_path / "other box", b"other weights")
     second = new_core(cache=new_cache())
     version = second.load(second.spec(is_cached=True), root=tmp_path / "other box")
@@ -174,7 +174,7 @@ def test_an_entry_that_was_damaged_is_computed_anew_and_counted(
     version = core.load(core.spec(is_cached=True), root=model_root)
     ask(core, 3.0)
     client = redis_server.client()
-    eventually(lambda: client.dbsize() == 1)
+    assert eventually(lambda: client.dbsize() == 1)
     (key,) = client.keys()
     data = bytearray(client.get(key))
     if damage == "flip":
@@ -204,7 +204,7 @@ def test_an_entry_that_was_damaged_is_computed_anew_and_counted(
     assert "response cache" in caplog.text
     if damage not in ("list", "large"):
         # What was computed took the damaged entry's place.
-        eventually(lambda: client.get(key) != bytes(data))
+        assert eventually(lambda: client.get(key) != bytes(data))
         assert ask(core, 3.0) == 3.0
         assert hits(version) == 1
 
@@ -225,7 +225,7 @@ def test_a_redis_that_is_not_there_costs_no_request_and_is_used_once_it_comes(
         assert ask(core, 3.0) == 3.0
         return hits(version) > 0
 
-    eventually(has_hit)
+    assert eventually(has_hit)
     found = version.statistics()
     assert found.success.count == found.cache_hit.count + found.cache_miss.count
     assert "can be used again" in caplog.text
@@ -258,13 +258,13 @@ def test_killing_redis_again_and_again_under_load_loses_no_request(
         thread.start()
     for _ in range(3):
         before = hits(version)
-        eventually(lambda before=before: hits(version) > before + 20 or bool(wrong))
+        assert eventually(lambda before=before: hits(version) > before + 20 or bool(wrong))
         redis_server.kill()
         seen = sum(asked)
-        eventually(lambda seen=seen: sum(asked) > seen + 50 or bool(wrong))
+        assert eventually(lambda seen=seen: sum(asked) > seen + 50 or bool(wrong))
         redis_server.start()
     before = hits(version)
-    eventually(lambda: hits(version) > before + 20 or bool(wrong))
+    assert eventually(lambda: hits(version) > before + 20 or bool(wrong))
     stop.set()
     for thread in threads:
         thread.join()
@@ -272,7 +272,7 @@ def test_killing_redis_again_and_again_under_load_loses_no_request(
     found = version.statistics()
     assert found.success.count == sum(asked) == found.cache_hit.count + found.cache_miss.count
     assert found.fail.count == 0
-    eventually(lambda: version.in_flight == 0)
+    assert eventually(lambda: version.in_flight == 0)
 
 
 def test_a_redis_that_hangs_holds_a_request_up_for_no_longer_than_its_time_limit(
@@ -369,5 +369,5 @@ def test_a_request_that_is_cancelled_while_redis_is_asked_is_answered_at_once_an
     assert isinstance(mailbox.final().error, Cancelled)
     assert released == []
     release.set()
-    eventually(lambda: version.in_flight == 0)
+    assert eventually(lambda: version.in_flight == 0)
     assert released == [1]

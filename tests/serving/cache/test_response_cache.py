@@ -263,7 +263,7 @@ def test_a_large_input_is_looked_up_on_another_thread_and_can_be_cancelled_befor
     assert isinstance(mailbox.final().error, Cancelled)
     assert released == []
     go_on.set()
-    eventually(lambda: version.in_flight == 0)
+    assert eventually(lambda: version.in_flight == 0)
     assert released == [1]
     assert len(core.script.ran) == ran
     assert len(mailbox.responses) == 1

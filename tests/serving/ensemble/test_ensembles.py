@@ -92,7 +92,7 @@ def test_steps_run_one_after_the_other_and_members_and_whole_are_counted(adding:
     answer = mailbox.final()
     assert value(answer) == 116.0
     assert (answer.model, answer.version, [item.name for item in answer.outputs]) == ("e", 1, ["OUT"])
-    eventually(lambda: released == [1] and version.in_flight == 0)
+    assert eventually(lambda: released == [1] and version.in_flight == 0)
     told = version.statistics()
     assert (told.success.count, told.inference_count, told.execution_count) == (1, 3, 1)
     assert told.compute_infer.ns > 0
@@ -220,7 +220,7 @@ def test_an_error_at_any_step_is_the_answer_and_names_the_step(
     assert f"in ensemble 'e', step {step} (model '{failing}'): " in str(answer.error)
     assert "broken" in str(answer.error)
     assert isinstance(answer.error, InvalidRequest if isinstance(error, InvalidRequest) else BackendError)
-    eventually(lambda: released == [1] and version.in_flight == 0)
+    assert eventually(lambda: released == [1] and version.in_flight == 0)
     assert version.statistics().fail.count == 1
 
 
@@ -243,10 +243,10 @@ def test_the_first_error_takes_back_the_steps_beside_it(adding: Any, eventually:
     inside.wait_blocked()
     inside.release()
     assert "first" in str(mailbox.final().error)
-    eventually(lambda: adding.router.route("b", None).statistics().failures["CANCELED"] == 1)
+    assert eventually(lambda: adding.router.route("b", None).statistics().failures["CANCELED"] == 1)
     assert released == [], "the other step still reads the inputs"
     blocker.release()
-    eventually(lambda: released == [1] and version.in_flight == 0)
+    assert eventually(lambda: released == [1] and version.in_flight == 0)
     assert adding.router.route("c", None).statistics().success.count == 0
     assert len(mailbox.responses) == 1
 
@@ -272,7 +272,7 @@ def test_a_cancel_at_any_step_is_answered_at_once_and_nothing_more_runs(
     assert [type(item.error) for item in mailbox.responses] == [Cancelled]
     ticket.cancel()
     blocker.release()
-    eventually(lambda: released == [1] and version.in_flight == 0)
+    assert eventually(lambda: released == [1] and version.in_flight == 0)
     assert len(mailbox.responses) == 1
     assert adding.router.route("d", None).statistics().success.count == 0
     assert version.statistics().failures["CANCELED"] == 1
@@ -286,10 +286,10 @@ def test_a_cancel_while_a_step_waits_in_its_queue(adding: Any, eventually: Any, 
     adding.submit(0.0, model="b")
     blocker.wait_blocked()
     ticket, mailbox = adding.submit(0.0, model="e")
-    eventually(lambda: adding.router.route("b", None).statistics().pending_count == 1)
+    assert eventually(lambda: adding.router.route("b", None).statistics().pending_count == 1)
     ticket.cancel()
     assert isinstance(mailbox.final().error, Cancelled)
-    eventually(lambda: version.in_flight == 0)
+    assert eventually(lambda: version.in_flight == 0)
     blocker.release()
 
 
@@ -305,7 +305,7 @@ def test_cancels_at_random_moments_answer_once_and_release_once(adding: Any, eve
         ticket.cancel()
     for mailbox in mailboxes:
         mailbox.final()
-    eventually(lambda: version.in_flight == 0)
+    assert eventually(lambda: version.in_flight == 0)
     assert sorted(released) == list(range(300))
     assert {len(mailbox.responses) for mailbox in mailboxes} == {1}
     told = version.statistics()
@@ -324,7 +324,7 @@ def test_a_deadline_that_passed_is_refused_and_one_that_cannot_be_kept_fails_at_
     _, mailbox = adding.submit(0.0, model="e", deadline_ns=time.monotonic_ns() + 20_000_000)
     error = mailbox.final().error
     assert isinstance(error, DeadlineExceeded)
-    eventually(lambda: version.in_flight == 0)
+    assert eventually(lambda: version.in_flight == 0)
     assert adding.router.route("c", None).statistics().success.count == 1
 
 
@@ -340,7 +340,7 @@ def test_the_sum_of_the_steps_is_no_reason_to_refuse_early_and_no_step_runs_in_v
     error = mailbox.final().error
     assert isinstance(error, DeadlineExceeded)
     assert "step 2 (model 'b')" in str(error) or "step 1 (model 'a')" in str(error)
-    eventually(lambda: adding.router.route("e", None).in_flight == 0)
+    assert eventually(lambda: adding.router.route("e", None).in_flight == 0)
     assert [adding.router.route(name, None).statistics().success.count for name in "bc"] == [1, 1]
 
 
@@ -472,7 +472,7 @@ def test_every_response_of_a_decoupled_member_goes_through_the_steps_behind_it_i
     _, mailbox = adding.submit(float(count), model="e")
     assert numbers(mailbox) == [number + 111.0 for number in range(count)]
     assert [item.is_final for item in mailbox.responses] == [False] * count + [True]
-    eventually(lambda: version.in_flight == 0)
+    assert eventually(lambda: version.in_flight == 0)
     assert version.statistics().success.count == 1
 
 
@@ -493,10 +493,10 @@ def test_a_decoupled_step_does_not_run_ahead_of_its_bound(
     _, mailbox = adding.submit(50.0, model="e")
     blocker.wait_blocked()
     b = adding.router.route("b", None)
-    eventually(lambda: many.sent == 3 and b.in_flight == 3)
+    assert eventually(lambda: many.sent == 3 and b.in_flight == 3)
     for expected in range(4, 9):
         blocker.release()
-        eventually(lambda: many.sent == expected and b.in_flight == 3)  # noqa: B023
+        assert eventually(lambda: many.sent == expected and b.in_flight == 3)  # noqa: B023
     blocker.release(100)
     assert numbers(mailbox) == [number + 1.0 for number in range(50)]
 
@@ -515,7 +515,7 @@ def test_the_bound_of_an_ensemble_holds_over_all_its_requests(
     requests = [adding.submit(5.0, model="e") for _ in range(4)]
     cancelled, _ = requests.pop()
     blocker.wait_blocked()
-    eventually(lambda: b.in_flight == 2)
+    assert eventually(lambda: b.in_flight == 2)
     cancelled.cancel()
     for _ in range(15):
         most.append(b.in_flight)
@@ -524,7 +524,7 @@ def test_the_bound_of_an_ensemble_holds_over_all_its_requests(
     for _, mailbox in requests:
         assert numbers(mailbox) == [1.0, 2.0, 3.0, 4.0, 5.0]
     assert max(most) == 2
-    eventually(lambda: version.in_flight == 0)
+    assert eventually(lambda: version.in_flight == 0)
 
 
 def test_steps_that_answer_at_once_do_not_nest_where_many_wait_for_a_slot() -> None:
@@ -554,7 +554,7 @@ def test_a_cancel_reaches_a_decoupled_member_that_is_held_up(
     assert isinstance(mailbox.final().error, Cancelled)
     assert many.cancelled.wait(LIMIT_S)
     blocker.release(10)
-    eventually(lambda: version.in_flight == 0)
+    assert eventually(lambda: version.in_flight == 0)
 
 
 # -- members that come, change and go -------------------------------------------------------------------------------
@@ -588,12 +588,12 @@ def test_an_ensemble_without_a_member_says_which_and_serves_once_it_is_there(add
     assert state(adding, "e") == ("UNAVAILABLE", "ensemble 'e': step 2: model 'late' is not loaded")
     adding.script.on_open = lambda job: (_ for _ in ()).throw(LoadError("no luck"))
     adding.set_desired(adding.spec("late"))
-    eventually(lambda: "model 'late' does not serve: no luck" in state(adding, "e")[1])
+    assert eventually(lambda: "model 'late' does not serve: no luck" in state(adding, "e")[1])
     adding.script.on_open = lambda job: None
     plain = adding.script.on_run
     adding.script.on_run = lambda name, inputs: plain("b" if name == "late_0" else name, inputs)
     adding.load(adding.spec("late"), mark="better")
-    eventually(lambda: state(adding, "e") == ("READY", ""))
+    assert eventually(lambda: state(adding, "e") == ("READY", ""))
     _, mailbox = adding.submit(0.0, model="e")
     assert value(mailbox.final()) == 11.0
 
@@ -604,7 +604,7 @@ def test_the_reload_of_a_member_reloads_the_ensembles_of_it_and_of_them(adding: 
     load(adding, ensemble(adding, "other", chain("c", "d")))
     before = {name: adding.router.route(name, None).generation for name in ("inner", "outer", "other")}
     adding.load(adding.spec("b"), mark="new")
-    eventually(lambda: adding.router.route("outer", None).generation > before["outer"])
+    assert eventually(lambda: adding.router.route("outer", None).generation > before["outer"])
     assert adding.table.wait_settled(None, LIMIT_S)
     assert adding.router.route("inner", None).generation > before["inner"]
     assert adding.router.route("other", None).generation == before["other"]
@@ -617,12 +617,12 @@ def test_a_member_that_does_not_fit_any_more_takes_the_ensemble_out_with_the_rea
 ) -> None:
     load(adding, ensemble(adding, "e", chain("a", "b")))
     adding.load(adding.spec("b", inputs=(InputSpec("IN", DType.INT32, (-1,)),)), mark="int")
-    eventually(lambda: state(adding, "e")[0] == "UNAVAILABLE" and "e" not in adding.router.serving_names())
+    assert eventually(lambda: state(adding, "e")[0] == "UNAVAILABLE" and "e" not in adding.router.serving_names())
     assert "step 2 (model 'b'): input 'IN' takes tensor 't1', a TYPE_FP32" in state(adding, "e")[1]
     with pytest.raises(EdgeServerError):
         adding.submit(0.0, model="e")
     adding.load(adding.spec("b"), mark="float")
-    eventually(lambda: state(adding, "e") == ("READY", ""))
+    assert eventually(lambda: state(adding, "e") == ("READY", ""))
 
 
 def test_a_broken_configuration_of_the_ensemble_itself_leaves_the_old_one_serving(adding: Any, eventually: Any) -> None:
@@ -651,11 +651,11 @@ def test_an_ensemble_whose_files_change_while_its_members_reload_it_goes_on_serv
     assert adding.table.wait_settled(["e"], LIMIT_S)
     old = adding.router.route("e", None)
     adding.load(adding.spec("b"), mark="new")
-    eventually(lambda: not changes)
+    assert eventually(lambda: not changes)
     for _ in range(200):  # as long as it takes until it is made anew, somebody answers
         _, mailbox = adding.submit(0.0, model="e")
         assert value(mailbox.final()) == 11.0
-    eventually(lambda: adding.router.route("e", None) is not old)
+    assert eventually(lambda: adding.router.route("e", None) is not old)
 
 
 def test_the_unload_of_a_member_first_drains_the_ensembles_of_it(
@@ -669,13 +669,13 @@ def test_the_unload_of_a_member_first_drains_the_ensembles_of_it(
     _, mailbox = adding.submit(0.0, model="outer")
     blocker.wait_blocked()
     adding.service.unload_model("b")
-    eventually(lambda: "outer" not in adding.router.serving_names())
+    assert eventually(lambda: "outer" not in adding.router.serving_names())
     assert adding.router.route("b", None).state.name == "READY", "a request on its way needs it"
     blocker.release()
     assert value(mailbox.final()) == 111.0
-    eventually(lambda: state(adding, "b") == ("UNAVAILABLE", "unloaded"))
-    eventually(lambda: state(adding, "e") == ("UNAVAILABLE", "ensemble 'e': step 2: model 'b' is not loaded"))
-    eventually(lambda: "step 1: model 'e' does not serve: ensemble 'e': step 2" in state(adding, "outer")[1])
+    assert eventually(lambda: state(adding, "b") == ("UNAVAILABLE", "unloaded"))
+    assert eventually(lambda: state(adding, "e") == ("UNAVAILABLE", "ensemble 'e': step 2: model 'b' is not loaded"))
+    assert eventually(lambda: "step 1: model 'e' does not serve: ensemble 'e': step 2" in state(adding, "outer")[1])
     assert state(adding, "a")[0] == "READY"
     with pytest.raises(UnknownModel):
         adding.submit(0.0, model="e")
@@ -710,10 +710,10 @@ def test_loading_an_ensemble_loads_its_members_and_unloading_it_with_them_unload
     core.service.load_model("outer")
     assert core.router.serving_names() == ["a", "b", "c", "inner", "outer"]
     core.service.unload_model("outer")
-    eventually(lambda: core.router.serving_names() == ["a", "b", "c", "inner"])
+    assert eventually(lambda: core.router.serving_names() == ["a", "b", "c", "inner"])
     core.service.load_model("outer")
     core.service.unload_model("outer", unload_dependents=True)
-    eventually(lambda: core.router.serving_names() == ["c"])
+    assert eventually(lambda: core.router.serving_names() == ["c"])
 
 
 def test_the_load_of_an_ensemble_with_a_broken_member_fails_with_the_members_reason(core: Any) -> None:

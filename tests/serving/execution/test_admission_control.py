@@ -104,7 +104,7 @@ def test_each_charge_is_corrected_with_the_requests_part_of_the_run(
     stop.release(2)
     for mailbox in mailboxes:
         assert mailbox.final().error is None
-    eventually(lambda: held.is_settled)
+    assert eventually(lambda: held.is_settled)
     first, one, three = held.took
     assert first > 0
     assert three == pytest.approx(3 * one)
@@ -117,7 +117,7 @@ def test_a_failed_batch_is_settled_with_the_time_it_took(
     core.script.on_run = lambda name, inputs: 1 / 0
     core.load(core.spec())
     assert core.submit()[1].final().error is not None
-    eventually(lambda: held.is_settled)
+    assert eventually(lambda: held.is_settled)
     assert held.took[0] > 0
 
 
@@ -138,7 +138,7 @@ def test_a_cancelled_waiting_request_is_charged_nothing_and_a_running_one_its_ti
     assert held.settled[2.0] == [0.0]
     assert held.settled[1.0] == [], "it still computes"
     stop.release()
-    eventually(lambda: held.is_settled)
+    assert eventually(lambda: held.is_settled)
     assert held.took[0] > 0
 
 
@@ -154,9 +154,9 @@ def test_an_expired_request_is_charged_nothing(
     stop.wait_blocked()
     _, late = core.submit(deadline_ns=time.monotonic_ns() + 10_000_000)
     assert isinstance(late.final().error, DeadlineExceeded)
-    eventually(lambda: held.settled[2.0] == [0.0])
+    assert eventually(lambda: held.settled[2.0] == [0.0])
     stop.release()
-    eventually(lambda: held.is_settled)
+    assert eventually(lambda: held.is_settled)
 
 
 def test_a_request_to_a_full_queue_is_charged_nothing(new_core: Any, held: LimitedAdmission, new_blocker: Any) -> None:
@@ -188,7 +188,7 @@ def test_those_failed_at_the_end_of_the_server_are_settled(
     assert waiting.final().error is not None
     assert held.settled[2.0] == [0.0]
     stop.release()
-    eventually(lambda: held.is_settled)
+    assert eventually(lambda: held.is_settled)
 
 
 def test_a_stream_of_responses_is_settled_when_it_ends(new_core: Any, held: LimitedAdmission, eventually: Any) -> None:
@@ -202,7 +202,7 @@ def test_a_stream_of_responses_is_settled_when_it_ends(new_core: Any, held: Limi
         )
     )
     mailboxes = [core.submit()[1] for _ in range(3)]
-    eventually(lambda: len(going) == 3)
+    assert eventually(lambda: len(going) == 3)
     answer = {"OUT": np.zeros((1, 1), np.float32)}
     going[0].send(answer)
     mailboxes[0].wait()
@@ -213,7 +213,7 @@ def test_a_stream_of_responses_is_settled_when_it_ends(new_core: Any, held: Limi
     going[2].send(answer, is_final=True)
     for mailbox in mailboxes:
         mailbox.final()
-    eventually(lambda: held.is_settled)
+    assert eventually(lambda: held.is_settled)
     assert all(took > 0 for took in held.took)
 
 
@@ -350,5 +350,5 @@ def test_charges_are_settled_once_in_a_storm_of_all_endings(
         thread.start()
     for thread in threads:
         thread.join(60)
-    eventually(lambda: held.is_settled)
+    assert eventually(lambda: held.is_settled)
     assert len(held.settled) == len(held.asked)

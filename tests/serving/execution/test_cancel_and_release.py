@@ -100,7 +100,7 @@ def test_cancelled_after_the_answer_changes_nothing(core: Any, eventually: Any) 
     ticket, mailbox = core.submit(1)
     mailbox.final()
     ticket.cancel()
-    eventually(lambda: version.in_flight == 0)
+    assert eventually(lambda: version.in_flight == 0)
     assert len(mailbox.responses) == 1
     assert version.statistics().fail.count == 0
 

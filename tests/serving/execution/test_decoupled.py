@@ -61,7 +61,7 @@ def test_responses_come_in_order_and_the_stream_ends_with_an_empty_one(
     execution.finish()
     assert values(mailbox.responses) == [1, 2, None]
     assert mailbox.responses[-1].is_empty
-    eventually(lambda: version.in_flight == 0)
+    assert eventually(lambda: version.in_flight == 0)
     told = version.statistics()
     assert (told.success.count, told.execution_count, told.inference_count) == (1, 1, 1)
     assert [(told.responses[i].success.count, told.responses[i].empty_response.count) for i in range(3)] == [
@@ -209,7 +209,7 @@ def test_a_drain_waits_for_open_streams_and_for_the_thread_inside_execute(
     core.service.unload_model("m")
     assert core.router.index()[0].state == "UNLOADING"
     leave.set()
-    eventually(lambda: "close" in order)
+    assert eventually(lambda: "close" in order)
     caller.join(20)
     assert order == ["execute returns", "close"]
 

@@ -149,7 +149,7 @@ def is_run_here(core: Any, new_mailbox: Any, eventually: Any) -> Callable[[float
         core.service.submit(core.request(1.0), mailbox, hold_us=hold_us)
         assert mailbox.final().error is None
         # The instance is free again after the response: another request finds it busy before.
-        eventually(lambda: core.router.in_flight() == 0)
+        assert eventually(lambda: core.router.in_flight() == 0)
         return core.script.ran[-1][1] is threading.current_thread()
 
     return is_run

@@ -33,12 +33,12 @@ def test_a_session_is_opened_closed_and_released_on_its_instances_own_thread(cor
     for value in range(10):
         core.submit(value, may_run=bool(value % 2))[1].final()
     core.service.unload_model("m")
-    eventually(lambda: len(core.script.dropped) == 2)
+    assert eventually(lambda: len(core.script.dropped) == 2)
     own = {thread for _, thread in core.script.opened}
     assert len(own) == 2
     assert threading.current_thread() not in own
     assert {thread for _, thread in core.script.closed} == set(core.script.dropped) == own
-    eventually(lambda: not any(thread.is_alive() for thread in own))
+    assert eventually(lambda: not any(thread.is_alive() for thread in own))
 
 
 def test_every_instance_is_warmed_on_its_own_thread_and_warming_is_not_counted(core: Any) -> None:
@@ -158,7 +158,7 @@ def test_a_session_that_fails_to_close_still_ends_its_version(core: Any, eventua
     core.script.on_close = fail
     core.load(core.spec())
     core.service.unload_model("m")
-    eventually(lambda: [entry.reason for entry in core.router.index()] == ["unloaded"])
+    assert eventually(lambda: [entry.reason for entry in core.router.index()] == ["unloaded"])
     assert "instance m_0 failed to close" in caplog.text
 
 

@@ -381,7 +381,7 @@ def test_a_version_that_is_unloaded_while_it_waits_answers_first_and_leaves_noth
     stop.release()
     assert held.final().error is None
     assert waiting.final().error is None
-    eventually(lambda: not core.router.versions("b") or core.router.versions("b")[0].state == "RETIRED")
+    assert eventually(lambda: not core.router.versions("b") or core.router.versions("b")[0].state == "RETIRED")
     assert core.submit(model="a")[1] is not None
     stop.release()
 

@@ -156,7 +156,7 @@ def test_a_request_expires_promptly_while_the_only_instance_hangs(core: Any, blo
     assert "Request timeout expired" in error.message
     assert hung.responses == patient.responses == []
     assert version.statistics().failures["REJECTED"] == 1
-    eventually(lambda: version.in_flight == 2)
+    assert eventually(lambda: version.in_flight == 2)
     blocker.release(2)
     assert (value(hung.final()), value(patient.final())) == (1, 2)
 
@@ -222,7 +222,7 @@ def test_answers_keep_the_order_of_requests_though_instances_differ_in_speed(
     gates[fast].release()
     gates[fast].wait_blocked()
     gates[fast].release()
-    eventually(lambda: version.in_flight == 1)
+    assert eventually(lambda: version.in_flight == 1)
     assert arrived == []
     gates[slow].release()
     assert done.wait(20)
@@ -257,7 +257,7 @@ def test_a_sink_that_raises_costs_only_its_own_request(core: Any, blocker: Any, 
     _, later = core.submit(3, may_run=False)
     blocker.release(1)
     assert value(later.final()) == 3
-    eventually(lambda: version.in_flight == 0)
+    assert eventually(lambda: version.in_flight == 0)
     assert "a response to request 'r1' could not be delivered" in caplog.text
     assert "giving back the inputs of request 'r1' failed" in caplog.text
 

@@ -107,7 +107,7 @@ def test_a_thread_that_is_idle_is_used_before_another_is_started(new_pool: Any, 
         done = threading.Event()
         pool.post(done.set)
         assert done.wait(TIMEOUT_S)
-        eventually(lambda: len(pool._idle) == 1)
+        assert eventually(lambda: len(pool._idle) == 1)
     assert pool.thread_count == 1
 
 
@@ -122,7 +122,7 @@ def test_jobs_that_hang_are_replaced_and_the_threads_too_many_end_with_them(
     pool.post(done.set)
     assert done.wait(TIMEOUT_S), "though five hang in a pool of two"
     blocker.release(5)
-    eventually(lambda: pool.thread_count == len(pool._idle) == 2)
+    assert eventually(lambda: pool.thread_count == len(pool._idle) == 2)
 
 
 def test_a_job_waits_for_a_thread_when_the_system_grants_none(
@@ -154,7 +154,7 @@ def test_a_pool_that_is_closed_runs_what_waits_and_has_no_threads_then(
     pool.close()
     blocker.release()
     assert done.wait(TIMEOUT_S)
-    eventually(lambda: pool.thread_count == 0)
+    assert eventually(lambda: pool.thread_count == 0)
 
 
 # -- sessions that it runs
@@ -183,13 +183,13 @@ def test_an_unbound_session_is_opened_closed_and_released_where_models_are_loade
     for value in range(10):
         unbound.submit(value, may_run=bool(value % 2))[1].final()
     unbound.service.unload_model("m")
-    eventually(lambda: len(unbound.script.dropped) == 2)
+    assert eventually(lambda: len(unbound.script.dropped) == 2)
     ((_, first), (_, second)) = unbound.script.closed
     for thread in (first, second, *unbound.script.dropped):
         assert thread.name == "edge-drain"
     ran = {thread for _, thread, _ in unbound.script.ran}
     assert {thread.name for thread in ran} == {"edge-run", threading.current_thread().name}
-    eventually(lambda: not any(thread.is_alive() for _, thread in unbound.script.opened))
+    assert eventually(lambda: not any(thread.is_alive() for _, thread in unbound.script.opened))
 
 
 def test_a_hung_run_keeps_no_other_model_of_the_pool_from_running(
@@ -258,7 +258,7 @@ def test_a_session_of_the_pool_is_closed_after_the_run_that_is_under_way(
     assert unbound.script.closed == []
     blocker.release()
     assert answer.final().error is None
-    eventually(lambda: len(unbound.script.closed) == 1)
+    assert eventually(lambda: len(unbound.script.closed) == 1)
 
 
 def test_a_hung_session_of_the_pool_fails_its_version_and_is_closed_when_it_comes_back(
@@ -275,4 +275,4 @@ def test_a_hung_session_of_the_pool_fails_its_version_and_is_closed_when_it_come
     assert core.submit(1.0, model="other")[1].final().error is None
     assert core.script.closed == []
     blocker.release()
-    eventually(lambda: [name for name, _ in core.script.closed] == ["m_0"])
+    assert eventually(lambda: [name for name, _ in core.script.closed] == ["m_0"])

@@ -146,7 +146,7 @@ def test_a_canary_with_other_inputs_than_its_predecessor_takes_no_requests_for_i
     assert core.table.wait_settled(["m"], 20)
     assert shares(core) == {1: 1.0, 2: 0.0}
     assert "its inputs differ" in {entry.version: entry.reason for entry in core.router.index()}["2"]
-    eventually(lambda: "model.canary_failed" in [kind for kind, _ in core.events])
+    assert eventually(lambda: "model.canary_failed" in [kind for kind, _ in core.events])
 
 
 BAD = [("canary_share", "1.5"), ("canary_share", "ten"), ("canary_max_p99_ratio", "0.5"), ("canary_min_requests", "0")]

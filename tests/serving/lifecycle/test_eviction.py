@@ -74,7 +74,7 @@ def test_a_models_own_time_or_the_last_requests_decides_when_it_is_idle(
     core, blocker = new_core(), new_blocker()
     core.set_desired(core.spec("mine", parameters={"idle_unload_s": "0.01"}))
     set_desired(core, "stays")
-    eventually(lambda: index(core)["mine"] == ("UNAVAILABLE", IDLE))
+    assert eventually(lambda: index(core)["mine"] == ("UNAVAILABLE", IDLE))
     assert resident(core) == {"stays"}
     stop_runs(core, blocker)
     _, busy = core.submit(model="mine")
@@ -82,9 +82,9 @@ def test_a_models_own_time_or_the_last_requests_decides_when_it_is_idle(
     blocker.release(1)
     assert busy.final().error is None
     core.service.set_keep_alive("stays", 0.0)
-    eventually(lambda: resident(core) == {"mine"})
+    assert eventually(lambda: resident(core) == {"mine"})
     core.service.set_keep_alive("mine", 0.0)
-    eventually(lambda: resident(core) == set())
+    assert eventually(lambda: resident(core) == set())
     blocker.release(1)
     assert ask(core, "stays").error is None
 
@@ -114,7 +114,7 @@ def test_a_time_that_is_given_for_a_load_that_fails_does_not_hold_for_the_next(
     core.service.set_keep_alive("b", 0.0)
     blocker.release()
     assert isinstance(waiting.final().error, NotReady)
-    eventually(lambda: core.table._models["b"].keep_alive_s is None)
+    assert eventually(lambda: core.table._models["b"].keep_alive_s is None)
 
 
 @pytest.mark.parametrize("text", ["-1", "soon", "inf", "nan"])
@@ -148,7 +148,7 @@ def test_requests_that_come_while_it_loads_share_the_one_load(new_core: Any, new
     blocker.release()
     assert [float(mailbox.final().outputs[0].array[0, 0]) for _, mailbox in sent] == [0, 1, 2, 3, 4, 5]
     assert [name for name, _ in core.script.opened] == ["a_0", "b_0"]
-    eventually(lambda: not core.table._models["b"].pending)
+    assert eventually(lambda: not core.table._models["b"].pending)
 
 
 def stop_runs(core: Any, blocker: Any) -> None:
@@ -168,7 +168,7 @@ def test_a_model_in_use_is_not_evicted(new_core: Any, new_blocker: Any, eventual
     _, busy = core.submit(model="a")
     blocker.wait_blocked()
     _, waiting = core.submit(model="b")
-    eventually(lambda: core.table._models["b"].loading is not None)
+    assert eventually(lambda: core.table._models["b"].loading is not None)
     assert resident(core) == {"a"}
     blocker.release(1)
     assert busy.final().error is None
@@ -276,7 +276,7 @@ def test_the_end_of_the_server_answers_those_that_wait(new_core: Any, new_blocke
 def test_an_idle_model_leaves_and_comes_back(new_core: Any, eventually: Any) -> None:
     core = new_core(idle_unload_s=0.05)
     set_desired(core, "a")
-    eventually(lambda: index(core) == {"a": ("UNAVAILABLE", IDLE)} and len(core.script.closed) == 1)
+    assert eventually(lambda: index(core) == {"a": ("UNAVAILABLE", IDLE)} and len(core.script.closed) == 1)
     assert core.service.is_model_ready("a", None)
     assert ask(core, "a").error is None
     assert core.router.versions("a")[0].generation == 2

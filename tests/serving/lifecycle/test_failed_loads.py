@@ -51,6 +51,7 @@ PASSING = [
 ]
 
 
+@pytest.mark.sample(2)  # Each waits a second; what may pass is decided in serving/execution/transient_load_errors.
 @pytest.mark.parametrize(("what", "error"), PASSING, ids=[row[0] for row in PASSING])
 def test_a_cause_that_may_pass_is_tried_again_by_itself(core: Any, eventually: Any, what: str, error: Any) -> None:
     opens = Failing(core, error)
@@ -67,7 +68,7 @@ def test_a_cause_that_may_pass_is_tried_again_by_itself(core: Any, eventually: A
             core.submit(version=version)
         assert refused.value.retry_after_s == 1.0
     assert any(kind == "model.failed" and fields["retry_in_s"] == 1.0 for kind, fields in core.events)
-    eventually(lambda: core.service.is_model_ready("m", None))
+    assert eventually(lambda: core.service.is_model_ready("m", None))
     assert opens.count == 2
     assert core.router.failure("m") is None
 
@@ -98,7 +99,7 @@ def test_the_next_try_comes_later_each_time(core: Any, eventually: Any) -> None:
         return [fields["retry_in_s"] for kind, fields in list(core.events) if kind == "model.failed"]
 
     # A failure is announced after it was noted, so the announcement is what is waited for.
-    eventually(lambda: len(waits()) == 2)
+    assert eventually(lambda: len(waits()) == 2)
     assert waits() == [1.0, 2.0]
     assert "failed 2 time(s)" in core.router.failure("m")
 
@@ -109,7 +110,7 @@ def test_a_retry_that_is_due_leaves_the_old_generation_serving(core: Any, eventu
     core.set_desired(core.spec(), mark="b")
     assert "a (failed 1 time(s)" in str(settle(core))
     assert core.router.route("m", None) is old
-    eventually(lambda: core.router.route("m", None).generation == 3)
+    assert eventually(lambda: core.router.route("m", None).generation == 3)
 
 
 def test_changed_files_are_tried_at_once_and_the_old_retry_is_forgotten(core: Any) -> None:
@@ -143,12 +144,12 @@ def test_memory_that_another_model_gives_back_is_used_at_once(core: Any, eventua
     core.load(core.spec("big"))
     opens = Failing(core, *[OutOfMemory("a")] * 3)
     core.set_desired(core.spec("m"))
-    eventually(lambda: opens.count == 3)
+    assert eventually(lambda: opens.count == 3)
     waiting = core.table._models["m"]
-    eventually(lambda: waiting.loading is None and 1 in waiting.failures)
+    assert eventually(lambda: waiting.loading is None and 1 in waiting.failures)
     core.service.unload_model("big")
     before = time.monotonic()
-    eventually(lambda: core.service.is_model_ready("m", None))
+    assert eventually(lambda: core.service.is_model_ready("m", None))
     # The next try by itself was 4 s away.
     assert waiting.generation == 4, f"after {time.monotonic() - before:.1f} s"
 
@@ -194,7 +195,7 @@ def test_a_load_below_the_memory_floor_waits_and_says_so(new_core: Any, eventual
     assert reason is not None
     assert "model 'm' version 1: memory is short (failed 1 time(s)" in reason
     assert core.script.opened == [], "nothing was begun"
-    eventually(lambda: core.service.is_model_ready("m", None))
+    assert eventually(lambda: core.service.is_model_ready("m", None))
     assert asked == [3, 3]
 
 
@@ -216,7 +217,7 @@ def test_a_load_waits_for_unloading_models_before_it_fails_for_lack_of_memory(
     core.service.unload_model("old")
     blocker.wait_blocked()
     core.set_desired(core.spec("m"))
-    eventually(lambda: core.table._models["m"].generation == 1)
+    assert eventually(lambda: core.table._models["m"].generation == 1)
     blocker.release(2)
     assert settle(core, "m") is None
     assert "model.failed" not in [kind for kind, _ in core.events]

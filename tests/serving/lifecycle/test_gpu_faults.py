@@ -76,7 +76,9 @@ def test_a_sticky_error_fails_every_model_on_that_gpu_and_no_other(core: Any, ev
     assert core.service.is_ready()
     fail_with(core, "CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; hostname=box")
     assert "illegal memory access" in core.submit(1.0)[1].final().error.message
-    eventually(lambda: {item.state for name in ("m", "beside") for item in core.router.versions(name)} == {"FAILED"})
+    assert eventually(
+        lambda: {item.state for name in ("m", "beside") for item in core.router.versions(name)} == {"FAILED"}
+    )
     assert not core.service.is_ready()
     for name in ("m", "beside"):
         assert not core.service.is_model_ready(name, 1)
@@ -86,13 +88,13 @@ def test_a_sticky_error_fails_every_model_on_that_gpu_and_no_other(core: Any, ev
         assert "illegal memory access" in report.reason
     for name in ("elsewhere", "host"):
         assert core.submit(1.0, model=name)[1].final().error is None
-    eventually(lambda: "gpu.lost" in [kind for kind, _ in core.events])
+    assert eventually(lambda: "gpu.lost" in [kind for kind, _ in core.events])
 
 
 def test_a_load_call_does_not_use_a_lost_gpu_again(core: Any, eventually: Any) -> None:
     core.load(on_gpu(core, "m"))
     core.table.mark_gpu_lost(0, "NVML: GPU is lost")
-    eventually(lambda: [item.state for item in core.router.versions("m")] == ["FAILED"])
+    assert eventually(lambda: [item.state for item in core.router.versions("m")] == ["FAILED"])
     count = len(core.script.opened)
     with pytest.raises(LoadError, match="GPU 0 is lost to this process: NVML: GPU is lost"):
         core.service.load_model("m")
@@ -119,7 +121,7 @@ def test_a_model_with_a_choice_comes_up_on_the_cpu_and_the_server_is_ready_again
     assert core.submit(1.0)[1].final().error is not None
     core.script.on_run = lambda name, inputs: {"OUT": inputs["IN"]}
     assert plain is not None
-    eventually(lambda: [gpus_of(version.spec) for version in core.router.ready_versions("m")] == [()])
+    assert eventually(lambda: [gpus_of(version.spec) for version in core.router.ready_versions("m")] == [()])
     assert core.submit(7.0)[1].final().error is None
     assert core.service.is_ready()
     assert without_fallback == []
@@ -131,7 +133,7 @@ def test_a_model_without_a_fallback_is_reported_to_the_callback(core: Any, event
     core.load(on_gpu(core, "n"))
     core.table.mark_gpu_lost(0, "NVML: GPU is lost")
     core.table.mark_gpu_lost(0, "said again")
-    eventually(lambda: len(without_fallback) == 2)
+    assert eventually(lambda: len(without_fallback) == 2)
     assert all("GPU 0 is lost to this process: NVML: GPU is lost" in reason for reason in without_fallback)
 
 
@@ -145,7 +147,7 @@ def test_files_that_do_not_load_later_are_no_word_about_the_gpu(core: Any, event
     )
     assert core.table.wait_settled(["m"], 20)
     core.table.mark_gpu_lost(0, "NVML: GPU is lost")
-    eventually(lambda: [gpus_of(version.spec) for version in core.router.ready_versions("m")] == [()])
+    assert eventually(lambda: [gpus_of(version.spec) for version in core.router.ready_versions("m")] == [()])
 
     def broken(passed_over: Any) -> Resolved:
         raise LoadError("the new file is damaged")
@@ -165,7 +167,7 @@ def test_what_waits_when_the_gpu_is_lost_is_answered(core: Any, blocker: Any, ev
     errors = [mailbox.final().error for mailbox in mailboxes]
     assert all(isinstance(error, SessionLost) and "NVML: GPU is lost" in error.message for error in errors)
     blocker.release(9)
-    eventually(lambda: core.table._models["m"].loaded == [])
+    assert eventually(lambda: core.table._models["m"].loaded == [])
 
 
 def test_one_request_too_large_for_the_gpu_costs_itself_only(core: Any) -> None:
@@ -191,10 +193,10 @@ def test_a_gpu_without_memory_for_anything_fails_the_version_which_is_loaded_aga
     fail_with(core, ORT_MEMORY)
     for _ in range(3):
         assert core.submit(1.0)[1].final().error is not None
-    eventually(lambda: "tried again at" in core.router.versions("m")[-1].reason)
+    assert eventually(lambda: "tried again at" in core.router.versions("m")[-1].reason)
     assert core.submit(1.0, model="beside")[1].final().error is None, "it is no fault of the device's"
     core.script.on_run = plain
-    eventually(lambda: core.service.is_model_ready("m", 1))
+    assert eventually(lambda: core.service.is_model_ready("m", 1))
     assert core.submit(1.0)[1].final().error is None
 
 
@@ -207,7 +209,7 @@ def test_a_load_that_meets_a_sticky_error_takes_the_gpu_from_the_others_too(core
 
     core.script.on_open = refuse
     core.set_desired(on_gpu(core, "m"))
-    eventually(lambda: {item.state for n in ("m", "beside") for item in core.router.versions(n)} == {"FAILED"})
+    assert eventually(lambda: {item.state for n in ("m", "beside") for item in core.router.versions(n)} == {"FAILED"})
 
 
 class FakeMeter:
@@ -253,7 +255,7 @@ def test_beyond_the_limit_nothing_is_loaded_onto_the_gpu_until_there_is_room(new
     assert message in core.router.failure("m")
     assert [name for name, _ in core.script.opened if name.startswith("m")] == []
     meter.used = 600
-    eventually(lambda: core.service.is_model_ready("m", 1))
+    assert eventually(lambda: core.service.is_model_ready("m", 1))
 
 
 def test_a_load_that_itself_passes_the_limit_is_taken_back(new_core: Any) -> None:

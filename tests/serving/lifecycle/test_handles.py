@@ -31,7 +31,7 @@ def test_a_handle_that_is_older_than_a_reload_leads_to_the_successor(
     first = core.load(core.spec())
     handle = core.service.find("m", None)
     successor = core.load(core.spec(), mark="b")
-    eventually(lambda: first.state is VersionState.RETIRED)
+    assert eventually(lambda: first.state is VersionState.RETIRED)
     assert answered(core, new_mailbox, handle).error is None
     assert (first.statistics().success.count, successor.statistics().success.count) == (0, 1)
 
@@ -51,12 +51,12 @@ def test_a_held_generation_takes_all_requests_of_its_handle_also_a_canary_and_on
     versions = [{answered(core, new_mailbox, handle).version for _ in range(4)} for handle, _ in held]
     assert sorted(versions, key=min) == [{1}, {1}, {2}, {2}]
     core.load(core.spec(), 3, mark="b")
-    eventually(lambda: old.state is new.state is VersionState.DRAINING)
+    assert eventually(lambda: old.state is new.state is VersionState.DRAINING)
     assert [{answered(core, new_mailbox, handle).version} for handle, _ in held] == versions
     for _, release in held:
         release()
         release()
-    eventually(lambda: old.state is new.state is VersionState.RETIRED)
+    assert eventually(lambda: old.state is new.state is VersionState.RETIRED)
     assert answered(core, new_mailbox, held[0][0]).version == 3
 
 

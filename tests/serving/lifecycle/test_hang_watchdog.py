@@ -35,10 +35,10 @@ def test_a_run_that_hangs_fails_its_version_and_the_servers_readiness(
         core.submit(1.0, version=1)
     (report,) = core.router.versions("m")
     assert (report.state, report.generation) == ("FAILED", 1)
-    eventually(lambda: "model.hung" in [kind for kind, _ in core.events])
+    assert eventually(lambda: "model.hung" in [kind for kind, _ in core.events])
     assert len(core.script.opened) == 2, "it is not loaded again by itself"
     blocker.release(9)
-    eventually(lambda: core.table._models["m"].loaded == [])
+    assert eventually(lambda: core.table._models["m"].loaded == [])
     core.script.on_run = plain
     core.load(core.spec(), mark="new files")
     assert core.service.is_ready()

@@ -43,8 +43,8 @@ def test_a_desired_version_is_loaded_announced_after_it_can_be_used_and_unloaded
     assert usable == [True]
     assert index(core) == [("m", "1", "READY", "")]
     core.service.unload_model("m")
-    eventually(lambda: index(core) == [("m", "1", "UNAVAILABLE", "unloaded")])
-    eventually(lambda: kinds(core) == ["loading", "ready", "draining", "unloaded"])
+    assert eventually(lambda: index(core) == [("m", "1", "UNAVAILABLE", "unloaded")])
+    assert eventually(lambda: kinds(core) == ["loading", "ready", "draining", "unloaded"])
 
 
 def test_warnings_about_a_model_that_serves_are_logged_as_such(core: Any, caplog: Any) -> None:
@@ -205,7 +205,7 @@ def test_a_failed_model_that_is_removed_leaves_the_index(core: Any, eventually: 
 
     core.script.on_open = fail
     core.set_desired(core.spec())
-    eventually(lambda: index(core) == [("m", "1", "UNAVAILABLE", "no luck")])
+    assert eventually(lambda: index(core) == [("m", "1", "UNAVAILABLE", "no luck")])
     core.table.set_desired_state([])
     assert index(core) == []
     with pytest.raises(UnknownModel, match="'m' is not found"):
@@ -238,7 +238,7 @@ def test_a_version_removed_while_loading_leaves_nothing_behind(core: Any, new_bl
     assert not core.service.is_model_ready("m", None)
     core.table.set_desired(DesiredModel("m"))
     blocker.release()
-    eventually(lambda: index(core) == [("m", "1", "UNAVAILABLE", "unloaded")])
+    assert eventually(lambda: index(core) == [("m", "1", "UNAVAILABLE", "unloaded")])
     assert [name for name, _ in core.script.closed] == ["m_0"]
     with pytest.raises(UnknownModel, match="has no available versions: they were unloaded, or its folder was removed"):
         core.submit()
@@ -269,7 +269,7 @@ def test_a_version_replaced_while_loading_ends_in_the_newest(core: Any, new_bloc
     blocker.release(2)
     blocker.wait_blocked()
     assert core.table.wait_settled(["m"], 20)
-    eventually(lambda: len(core.script.closed) == 1)
+    assert eventually(lambda: len(core.script.closed) == 1)
     assert core.router.route("m", 1).fingerprint == "c"
     assert len(core.script.opened) == 2
 
@@ -285,7 +285,7 @@ def test_a_model_wished_again_while_it_drains_is_loaded_beside_it(core: Any, blo
     assert index(core) == [("m", "1", "READY", "")]
     blocker.release(1)
     assert mailbox.final().error is None
-    eventually(lambda: len(core.script.closed) == 1)
+    assert eventually(lambda: len(core.script.closed) == 1)
     assert index(core) == [("m", "1", "READY", "")]
 
 
@@ -300,7 +300,7 @@ def test_a_model_missing_from_the_desired_state_is_unloaded(core: Any, eventuall
     core.load(core.spec("a"))
     core.load(core.spec("b"))
     core.table.set_desired_state([core.desired["b"], DesiredModel("c", reason="two repositories hold it")])
-    eventually(lambda: index(core)[0] == ("a", "1", "UNAVAILABLE", "unloaded"))
+    assert eventually(lambda: index(core)[0] == ("a", "1", "UNAVAILABLE", "unloaded"))
     assert index(core)[1:] == [("b", "1", "READY", ""), ("c", "", "UNAVAILABLE", "two repositories hold it")]
     assert core.router.failure("c") == "two repositories hold it"
     assert core.router.has_failures()
@@ -408,7 +408,7 @@ def test_what_finishes_loading_after_close_is_closed_again(core: Any, new_blocke
     blocker.wait_blocked()
     assert core.service.close(0.0)
     blocker.release()
-    eventually(lambda: len(core.script.closed) == 1)
+    assert eventually(lambda: len(core.script.closed) == 1)
     assert core.router.all_ready() == []
 
 
@@ -453,7 +453,7 @@ def test_500_reloads_leave_neither_memory_nor_threads_behind(core: Any, eventual
         for number in range(first, last):
             core.load(spec, mark=str(number))
             core.submit(number)[1].final()
-        eventually(lambda: len(core.table._models["m"].loaded) == 1 and not core.table._unfinished)
+        assert eventually(lambda: len(core.table._models["m"].loaded) == 1 and not core.table._unfinished)
         gc.collect()
 
     reload(0, 50)
@@ -467,4 +467,4 @@ def test_500_reloads_leave_neither_memory_nor_threads_behind(core: Any, eventual
         tracemalloc.stop()
     assert grown < 400 * 200, f"{grown / 400:.0f} bytes stay behind for each reload"
     # The one that serves now.
-    eventually(lambda: len(set(threading.enumerate()) - before_all) == 1)
+    assert eventually(lambda: len(set(threading.enumerate()) - before_all) == 1)

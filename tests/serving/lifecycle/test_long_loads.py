@@ -31,7 +31,7 @@ def test_the_log_and_the_index_tell_of_a_load_that_hangs_for_as_long_as_it_does(
     def told() -> list[str]:
         return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
 
-    eventually(lambda: len(told()) >= 3)
+    assert eventually(lambda: len(told()) >= 3)
     assert all(re.fullmatch(r"model 'm' version 1 is still loading after \d+ s", text) for text in told())
     entry = core.service.repository_index()[0]
     assert entry.state == "LOADING"
@@ -51,7 +51,7 @@ def test_the_log_and_the_index_tell_of_a_load_that_hangs_for_as_long_as_it_does(
     # The timer is asked after it could have told again: an alarm that is due runs before one that is due later.
     passed: list[bool] = []
     core.timer.call_at(time.monotonic_ns() + 100_000_000, lambda: passed.append(True))
-    eventually(lambda: passed)
+    assert eventually(lambda: passed)
     assert len(told()) == count
 
 

@@ -92,14 +92,14 @@ def test_models_that_drain_have_no_threads(core: Any, blocker: Any, eventually: 
         blocker.wait_blocked()
     core.table.set_desired_state([])
     assert all(version.state is VersionState.DRAINING for version in core.table.loaded_versions())
-    eventually(lambda: not threads_named("edge-drain"))
+    assert eventually(lambda: not threads_named("edge-drain"))
     assert len(core.table.loaded_versions()) == 20
     told = [kind for kind, _ in core.events].count(MODEL_DRAINING)
     assert told == 20, "though none is drained yet"
     blocker.release(20)
     for answer in answers:
         assert answer.final().error is None
-    eventually(lambda: not core.table.loaded_versions())
+    assert eventually(lambda: not core.table.loaded_versions())
     assert len(core.script.closed) == 20
 
 

@@ -69,7 +69,7 @@ def test_a_drain_waits_for_a_thread_when_the_system_grants_none(core: Any, refus
     core.load(core.spec())
     left = refuse("edge-drain", 2)
     core.service.unload_model("m")
-    eventually(lambda: core.table.loaded_versions() == [])
+    assert eventually(lambda: core.table.loaded_versions() == [])
     assert left["edge-drain"] == 0
     assert [name for name, _ in core.script.closed] == ["m_0"]
     core.load(core.spec())
@@ -88,7 +88,7 @@ def test_an_instance_that_gets_no_thread_is_tried_again_as_one_without_memory(
 ) -> None:
     refuse("edge-m_0", 1)
     core.set_desired(core.spec())
-    eventually(lambda: core.service.is_model_ready("m", None))
+    assert eventually(lambda: core.service.is_model_ready("m", None))
     (failed,) = [fields for kind, fields in core.events if kind == "model.failed"]
     assert "the system grants no thread for instance m_0" in failed["reason"]
     assert failed["retry_in_s"] == 1.0
@@ -107,7 +107,7 @@ def test_a_version_that_comes_back_with_the_same_files_is_tried_again(core: Any,
     assert "does not fit" in core.router.failure("m")
     core.table.set_desired(DesiredModel("m"))
     core.set_desired(core.spec())
-    eventually(lambda: core.service.is_model_ready("m", None))
+    assert eventually(lambda: core.service.is_model_ready("m", None))
 
 
 def test_a_load_call_for_a_serving_model_does_not_keep_it_in_memory_for_ever(new_core: Any) -> None:

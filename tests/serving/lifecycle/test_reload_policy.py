@@ -25,7 +25,7 @@ def test_a_new_version_is_loaded_beside_the_old_one_unless_the_model_says_otherw
     order = note_order(core)
     core.load(core.spec(), 1)
     core.load(core.spec(), 2)
-    eventually(lambda: order == ["open 1", "open 2", "close"])
+    assert eventually(lambda: order == ["open 1", "open 2", "close"])
 
 
 @pytest.mark.parametrize("place", ["model", "server"])
@@ -106,7 +106,7 @@ def test_a_version_removed_while_the_old_one_drains_is_not_loaded(core: Any, blo
     core.submit(1.0)
     blocker.wait_blocked()
     core.set_desired(spec, mark="b")
-    eventually(lambda: core.router.ready_versions("m") == [])
+    assert eventually(lambda: core.router.ready_versions("m") == [])
     core.table.set_desired(DesiredModel("m"))
     blocker.release(1)
     assert core.table.wait_settled(["m"], 20)

@@ -238,7 +238,7 @@ def test_more_sequences_than_may_wait_are_refused_and_one_that_goes_makes_room(c
             step(core, id, id, "+")
         assert no.value.retry_after_s is not None
     assert version.statistics().failures["REJECTED"] == 2
-    eventually(lambda: (version.in_flight, version._scheduler.backlog_count) == (2, 2))
+    assert eventually(lambda: (version.in_flight, version._scheduler.backlog_count) == (2, 2))
     waiting[0][0].cancel()
     late = step(core, 4, 40, "+-")[1]
     assert answer(step(core, 1, 5, "-")[1]) == 6
@@ -298,9 +298,9 @@ def test_starts_and_cancels_of_many_threads_leave_nothing_behind(core: Any, even
         thread.start()
     for thread in threads:
         thread.join(60)
-    eventually(lambda: version.in_flight == 0)
+    assert eventually(lambda: version.in_flight == 0)
     scheduler = version._scheduler
-    eventually(lambda: (scheduler.live_count, scheduler.backlog_count, scheduler.pending_count) == (0, 0, 0))
+    assert eventually(lambda: (scheduler.live_count, scheduler.backlog_count, scheduler.pending_count) == (0, 0, 0))
     assert not scheduler._line._live
     assert walk(core, 7, [1, 2]) == [1, 3]
 
@@ -310,7 +310,7 @@ def test_an_idle_sequence_is_closed_by_the_clock_and_its_slot_given_away(core: A
     assert walk(core, 1, [1], ends=False) == [1]
     _, waiting = step(core, 2, 2, "+")
     assert answer(waiting) == 2
-    eventually(lambda: version._scheduler.live_count == 0)
+    assert eventually(lambda: version._scheduler.live_count == 0)
     with pytest.raises(InvalidRequest, match=r"sequence 1 .*idle for more than 20 ms"):
         step(core, 1, 1)
 
@@ -748,7 +748,7 @@ def test_a_sequence_that_begins_anew_leaves_no_other_in_another_version(core: An
     schedulers = [core.router.route("m", version)._scheduler for version in (1, 2)]
     versions = [step(core, 1, 1, "+")[1].final().version for _ in range(4)]
     assert versions == [1, 2, 1, 2]
-    eventually(lambda: [scheduler.live_count for scheduler in schedulers] == [0, 1])
+    assert eventually(lambda: [scheduler.live_count for scheduler in schedulers] == [0, 1])
     assert step(core, 1, 1)[1].final().version == 2
 
 
@@ -757,7 +757,7 @@ def test_the_end_of_a_client_that_is_gone_reaches_a_version_that_is_not_the_newe
     walk(core, 1, [1], ends=False)
     load(core, versions=(1, 2))
     core.service.end_sequence("m", None, 1)
-    eventually(lambda: older._scheduler.live_count == 0)
+    assert eventually(lambda: older._scheduler.live_count == 0)
 
 
 def test_no_sequence_of_many_clients_changes_its_version_while_a_canary_comes_and_is_taken_back(
@@ -779,13 +779,13 @@ def test_no_sequence_of_many_clients_changes_its_version_while_a_canary_comes_an
     for thread in threads:
         thread.start()
     try:
-        eventually(lambda: all(clients))
+        assert eventually(lambda: all(clients))
         load(core, OLDEST, versions=(1, 2), parameters={"warmup_probe": "false"} | NEVER_FAILS)
-        eventually(lambda: any(found[0][0] == 2 for own in clients for found in own))
+        assert eventually(lambda: any(found[0][0] == 2 for own in clients for found in own))
         core.table._end_trial(core.table.routes["m"].trial, "as told")
         counts = [len(own) for own in clients]
         # The next sequence of a client may have begun before.
-        eventually(lambda: all(len(own) >= count + 2 for own, count in zip(clients, counts, strict=True)))
+        assert eventually(lambda: all(len(own) >= count + 2 for own, count in zip(clients, counts, strict=True)))
     finally:
         is_over.set()
         for thread in threads:
@@ -827,7 +827,7 @@ def test_a_model_that_answers_later_gets_the_next_step_only_then(core: Any, even
     load(core, OLDEST, sequence=batching(OLDEST, states=(), controls=(START,)))
     boxes = [step(core, 7, value, flags)[1] for value, flags in ((1, "+"), (2, ""), (3, "-"))]
     for place, box in enumerate(boxes):
-        eventually(lambda place=place: len(held) == place + 1)
+        assert eventually(lambda place=place: len(held) == place + 1)
         assert not box.responses
         held[place].send({"OUT": held[place].request.inputs["IN"].array}, is_final=True)
         assert answer(box) == place + 1
@@ -847,7 +847,7 @@ def test_preserve_ordering_holds_for_models_that_answer_later(core: Any, eventua
     blocker.wait_blocked()
     boxes.append(step(core, 2, 2, "+")[1])
     blocker.release(2)
-    eventually(lambda: len(held) == 2)
+    assert eventually(lambda: len(held) == 2)
     held[1].send({"OUT": held[1].request.inputs["IN"].array}, is_final=True)
     assert not boxes[1].responses
     held[0].send({"OUT": held[0].request.inputs["IN"].array}, is_final=True)
@@ -905,7 +905,7 @@ def test_a_request_runs_until_its_model_lets_it_go_and_needs_no_id(core: Any, st
     assert stream(core.submit(3)[1]) == [3, 2, 1]
     id = model.told[0][0][0]
     assert model.told == [[(id, True, 1)], [(id, False, 0)], [(id, False, 0)]]
-    eventually(lambda: version.in_flight == 0)
+    assert eventually(lambda: version.in_flight == 0)
     found = version.statistics()
     assert (version._scheduler.live_count, found.pending_count) == (0, 0)
     assert (found.success.count, found.inference_count, found.execution_count) == (1, 1, 3)
@@ -963,7 +963,7 @@ def test_cancel_frees_the_slot_of_a_request_whether_it_runs_or_waits_to_run_agai
     assert isinstance(box.final().error, Cancelled)
     blocker.release(100)
     assert stream(other) == [1]
-    eventually(lambda: version.in_flight == 0)
+    assert eventually(lambda: version.in_flight == 0)
     assert [id for batch in model.told for id, _, _ in batch] == [1, 2]
 
 
@@ -975,7 +975,7 @@ def test_cancels_at_any_time_leave_nothing_behind(core: Any, eventually: Any) ->
         ticket.cancel()
     for _, box in running:
         box.final()
-    eventually(lambda: version.in_flight == 0)
+    assert eventually(lambda: version.in_flight == 0)
     scheduler = version._scheduler
     assert (scheduler.live_count, scheduler.backlog_count, scheduler.pending_count) == (0, 0, 0)
     assert stream(core.submit(2)[1]) == [2, 1]
@@ -986,7 +986,7 @@ def test_a_deadline_ends_a_request_between_two_runs(core: Any, eventually: Any) 
     _, box = core.submit(1e9, deadline_ns=time.monotonic_ns() + 50_000_000)
     assert isinstance(box.final().error, DeadlineExceeded)
     assert len(box.responses) > 1
-    eventually(lambda: version._scheduler.live_count == 0)
+    assert eventually(lambda: version._scheduler.live_count == 0)
 
 
 def test_a_version_that_is_replaced_lets_running_requests_go_on_to_their_end(core: Any, new_blocker: Any) -> None:
@@ -1026,7 +1026,7 @@ def test_a_run_that_fails_ends_the_request_and_its_slot(core: Any, eventually: A
     error = core.submit(1)[1].final().error
     assert isinstance(error, BackendError)
     assert "no weights" in error.message
-    eventually(lambda: version._scheduler.live_count == 0)
+    assert eventually(lambda: version._scheduler.live_count == 0)
 
 
 def test_a_model_that_is_not_iterative_and_asks_to_run_again_fails_the_request(core: Any) -> None:

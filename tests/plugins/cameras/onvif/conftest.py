@@ -11,11 +11,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from edge_server.plugins.cameras.onvif import discovery
+from tests.kit.site import Handler, Site
 
 NAMESPACES = (
     'xmlns:s="http://www.w3.org/2003/05/soap-envelope" xmlns:w="http://schemas.xmlsoap.org/ws/2004/08/addressing" '
@@ -44,9 +44,9 @@ class Camera:
         """Pause between two bytes of an answer."""
         camera = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Service(Handler):
             def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
+                body = self.body()
                 camera.requests.append(body)
                 status, answer = camera.answer(self.headers["Content-Type"], body)
                 self.send_response(status)
@@ -63,14 +63,9 @@ class Camera:
                         return
                     time.sleep(camera.pause_s)
 
-            def log_message(self, *_: object) -> None:
-                """Print nothing."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.root = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._site = Site(Service)
+        self.root = self._site.url
         self.address = f"{self.root}/onvif/device_service"
-        self._thread = threading.Thread(target=self._server.serve_forever)
-        self._thread.start()
 
     def answer(self, kind: str, body: bytes) -> tuple[int, bytes]:
         action = kind.rpartition("/")[2].rstrip('"')
@@ -128,9 +123,7 @@ class Camera:
         )
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._site.close()
 
 
 @pytest.fixture

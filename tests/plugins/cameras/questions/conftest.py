@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -109,19 +108,6 @@ class GovernedCore:
         self.service.started()
         for name in ("vlm", "other", "chat"):
             self.service.load_model(name)
-
-
-@pytest.fixture(scope="session")
-def eventually() -> Callable[[Callable[[], bool]], bool]:
-    """Wait until a condition holds; only a failing test waits to the end."""
-
-    def wait(condition: Callable[[], bool]) -> bool:
-        end_s = time.monotonic() + PATIENCE_S
-        while not condition() and time.monotonic() < end_s:
-            time.sleep(0.002)
-        return condition()
-
-    return wait
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 
 import pytest
@@ -63,16 +62,3 @@ class StubSink:
 @pytest.fixture
 def sink() -> StubSink:
     return StubSink()
-
-
-@pytest.fixture(scope="session")
-def eventually() -> Callable[[Callable[[], bool]], bool]:
-    """Wait until a condition holds; only a failing test waits to the end."""
-
-    def wait(condition: Callable[[], bool]) -> bool:
-        end_s = time.monotonic() + PATIENCE_S
-        while not condition() and time.monotonic() < end_s:
-            time.sleep(0.002)
-        return condition()
-
-    return wait

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from edge_server.plugins.cameras.sinks.json_lines_file import JsonLinesFile
 from edge_server.plugins.cameras.sinks.sink_interface import SinkError, SinkMessage
 from edge_server.plugins.cameras.sinks.webhook import Webhook
+from tests.kit.site import Handler, Site
 
 
 def test_each_message_is_one_line_of_json(tmp_path, message):
@@ -58,30 +57,16 @@ def test_a_missing_folder_is_named(tmp_path):
 
 @pytest.fixture
 def receiver():
-    class Handler(BaseHTTPRequestHandler):
+    class Hook(Handler):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self):
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            server.got.append((self.path, self.headers, json.loads(body)))
-            self.send_response(server.status)
-            if server.location:
-                self.send_header("Location", server.location)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+            site.got.append((self.path, self.headers, json.loads(self.body())))
+            self.answer(status=site.status, **({"Location": site.location} if site.location else {}))
 
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    server.got, server.status, server.location = [], 204, ""
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with Site(Hook) as site:
+        site.got, site.status, site.location = [], 204, ""
+        yield site
 
 
 def test_a_webhook_gets_each_message_with_its_password(receiver, message):

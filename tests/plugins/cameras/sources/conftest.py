@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -251,16 +250,3 @@ def cameras(core) -> Iterator[Cameras]:
 @pytest.fixture(scope="session")
 def jpeg() -> Callable[[int], bytes]:
     return jpeg_of
-
-
-@pytest.fixture(scope="session")
-def eventually() -> Callable[[Callable[[], bool]], bool]:
-    """Wait until a condition holds; only a failing test waits to the end."""
-
-    def wait(condition: Callable[[], bool]) -> bool:
-        end_s = time.monotonic() + PATIENCE_S
-        while not condition() and time.monotonic() < end_s:
-            time.sleep(0.002)
-        return condition()
-
-    return wait

@@ -6,15 +6,14 @@ import base64
 import re
 import socket
 import ssl
-import subprocess
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
 from edge_server.plugins.cameras.sources.mjpeg import MjpegCamera, follows_redirect
 from edge_server.plugins.cameras.sources.source_choice import open_source
 from edge_server.plugins.cameras.sources.source_interface import SourceError
+from tests.kit.certificates import self_signed
+from tests.kit.site import Handler, Site
 
 MULTIPART = b"HTTP/1.1 200 OK\r\nContent-Type: multipart/x-mixed-replace; boundary=x\r\n\r\n"
 
@@ -185,38 +184,21 @@ def test_an_unreachable_camera_is_reported_with_the_reason(free_ports):
 
 
 def test_a_camera_that_signed_its_own_certificate_is_opened_with_that_certificate(tmp_path, jpeg):
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1",
-         "-subj", "/CN=cam", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", "key.pem", "-out", "cert.pem"],
-        cwd=tmp_path, check=True, capture_output=True,
-    )  # fmt: skip
+    cert, key = self_signed(tmp_path, alternative="IP:127.0.0.1")
     body = b"--x\r\nContent-Type: image/jpeg\r\n\r\n" + jpeg(7) + b"\r\n--x--\r\n"
 
-    class Handler(BaseHTTPRequestHandler):
+    class Camera(Handler):
         def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "multipart/x-mixed-replace; boundary=x")
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            """Print nothing."""
+            self.answer(body, Content_Type="multipart/x-mixed-replace; boundary=x")
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            url = f"https://127.0.0.1:{server.server_address[1]}/video"
-            source = MjpegCamera(url, str(tmp_path / "cert.pem"))
-            assert source.read().file == jpeg(7)
-            source.close()
-            with pytest.raises(SourceError, match=r"the certificate is not valid: self.signed certificate"):
-                MjpegCamera(url)
-            with pytest.raises(SourceError, match=r"ca: .*none\.pem: No such file"):
-                MjpegCamera(url, str(tmp_path / "none.pem"))
-        finally:
-            server.shutdown()
-            thread.join()
+    context.load_cert_chain(cert, key)
+    with Site(Camera, context) as site:
+        url = f"{site.url}/video"
+        source = MjpegCamera(url, str(cert))
+        assert source.read().file == jpeg(7)
+        source.close()
+        with pytest.raises(SourceError, match=r"the certificate is not valid: self.signed certificate"):
+            MjpegCamera(url)
+        with pytest.raises(SourceError, match=r"ca: .*none\.pem: No such file"):
+            MjpegCamera(url, str(tmp_path / "none.pem"))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -31,6 +30,7 @@ from edge_server.protocol.frame_messages import (
     StreamRequest,
 )
 from edge_server.telemetry.log import LogSettings
+from tests.kit.eventually import eventually
 
 PATIENCE_S = 60.0
 """Timeout of waits for expected events; only a failing test waits that long."""
@@ -215,7 +215,7 @@ class StreamServer:
             camera.stream.end()
             camera.join()
         self.core.close(PATIENCE_S)
-        assert wait_until(lambda: not frame_threads()), frame_threads()
+        assert eventually(lambda: not frame_threads()), frame_threads()
 
 
 def frame_threads() -> list[str]:
@@ -242,13 +242,6 @@ def served(stream_server: StreamServer) -> StreamServer:
     return stream_server
 
 
-def wait_until(condition: Callable[[], bool]) -> bool:
-    end = time.monotonic() + PATIENCE_S
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.002)
-    return condition()
-
-
 def values(results: list[FrameResult]) -> list[float]:
     """Return what the model answered, result by result."""
     return [float(np.asarray(result.tensors[0].array).reshape(-1)[0]) for result in results]
@@ -261,7 +254,7 @@ class Tools:
     frame = staticmethod(frame)
     sum_of = staticmethod(sum_of)
     values = staticmethod(values)
-    wait_until = staticmethod(wait_until)
+    wait_until = staticmethod(eventually)
 
 
 @pytest.fixture(scope="session")

@@ -24,6 +24,18 @@ pytestmark = pytest.mark.full
 AddModel = Callable[..., None]
 
 
+@pytest.fixture
+def tried() -> None:
+    """Each release is tried in a process, which takes a second. In other tests each passes its trial."""
+
+
+@pytest.fixture(autouse=True)
+def _trials(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "tried" not in request.fixturenames:
+        monkeypatch.setattr(Trial, "run", lambda *arguments: "")
+
+
+@pytest.mark.usefixtures("tried")
 def test_a_release_is_installed_updated_and_withdrawn(publication: Any, box: Any, add_model: AddModel) -> None:
     add_model(publication.models / "m", 0.5)
     publication.publish()
@@ -173,6 +185,7 @@ def test_a_box_that_has_the_files_of_a_new_release_has_the_release(
 # -- releases that are not fit
 
 
+@pytest.mark.usefixtures("tried")
 @pytest.mark.parametrize(
     ("rollout", "expected", "message"),
     [
@@ -198,6 +211,7 @@ def test_a_release_that_fails_its_trial_is_not_installed_and_not_tried_again(
     assert [path for path, _ in publication.requests if path.startswith("/targets/")] == []
 
 
+@pytest.mark.usefixtures("tried")
 def test_without_expected_outputs_the_serving_version_is_the_measure(
     publication: Any, box: Any, add_model: AddModel
 ) -> None:
@@ -217,6 +231,7 @@ def test_without_expected_outputs_the_serving_version_is_the_measure(
     assert "output 'Y' differs from those of the version that serves by 0.5" in reason
 
 
+@pytest.mark.usefixtures("tried")
 def test_a_release_that_cannot_be_loaded_is_not_installed(publication: Any, box: Any, add_model: AddModel) -> None:
     add_model(publication.models / "m", 0.5)
     (publication.models / "m" / "1" / "model.onnx").write_bytes(b"damaged")
@@ -225,6 +240,7 @@ def test_a_release_that_cannot_be_loaded_is_not_installed(publication: Any, box:
     assert box.factor() is None
 
 
+@pytest.mark.usefixtures("tried")
 def test_a_release_that_ends_its_process_is_not_installed(publication: Any, box: Any, add_model: AddModel) -> None:
     folder = publication.models / "p"
     (folder / "1").mkdir(parents=True)
@@ -234,6 +250,7 @@ def test_a_release_that_ends_its_process_is_not_installed(publication: Any, box:
     assert "its trial was ended by SIGSEGV" in box.follow().report.models["p"].reason
 
 
+@pytest.mark.usefixtures("tried")
 def test_a_release_that_this_machine_cannot_load_now_is_tried_again_and_not_remembered(
     publication: Any, box: Any, add_model: AddModel
 ) -> None:
@@ -250,6 +267,7 @@ def test_a_release_that_this_machine_cannot_load_now_is_tried_again_and_not_reme
     assert box.follow().report.models["m"].installed == "m/2.json"
 
 
+@pytest.mark.usefixtures("tried")
 def test_an_ensemble_waits_for_its_member(publication: Any, box: Any, add_model: AddModel) -> None:
     (publication.models / "a" / "1").mkdir(parents=True)
     tensor = 'name: "{}" data_type: TYPE_FP32 dims: [ 4 ]'
@@ -266,6 +284,7 @@ def test_an_ensemble_waits_for_its_member(publication: Any, box: Any, add_model:
     assert box.follow().report.models["a"].state == "installed"
 
 
+@pytest.mark.usefixtures("tried")
 def test_a_trial_that_the_kernel_kills_for_memory_says_nothing_against_the_release(
     publication: Any, box: Any, add_model: AddModel
 ) -> None:
@@ -468,7 +487,6 @@ def test_a_download_that_breaks_off_is_resumed(publication: Any, box: Any, add_m
 def test_a_long_download_pauses_for_looks_at_what_is_newest(
     publication: Any, box: Any, add_model: AddModel, is_folder: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Trial, "run", lambda *arguments: "")
     add_model(publication.models / "m", 0.5)
     publication.publish()
     box.follow()
@@ -545,8 +563,6 @@ class _Killed(BaseException):
 def test_a_kill_at_each_change_of_the_disk_leaves_a_complete_model(
     publication: Any, new_box: Any, add_model: AddModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Its own tests show that a trial changes nothing outside its folder; it takes a second.
-    monkeypatch.setattr(Trial, "run", lambda *arguments: "")
     add_model(publication.models / "m", 0.5)
     publication.publish()
     template = new_box("template")
@@ -616,6 +632,7 @@ def edge() -> Callable[..., subprocess.CompletedProcess[str]]:
     return run
 
 
+@pytest.mark.usefixtures("tried")
 def test_the_commands_work_from_a_folder_as_from_a_usb_stick(
     tmp_path: Path, add_model: AddModel, edge: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
@@ -633,6 +650,7 @@ def test_the_commands_work_from_a_folder_as_from_a_usb_stick(
     assert followed.stdout == "m/1.json installed\n"
 
 
+@pytest.mark.usefixtures("tried")
 def test_one_round_prints_what_stands_and_why_and_retry_tries_what_failed(
     tmp_path: Path, add_model: AddModel, edge: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:

@@ -8,14 +8,14 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.kit.site import Handler, Site
 
 CAMERA = Path(__file__).parent / "rclpy_camera.py"
 CLIENT = Path(__file__).parent / "ros_client.py"
@@ -182,19 +182,9 @@ def client(live: Any, distribution: str) -> Iterator[RosClient]:
 def governor() -> Iterator[str]:
     """The address of an HTTP server whose governor is hot."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Answers(Handler):
         def do_GET(self) -> None:
-            body = json.dumps(HOT).encode()
-            self.send_response(200 if self.path == "/edge/v1/governor" else 404)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            self.answer(json.dumps(HOT).encode(), 200 if self.path == "/edge/v1/governor" else 404)
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    with Site(Answers) as site:
+        yield site.url
