@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import re
@@ -303,7 +304,8 @@ _TIME = re.compile(r"(\d{4}-\d\d-\d\dT)?[0-2]\d:[0-5]\d:[0-5]\d(\.\d+)?(Z|[+-][0
 
 
 def _grammar(schema: Any) -> str:
-    return openvino_grammar("json_schema", schema, lambda path: schema_place("json_schema", path))
+    place = partial(schema_place, "json_schema")
+    return openvino_grammar(Sampling(max_tokens=1, json_schema=json.dumps(schema)), place)
 
 
 class _Writers:
@@ -325,9 +327,9 @@ class _Writers:
 
     def check(self, schema: Any) -> ConstraintCheck:
         """Return the check of a text. Raises BadSchema for a schema that the server or this engine refuses."""
-        check = ConstraintCheck(Sampling(max_tokens=1, json_schema=json.dumps(schema)), partial(schema_place, "s"))
-        if self.name == "openvino_genai":
-            _grammar(schema)
+        sampling = Sampling(max_tokens=1, json_schema=json.dumps(schema))
+        check = ConstraintCheck(sampling, partial(schema_place, "s"))
+        self.engine.write_grammar(sampling, partial(schema_place, "s"))
         return check
 
     def write(self, count: int, **constraint: Any) -> list[str]:
@@ -340,7 +342,8 @@ class _Writers:
             prompt = self.engine.encode("give me json" if index % 2 else "count from three")
             temperature = (1.0, 3.0, 30.0)[index % 3]  # the last makes all tokens about as likely
             sampling = Sampling(max_tokens=160, temperature=temperature, seed=self._number, **constraint)
-            self.engine.add(self._number, prompt, sampling)
+            grammar = self.engine.write_grammar(sampling, partial(schema_place, "s"))
+            self.engine.add(self._number, prompt, dataclasses.replace(sampling, engine_grammar=grammar))
         finished = []
         while not self.engine.is_idle():
             for event in self.engine.step() or ():
