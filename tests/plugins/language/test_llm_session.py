@@ -282,7 +282,7 @@ def test_calls_of_a_strict_function_fit_its_schema(thinker: Callable[..., Served
         assert calls_of(client) == [("go", '{"steps": 2}'), ("go", '{"steps": 12}')]
     for sampling in ({}, {"stop": [" Gone"]}):
         failed = ask(({}, False), ({"maximum": 9}, True), **sampling)
-        with pytest.raises(ConstraintFailed, match="constraint_failed: .* json_schema: the text does not fit from"):
+        with pytest.raises(ConstraintFailed, match=r"constraint_failed: .* json_schema: the text does not fit from"):
             _ = failed.text
         assert not any(item["finish_reason"] for item in failed.responses)
     assert ask(({}, False), ({"maximum": 9}, True), max_tokens=40).text == ""
@@ -302,7 +302,7 @@ def test_a_refused_schema_of_a_tool_is_named_by_its_place(
         {"type": "function", "function": {"name": name, "parameters": parameters}}
         for name, parameters in (("go", None), ("come", numbers))
     ]
-    with pytest.raises(BadSchema, match="multipleOf of a fraction: .* llama_cpp") as caught:
+    with pytest.raises(BadSchema, match=r"multipleOf of a fraction: .* llama_cpp") as caught:
         _ = ask_chat(thinker("<tool_call>"), "call", tools=tools, tool_choice=choice).text
     assert caught.value.place == "tools[1].function.parameters.properties.step.multipleOf"
 
