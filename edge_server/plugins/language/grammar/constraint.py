@@ -66,7 +66,7 @@ _GBNF_RULE = re.compile(r"[A-Za-z0-9_-]+\s*::=")
 _GBNF_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([\[\]^-])|.)", re.DOTALL)
 _LARK_RULE = re.compile(r"^([A-Za-z0-9_]+): ", re.MULTILINE)
 _PATTERN_PART = re.compile(
-    r"\[\^?\]?(?:\\.|[^\]\\])*\]|\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|[xu]\{[0-9a-fA-F]{1,6}\}|.)|.", re.DOTALL
+    r"\[\^?\]?(?:\\.|[^\]\\])*\]?|\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|[xu]\{[0-9a-fA-F]{1,6}\}|.)|.", re.DOTALL
 )
 _ESCAPED = re.compile(r"[\"\x00-\x1f]|\\(?:[\\\"nrtfvxu])")
 _URI = r"^[a-z][a-z0-9+.-]{0,15}://[A-Za-z0-9._~-]*(:[0-9]{1,5})?(/[A-Za-z0-9._~-]*)*(\?[A-Za-z0-9._~=&-]*)?$"
