@@ -72,6 +72,8 @@ PATTERNS = (
     # -- clients and models: prompts, answers, grammars
     Foreign("plugins.language.grammar.constraint:_GBNF_PART", "sub", ANCHORED, lambda n: "a" + " " * n),
     Foreign("plugins.language.grammar.constraint:_GBNF_ESCAPE", "sub", ANCHORED, lambda n: "\\n" * (n // 2)),
+    Foreign("plugins.language.grammar.constraint:_PATTERN_PART", "sub", ANCHORED, lambda n: "[" * n),
+    Foreign("plugins.language.grammar.constraint:_STRING_OR_NUMBER", "sub", "400 digits at most", lambda n: "1" * n),
     Foreign("plugins.language.text.answer_parser:_CHANNEL", "search", ONE_RUN, lambda n: "<|channel|>" + " " * n),
     Foreign("plugins.language.text.answer_parser:_FUNCTION", "search", "64 characters at most",
             lambda n: " to=functions.aa" * (n // 16)),

@@ -30,6 +30,7 @@ from edge_server.plugins.language.engines.token_engine import (
     NO_VARIABLES,
     ChatMessage,
     EngineStats,
+    Place,
     Sampling,
     TokenEvent,
 )
@@ -129,6 +130,9 @@ class ScriptedEngine:
                 raise InvalidRequest(f"the model's chat template knows no role '{message['role']}'")
         lines = [str(message["content"]) for message in messages]
         return "\n".join([*lines, *(f"{name}={json.dumps(value)}" for name, value in variables.items())])
+
+    def write_grammar(self, sampling: Sampling, place: Place) -> str:
+        return ""
 
     def add(self, sequence_id: int, prompt: Sequence[int], sampling: Sampling) -> None:
         assert sequence_id not in self.added

@@ -36,8 +36,11 @@ TALKER = ModelSpec(
 )
 HELLO = [{"role": "user", "content": "hello"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
-TOOL = {"name": "f", "description": "does it", "input_schema": SCHEMA}
-OPENAI_TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA, "description": "does it"}}
+TOOL = {"name": "f", "description": "does it", "input_schema": SCHEMA, "strict": True}
+OPENAI_TOOL = {
+    "type": "function",
+    "function": {"name": "f", "parameters": SCHEMA, "description": "does it", "strict": True},
+}
 
 
 def response(request: Request, *, is_final: bool = False, **outputs: Any) -> Response:

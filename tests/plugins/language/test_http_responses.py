@@ -38,7 +38,10 @@ TALKER = ModelSpec(
 HELLO = [{"role": "user", "content": "hello"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 TOOL = {"type": "function", "name": "f", "description": "does it", "parameters": SCHEMA, "strict": True}
-CHAT_TOOL = {"type": "function", "function": {"name": "f", "description": "does it", "parameters": SCHEMA}}
+CHAT_TOOL = {
+    "type": "function",
+    "function": {"name": "f", "description": "does it", "parameters": SCHEMA, "strict": True},
+}
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'}
 RESULT = {"type": "function_call_output", "call_id": "c1", "output": "4"}
 CHAT_CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}

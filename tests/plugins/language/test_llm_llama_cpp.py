@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import queue
@@ -65,6 +66,8 @@ class Driven:
     def add_prompt(self, prompt: str, max_tokens: int, **sampling: Any) -> int:
         self._number += 1
         stated = Sampling(**{"max_tokens": max_tokens, "temperature": 0.0, **sampling})
+        if stated.constraint:
+            stated = dataclasses.replace(stated, engine_grammar=self.engine.write_grammar(stated, str))
         self.engine.add(self._number, self.engine.encode(prompt), stated)
         self.tokens[self._number], self.texts[self._number], self.logprobs[self._number] = [], "", []
         return self._number

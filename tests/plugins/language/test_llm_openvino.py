@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -55,8 +56,10 @@ class Driven:
     def add_prompt(self, prompt: str, max_tokens: int, **sampling: Any) -> int:
         self._number += 1
         self.tokens[self._number] = []
-        tokens = self.engine.encode(prompt)
-        self.engine.add(self._number, tokens, Sampling(**{"max_tokens": max_tokens, "temperature": 0.0, **sampling}))
+        stated = Sampling(**{"max_tokens": max_tokens, "temperature": 0.0, **sampling})
+        if stated.constraint:
+            stated = dataclasses.replace(stated, engine_grammar=self.engine.write_grammar(stated, str))
+        self.engine.add(self._number, self.engine.encode(prompt), stated)
         return self._number
 
     def step(self, count: int = 1) -> None:

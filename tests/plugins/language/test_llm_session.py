@@ -17,6 +17,7 @@ from edge_server.core.json_tensor import JsonTensor
 from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import (
+    BadSchema,
     ConstraintFailed,
     ContextTooLong,
     EdgeServerError,
@@ -28,13 +29,14 @@ from edge_server.errors import (
 from edge_server.plugins.language.engines.model_size import LlmSize
 from edge_server.plugins.language.engines.settings import read_settings
 from edge_server.plugins.language.engines.token_engine import Sampling, TokenEvent
+from edge_server.plugins.language.grammar.openvino_constraint import openvino_grammar
 from edge_server.plugins.language.text.session import LlmSession
 from edge_server.plugins.language.text.text_request import read_request
 from tests.kit.packages.scripted_llm import ScriptedEngine
 
 ANSWERS = {"count": "one two three four five", "greet": "Grüße, wörld!", "long": "x" * 200, "bounds": "[7]",
            "twice": '{"a":1,"a":2}', "enum": '"ö"', "escaped": '"\\u00e4"', "spaced": '{"a" : 1}',
-           "zeros": "[0.7500,0.50,0.7]"}  # fmt: skip
+           "zeros": "[0.7500,0.50,0.7]", "exponents": "[1e+30,1E-7,2.5e1,20e-1,-0.0e0]"}  # fmt: skip
 
 
 class Client:
@@ -126,6 +128,8 @@ def thinker(tmp_path: Path) -> Iterator[Callable[..., Served]]:
         "call two": 'At once.<tool_call>{"name": "go", "arguments": {}}</tool_call>'
         '<tool_call>{"name": "come", "arguments": {}}</tool_call>',
         "call": '<think>call it</think><tool_call>{"name": "go", "arguments": {}}</tool_call>',
+        "call far": '<tool_call>{"name": "go", "arguments": {"steps": 2}}</tool_call>\n'
+        '<tool_call>{"name": "go", "arguments": {"steps": 12}}</tool_call> Gone.',
         "channels": "<|channel|>analysis<|message|>4 > 3<|end|><|start|>assistant<|channel|>final<|message|>Because.",
         "channel call": "<|channel|>analysis<|message|>Go.<|end|><|start|>assistant<|channel|>commentary "
         'to=functions.go <|constrain|>json<|message|>{"a": 1}',
@@ -259,6 +263,48 @@ def test_a_model_whose_template_has_no_tools_is_told_of_them_and_may_call(
     prompt = bytes(found["token_ids"]).decode()
     assert prompt.endswith("\ncall two")
     assert prompt.count('"description": "It moves."') == 2
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_calls_of_a_strict_function_fit_its_schema(thinker: Callable[..., Served], stream: bool) -> None:
+    served = thinker("<tool_call>")
+
+    def ask(*stated: Any, **sampling: Any) -> Client:
+        parameters = [{"type": "object", "properties": {"steps": {"type": "integer", **limit}}} for limit, _ in stated]
+        tools = [
+            {"type": "function", "function": {"name": name, "parameters": schema, "strict": strict}}
+            for name, schema, (_, strict) in zip(("come", "go"), parameters, stated, strict=True)
+        ]
+        return ask_chat(served, "call far", stream=stream, tools=tools, sampling=sampling)
+
+    for client in (ask(({}, True), ({"maximum": 12}, True)), ask(({}, True), ({"maximum": 9}, False))):
+        assert client.text == " Gone."
+        assert calls_of(client) == [("go", '{"steps": 2}'), ("go", '{"steps": 12}')]
+    for sampling in ({}, {"stop": [" Gone"]}):
+        failed = ask(({}, False), ({"maximum": 9}, True), **sampling)
+        with pytest.raises(ConstraintFailed, match=r"constraint_failed: .* json_schema: the text does not fit from"):
+            _ = failed.text
+        assert not any(item["finish_reason"] for item in failed.responses)
+    assert ask(({}, False), ({"maximum": 9}, True), max_tokens=40).text == ""
+    with pytest.raises(BadSchema, match="the keyword 'not' cannot be enforced") as caught:
+        _ = ask(({}, False), ({"not": {}}, True)).text
+    assert caught.value.place == "tools[1].function.parameters.properties.steps.not"
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "come"}}])
+def test_a_refused_schema_of_a_tool_is_named_by_its_place(
+    thinker: Callable[..., Served], monkeypatch: pytest.MonkeyPatch, choice: Any
+) -> None:
+    """Also if it is the engine that refuses it."""
+    monkeypatch.setattr(ScriptedEngine, "write_grammar", staticmethod(openvino_grammar))
+    numbers = {"type": "object", "properties": {"step": {"type": "number", "multipleOf": 0.5}}}
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": parameters}}
+        for name, parameters in (("go", None), ("come", numbers))
+    ]
+    with pytest.raises(BadSchema, match=r"multipleOf of a fraction: .* llama_cpp") as caught:
+        _ = ask_chat(thinker("<tool_call>"), "call", tools=tools, tool_choice=choice).text
+    assert caught.value.place == "tools[1].function.parameters.properties.step.multipleOf"
 
 
 def test_tools_of_a_template_that_does_not_show_how_calls_are_written_are_refused(
@@ -423,10 +469,20 @@ def test_a_finished_answer_that_does_not_obey_its_constraint_is_an_error_and_is_
         ("spaced", {}),
         ("zeros", {"type": "array", "items": {"type": "number", "minimum": 0.5, "maximum": 0.75}}),
         ("zeros", {"type": "array", "items": {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}}),
+        ("exponents", {"type": "array", "items": {"enum": [1e30, 1e-7, 25, 2.0, 0]}}),
+        ("exponents", {"type": "array", "items": {"type": "number", "minimum": -0.5}}),
     ],
 )
 def test_json_fits_its_schema_however_it_is_written(serve: Callable[..., Served], question: str, schema: Any) -> None:
     assert serve().ask(question, json_schema=schema).text == ANSWERS[question]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_stop_string_does_not_cut_json(serve: Callable[..., Served], stream: bool) -> None:
+    client = serve().ask("zeros", stream=stream, json_schema={"type": "array"}, stop=[",", "."])
+    assert client.text == ANSWERS["zeros"]
+    assert client.responses[-1]["finish_reason"] == b"stop"
+    assert serve().ask("zeros", stream=stream, stop=[","]).text == "[0.7500"
 
 
 @pytest.mark.parametrize(

@@ -192,8 +192,7 @@ def _tools(tools: object) -> object:
             kind = tool.get("type") if isinstance(tool, dict) else json_type(tool)
             raise BadMember("tools", f"'tools[{index}].type': expected custom or none, got {str(kind)[:40]}")
         function = {"name": tool.get("name"), "parameters": tool.get("input_schema")}
-        if tool.get("description") is not None:
-            function["description"] = tool["description"]
+        function |= {name: tool[name] for name in ("description", "strict") if tool.get(name)}
         found.append({"type": "function", "function": function})
     return found
 

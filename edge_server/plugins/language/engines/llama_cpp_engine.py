@@ -41,7 +41,7 @@ from edge_server.plugins.language.engines.token_engine import (
     TokenEvent,
     TopLogprobs,
 )
-from edge_server.plugins.language.grammar.constraint import write_grammar
+from edge_server.plugins.language.grammar.constraint import llama_cpp_grammar
 
 _WAIT_S = 0.05
 """Time after which a step that has read nothing returns, so that the session notices clients that have left."""
@@ -80,6 +80,7 @@ class LlamaCppEngine:
 
     has_logit_bias = True
     max_top_logprobs = 20
+    write_grammar = staticmethod(llama_cpp_grammar)
 
     def __init__(
         self, path: Path, settings: LlmSettings, block_tokens: int, bytes_per_token: int, device_id: int | None = None
@@ -282,7 +283,7 @@ class LlamaCppEngine:
         if sampling.seed is not None:
             options["seed"] = sampling.seed % 0xFFFFFFFF  # this number asks for a random one
         if sampling.constraint:
-            options["grammar"] = write_grammar(sampling)
+            options["grammar"] = sampling.engine_grammar
         return options
 
     def _start_waiting(self) -> None:

@@ -7,11 +7,9 @@ openvino-genai 2026.4.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Mapping, Sequence, Set
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +28,6 @@ from edge_server.plugins.language.engines.token_engine import (
     EngineStats,
     Sampling,
     TokenEvent,
-    schema_place,
 )
 from edge_server.plugins.language.grammar.openvino_constraint import openvino_grammar
 
@@ -60,6 +57,7 @@ class OpenVinoEngine:
     begin_tokens: Sequence[int] = ()
     has_logit_bias = False
     max_top_logprobs = 0
+    write_grammar = staticmethod(openvino_grammar)
     # OpenVINO GenAI 2026.4 applies adapters to all running sequences alike.
     adapters: Sequence[str] = ()
 
@@ -224,12 +222,8 @@ class OpenVinoEngine:
         config.repetition_penalty = sampling.repetition_penalty
         config.presence_penalty = sampling.presence_penalty
         config.frequency_penalty = sampling.frequency_penalty
-        if name := sampling.constraint:
-            value = getattr(sampling, name)
-            grammar = openvino_grammar(
-                name, json.loads(value) if name == "json_schema" else value, partial(schema_place, name)
-            )
-            config.structured_output_config = self._library.StructuredOutputConfig(grammar=grammar)
+        if sampling.constraint:
+            config.structured_output_config = self._library.StructuredOutputConfig(grammar=sampling.engine_grammar)
         return config
 
     def _read(self, sequence_id: int, handle: Any, end_tokens: Set[int]) -> TokenEvent | None:

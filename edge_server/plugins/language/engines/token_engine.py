@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 FinishReason: TypeAlias = Literal["stop", "length"]
 """Why a sequence ended: the model or a stop string ended it, or it reached its most tokens."""
+
+Place: TypeAlias = Callable[[tuple[str | int, ...]], str]
+"""Names a part of a JSON schema in messages, by the keys and indices from its root."""
 
 ChatMessage: TypeAlias = Mapping[str, Any]
 """One message of a chat in OpenAI's form: `role` and `content`, and more for some templates."""
@@ -23,7 +26,8 @@ class Sampling:
 
     `temperature` 0 takes the most likely token. `seed` None is different each time. At most one of these constrains the
     text: it is JSON that fits `json_schema`, itself JSON; it is one of the texts of `choice`; all of it matches
-    `regex`; or it fits `grammar`, rules in GBNF. `has_logprobs`: the events must have the probabilities of tokens.
+    `regex`; or it fits `grammar`, rules in GBNF. `engine_grammar` is then what the engine's `write_grammar` returned.
+    `has_logprobs`: the events must have the probabilities of tokens.
     """
 
     max_tokens: int
@@ -47,6 +51,7 @@ class Sampling:
     choice: tuple[str, ...] = ()
     regex: str = ""
     grammar: str = ""
+    engine_grammar: str = ""
     adapter: str = ""
     """Name of the LoRA adapter that changes the model for this sequence."""
 
@@ -107,8 +112,8 @@ class EngineStats:
 
 
 class TokenEngine(Protocol):
-    """One loaded model. `encode`, `decode`, `chat_prompt` and `wake` may be called from any thread, the others from
-    one."""
+    """One loaded model. `encode`, `decode`, `chat_prompt`, `write_grammar` and `wake` may be called from any thread,
+    the others from one."""
 
     name: str
     """Library and version, for people."""
@@ -154,6 +159,10 @@ class TokenEngine(Protocol):
     ) -> str:
         """Return the prompt that the model's chat template makes with `variables`, such as `enable_thinking`. Raises
         InvalidRequest with the template's message."""
+
+    def write_grammar(self, sampling: Sampling, place: Place) -> str:
+        """Return the constraint of a sampling as a grammar for this engine. Raises BadSchema for what it cannot
+        hold."""
 
     def add(self, sequence_id: int, prompt: Sequence[int], sampling: Sampling) -> None:
         """Add a sequence; the next step takes it into the batch. `sequence_id` was never used before.

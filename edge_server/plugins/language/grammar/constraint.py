@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from edge_server.backends.runtime_errors import import_runtime
 from edge_server.errors import BadSchema
-from edge_server.plugins.language.engines.token_engine import Sampling
+from edge_server.plugins.language.engines.token_engine import Place, Sampling
 
 MAX_SCHEMA_BYTES = 65_536
 """Of a schema as JSON text."""
@@ -48,19 +48,29 @@ _FORMATS = {
 """Those that JSON Schema defines. Any other, as pydantic's `password`, says nothing of a text."""
 _VALUES = {"const", "enum", "default", "examples"}
 """Keywords whose values are no schemas."""
+_NAMED = {"properties", "patternProperties", "$defs", "definitions"}
+"""Keywords whose values are schemas by names, which may be those of keywords."""
 _COMPACT = {"whitespace_flexible": False}
 """JSON without white space, of which small models write lines and lines."""
 _LARK_HEAD = "%llguidance {}\n"
 _UNKNOWN_KEYS = re.compile(r'Unimplemented keys: \["([^"]+)"')
 _POSITION = re.compile(r"^(?:at )?[0-9]+\([0-9]+\): (?:failed to compile JSON schema: )?")
 _REASON = re.compile(r"^error: (.*)", re.MULTILINE)
-_STRING_OR_FRACTION = re.compile(r'("(?:[^"\\]|\\.)*")|(-?[0-9]{1,400}\.[0-9]{1,400})([^0-9eE]|$)')
+_STRING_OR_NUMBER = re.compile(
+    r'("(?:[^"\\]|\\.)*")|(-?[0-9]{1,400}(?:\.[0-9]{1,400}(?:[eE][+-]?[0-9]{1,3})?|[eE][+-]?[0-9]{1,3}))([^0-9eE]|$)'
+)
 _MAX_ZEROS = 8
 """At the end of a fraction, with which it is tried."""
 _GBNF_PART = re.compile(r'("(?:[^"\\]|\\.)*")|(\[(?:[^\]\\]|\\.)*\])|#[^\n]*|\s+')
 _GBNF_RULE = re.compile(r"[A-Za-z0-9_-]+\s*::=")
 _GBNF_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([\[\]^-])|.)", re.DOTALL)
 _LARK_RULE = re.compile(r"^([A-Za-z0-9_]+): ", re.MULTILINE)
+_PATTERN_PART = re.compile(
+    r"\[\^?\]?(?:\\.|[^\]\\])*\]?|\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|[xu]\{[0-9a-fA-F]{1,6}\}|.)|.", re.DOTALL
+)
+_ESCAPED = re.compile(r"[\"\x00-\x1f]|\\(?:[\\\"nrtfvxu])")
+_URI = r"^[a-z][a-z0-9+.-]{0,15}://[A-Za-z0-9._~-]*(:[0-9]{1,5})?(/[A-Za-z0-9._~-]*)*(\?[A-Za-z0-9._~=&-]*)?$"
+"""Some of the URIs."""
 
 Path: TypeAlias = tuple[str | int, ...]
 """Keys and indices from the schema's root to a value."""
@@ -71,10 +81,10 @@ class ConstraintFailure(ValueError):
 
 
 class ConstraintCheck:
-    """Check of one text against the constraint of its request, while it arrives."""
+    """Check of texts against the constraint of their request, one after another, while they arrive."""
 
-    def __init__(self, sampling: Sampling, place: Callable[[Path], str]) -> None:
-        """`place` names a part of a JSON schema in messages. Raises BadSchema for a constraint that cannot be kept."""
+    def __init__(self, sampling: Sampling, place: Place) -> None:
+        """Raises BadSchema for a constraint that cannot be kept."""
         library = import_runtime("llguidance", "LLMatcher", "llm-gguf")
         self._name = sampling.constraint
         self._is_json = self._name == "json_schema"
@@ -102,16 +112,14 @@ class ConstraintCheck:
             self._consume(text)
 
     def finish(self) -> None:
-        """Raise ConstraintFailure unless the text is whole and fits."""
+        """End a text. Raise ConstraintFailure unless it is whole and fits."""
         if self._is_json:
             try:
                 json.loads(self._text, object_pairs_hook=_without_duplicates)
-                text, place = self._text.strip(), 0
-                for found in _STRING_OR_FRACTION.finditer(text):
+                text, place, self._text = self._text.strip(), 0, ""
+                for found in _STRING_OR_NUMBER.finditer(text):
                     self._consume(text[place : found.start()])
-                    self._consume(
-                        _quote(json.loads(found[1])) if found[1] else self._known_fraction(found[2], found[3])
-                    )
+                    self._consume(_quote(json.loads(found[1])) if found[1] else self._known_number(found[2], found[3]))
                     place = found.end()
                 self._consume(text[place:])
             except (ValueError, RecursionError) as error:
@@ -120,11 +128,13 @@ class ConstraintCheck:
                 raise ConstraintFailure(f"{self._name}: no JSON: {error}") from None
         if not self._matcher.is_accepting():
             raise ConstraintFailure(f"{self._name}: the text ends too early")
+        self._matcher.reset()
 
-    def _known_fraction(self, number: str, following: str) -> str:
-        """Return a fraction and the character after it as the library knows them: between some limits it takes 0.7 but
-        not 0.70, between others 0.70 alone."""
-        plain = number.rstrip("0")
+    def _known_number(self, number: str, following: str) -> str:
+        """Return a number and the character after it as the library knows them: for many limits and values it takes
+        no exponent, between some it takes 0.7 but not 0.70, between others 0.70 alone."""
+        plain = format(Decimal(number) or Decimal(0), "f")  # -0 is 0
+        plain = plain.rstrip("0") if "." in plain else f"{plain}."
         for tried in (number, plain.removesuffix("."), *(plain + "0" * count for count in range(1, _MAX_ZEROS))):
             content = list((tried + following).encode())
             taken = self._matcher.try_consume_tokens(content)
@@ -144,15 +154,17 @@ class ConstraintCheck:
             raise ConstraintFailure(f"{self._name}: the text does not fit from {rest!r} on")
 
 
-def write_grammar(sampling: Sampling) -> str:
-    """Return the grammar of a sampling's constraint for llama.cpp. JSON is without white space."""
-    return _lark(sampling, lambda path: sampling.constraint, compact=True)
+def llama_cpp_grammar(sampling: Sampling, place: Place) -> str:
+    """Return the grammar of a sampling's constraint for llama.cpp. JSON is without white space. Raises BadSchema."""
+    return _lark(sampling, place, compact=True)
 
 
-def _lark(sampling: Sampling, place: Callable[[Path], str], *, compact: bool) -> str:
+def _lark(sampling: Sampling, place: Place, *, compact: bool) -> str:
     """Return the constraint as a grammar in Lark. Raises BadSchema for one beyond the limits of this module."""
     if sampling.json_schema:
         schema = _read_schema(sampling.json_schema, place)
+        if compact:
+            _narrow(schema, place)
         # The member of the schema's author could ask to leave keywords out.
         schema = {**schema, "x-guidance": _COMPACT if compact else {}}
         return f"{_LARK_HEAD}start: %json {json.dumps(schema)}"
@@ -170,7 +182,7 @@ def _lark(sampling: Sampling, place: Callable[[Path], str], *, compact: bool) ->
     return _gbnf_to_lark(sampling.grammar)
 
 
-def _read_schema(text: str, place: Callable[[Path], str]) -> dict[str, Any]:
+def _read_schema(text: str, place: Place) -> dict[str, Any]:
     """Return a schema within the limits of this module. Raises BadSchema."""
     if (size := len(text.encode())) > MAX_SCHEMA_BYTES:
         raise BadSchema(place(()), f"expected a schema of at most {MAX_SCHEMA_BYTES:,} bytes, got {size:,}")
@@ -183,7 +195,7 @@ def _read_schema(text: str, place: Callable[[Path], str]) -> dict[str, Any]:
             raise BadSchema(place(path[:MAX_DEPTH]), f"the schema is nested more than {MAX_DEPTH} deep")
         if not isinstance(value, dict):
             continue
-        if isinstance(form := value.get("format"), str) and form not in _FORMATS and _VALUES.isdisjoint(path):
+        if isinstance(form := value.get("format"), str) and form not in _FORMATS and not _is_in_value(path):
             del value["format"]
         divisor = value.get("multipleOf")
         if isinstance(divisor, int | float) and math.isfinite(divisor) and divisor > 0:
@@ -193,6 +205,88 @@ def _read_schema(text: str, place: Callable[[Path], str]) -> dict[str, Any]:
                 problem = f"cannot be enforced: the least common multiple and the sum are at most {MAX_MULTIPLE:,}"
                 raise BadSchema(place((*path, "multipleOf")), problem)
     return schema
+
+
+def _narrow(schema: dict[str, Any], place: Place) -> None:
+    """Change a schema into one that llama.cpp's llguidance, of version 1.0, holds too. All its texts fit the old one.
+
+    That version fails for an integer type beside a fraction, for the format uri, and for multiples below 0 alone;
+    llama.cpp then leaves out the whole grammar. In patterns it forgets what follows a character that JSON escapes,
+    unless that is in a class of two. Raises BadSchema for what has no other form.
+    """
+    for path, value in _walk(schema):
+        if not isinstance(value, dict) or _is_in_value(path):
+            continue
+        if "type" in value:
+            types = _type_names(value["type"])
+            if isinstance(value.get("enum"), list):
+                value["enum"] = [item for item in value["enum"] if types & types_of(item)]
+            if "const" in value and not types & types_of(value["const"]):
+                del value["const"]
+                value["enum"] = []
+            if "number" not in types:
+                for key, rounded in _ROUNDED.items():
+                    if isinstance(limit := value.get(key), float) and math.isfinite(limit):
+                        value[key] = rounded(limit)
+        if "multipleOf" in value and any(
+            isinstance(limit := value.get(key), int | float)
+            and (limit < 0 or (key == "exclusiveMaximum" and limit == 0))
+            for key in ("maximum", "exclusiveMaximum")
+        ):
+            raise BadSchema(place((*path, "multipleOf")), "cannot be enforced for numbers below 0 alone")
+        patterns = [value.pop("pattern")] if isinstance(value.get("pattern"), str) else []
+        if value.get("format") == "uri":
+            del value["format"]
+            patterns.append(_URI)
+        widened = [_PATTERN_PART.sub(_widen, pattern) for pattern in patterns]
+        if widened != patterns:
+            widened.append(r"^[^\x00]*$")
+        if widened:
+            value["pattern"], *more = widened
+        if widened[1:]:
+            value["allOf"] = [*value.get("allOf", []), *({"pattern": pattern} for pattern in more)]
+        names = value.get("patternProperties")
+        for name in names if isinstance(names, dict) else ():
+            if _PATTERN_PART.sub(_widen, name) != name:
+                problem = "a character that JSON escapes cannot be enforced in a name's pattern"
+                raise BadSchema(place((*path, "patternProperties", name)), problem)
+
+
+_ROUNDED: Mapping[str, Callable[[float], int]] = {
+    "minimum": math.ceil,
+    "exclusiveMaximum": math.ceil,
+    "maximum": math.floor,
+    "exclusiveMinimum": math.floor,
+}
+"""Limit -> how it is rounded for an integer."""
+
+
+def _widen(part: re.Match[str]) -> str:
+    """Return a part of a pattern. NUL stands in a class with a character that JSON escapes; no text has it."""
+    text = part[0]
+    if not _ESCAPED.search(text) or text.startswith("[^"):
+        return text
+    if not text.startswith("["):
+        return f"[{text}\\x00]"
+    return f"[\\x00\\{text[1:]}" if text[1] == "]" else f"[\\x00{text[1:]}"
+
+
+def _type_names(stated: object) -> set[object]:
+    return set(stated if isinstance(stated, list) else [stated])
+
+
+def types_of(value: object) -> set[str]:
+    """Return the names of JSON Schema's types that a value has."""
+    if isinstance(value, bool) or value is None:
+        return {"null" if value is None else "boolean"}
+    if isinstance(value, int | float):
+        return {"number", "integer"} if isinstance(value, int) or value.is_integer() else {"number"}
+    return {"string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"}
+
+
+def _is_in_value(path: Path) -> bool:
+    """Return whether a part of a schema is in the value of a keyword, and so no schema."""
+    return any(key in _VALUES and (not place or path[place - 1] not in _NAMED) for place, key in enumerate(path))
 
 
 def _walk(schema: object) -> Iterator[tuple[Path, Any]]:

@@ -12,12 +12,13 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
-from typing import Any, TypeAlias
+from typing import Any
 
 from edge_server.errors import BadSchema
+from edge_server.plugins.language.engines.token_engine import Place, Sampling
+from edge_server.plugins.language.grammar.constraint import Path, types_of
 from edge_server.plugins.language.grammar.pattern_grammar import (
     BadPattern,
     Ranges,
@@ -28,11 +29,6 @@ from edge_server.plugins.language.grammar.pattern_grammar import (
     without,
 )
 
-Path: TypeAlias = tuple[str | int, ...]
-"""Keys and indices from the schema's root to a value."""
-
-MAX_BYTES = 65_536
-"""Of a schema or another constraint as text."""
 MAX_DEPTH = 32
 """Of subschemas inside each other."""
 MAX_RULES = 4_000
@@ -40,8 +36,9 @@ MAX_RULES = 4_000
 MAX_STEPS = 20_000
 """Of the conversion: subschemas that are read, also again through references, and merged."""
 MAX_WIDTH = 64
-"""Characters of strings that are counted, in all rules together. Each costs 27 ms of processor time with 49,000 tokens,
-once a grammar, in which the other answers of the engine wait."""
+"""Characters of strings that are counted, and optional parts of patterns, in all rules together. A character costs
+27 ms of processor time with 49,000 tokens, once a grammar, in which the other answers of the engine wait. 500 optional
+parts cost minutes."""
 MAX_ITEMS = 1_000
 """Largest minItems, maxItems, minProperties and maxProperties."""
 _MAX_VALUES = 1_000
@@ -115,28 +112,25 @@ number ::= "-"? ("0" | [1-9] [0-9]{{0,14}}) ("." [0-9]{{1,15}})? ([eE] [+-]? [0-
 """
 
 
-def openvino_grammar(constraint: str, value: Any, place: Callable[[Path], str]) -> str:
-    """Return the text for `StructuredOutputConfig(grammar=...)`.
+def openvino_grammar(sampling: Sampling, place: Place) -> str:
+    """Return the text for `StructuredOutputConfig(grammar=...)`. Raises BadSchema.
 
-    `constraint` names the kind of `value`: "json_schema" with the schema as parsed JSON, "choice" with the list of
-    texts, "regex" with a pattern that all of the answer matches, or "grammar" with rules in GBNF. `place` names a path
-    in `value` in messages. Raises BadSchema, with the keyword, for what this engine cannot hold.
+    `ConstraintCheck` has taken the constraint, which is within its limits. Rules in GBNF are refused: what they cost
+    the library is known only when it has computed it.
     """
-    size = len(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
-    if size > MAX_BYTES:
-        raise BadSchema(place(()), f"expected at most {MAX_BYTES:,} bytes, got {size:,}")
-    if constraint == "json_schema":
-        return _Writer(value, place).grammar()
-    if constraint == "choice":
-        return f"root ::= {_one_of(set(value), place(()))}\n"
-    if constraint == "regex":
+    if sampling.json_schema:
+        return _Writer(json.loads(sampling.json_schema), place).grammar()
+    name = sampling.constraint
+    if sampling.choice:
+        return f"root ::= {_one_of(set(sampling.choice), name)}\n"
+    if sampling.regex:
         try:
-            part = pattern_grammar(value, is_json=False)
+            part = pattern_grammar(sampling.regex, is_json=False)
         except BadPattern as error:
-            raise _refused(place(()), f"{error}") from None
-        _check_width(part.width, place(()))
+            raise _refused(name, f"{error}") from None
+        _check_width(part.width, name)
         return f"root ::= {part.text}\n"
-    return _checked_rules(value, place(()))
+    raise _refused(name, "rules in GBNF")
 
 
 def _refused(place: str, problem: str) -> BadSchema:
@@ -146,23 +140,13 @@ def _refused(place: str, problem: str) -> BadSchema:
 
 def _check_width(width: int, place: str) -> None:
     if width > MAX_WIDTH:
-        raise _refused(place, f"more than {MAX_WIDTH} counted characters")
-
-
-def _checked_rules(rules: str, place: str) -> str:
-    """Return rules in GBNF as the library takes them."""
-    counts = [int(count) for count in re.findall(r"\{\s*(?:\d*\s*,)?\s*(\d+)\s*,?\s*\}", rules[:MAX_BYTES])]
-    if math.prod(max(count, 1) for count in counts) > MAX_ITEMS:
-        raise _refused(place, f"its quantifiers multiply to more than {MAX_ITEMS:,}")
-    if not rules.isascii():
-        raise _refused(place, "characters beyond ASCII that are no escapes")
-    return rules
+        raise _refused(place, f"more than {MAX_WIDTH} counted characters and optional parts")
 
 
 class _Writer:
     """Writes the rules of one schema. Methods return an expression that can stand in a sequence."""
 
-    def __init__(self, root: Any, place: Callable[[Path], str]) -> None:
+    def __init__(self, root: Any, place: Place) -> None:
         self._root = root
         self._place = place
         self._rules: dict[str, str] = {}
@@ -366,10 +350,10 @@ class _Writer:
             values = [value for value in values if _have_same([value], schema["enum"])]
         if "type" in schema:
             types = set(self._types(schema, path))
-            values = [value for value in values if types & _types_of(value)]
+            values = [value for value in values if types & types_of(value)]
         for other in schema.keys() - {"const", "enum", "type"}:
             applies = {name for name, keywords in _KEYWORDS.items() if other in keywords}
-            if any(applies & _types_of(value) for value in values):
+            if any(applies & types_of(value) for value in values):
                 raise self._refuse((*path, other), f"{other} beside {key}")
         if not values:
             raise self._bad((*path, key), "no JSON fits it")
@@ -590,14 +574,6 @@ def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def _types_of(value: object) -> set[str]:
-    if isinstance(value, bool) or value is None:
-        return {"null" if value is None else "boolean"}
-    if isinstance(value, int | float):
-        return {"number", "integer"} if value == int(value) else {"number"}
-    return {"string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"}
-
-
 def _is_same(one: object, other: object) -> bool:
     return one == other and isinstance(one, bool) == isinstance(other, bool)
 
@@ -625,7 +601,7 @@ def _are_apart(one: Any, other: Any) -> bool:
         names = part.get("type", list(_KEYWORDS))
         known = set(names if isinstance(names, list) else [names])
         if found is not None:
-            known &= set().union(*map(_types_of, found))
+            known &= set().union(*map(types_of, found))
         types.append(known | ({"integer"} if "number" in known else set()))
     if not types[0] & types[1]:
         return True

@@ -39,7 +39,8 @@ class BadPattern(ValueError):
 
 
 class Part(NamedTuple):
-    """An expression, the fewest and the most characters of its texts, and how many classes and wide ones it counts."""
+    """An expression, the fewest and the most characters of its texts, and how many classes it counts. `width` are the
+    wide ones among these, and the places where the expression may be passed over."""
 
     text: str
     least: int
@@ -164,7 +165,7 @@ class _Reader:
             return _EMPTY
         total = None if most is None or part.most is None else part.most * most
         text, copies = repeated(part.text, least, most), max(copies, 1)
-        return Part(text, part.least * least, total, part.size * copies, part.width * copies)
+        return Part(text, part.least * least, total, part.size * copies, part.width * copies + (least == 0))
 
     def _atom(self, depth: int) -> Part:
         if found := _GROUP.match(self._left):
@@ -270,5 +271,6 @@ def _choose(parts: Sequence[Part]) -> Part:
     most = [part.most for part in parts]
     total = None if None in most else max(count or 0 for count in most)
     text = " | ".join(part.text for part in parts)
-    size, width = sum(part.size for part in parts), sum(part.width for part in parts)
-    return Part(f"({text})", min(part.least for part in parts), total, size, width)
+    least = min(part.least for part in parts)
+    size, width = sum(part.size for part in parts), sum(part.width for part in parts) + (least == 0)
+    return Part(f"({text})", least, total, size, width)

@@ -248,7 +248,7 @@ def _tool(tool: object, index: int) -> dict[str, Any]:
             "tools",
             f"'tools[{index}].type': expected function, got {str(kind)[:40]}: this server runs no tools itself",
         )
-    names = ("name", "description", "parameters")
+    names = ("name", "description", "parameters", "strict")
     return {"type": "function", "function": {name: tool[name] for name in names if tool.get(name)}}
 
 

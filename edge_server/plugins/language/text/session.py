@@ -35,6 +35,7 @@ from edge_server.plugins.language.engines.token_engine import (
     FinishReason,
     ImageEngine,
     ImagePrompt,
+    Sampling,
     TokenEngine,
     TokenEvent,
     schema_place,
@@ -96,7 +97,9 @@ class _Generation:
         self.prompt_tokens = prompt_tokens
         """Until the end with pictures: what is expected."""
         self.sampling = request.sampling
-        self.text = IncrementalDetokenizer(engine.decode, request.sampling.stop)
+        # JSON has an end of its own, before which a stop string would cut it.
+        stop = () if request.sampling.json_schema else request.sampling.stop
+        self.text = IncrementalDetokenizer(engine.decode, stop)
         self.sequence_id = 0
         self.arrived_s = time.monotonic()
         self.first_token_s = 0.0
@@ -109,9 +112,36 @@ class _Generation:
         self.unsent_logprobs: list[dict[str, object]] = []
         self.unsent_tool_calls: list[ToolCallDelta] = []
         self.unsent_reasoning = ""
+        self.call_check: ConstraintCheck | None = None
+        """Of the calls of functions that are strict."""
+        self.calls: list[list[str]] = []
+        """Name and arguments of each call so far, for that check."""
         self.answer: AnswerParser | None = None
         self.reasoning_tokens = 0
         """Tokens up to the end of the reasoning, its tags included."""
+
+    def check_text(self, text: str, finish: FinishReason | None) -> None:
+        """Raise ConstraintFailure if new text does not fit the constraint."""
+        if self.check is None:
+            return
+        self.check.add(text.rstrip("\ufffd") if finish == "length" else text)  # a character that was cut
+        # What the client's own stop string ended may be incomplete.
+        if finish == "stop" and not self.text.is_stopped:
+            self.check.finish()
+
+    def check_calls(self, deltas: Sequence[ToolCallDelta], finish: FinishReason | None) -> None:
+        """Take new parts of calls. At the end, raise ConstraintFailure for a call of a strict function that does not
+        fit its schema."""
+        if self.call_check is None or self.request.tools is None:
+            return
+        for delta in deltas:
+            if name := delta["function"].get("name"):
+                self.calls.append([name, ""])
+            self.calls[-1][1] += delta["function"]["arguments"]
+        for name, arguments in self.calls if finish == "stop" else ():
+            if name in self.request.tools.strict_names:
+                self.call_check.add(f'{{"name":{json.dumps(name)},"arguments":{arguments}}}')
+                self.call_check.finish()
 
 
 class LlmSession(RequestSession):
@@ -222,6 +252,11 @@ class LlmSession(RequestSession):
         if sampling.constraint:
             place = partial(schema_place, "json_schema") if tools is None or tools.choice == "auto" else tools.place
             check = ConstraintCheck(sampling, place)
+            sampling = dataclasses.replace(sampling, engine_grammar=engine.write_grammar(sampling, place))
+        call_check = None
+        if tools is not None and tools.strict_names:
+            strict = tools.strict()
+            call_check = ConstraintCheck(Sampling(0, json_schema=strict.json_schema()), strict.place)
         prompt = self._read_prompt(request)
         if isinstance(prompt, ImagePrompt):
             known_tokens = prompt.text_tokens
@@ -247,6 +282,7 @@ class LlmSession(RequestSession):
                 f"tokens, got {known_tokens}"
             )
         generation = _Generation(execution, request, prompt, tokens, engine, check)
+        generation.call_check = call_check
         if request.prompt is None:
             generation.answer = self._start_parser(request, prompt)
         max_tokens = min(sampling.max_tokens or most, most - known_tokens)
@@ -528,15 +564,19 @@ class LlmSession(RequestSession):
             if finish is None:
                 self._engine.cancel(generation.sequence_id)
             finish = "stop"
-        if generation.check is not None and not self._fits(generation, generation.check, text, finish):
+        try:
+            generation.check_text(text, finish)
+            if generation.answer is not None:
+                was_reasoning = generation.answer.is_reasoning
+                reasoning, text, calls = generation.answer.add(text, is_last=finish is not None)
+                generation.check_calls(calls, finish)
+                generation.unsent_reasoning += reasoning
+                generation.unsent_tool_calls += calls
+                if was_reasoning or reasoning or generation.answer.is_reasoning:
+                    generation.reasoning_tokens = generation.output_tokens
+        except ConstraintFailure as failure:
+            self._fail_constraint(generation, failure, finish)
             return
-        if generation.answer is not None:
-            was_reasoning = generation.answer.is_reasoning
-            reasoning, text, calls = generation.answer.add(text, is_last=finish is not None)
-            generation.unsent_reasoning += reasoning
-            generation.unsent_tool_calls += calls
-            if was_reasoning or reasoning or generation.answer.is_reasoning:
-                generation.reasoning_tokens = generation.output_tokens
         generation.unsent += text
         if finish is None:
             has_news = generation.unsent or generation.unsent_tool_calls or generation.unsent_reasoning
@@ -560,26 +600,16 @@ class LlmSession(RequestSession):
         self._metrics.end(generation.arrived_s, generation.first_token_s, now_s, generation.output_tokens, finish)
         self._send(generation, finish)
 
-    def _fits(self, generation: _Generation, check: ConstraintCheck, text: str, finish: FinishReason | None) -> bool:
-        """Return whether new text fits the constraint of its request. Otherwise end the request with an error."""
-        if finish == "length":
-            text = text.rstrip("\ufffd")  # a character that was cut
-        try:
-            check.add(text)
-            # What the client's own stop string ended may be incomplete.
-            if finish == "stop" and not generation.text.is_stopped:
-                check.finish()
-        except ConstraintFailure as failure:
-            problem = f"constraint_failed: {self._engine.name} wrote what does not obey the request: {failure}"
-        else:
-            return True
+    def _fail_constraint(
+        self, generation: _Generation, failure: ConstraintFailure, finish: FinishReason | None
+    ) -> None:
+        """End a request whose text does not obey it with an error."""
         if finish is None:
             self._engine.cancel(generation.sequence_id)
         self._end(generation)
         self._metrics.count_constraint_failure()
-        error = ConstraintFailed(f"inference request to model '{self._model}': {problem}")
-        generation.execution.fail(error)
-        return False
+        problem = f"constraint_failed: {self._engine.name} wrote what does not obey the request: {failure}"
+        generation.execution.fail(ConstraintFailed(f"inference request to model '{self._model}': {problem}"))
 
     def _send(self, generation: _Generation, finish: FinishReason | None) -> None:
         request = generation.request

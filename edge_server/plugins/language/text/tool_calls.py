@@ -104,6 +104,20 @@ class Tools:
             schema = {"type": "array", "items": schema, "minItems": 1, "maxItems": MAX_CALLS}
         return json.dumps(schema)
 
+    @property
+    def strict_names(self) -> frozenset[str]:
+        """Functions whose calls must fit their schemas under "auto"."""
+        names = {item["function"]["name"] for item in self.items if item["function"].get("strict") is True}
+        return frozenset(names if self.choice == "auto" else ())
+
+    def strict(self) -> Tools:
+        """Return these tools for a check of calls of `strict_names`: each call alone, as under "required"."""
+        items = [
+            item if name in self.strict_names else {"function": {"name": name, "parameters": {"type": "object"}}}
+            for name, item in ((item["function"]["name"], item) for item in self.items)
+        ]
+        return Tools(items, "required")
+
     def place(self, path: Sequence[str | int]) -> str:
         """Return the name of a part of `json_schema`, in the tools as the client sent them."""
         index = next((index for index, item in enumerate(self.items) if item["function"]["name"] == self.choice), 0)
