@@ -16,10 +16,9 @@ import pytest
 from edge_server.errors import BadSchema
 from edge_server.plugins.language.engines.model_size import read_gguf
 from edge_server.plugins.language.engines.settings import read_settings
-from edge_server.plugins.language.engines.token_engine import Sampling
+from edge_server.plugins.language.engines.token_engine import Sampling, schema_place
 from edge_server.plugins.language.grammar.constraint import ConstraintCheck, ConstraintFailure
 from edge_server.plugins.language.grammar.openvino_constraint import openvino_grammar
-from edge_server.plugins.language.text.tool_calls import schema_place
 from tests.kit.json_schemas import EVERYDAY, KEYWORDS, RANDOM, find_problem
 
 _TINY = Path(__file__).parents[2] / "data/tiny_llm/tiny.gguf"
