@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from edge_server.frontends.http.inference_route import BodyDecoder
     from edge_server.frontends.http.request_head import RequestHead
     from edge_server.frontends.http.routes import Route
-    from edge_server.repository.runtime_times import RuntimeTimes
+    from edge_server.repository.choice.runtime_times import RuntimeTimes
     from edge_server.service import InferenceService
     from edge_server.serving.execution.admission_control import AdmissionControl
     from edge_server.telemetry.event_bus import EventBus

@@ -22,8 +22,8 @@ from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BackendError
 from edge_server.plugins.tensorrt.library_adapter import load_library
+from edge_server.repository.disk.scan import Scanner
 from edge_server.repository.resolve_version import ResolveOptions, resolve
-from edge_server.repository.scan import Scanner
 
 INSTALLED = [name for name in ("tensorrt", "tensorrt_rtx") if importlib.util.find_spec(name) is not None]
 REASON = cuda_driver.unavailable_reason() or ("" if INSTALLED else "neither tensorrt nor tensorrt_rtx is installed")

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from edge_server.own_plugins import plugin_objects
-from edge_server.repository import backend_choice
+from edge_server.repository.choice import backend_choice
 
 ROOT = Path(__file__).parent.parent / "edge_server"
 
@@ -144,7 +144,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "opentelemetry": ("plugins/tracing/",),
     "rclpy": ("plugins/ros/ros2_package/",),
     "tritonclient": (),
-    "watchdog": ("repository/file_events",),
+    "watchdog": ("repository/disk/file_events",),
     "torch": (),
     "treelite": (),
     "ai_edge_litert": (),
@@ -299,7 +299,7 @@ def test_a_plugin_imports_another_one_only_for_a_reason() -> None:
 
 OTHER_MEANINGS = {
     ("backends/onnxruntime/providers.py", "tensorrt"): "an accelerator of ONNX Runtime",
-    ("repository/config_to_spec.py", "tensorrt"): "the same",
+    ("repository/model_config/config_to_spec.py", "tensorrt"): "the same",
     ("backends/openvino/model_reader.py", "tflite"): "a front end of OpenVINO",
     ("telemetry/metrics_page.py", "python"): "the language, in the metric of the process",
 }

@@ -25,13 +25,13 @@ from edge_server.own_plugins import plugin_objects
 from edge_server.plugin import Plugin, ServingCore
 from edge_server.process.running_plugins import RunningPlugins
 from edge_server.record import record
-from edge_server.repository.content_digests import ContentDigests
+from edge_server.repository.choice.first_opening import FirstOpenings
+from edge_server.repository.choice.opening_journal import OpeningJournal
+from edge_server.repository.choice.runtime_times import RuntimeTimes
 from edge_server.repository.desired_state import RepositorySource
-from edge_server.repository.first_opening import FirstOpenings
-from edge_server.repository.opening_journal import OpeningJournal
+from edge_server.repository.disk.content_digests import ContentDigests
+from edge_server.repository.disk.scan import Scanner
 from edge_server.repository.resolve_version import ResolveOptions
-from edge_server.repository.runtime_times import RuntimeTimes
-from edge_server.repository.scan import Scanner
 from edge_server.repository.trust.verify_version import trust_policy
 from edge_server.repository.version_pins import VersionPins
 from edge_server.service import InferenceService, Readiness

@@ -420,7 +420,7 @@ class ServerProcess:
             # Not on the event loop: a disk that hangs must not delay the handling of signals.
             core.service.set_desired_state(await asyncio.to_thread(first_desired_state, repository, core.source))
             return
-        from edge_server.repository.watch import Watcher
+        from edge_server.repository.disk.watch import Watcher
 
         watcher = Watcher(core.source, core.service.set_desired_state, repository.poll_s)
         self._closers.append(lambda: asyncio.to_thread(watcher.close))

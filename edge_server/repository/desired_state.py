@@ -12,9 +12,9 @@ from pathlib import Path
 
 from edge_server.core.version_lifecycle import DesiredModel, DesiredVersion
 from edge_server.errors import EdgeServerError, InvalidRequest
-from edge_server.repository.load_call_files import OverriddenModel, check_no_code, delete_abandoned
+from edge_server.repository.disk.load_call_files import OverriddenModel, check_no_code, delete_abandoned
+from edge_server.repository.disk.scan import ModelDirectory, Scanner, with_config
 from edge_server.repository.resolve_version import ResolveOptions, resolve, resolve_as_scanned
-from edge_server.repository.scan import ModelDirectory, Scanner, with_config
 from edge_server.repository.trust.verify_version import TrustPolicy
 from edge_server.repository.version_pins import VersionPins
 

@@ -16,28 +16,28 @@ from edge_server.core.model_spec import ModelFile, ModelSpec
 from edge_server.core.version_lifecycle import FolderReader, OutputCheck, Recogniser, Resolved
 from edge_server.errors import BadModelConfig, ChangedWhileLoading, EdgeServerError, LoadError
 from edge_server.record import record
-from edge_server.repository.auto_complete import (
+from edge_server.repository.choice.backend_choice import backend_of_platform
+from edge_server.repository.choice.first_opening import FirstOpenings
+from edge_server.repository.choice.runtime_times import RuntimeTimes
+from edge_server.repository.disk.file_fingerprint import children, describe_files, digest
+from edge_server.repository.disk.scan import ModelDirectory, read_entries
+from edge_server.repository.load_error_explanation import explain_by_content
+from edge_server.repository.model_config.auto_complete import (
     InspectedFile,
     check_against_file,
     complete,
     inspect_model,
     unsure_outputs,
 )
-from edge_server.repository.backend_choice import backend_of_platform
-from edge_server.repository.config_defaults import Devices, normalise
-from edge_server.repository.config_to_spec import to_spec
-from edge_server.repository.file_fingerprint import children, describe_files, digest
-from edge_server.repository.first_opening import FirstOpenings
-from edge_server.repository.labels import read_labels
-from edge_server.repository.load_error_explanation import explain_by_content
-from edge_server.repository.metadata_files import read_metadata_files
-from edge_server.repository.parameter_names import find_misspelt
-from edge_server.repository.pbtxt import ConfigMessage, new_config, parse_json, read_file, write_json
-from edge_server.repository.runtime_times import RuntimeTimes
-from edge_server.repository.scan import ModelDirectory, read_entries
+from edge_server.repository.model_config.config_defaults import Devices, normalise
+from edge_server.repository.model_config.config_to_spec import to_spec
+from edge_server.repository.model_config.labels import read_labels
+from edge_server.repository.model_config.metadata_files import read_metadata_files
+from edge_server.repository.model_config.parameter_names import find_misspelt
+from edge_server.repository.model_config.pbtxt import ConfigMessage, new_config, parse_json, read_file, write_json
+from edge_server.repository.model_config.validate_config import check_complete, check_stated, is_ensemble
 from edge_server.repository.trust.checksum_file import run_agents
 from edge_server.repository.trust.verify_version import TrustPolicy, verify
-from edge_server.repository.validate_config import check_complete, check_stated, is_ensemble
 
 _NOTHING: Mapping[str, str] = {}
 

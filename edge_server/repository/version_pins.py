@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from edge_server.errors import ServingFault
-from edge_server.repository.replace_file import replace_file
-from edge_server.repository.scan import MAX_VERSION, is_model_name
+from edge_server.repository.disk.replace_file import replace_file
+from edge_server.repository.disk.scan import MAX_VERSION, is_model_name
 
 log = logging.getLogger(__name__)
 

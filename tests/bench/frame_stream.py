@@ -44,7 +44,7 @@ from edge_server.memory.malloc_settings import keep_big_blocks
 from edge_server.plugins.cameras.sources.frame_encoding import encode_frame
 from edge_server.plugins.cameras.sources.rtsp import open_rtsp
 from edge_server.plugins.vision.image_plan import ImagePlan, make_image_plan
-from edge_server.repository import pbtxt
+from edge_server.repository.model_config import pbtxt
 
 BUNDLED = ROOT / "model_repository"
 MODELS = ("efficientnet_lite0", "face_detection_yunet")

@@ -40,8 +40,8 @@ from edge_server.plugins.ros.recordings.recording_writer import RecordingWriter
 from edge_server.plugins.vision.image_plan import make_image_plan
 from edge_server.plugins.vision.perception import Perception, make_perception_decoder
 from edge_server.protocol.frame_messages import Frame, FrameResult
+from edge_server.repository.disk.scan import Scanner
 from edge_server.repository.resolve_version import ResolveOptions, resolve
-from edge_server.repository.scan import Scanner
 
 MODEL = "face_detection_yunet"
 DRIVES = {

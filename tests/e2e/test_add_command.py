@@ -28,7 +28,7 @@ from edge_server.memory import available_memory
 from edge_server.memory.available_memory import MemoryReading
 from edge_server.plugins.add import command
 from edge_server.plugins.trials import candidate_process_main
-from edge_server.repository.runtime_times import RuntimeTimes
+from edge_server.repository.choice.runtime_times import RuntimeTimes
 from tests.e2e.conftest import COMMAND, Repository, add_sub_model, clean_environment, finish
 from tests.e2e.yolo_exports import SIDE, ULTRALYTICS, detect, export, names
 

@@ -40,8 +40,8 @@ from edge_server.plugin import own_plugins
 from edge_server.plugins.cameras.source_and_sink_settings import check_required_zones, read_entries
 from edge_server.plugins.fleet.publish.command import read_rollout
 from edge_server.plugins.fleet.release import read_release
-from edge_server.repository import pbtxt
-from edge_server.repository.parameter_names import read_names
+from edge_server.repository.model_config import pbtxt
+from edge_server.repository.model_config.parameter_names import read_names
 from tests.e2e.conftest import COMMAND, clean_environment
 from tests.e2e.yolo_exports import ULTRALYTICS, detect, export
 

@@ -12,10 +12,10 @@ import pytest
 
 from edge_server.core.version_lifecycle import DesiredModel
 from edge_server.errors import BadModelConfig, ChangedWhileLoading
-from edge_server.repository import scan
 from edge_server.repository.desired_state import RepositorySource
+from edge_server.repository.disk import scan
+from edge_server.repository.disk.scan import Scanner
 from edge_server.repository.resolve_version import ResolveOptions
-from edge_server.repository.scan import Scanner
 
 CONFIG = """
 backend: "identity" version_policy { all { } }

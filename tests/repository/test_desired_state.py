@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from edge_server.errors import BadModelConfig, InvalidRequest, LoadError, ServingFault
 from edge_server.repository.desired_state import RepositorySource
-from edge_server.repository.load_call_files import OverriddenModel
+from edge_server.repository.disk.load_call_files import OverriddenModel
+from edge_server.repository.disk.scan import Scanner
 from edge_server.repository.resolve_version import ResolveOptions
-from edge_server.repository.scan import Scanner
 
 CONFIG = """
 backend: "identity" version_policy { all { } }

@@ -3,8 +3,8 @@ fail."""
 
 from __future__ import annotations
 
-from edge_server.repository.config_defaults import KIND_CPU, KIND_GPU, Devices, normalise
-from edge_server.repository.pbtxt import parse_json
+from edge_server.repository.model_config.config_defaults import KIND_CPU, KIND_GPU, Devices, normalise
+from edge_server.repository.model_config.pbtxt import parse_json
 
 
 def groups(text: str, devices: Devices) -> list[tuple[int, list[int]]]:

@@ -13,8 +13,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from edge_server.errors import LoadError
+from edge_server.repository.disk.scan import Scanner
 from edge_server.repository.resolve_version import ResolveOptions, resolve
-from edge_server.repository.scan import Scanner
 
 MODEL = Path(__file__).parents[2] / "model_repository/face_detection_yunet/1/model.onnx"
 GGUF = Path(__file__).parents[1] / "data/tiny_llm/tiny.gguf"
@@ -152,7 +152,7 @@ WITHOUT_PERMISSIONS = """
 import pathlib, sys
 from edge_server.errors import LoadError
 from edge_server.repository.resolve_version import ResolveOptions, resolve
-from edge_server.repository.scan import Scanner
+from edge_server.repository.disk.scan import Scanner
 root = pathlib.Path(sys.argv[1])
 for name in ("file", "folder"):
     model = Scanner([root]).find(name)

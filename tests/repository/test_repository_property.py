@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from edge_server.core.version_lifecycle import DesiredModel
 from edge_server.repository.desired_state import RepositorySource
+from edge_server.repository.disk.scan import Scanner
 from edge_server.repository.resolve_version import ResolveOptions
-from edge_server.repository.scan import Scanner
 
 MODELS = ("apple", "pear", "a.b-c_1")
 VERSIONS = (1, 2, 3, 10, 2**63 - 1)

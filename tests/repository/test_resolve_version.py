@@ -24,10 +24,10 @@ from edge_server.core.model_spec import (
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendMissing, BadModelConfig, LoadError
 from edge_server.plugins.tensorrt.backend import TensorRTBackend
-from edge_server.repository.config_to_spec import to_spec
-from edge_server.repository.pbtxt import parse_text
+from edge_server.repository.disk.scan import Scanner
+from edge_server.repository.model_config.config_to_spec import to_spec
+from edge_server.repository.model_config.pbtxt import parse_text
 from edge_server.repository.resolve_version import ResolveOptions, resolve
-from edge_server.repository.scan import Scanner
 
 FULL = """
 backend: "identity"

@@ -14,10 +14,10 @@ from edge_server.backends.base import ModelSignature
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BadModelConfig
-from edge_server.repository.auto_complete import check_against_file, complete
-from edge_server.repository.pbtxt import parse_text
+from edge_server.repository.disk.scan import Scanner
+from edge_server.repository.model_config.auto_complete import check_against_file, complete
+from edge_server.repository.model_config.pbtxt import parse_text
 from edge_server.repository.resolve_version import ResolveOptions, resolve
-from edge_server.repository.scan import Scanner
 
 X, Y = InputSpec("X", DType.FP32, (-1, -1, 4)), OutputSpec("Y", DType.FP32, (-1, -1, 4))
 

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.errors import BadModelConfig, ChangedWhileLoading, LoadError, ServingFault, Untrusted
+from edge_server.repository.disk.scan import Scanner
 from edge_server.repository.resolve_version import ResolveOptions, resolve
-from edge_server.repository.scan import Scanner
 from edge_server.repository.trust.checksum_file import Manifest, parse, render
 from edge_server.repository.trust.ed25519_keys import (
     PrivateKey,

@@ -22,11 +22,11 @@ from edge_server.core.ensemble_and_sequence_spec import (
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BadModelConfig
-from edge_server.repository.auto_complete import check_against_file, complete
-from edge_server.repository.pbtxt import parse_text
+from edge_server.repository.disk.scan import Scanner
+from edge_server.repository.model_config.auto_complete import check_against_file, complete
+from edge_server.repository.model_config.pbtxt import parse_text
+from edge_server.repository.model_config.validate_batching import _check_names
 from edge_server.repository.resolve_version import ResolveOptions, resolve
-from edge_server.repository.scan import Scanner
-from edge_server.repository.validate_batching import _check_names
 
 IO = 'input { name: "x" data_type: TYPE_FP32 dims: [ 1 ] }\noutput { name: "y" data_type: TYPE_FP32 dims: [ 1 ] }\n'
 GOOD = 'backend: "identity"\nmax_batch_size: 4\n' + IO

@@ -17,8 +17,8 @@ import pytest
 
 from edge_server.errors import ServingFault
 from edge_server.repository.desired_state import RepositorySource
+from edge_server.repository.disk.scan import Scanner
 from edge_server.repository.resolve_version import ResolveOptions
-from edge_server.repository.scan import Scanner
 from edge_server.repository.version_pins import FILE_NAME, VersionPins
 
 ALL = 'backend: "identity" version_policy { all { } }'

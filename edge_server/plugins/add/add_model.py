@@ -41,9 +41,9 @@ from edge_server.plugins.vision.demo_picture import PICTURE
 from edge_server.plugins.vision.layout_search import joins_rows_of_batch
 from edge_server.plugins.vision.text_reading import is_recogniser
 from edge_server.protocol.frame_messages import Detection
+from edge_server.repository.choice.runtime_times import MIN_RATIO, RuntimeTimes
+from edge_server.repository.disk.scan import Scanner
 from edge_server.repository.resolve_version import ResolveOptions, resolve
-from edge_server.repository.runtime_times import MIN_RATIO, RuntimeTimes
-from edge_server.repository.scan import Scanner
 
 _MIN_TIME_MS = 1.0
 """Time below which other work of a request takes longer than the model, so that runtimes are not compared."""

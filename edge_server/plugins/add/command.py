@@ -19,8 +19,8 @@ from edge_server.plugins.add.add_model import Addition, TriedModel
 from edge_server.plugins.add.new_model import check_is_free, check_name, find_sources
 from edge_server.plugins.add.picture_trial import Reading, decide
 from edge_server.plugins.add.printed_report import print_next_steps, print_report, print_undecided
-from edge_server.repository.backend_choice import describe_code
-from edge_server.repository.runtime_times import RuntimeTimes
+from edge_server.repository.choice.backend_choice import describe_code
+from edge_server.repository.choice.runtime_times import RuntimeTimes
 
 _DEFAULT_REPOSITORY = Path("model_repository")
 _MAX_CHOICES = 9

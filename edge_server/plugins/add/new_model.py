@@ -21,11 +21,11 @@ from typing import NamedTuple
 
 from edge_server.backends import onnx_file_info
 from edge_server.errors import AlreadyExists, InvalidRequest, LoadError
-from edge_server.repository.backend_choice import advice_for_pickle, files_beside, standard_name
-from edge_server.repository.file_fingerprint import is_ignored
-from edge_server.repository.metadata_files import FILE_NAMES
-from edge_server.repository.replace_file import sync_folder
-from edge_server.repository.scan import is_model_name, parse_version
+from edge_server.repository.choice.backend_choice import advice_for_pickle, files_beside, standard_name
+from edge_server.repository.disk.file_fingerprint import is_ignored
+from edge_server.repository.disk.replace_file import sync_folder
+from edge_server.repository.disk.scan import is_model_name, parse_version
+from edge_server.repository.model_config.metadata_files import FILE_NAMES
 
 MAX_NAME_BYTES = 200
 _STAGING_PREFIX = ".add-"

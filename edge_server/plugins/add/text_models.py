@@ -16,9 +16,9 @@ from edge_server.plugins.vision.layout_search import LayoutMatch, candidates
 from edge_server.plugins.vision.outputs.output_parameters import HeadKind
 from edge_server.plugins.vision.recognition import recognise, recognise_text_reader
 from edge_server.plugins.vision.text_reading import is_recogniser, make_recogniser
-from edge_server.repository.pbtxt import read_file
+from edge_server.repository.disk.scan import Scanner
+from edge_server.repository.model_config.pbtxt import read_file
 from edge_server.repository.resolve_version import ResolveOptions, resolve
-from edge_server.repository.scan import Scanner
 
 READER = "text-reader"
 """`LayoutMatch.layout` of a recogniser of text."""

@@ -16,7 +16,7 @@ from edge_server.plugins.vision.image_parameters import Declaration
 from edge_server.plugins.vision.outputs.output_parameters import DECLARATIONS, HeadKind
 from edge_server.plugins.vision.parameter_tables import settings_of
 from edge_server.plugins.vision.recognition import UNDECIDED
-from edge_server.repository.pbtxt import parse_text
+from edge_server.repository.model_config.pbtxt import parse_text
 
 _WIDTH = 100
 _DECLARED = {

@@ -15,9 +15,9 @@ from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from edge_server.errors import BadModelConfig, InvalidRequest
-from edge_server.repository.file_fingerprint import is_ignored
-from edge_server.repository.safe_paths import check_relative
-from edge_server.repository.scan import is_model_name, parse_version
+from edge_server.repository.disk.file_fingerprint import is_ignored
+from edge_server.repository.disk.safe_paths import check_relative
+from edge_server.repository.disk.scan import is_model_name, parse_version
 from edge_server.repository.trust.checksum_file import FILE_NAME, SIGNATURE_NAME
 
 MAX_FILES = 10_000
@@ -246,7 +246,7 @@ def read_files(path: str, content: bytes) -> dict[str, str]:
 
 
 def version_digests(files: Mapping[str, str]) -> dict[int, str]:
-    """Return version -> its digest as the repository index has it (`repository/content_digests.py`)."""
+    """Return version -> its digest as the repository index has it (`repository/disk/content_digests.py`)."""
     listed = {name: digest for name, digest in files.items() if PurePosixPath(name).name not in _NOT_IN_DIGEST}
     tops = {name: parse_version(name.partition("/")[0]) if "/" in name else None for name in listed}
     found = {}

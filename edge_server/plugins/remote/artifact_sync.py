@@ -22,7 +22,7 @@ from edge_server.plugins.fleet.pull.resumable_download import Interrupted
 from edge_server.plugins.remote.local_copy import LocalDiskFault
 from edge_server.plugins.remote.object_store import RemoteUnavailable
 from edge_server.plugins.remote.sync import RepositorySync
-from edge_server.repository.replace_file import replace_file
+from edge_server.repository.disk.replace_file import replace_file
 
 log = logging.getLogger(__name__)
 

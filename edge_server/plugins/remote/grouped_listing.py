@@ -9,8 +9,8 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from edge_server.plugins.remote.object_store import ObjectListing, RemoteFile
-from edge_server.repository.file_fingerprint import is_ignored
-from edge_server.repository.scan import is_model_name, parse_version
+from edge_server.repository.disk.file_fingerprint import is_ignored
+from edge_server.repository.disk.scan import is_model_name, parse_version
 
 MAX_NAME_BYTES = 255
 MAX_PATH_CHARS = 1024

@@ -24,8 +24,8 @@ from typing import IO, Any
 from edge_server.errors import ServingFault
 from edge_server.plugins.remote.grouped_listing import UnitKey
 from edge_server.plugins.remote.object_store import RemoteFile
-from edge_server.repository.replace_file import replace_file, sync_folder
-from edge_server.repository.scan import parse_version
+from edge_server.repository.disk.replace_file import replace_file, sync_folder
+from edge_server.repository.disk.scan import parse_version
 
 CHUNK_BYTES = 8 << 20
 RESERVE_BYTES = 32 << 20

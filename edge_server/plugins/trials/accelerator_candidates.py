@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from edge_server.plugins.trials.candidate import CPU, GPU, TARGET_DEVICE, RuntimeCandidate
-from edge_server.repository.pbtxt import ConfigMessage
+from edge_server.repository.model_config.pbtxt import ConfigMessage
 
 ReportedDevices: TypeAlias = Mapping[str, Sequence[str]]
 """OpenVINO: device -> its OPTIMIZATION_CAPABILITIES. ONNX Runtime: execution accelerator -> ()."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from edge_server.backends import engine_backends
 from edge_server.plugins.tensorrt.optimization_profiles import KEYS
-from edge_server.repository.pbtxt import ConfigMessage
+from edge_server.repository.model_config.pbtxt import ConfigMessage
 
 CPU, GPU = "CPU", "GPU"
 TARGET_DEVICE = "TARGET_DEVICE"

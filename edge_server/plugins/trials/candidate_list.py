@@ -17,8 +17,8 @@ from edge_server.plugins.trials.accelerator_candidates import (
 )
 from edge_server.plugins.trials.candidate import GPU, RuntimeCandidate
 from edge_server.plugins.trials.candidate_process import CandidateFailed
-from edge_server.repository.backend_choice import candidates as runtimes_to_try
-from edge_server.repository.pbtxt import ConfigMessage
+from edge_server.repository.choice.backend_choice import candidates as runtimes_to_try
+from edge_server.repository.model_config.pbtxt import ConfigMessage
 
 _REDUCED_CPU_PRECISIONS = {
     "openvino": ("bf16", "f16"),

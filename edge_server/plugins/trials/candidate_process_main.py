@@ -43,8 +43,8 @@ from edge_server.plugins.trials.sample_inputs import (
 from edge_server.plugins.trials.tensor_files import Tensors, load_tensors, save_tensors
 from edge_server.plugins.trials.text_trial import generate_texts, peak_bytes
 from edge_server.plugins.vision.recognition import recognise
+from edge_server.repository.disk.scan import Scanner, with_config
 from edge_server.repository.resolve_version import ResolveOptions, resolve
-from edge_server.repository.scan import Scanner, with_config
 
 
 class OpenedModel:

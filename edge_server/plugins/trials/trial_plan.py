@@ -14,9 +14,9 @@ from edge_server.plugins.trials.accelerator_candidates import DeviceLister
 from edge_server.plugins.trials.candidate import TARGET_DEVICE, RuntimeCandidate, config_of
 from edge_server.plugins.trials.candidate_list import candidates_for
 from edge_server.plugins.trials.comparison import CandidateTrial
-from edge_server.repository.backend_choice import timed_choice
-from edge_server.repository.pbtxt import ConfigMessage, new_config, read_file, write_json
-from edge_server.repository.scan import ModelDirectory, Scanner
+from edge_server.repository.choice.backend_choice import timed_choice
+from edge_server.repository.disk.scan import ModelDirectory, Scanner
+from edge_server.repository.model_config.pbtxt import ConfigMessage, new_config, read_file, write_json
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ from edge_server.plugins.trials.trial_plan import TrialEnvironment, TrialPlan, T
 from edge_server.plugins.tuning import optimize_report as report
 from edge_server.plugins.tuning.perf_options import name_list
 from edge_server.plugins.tuning.result_files import variant_path, write_variant
-from edge_server.repository.runtime_times import RuntimeTimes
+from edge_server.repository.choice.runtime_times import RuntimeTimes
 
 _INTERRUPTED = 130
 """Exit code of shells for a program that SIGINT ended."""

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge_server.errors import AlreadyExists, InvalidRequest, ServingFault
-from edge_server.repository.pbtxt import ConfigMessage, parse_text
-from edge_server.repository.replace_file import replace_file
+from edge_server.repository.disk.replace_file import replace_file
+from edge_server.repository.model_config.pbtxt import ConfigMessage, parse_text
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 

@@ -18,10 +18,10 @@ from pathlib import Path, PurePosixPath
 from edge_server.errors import BadModelConfig, ChangedWhileLoading, StorageFault, Untrusted
 from edge_server.file_stamp import FileStamp, file_stamp
 from edge_server.record import record
-from edge_server.repository.file_fingerprint import MAX_FILES, is_ignored
-from edge_server.repository.pbtxt import ConfigMessage
-from edge_server.repository.safe_paths import find_inside
-from edge_server.repository.scan import parse_version
+from edge_server.repository.disk.file_fingerprint import MAX_FILES, is_ignored
+from edge_server.repository.disk.safe_paths import find_inside
+from edge_server.repository.disk.scan import parse_version
+from edge_server.repository.model_config.pbtxt import ConfigMessage
 
 FILE_NAME = "SHA256SUMS"
 SIGNATURE_NAME = "SHA256SUMS.sig"

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 from edge_server.errors import InvalidRequest, ServingFault
-from edge_server.repository.replace_file import replace_file
-from edge_server.repository.scan import is_model_name, parse_version
+from edge_server.repository.disk.replace_file import replace_file
+from edge_server.repository.disk.scan import is_model_name, parse_version
 from edge_server.repository.trust.checksum_file import (
     FILE_NAME,
     SIGNATURE_NAME,

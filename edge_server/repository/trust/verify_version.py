@@ -11,7 +11,7 @@ from typing import NamedTuple
 from edge_server.errors import ChangedWhileLoading, Untrusted
 from edge_server.file_stamp import FileStamp, file_stamp
 from edge_server.record import record
-from edge_server.repository.scan import ModelDirectory, parse_version
+from edge_server.repository.disk.scan import ModelDirectory, parse_version
 from edge_server.repository.trust.checksum_file import (
     FILE_NAME,
     MAX_MANIFEST_BYTES,

@@ -12,11 +12,11 @@ from input_reader import InputReader
 from stubs import new_folder, result_of
 
 from edge_server.errors import LoadError
-from edge_server.repository.config_defaults import Devices, normalise
-from edge_server.repository.config_to_spec import to_spec
-from edge_server.repository.labels import read_labels
-from edge_server.repository.pbtxt import parse_json, parse_text, write_json
-from edge_server.repository.validate_config import check_complete, check_stated
+from edge_server.repository.model_config.config_defaults import Devices, normalise
+from edge_server.repository.model_config.config_to_spec import to_spec
+from edge_server.repository.model_config.labels import read_labels
+from edge_server.repository.model_config.pbtxt import parse_json, parse_text, write_json
+from edge_server.repository.model_config.validate_config import check_complete, check_stated
 
 _FOLDER = new_folder("model_config")
 _DEVICES = Devices(gpu_count=2, cpu_instances=2)

@@ -42,11 +42,11 @@ from edge_server.plugins.language.engines.token_engine import Sampling
 from edge_server.plugins.language.ollama.model_reports import show_model
 from edge_server.plugins.language.plugin import GGUF_ORDER
 from edge_server.plugins.language.text.incremental_detokenizer import IncrementalDetokenizer
-from edge_server.repository.auto_complete import inspect_model
-from edge_server.repository.backend_choice import candidates
-from edge_server.repository.load_call_files import delete_abandoned
-from edge_server.repository.pbtxt import new_config
-from edge_server.repository.runtime_times import RuntimeTimes
+from edge_server.repository.choice.backend_choice import candidates
+from edge_server.repository.choice.runtime_times import RuntimeTimes
+from edge_server.repository.disk.load_call_files import delete_abandoned
+from edge_server.repository.model_config.auto_complete import inspect_model
+from edge_server.repository.model_config.pbtxt import new_config
 
 TINY = Path(__file__).parents[2] / "data/tiny_llm/tiny.gguf"
 ADAPTERS = TINY.parent / "lora"
@@ -521,7 +521,7 @@ KILLED_WHILE_OPENING = """
 import os, signal, sys
 from pathlib import Path
 from edge_server.plugins.language.engines.openvino_tokenizer import open_tokenizer
-from edge_server.repository.load_call_files import delete_abandoned
+from edge_server.repository.disk.load_call_files import delete_abandoned
 
 class Library:
     @staticmethod

@@ -17,8 +17,8 @@ from edge_server.backends.base import ModelFile, OpenJob
 from edge_server.core.model_spec import InstanceKind
 from edge_server.errors import BackendMissing, LoadError
 from edge_server.plugins.language import backend as language
+from edge_server.repository.disk.scan import Scanner
 from edge_server.repository.resolve_version import ResolveOptions, resolve
-from edge_server.repository.scan import Scanner
 from edge_server.serving.execution.gpu_loss_and_memory import gpus_of
 
 pytestmark = pytest.mark.full

@@ -23,7 +23,7 @@ from edge_server.plugins.remote.local_copy import LocalCopy, LocalDiskFault, exc
 from edge_server.plugins.remote.object_store import ObjectStore, RemoteUnavailable
 from edge_server.plugins.remote.repositories import RemoteRepositories
 from edge_server.plugins.remote.sync import RemoteSync
-from edge_server.repository.scan import Scanner
+from edge_server.repository.disk.scan import Scanner
 
 pytestmark = pytest.mark.full
 

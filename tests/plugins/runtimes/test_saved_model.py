@@ -17,8 +17,8 @@ from edge_server.backends import load_backend
 from edge_server.backends.base import Backend, ModelFile, Session
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, BackendMissing, InvalidRequest, LoadError
+from edge_server.repository.disk.scan import Scanner
 from edge_server.repository.resolve_version import ResolveOptions, resolve
-from edge_server.repository.scan import Scanner
 
 LINEAR = Path(__file__).parents[2] / "data" / "linear.savedmodel"
 FEATURES = np.array([[1, 1, 1], [0, 0, -1], [2, 0, 0.5]], np.float32)

@@ -19,8 +19,8 @@ from edge_server.plugins.speech.synthesis.espeak_phonemes import split_phonemes
 from edge_server.plugins.speech.synthesis.kokoro import KokoroModel
 from edge_server.plugins.speech.synthesis.piper import PiperModel
 from edge_server.plugins.speech.synthesis.voice_backend import VoiceBackend, list_names
-from edge_server.repository.backend_choice import candidates
-from edge_server.repository.pbtxt import parse_text
+from edge_server.repository.choice.backend_choice import candidates
+from edge_server.repository.model_config.pbtxt import parse_text
 
 PIPER = {
     "audio": {"sample_rate": 16_000},

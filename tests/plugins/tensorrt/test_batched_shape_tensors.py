@@ -26,8 +26,8 @@ from edge_server.plugins.tensorrt.builds.verify_engine import VerificationSample
 from edge_server.plugins.tensorrt.engine_options import engine_order
 from edge_server.plugins.tensorrt.engine_order import Range
 from edge_server.plugins.tensorrt.library_adapter import load_library
+from edge_server.repository.disk.scan import Scanner
 from edge_server.repository.resolve_version import ResolveOptions, resolve
-from edge_server.repository.scan import Scanner
 
 onnx = pytest.importorskip("onnx")
 helper, TensorProto = onnx.helper, onnx.TensorProto

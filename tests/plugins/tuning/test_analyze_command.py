@@ -28,7 +28,7 @@ from edge_server.plugins.tuning.load.measurement_windows import Answer, Measured
 from edge_server.plugins.tuning.load.model_config_candidates import ServerCandidate
 from edge_server.plugins.tuning.load.server_trials import ModelFolder
 from edge_server.plugins.tuning.result_files import write_variant
-from edge_server.repository.pbtxt import new_config, read_file
+from edge_server.repository.model_config.pbtxt import new_config, read_file
 
 COMMAND = Path(sys.executable).parent / "edge-server"
 BRIEF = ("--measurement-interval=100", "--measurement-request-count=10", "--max-trials=3")
@@ -238,7 +238,7 @@ def test_a_variant_is_utf_8_whatever_the_locale(tmp_path: Path) -> None:
     path = tmp_path / "configs" / "mine.pbtxt"
     code = (
         "import sys; from edge_server.plugins.tuning import result_files as a; "
-        "from edge_server.repository.pbtxt import new_config; "
+        "from edge_server.repository.model_config.pbtxt import new_config; "
         "a.write_variant(a.Path(sys.argv[1]), new_config(), 'mine', ['\\xf6'])"
     )
     plain = {**os.environ, "LC_ALL": "POSIX", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}

@@ -28,7 +28,7 @@ from edge_server.plugins.trials.sample_inputs import batch_of, from_file, random
 from edge_server.plugins.trials.tensor_files import load_tensors, save_tensors
 from edge_server.plugins.tuning import optimize_report as report
 from edge_server.plugins.tuning import result_files
-from edge_server.repository.pbtxt import parse_text, read_file
+from edge_server.repository.model_config.pbtxt import parse_text, read_file
 
 NO_GPU = "there is no GPU"
 OF_INTEL = {"CPU": ("FP32", "BF16", "INT8"), "GPU": ("FP32", "BIN", "FP16", "INT8"), "NPU": ("FP16", "INT8")}

@@ -18,7 +18,7 @@ from edge_server.plugins.tuning.load.model_config_candidates import (
     why_no_bf16,
 )
 from edge_server.plugins.tuning.load.server_trials import as_numbers, largest_difference
-from edge_server.repository.pbtxt import parse_text
+from edge_server.repository.model_config.pbtxt import parse_text
 
 
 def point(

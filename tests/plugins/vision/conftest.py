@@ -16,9 +16,9 @@ from edge_server.core.tensor import DType
 from edge_server.plugins.vision.image_plan import ImagePlan, make_image_plan
 from edge_server.plugins.vision.resize import FitMode, FitRule, FittedPicture, make_fitted_picture, place
 from edge_server.protocol.frame_messages import Detection, Frame, FrameHeader
-from edge_server.repository import pbtxt
-from edge_server.repository.config_to_spec import to_spec
-from edge_server.repository.labels import read_labels
+from edge_server.repository.model_config import pbtxt
+from edge_server.repository.model_config.config_to_spec import to_spec
+from edge_server.repository.model_config.labels import read_labels
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ from edge_server.core.model_spec import InputSpec, ModelSpec
 from edge_server.core.tensor import DType
 from edge_server.plugins.vision.image_plan import ImagePlan, make_image_plan
 from edge_server.plugins.vision.raw_encodings import ENCODINGS, is_depth
-from edge_server.repository import pbtxt
+from edge_server.repository.model_config import pbtxt
 
 pytestmark = pytest.mark.full
 

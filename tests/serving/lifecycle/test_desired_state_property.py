@@ -26,8 +26,8 @@ from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import LoadError
 from edge_server.memory.shared_memory import SharedMemoryRegistry
 from edge_server.repository.desired_state import RepositorySource
+from edge_server.repository.disk.scan import Scanner
 from edge_server.repository.resolve_version import ResolveOptions
-from edge_server.repository.scan import Scanner
 from edge_server.service import InferenceService
 from edge_server.serving.lifecycle.model_lifecycle import make_lifecycle
 from edge_server.serving.timer import Timer

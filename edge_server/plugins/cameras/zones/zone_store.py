@@ -22,7 +22,7 @@ from edge_server.plugins.cameras.zones.zone_settings import (
     parse_lines,
     parse_zones,
 )
-from edge_server.repository.replace_file import replace_file
+from edge_server.repository.disk.replace_file import replace_file
 
 _LOG = logging.getLogger(__name__)
 

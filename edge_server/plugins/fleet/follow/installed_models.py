@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edge_server.errors import InvalidRequest
-from edge_server.repository.replace_file import replace_file, sync_folder
+from edge_server.repository.disk.replace_file import replace_file, sync_folder
 from edge_server.repository.trust.checksum_file import digest_file
 
 log = logging.getLogger(__name__)

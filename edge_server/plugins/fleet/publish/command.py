@@ -12,7 +12,7 @@ from edge_server.cli.options import CommandParser
 from edge_server.config.setting import nearest
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import InvalidRequest
-from edge_server.repository.scan import Scanner
+from edge_server.repository.disk.scan import Scanner
 
 if sys.version_info >= (3, 11):
     import tomllib

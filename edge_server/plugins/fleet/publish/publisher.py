@@ -27,8 +27,8 @@ from edge_server.plugins.fleet.release import (
     release_name,
     render_files,
 )
-from edge_server.repository.file_fingerprint import is_ignored
-from edge_server.repository.replace_file import sync_folder
+from edge_server.repository.disk.file_fingerprint import is_ignored
+from edge_server.repository.disk.replace_file import sync_folder
 from edge_server.repository.trust.checksum_file import digest_file
 
 try:

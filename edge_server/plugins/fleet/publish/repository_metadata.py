@@ -25,7 +25,7 @@ from typing import Any
 from edge_server.errors import InvalidRequest, ServingFault, install_hint
 from edge_server.plugins.fleet.publish.signing_keys import SigningKeys, name_of
 from edge_server.plugins.fleet.release import MAX_PUBLISHERS, PUBLISHED_KEY
-from edge_server.repository.replace_file import replace_file
+from edge_server.repository.disk.replace_file import replace_file
 
 try:
     from tuf.api.exceptions import RepositoryError, UnsignedMetadataError

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from edge_server.errors import BadModelConfig, EdgeServerError
-from edge_server.repository.safe_paths import check_relative
+from edge_server.repository.disk.safe_paths import check_relative
 
 ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")
 DEFAULT_MAX_BYTES = 4 << 30

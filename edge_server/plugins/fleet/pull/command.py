@@ -40,7 +40,7 @@ from edge_server.plugins.fleet.pull.model_installation import (
 from edge_server.plugins.fleet.pull.oci_model import MODEL_FILES
 from edge_server.plugins.fleet.pull.oci_registry import OciReference, OciRegistry, parse_reference
 from edge_server.plugins.fleet.pull.resumable_download import DownloadClient
-from edge_server.repository.backend_choice import describe_code
+from edge_server.repository.choice.backend_choice import describe_code
 
 _MAX_INDEX_BYTES = 1 << 20
 

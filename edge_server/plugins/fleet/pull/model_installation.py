@@ -20,9 +20,9 @@ from pathlib import Path
 from edge_server.errors import AlreadyExists, InvalidRequest
 from edge_server.plugins.fleet.pull.archive import PullFailed
 from edge_server.plugins.fleet.pull.resumable_download import Interrupted
-from edge_server.repository.file_fingerprint import is_ignored
-from edge_server.repository.replace_file import sync_folder
-from edge_server.repository.scan import Scanner, is_model_name, parse_version
+from edge_server.repository.disk.file_fingerprint import is_ignored
+from edge_server.repository.disk.replace_file import sync_folder
+from edge_server.repository.disk.scan import Scanner, is_model_name, parse_version
 
 MAX_NAME_BYTES = 200
 _PREFIX = ".pull-"

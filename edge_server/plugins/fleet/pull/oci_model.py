@@ -28,8 +28,8 @@ from edge_server.plugins.fleet.pull.archive import (
 )
 from edge_server.plugins.fleet.pull.model_installation import find_model_folder, remove_other_files
 from edge_server.plugins.fleet.pull.oci_registry import OciBlob, OciManifest, OciReference, OciRegistry
-from edge_server.repository.safe_paths import check_relative
-from edge_server.repository.scan import parse_version
+from edge_server.repository.disk.safe_paths import check_relative
+from edge_server.repository.disk.scan import parse_version
 
 MODEL_FILES = (".onnx", ".gguf", ".plan", ".pt", ".pt2", ".tflite")
 """Endings of files of which one is a model."""

@@ -15,7 +15,7 @@ def locked_folder(purpose: str) -> Iterator[Path]:
     """Make a temporary folder that only this user may open; `purpose` is a part of its name.
 
     A process that is killed leaves it without its lock, and the next server that starts deletes it: it does so with all
-    whose names begin so, see `repository/load_call_files.py`.
+    whose names begin so, see `repository/disk/load_call_files.py`.
     """
     while True:
         with tempfile.TemporaryDirectory(prefix=f"edge_server-model-{purpose}-", ignore_cleanup_errors=True) as name:

@@ -15,7 +15,7 @@ from typing import Any
 
 from edge_server.core.model_spec import ChatTemplate
 from edge_server.errors import BadModelConfig
-from edge_server.repository.safe_paths import check_relative, find_inside
+from edge_server.repository.disk.safe_paths import check_relative, find_inside
 
 MAX_FILE_BYTES = 32 << 20
 """Of tokenizer_config.json, which lists added tokens."""

@@ -15,7 +15,7 @@ from edge_server.backends import onnx_file_info
 from edge_server.backends.runtime_errors import message_line
 from edge_server.plugins.tensorrt.engine_order import EngineOrder
 from edge_server.plugins.tensorrt.library_adapter import EngineFault, TensorRTLibrary, check_dla_core
-from edge_server.repository.replace_file import replace_file
+from edge_server.repository.disk.replace_file import replace_file
 
 PLAN = "engine.plan"
 

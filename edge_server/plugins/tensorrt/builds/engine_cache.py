@@ -32,7 +32,7 @@ from types import TracebackType
 from edge_server.file_stamp import FileStamp, file_stamp
 from edge_server.plugins.tensorrt.builds.build_engine import PLAN
 from edge_server.plugins.tensorrt.builds.engine_key import EngineKey, describe_differences
-from edge_server.repository.replace_file import replace_file
+from edge_server.repository.disk.replace_file import replace_file
 
 log = logging.getLogger(__name__)
 

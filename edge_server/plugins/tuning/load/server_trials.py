@@ -34,8 +34,8 @@ from edge_server.plugins.tuning.load.measurement_session import LoadSession, Mea
 from edge_server.plugins.tuning.load.measurement_windows import MeasuredPoint
 from edge_server.plugins.tuning.load.model_config_candidates import ServerCandidate, apply_candidate
 from edge_server.protocol.raw_tensors import tensor_from_raw
-from edge_server.repository.pbtxt import ConfigMessage, new_config, read_file
-from edge_server.repository.safe_paths import check_relative, find_inside
+from edge_server.repository.disk.safe_paths import check_relative, find_inside
+from edge_server.repository.model_config.pbtxt import ConfigMessage, new_config, read_file
 
 _READY = re.compile(r"edge-server \S+ is ready: HTTP (http://[^;\s]+); gRPC ([^;\s]+)")
 _STOP_S = 15.0
