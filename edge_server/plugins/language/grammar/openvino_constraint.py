@@ -56,6 +56,7 @@ _ANNOTATIONS = frozenset(("title", "description", "default", "examples", "deprec
                           "maxContains"))  # fmt: skip
 """Also those that mean nothing without others that are refused."""
 _REFUSED = frozenset(("not", "if", "contains", "propertyNames", "patternProperties", "dependentSchemas", "dependencies",
+                      "dependentRequired", "uniqueItems", "unevaluatedItems", "unevaluatedProperties",
                       "$dynamicRef", "$recursiveRef", "additionalItems"))  # fmt: skip
 _KEYWORDS: Mapping[str, frozenset[str]] = {
     "string": frozenset(("minLength", "maxLength", "pattern", "format")),
@@ -63,9 +64,8 @@ _KEYWORDS: Mapping[str, frozenset[str]] = {
     "number": frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")),
     "boolean": frozenset(),
     "null": frozenset(),
-    "array": frozenset(("items", "prefixItems", "minItems", "maxItems", "uniqueItems", "unevaluatedItems")),
-    "object": frozenset(("properties", "required", "additionalProperties", "minProperties", "maxProperties",
-                         "dependentRequired", "unevaluatedProperties")),
+    "array": frozenset(("items", "prefixItems", "minItems", "maxItems")),
+    "object": frozenset(("properties", "required", "additionalProperties", "minProperties", "maxProperties")),
 }  # fmt: skip
 """Type -> keywords for it that are held."""
 _COMBINED = frozenset(("$ref", "allOf", "anyOf", "oneOf", "enum", "const", "type"))
@@ -463,14 +463,10 @@ class _Writer:
     def _array(self, schema: Mapping[str, Any], path: Path) -> str:
         least, most = self._counts(schema, path, "minItems", "maxItems")
         first = schema.get("prefixItems", [])
-        others = schema.get("items", schema.get("unevaluatedItems", True))
+        others = schema.get("items", True)
         if not isinstance(first, list) or isinstance(others, list):
             key = "items" if isinstance(others, list) else "prefixItems"
             raise self._bad((*path, key), "expected the schemas of JSON Schema 2020-12")
-        if schema.get("uniqueItems") and (most is None or most > 1):
-            if least > 1:
-                raise self._refuse((*path, "uniqueItems"), "the keyword uniqueItems")
-            most = 1
         if False in first:
             first, others = first[: first.index(False)], False
         fixed: list[str] = [self._rule(self._value(item, (*path, "prefixItems", index), frozenset()))
@@ -496,15 +492,10 @@ class _Writer:
 
     def _object(self, schema: Mapping[str, Any], path: Path) -> str:
         properties, required = schema.get("properties", {}), schema.get("required", [])
-        others = schema.get("additionalProperties", schema.get("unevaluatedProperties", "properties" not in schema))
+        others = schema.get("additionalProperties", "properties" not in schema)
         if not isinstance(properties, dict) or not isinstance(required, list):
             key = "required" if isinstance(properties, dict) else "properties"
             raise self._bad((*path, key), "expected " + ("names" if key == "required" else "schemas by name"))
-        required = list(required)
-        for name, needed in schema.get("dependentRequired", {}).items():
-            if name not in required and needed:
-                raise self._refuse((*path, "dependentRequired"), f"dependentRequired of {name!r}, which is optional,")
-            required += needed
         missing = dict.fromkeys(required, others if "additionalProperties" in schema else True)
         properties = {**properties, **{name: value for name, value in missing.items() if name not in properties}}
         properties = {name: value for name, value in properties.items() if value is not False or name in required}
