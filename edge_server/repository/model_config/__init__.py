@@ -1,1 +1,1 @@
-"""Configuration of a model version: read from config.pbtxt, completed from the model's file, checked, and made a ModelSpec."""
+"""Configuration of a model version: read from config.pbtxt, completed from its file, checked, made a ModelSpec."""

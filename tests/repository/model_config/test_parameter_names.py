@@ -21,7 +21,7 @@ PACKAGE = Path(edge_server.__file__).parent
 READERS = ["backends", "serving", "repository", "core/priority.py"]
 READERS += [f"plugins/{name}" for name in ("language", "python_models", "runtimes", "speech", "tensorrt", "vision")]
 OTHER = {"parameters", "arguments", "string_value", "device", "openvino", "bf16", "fp32", "false", "true"}
-OTHER |= {"none", "auto", "normal", "serve", "isolated", "max_tokens_per_doc"}
+OTHER |= {"none", "auto", "normal", "serve", "isolated", "max_tokens_per_doc", "text.format.schema"}
 """What the search for names finds besides names of parameters of models, and of a request."""
 METHODS = "number|choice|names|integer|boolean|numbers"
 """Methods of readers of parameters."""
