@@ -488,6 +488,7 @@ class ServerProcess:
             began_s = time.monotonic()
             await asyncio.to_thread(self._grpc.end_drain, timeout_s)
             timeout_s = max(0.0, timeout_s - (time.monotonic() - began_s))
+        self._core.service.stop_accepting()
         in_flight = self._core.service.router.in_flight()
         log.info("refusing new requests, draining %d request(s) for at most %g s", in_flight, timeout_s)
         is_clean = await asyncio.to_thread(self._core.close, timeout_s)

@@ -46,7 +46,7 @@ def test_an_option_has_its_common_name_and_accepts_the_older_one(
 def test_an_invalid_value_names_the_option_as_it_was_spelt(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main.main(["stream", *NEEDED["stream"], "--version=newest"])
-    assert "--version: expected a number" in capsys.readouterr().err
+    assert "--version: expected a whole number" in capsys.readouterr().err
 
 
 SUBCOMMANDS = {

@@ -265,7 +265,7 @@ def test_a_request_can_be_cancelled_while_it_executes_inline(python_core: Any) -
         thread = threading.Thread(target=submit)
         thread.start()
         assert entered.wait(20)
-        (version,) = python_core.core.service._manager.ready_versions("m")
+        (version,) = python_core.core.service.router.ready_versions("m")
         (ticket,) = version._scheduler._in_flight
         ticket.cancel()
         assert answered.wait(20), "the caller was not told while its thread executes"
