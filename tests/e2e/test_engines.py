@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.kit.child_processes import children_of
+
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
 MODEL = "efficientnet_lite0"
@@ -106,11 +108,6 @@ def asking(coffee: Path) -> Iterator[Callable[[Any], Asking]]:
         one.stop()
 
 
-def builder_of(server: Any) -> list[int]:
-    tasks = Path(f"/proc/{server.process.pid}/task").glob("*/children")
-    return [int(number) for task in tasks for number in task.read_text().split()]
-
-
 def test_a_model_serves_at_once_and_switches_to_its_engine_without_losing_requests(
     start: Callable[..., Any], asking: Callable[[Any], Asking], eventually: Eventually
 ) -> None:
@@ -160,7 +157,7 @@ def test_a_build_is_cancelled_and_requested_again(start: Callable[..., Any], eve
         assert server.request("DELETE", f"/edge/v1/engines/{MODEL}")[0] == 200
         assert eventually(lambda: engine(server)["state"] == "cancelled")
         assert engine(server)["reason"] == "an operator took it back"
-        assert builder_of(server) == []
+        assert children_of(server.process.pid) == []
         assert backend(server) == "onnxruntime"
         assert server.request("DELETE", "/edge/v1/engines/nobody")[0] == 404
         status, body = server.request("POST", f"/edge/v1/engines/{MODEL}")
@@ -173,8 +170,8 @@ def test_a_builder_that_crashes_costs_one_attempt_only(
 ) -> None:
     with start() as server:
         client = asking(server)
-        assert eventually(lambda: engine(server)["state"] == "building" and builder_of(server))
-        for pid in builder_of(server):
+        assert eventually(lambda: engine(server)["state"] == "building" and children_of(server.process.pid))
+        for pid in children_of(server.process.pid):
             os.kill(pid, signal.SIGKILL)
         assert eventually(lambda: engine(server)["state"] == "failed")
         told = engine(server)

@@ -26,6 +26,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpc_client
 
+from tests.kit.child_processes import children_of
+
 TINY = Path(__file__).parents[1] / "data/tiny_llm/tiny.gguf"
 ADAPTERS = TINY.parent / "lora"
 TINY_EMBEDDINGS = TINY.parents[1] / "tiny_embeddings"
@@ -643,14 +645,6 @@ def ask(client: Any, question: str, **more: Any) -> Any:
     return client.chat.completions.create(**{"model": "exact", "messages": messages, "temperature": 0, **more})
 
 
-def children_of(server: Any) -> list[int]:
-    found: list[int] = []
-    for file in Path(f"/proc/{server.process.pid}/task").glob("*/children"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended since
-            found += map(int, file.read_text().split())
-    return found
-
-
 class TestRealEngine:
     pytestmark = real_engine
 
@@ -792,7 +786,7 @@ class TestRealEngine:
         # A client of its own, whose connections end with it: one of an answer that ended before the kill stays open.
         with client.copy(http_client=openai.DefaultHttpxClient()) as streaming:
             streams = [ask(streaming, "count from zero", stream=True) for _ in range(4)]
-            children = children_of(tiny_server)
+            children = children_of(tiny_server.process.pid)
             assert len(children) == 2
             for child in children:
                 os.kill(child, signal.SIGKILL)
@@ -1133,14 +1127,16 @@ class TestIdleModels:
             serve(tmp_path) as running,
             openai.OpenAI(base_url=running.url("/v1"), api_key="none", max_retries=0) as client,
         ):
-            assert eventually(lambda: not children_of(running))
+            assert eventually(lambda: not children_of(running.process.pid))
             assert [model.id for model in client.models.list().data] == ["exact"]
             answer = ask(client, "say hello", extra_body={"keep_alive": "1h"})
             assert answer.choices[0].message.content == ANSWERS["hello"]
             own = os.getpriority(os.PRIO_PROCESS, running.process.pid)
-            assert min(own + 3, 19) in [os.getpriority(os.PRIO_PROCESS, pid) for pid in children_of(running)]
+            assert min(own + 3, 19) in [
+                os.getpriority(os.PRIO_PROCESS, pid) for pid in children_of(running.process.pid)
+            ]
             ask(client, "say hello", extra_body={"keep_alive": 0})
-            assert eventually(lambda: not children_of(running))
+            assert eventually(lambda: not children_of(running.process.pid))
 
 
 class TestFilesThatCannotBeServed:

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.kit.child_processes import children_of
+
 pytestmark = pytest.mark.full
 
 MODEL = "add_sub"
@@ -50,11 +52,10 @@ def backend(server: Any) -> str:
 
 def builders_of(server: Any) -> list[int]:
     found = []
-    for task in Path(f"/proc/{server.process.pid}/task").glob("*/children"):
-        for number in map(int, task.read_text().split()):
-            with contextlib.suppress(FileNotFoundError):
-                if b"tensorrt.builds.build_process_main" in Path(f"/proc/{number}/cmdline").read_bytes():
-                    found.append(number)
+    for number in children_of(server.process.pid):
+        with contextlib.suppress(FileNotFoundError):
+            if b"tensorrt.builds.build_process_main" in Path(f"/proc/{number}/cmdline").read_bytes():
+                found.append(number)
     return found
 
 

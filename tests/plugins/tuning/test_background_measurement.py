@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from edge_server.core.model_spec import ModelFile
 from edge_server.plugins.tuning.background_measurement import BackgroundMeasurement
 from edge_server.repository.choice.runtime_times import FILE_NAME, RuntimeTimes
 from edge_server.telemetry.event_bus import MODEL_READY, EventBus
+from tests.kit.child_processes import children_of
 from tests.kit.eventually import eventually
 
 BUNDLED = Path(__file__).parents[3] / "model_repository"
@@ -59,10 +61,6 @@ def server(tmp_path: Path) -> Iterator[Server]:
     assert not [thread for thread in threading.enumerate() if thread.name == "runtime_measurement"]
 
 
-def children() -> str:
-    return "".join(path.read_text() for path in Path("/proc/self/task").glob("*/children"))
-
-
 @pytest.mark.full
 def test_an_idle_server_measures_a_model_once_and_the_next_load_uses_the_times(server: Server, tmp_path: Path) -> None:
     server.start()
@@ -77,17 +75,17 @@ def test_an_idle_server_measures_a_model_once_and_the_next_load_uses_the_times(s
 
 
 def test_a_request_ends_the_processes_of_a_measurement_and_nothing_is_stored(server: Server, tmp_path: Path) -> None:
-    before = children()
+    before = children_of(os.getpid())
     server.start()
-    assert eventually(lambda: children() != before)
+    assert eventually(lambda: children_of(os.getpid()) != before)
     server.in_flight = lambda: 1
-    assert eventually(lambda: children() == before)
+    assert eventually(lambda: children_of(os.getpid()) == before)
     assert not (tmp_path / FILE_NAME).exists()
 
 
 @pytest.mark.parametrize("reason", ["heat", "requests in flight", "a request a moment ago"])
 def test_nothing_is_measured_on_a_hot_machine_or_beside_requests(server: Server, reason: str) -> None:
-    before = children()
+    before = children_of(os.getpid())
     if reason == "heat":
         server.refusal = "the box is HOT"
     elif reason == "requests in flight":
@@ -99,4 +97,4 @@ def test_nothing_is_measured_on_a_hot_machine_or_beside_requests(server: Server,
     server.start()
     assert asked.wait(30)
     server.measurement.begin_stop()
-    assert children() == before
+    assert children_of(os.getpid()) == before

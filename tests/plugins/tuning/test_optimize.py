@@ -24,6 +24,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edge_server.cli.main import main
 from edge_server.plugins.tuning import optimize as optimize_command
+from tests.kit.child_processes import children_of
 
 COMMAND = Path(sys.executable).parent / "edge-server"
 BUNDLED = Path(__file__).parents[3] / "model_repository"
@@ -375,8 +376,7 @@ def test_an_interrupt_leaves_no_process_and_no_file(
     for line in process.stderr:
         if "round 1" in line:
             break
-    tasks = Path(f"/proc/{process.pid}/task").glob("*/children")
-    children = [int(text) for task in tasks for text in task.read_text().split()]
+    children = children_of(process.pid)
     assert len(children) == 2
     process.send_signal(number)
     out, error = process.communicate(timeout=30)
