@@ -40,6 +40,14 @@ def test_a_child_process_imports_by_the_path_of_its_parent(hostile: Path, monkey
     assert done.stdout.split(None, 1) == ["__main__", f"['a b'] {hostile}\n"]
 
 
+def test_the_folder_of_a_package_hides_no_module_of_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """cv2 puts its folder, in which there is a `typing`, in front while it is imported."""
+    (tmp_path / "__init__.py").touch()
+    (tmp_path / "typing.py").write_text("raise SystemExit(3)")
+    monkeypatch.setattr(sys, "path", [*sys.path[:1], str(tmp_path), *sys.path[1:]])
+    subprocess.run(child_command("edge_server", "--version"), capture_output=True, timeout=60, check=True)
+
+
 def test_add_runs_no_module_that_lies_beside_the_model(hostile: Path) -> None:
     onnx = pytest.importorskip("onnx")
     value = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", 4]) for name in "XY"]

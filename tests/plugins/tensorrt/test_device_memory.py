@@ -54,7 +54,7 @@ def rows(count: int) -> np.ndarray:
 def regions(gpu: Any) -> Iterator[CudaMemoryRegistry]:
     made = CudaMemoryRegistry(True, "", cuda_devices.CudaDevices)
     yield made
-    made.close()
+    made.unregister()
     assert gpu.driver.fake_cuda_open_count() == 0, "an allocation of a client stayed mapped"
 
 
