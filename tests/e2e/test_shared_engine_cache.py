@@ -51,12 +51,7 @@ def backend(server: Any) -> str:
 
 
 def builders_of(server: Any) -> list[int]:
-    found = []
-    for number in children_of(server.process.pid):
-        with contextlib.suppress(FileNotFoundError):
-            if b"tensorrt.builds.build_process_main" in Path(f"/proc/{number}/cmdline").read_bytes():
-                found.append(number)
-    return found
+    return children_of(server.process.pid, "tensorrt.builds.build_process_main")
 
 
 def stop_builder(server: Any, eventually: Eventually) -> int:

@@ -193,8 +193,11 @@ def test_a_hung_instance_stops_watchdog_notifications_and_is_named_in_the_status
 
 
 def sleeps(process: int) -> bool:
-    """Return whether no thread of a process runs or could run."""
-    stats = [(thread / "stat").read_text() for thread in Path(f"/proc/{process}/task").iterdir()]
+    """Return whether no thread of a process runs or could run, or has just ended."""
+    try:
+        stats = [(thread / "stat").read_text() for thread in Path(f"/proc/{process}/task").iterdir()]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
     return {stat.rpartition(") ")[2][0] for stat in stats} == {"S"}
 
 

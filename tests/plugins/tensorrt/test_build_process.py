@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -20,6 +19,7 @@ import pytest
 from edge_server.plugins.tensorrt.builds.build_process import Bounds, BuildControl, BuildOutcome, run_child
 from edge_server.plugins.tensorrt.engine_options import order_to_json
 from edge_server.plugins.tensorrt.engine_order import EngineOrder, Range
+from tests.kit.child_processes import children_of
 from tests.kit.eventually import eventually
 
 pytestmark = pytest.mark.full
@@ -60,13 +60,7 @@ class BuildRecord:
 
 def children() -> list[int]:
     """Return the builders that this process started; the run of all tests has other children, of other tests."""
-    found = []
-    for task in Path(f"/proc/{os.getpid()}/task").glob("*/children"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread or a process has ended meanwhile
-            for pid in map(int, task.read_text().split()):
-                if "edge_server.plugins.tensorrt" in Path(f"/proc/{pid}/cmdline").read_text():
-                    found.append(pid)
-    return found
+    return children_of(os.getpid(), "edge_server.plugins.tensorrt")
 
 
 def in_background(work: Callable[[], BuildOutcome]) -> tuple[threading.Thread, list[BuildOutcome]]:

@@ -28,6 +28,7 @@ from edge_server.plugins.tensorrt.builds.engine_cache import EngineCache, Engine
 from edge_server.plugins.tensorrt.builds.engine_key import GpuIdentity
 from edge_server.plugins.tensorrt.engine_order import EngineOrder, Range
 from edge_server.serving.execution.gpu_loss_and_memory import Gpus
+from tests.kit.child_processes import children_of
 from tests.kit.eventually import eventually
 
 SPEC = ModelSpec(
@@ -101,9 +102,7 @@ def state(make_queue: EngineBuildQueue) -> str:
 
 
 def children() -> list[int]:
-    tasks = Path(f"/proc/{os.getpid()}/task").glob("*/children")
-    found = [int(number) for task in tasks for number in task.read_text().split()]
-    return [pid for pid in found if "edge_server.plugins.tensorrt" in Path(f"/proc/{pid}/cmdline").read_text()]
+    return children_of(os.getpid(), "edge_server.plugins.tensorrt")
 
 
 def test_no_engine_is_built_for_a_lost_gpu_and_the_reason_is_reported(
