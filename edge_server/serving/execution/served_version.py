@@ -94,7 +94,7 @@ class ServedVersion(ABC):
         return release
 
     def stop_accepting(self) -> None:
-        """Refuse new requests once nobody holds the version; waiting and running ones continue."""
+        """Refuse new requests when no hold is left. Waiting and running requests continue."""
         self._move(VersionState.DRAINING)
         with self._hold_lock:
             self._is_ending = True

@@ -52,7 +52,8 @@ _MAX_WIDE_NUMBERS = 2**22
 """Of a made-up input with wide dimensions: an input of five dimensions of any size would take 4 GB."""
 
 _MADE_UP_ANSWER_S = 60.0
-"""Wait for the last response to made-up inputs. A model may answer them for ever, as zero responses are too few."""
+"""Wait for the last response to made-up inputs. A model that is asked for zero
+responses may send them for ever."""
 
 
 class WarmupRules(NamedTuple):
@@ -195,11 +196,13 @@ def probe_sample(spec: ModelSpec, *, is_zero: bool = True, free_dim: int = 1) ->
 
 
 def _wide_dim(spec: ModelSpec) -> int:
-    """Return the wide size of dimensions of any size: a power of two, so that no input is larger than the limit."""
+    """Return the size to try for dimensions of any size: `_WIDE`, or less where an input would exceed the limit."""
+
+    def numbers(wide: int) -> int:
+        return max((math.prod(wide if dim == -1 else dim for dim in item.dims) for item in spec.inputs), default=0)
+
     wide = _WIDE
-    while any(math.prod(wide if dim == -1 else dim for dim in item.dims) > _MAX_WIDE_NUMBERS for item in spec.inputs):
-        if wide == 1:
-            break
+    while wide > 1 and numbers(wide) > _MAX_WIDE_NUMBERS:
         wide //= 2
     return wide
 

@@ -27,7 +27,7 @@ def result_in_words(result: FrameResult) -> str:
         shares = sorted(mask_shares(result.mask).items(), key=lambda item: -item[1])
         parts.append(", ".join(f"{name} {share:.0%}" for name, share in shares[:_MAX_NAMED]))
     if result.dense_map is not None:
-        parts.append(_map_in_words(result.dense_map))
+        parts.append(_describe_map(result.dense_map))
     if not parts and result.tensors:
         parts.append(", ".join(f"{item.name} {item.dtype.value}{list(item.shape)}" for item in result.tensors))
     return "; ".join(parts) or "nothing found"
@@ -53,7 +53,7 @@ def _detections_in_words(result: FrameResult) -> str:
     return ", ".join(named) + (f" and {more} more kinds" if more else "") + read
 
 
-def _map_in_words(dense: DenseMap) -> str:
+def _describe_map(dense: DenseMap) -> str:
     if dense.kind == "anomaly":
         return f"anomaly of the picture {dense.score:.2f}"
     unit = " m" if dense.kind == "metric_depth" else ""

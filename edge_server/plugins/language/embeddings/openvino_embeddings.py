@@ -170,7 +170,7 @@ class TextPipelineSession(RequestSession):
         return [int(count) for count in mask.sum(axis=1)]
 
     def _call(self, purpose: str, function: Callable[[], Any]) -> Any:
-        """Return what a function of the library returns. Raises BackendError."""
+        """Call a function of the library and return its result. Raises BackendError."""
         try:
             return function()
         except (RuntimeError, TypeError, ValueError) as error:

@@ -77,8 +77,10 @@ _MAX_DIGITS = 6
 
 
 def timed_choice(version_dir: Path, parameters: Mapping[str, str]) -> tuple[str, int]:
-    """Return what llama.cpp alone can use beside a GGUF file ("": nothing, so that times choose the engine), and how
-    many sequences the configuration continues together."""
+    """Return the kind of files beside a GGUF file that only llama.cpp can use, and the configured `max_num_seqs`.
+
+    "" for no such files: then measured times choose the engine.
+    """
     stated = parameters.get("max_num_seqs", "")
     # The load refuses another text.
     at_once = int(stated) or 1 if stated.isdecimal() and len(stated) <= _MAX_DIGITS else DEFAULT_MAX_NUM_SEQS

@@ -208,17 +208,19 @@ def _read_schema(text: str, place: Place) -> dict[str, Any]:
 
 
 def _narrow(schema: dict[str, Any], place: Place) -> None:
-    """Change a schema into one that llama.cpp's llguidance, of version 1.0, holds too. All its texts fit the old one.
+    """Change a schema into one that llama.cpp's llguidance, of version 1.0, holds too.
 
-    That version fails for an integer type beside a fraction, for the format uri, and for multiples below 0 alone;
-    llama.cpp then leaves out the whole grammar. In patterns it forgets what follows a character that JSON escapes,
-    unless that is in a class of two. Raises BadSchema for what has no other form.
+    Each text of the new schema fits the old one. That version fails for an integer type beside a fraction, for the
+    format uri, and for multiples below 0 alone; llama.cpp then leaves out the whole grammar. In patterns it forgets
+    what follows a character that JSON escapes, unless that is in a class of two. Raises BadSchema for what has no other
+    form.
     """
     for path, value in _walk(schema):
         if not isinstance(value, dict) or _is_in_value(path):
             continue
         if "type" in value:
-            types = _type_names(value["type"])
+            stated = value["type"]
+            types = set(stated if isinstance(stated, list) else [stated])
             if isinstance(value.get("enum"), list):
                 value["enum"] = [item for item in value["enum"] if types & types_of(item)]
             if "const" in value and not types & types_of(value["const"]):
@@ -269,10 +271,6 @@ def _widen(part: re.Match[str]) -> str:
     if not text.startswith("["):
         return f"[{text}\\x00]"
     return f"[\\x00\\{text[1:]}" if text[1] == "]" else f"[\\x00{text[1:]}"
-
-
-def _type_names(stated: object) -> set[object]:
-    return set(stated if isinstance(stated, list) else [stated])
 
 
 def types_of(value: object) -> set[str]:
