@@ -4,11 +4,15 @@ programs, as filters of devices (`DeviceAllow=`) are: without that right it star
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -101,6 +105,15 @@ def build_packages(out: Path, extras: str = "") -> Packages:
     return Packages(*map(Path, done.stdout.splitlines()))
 
 
+@contextlib.contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Machines share this one's control groups: the second one's edge-server.service replaces the filter of devices of
+    the first one's."""
+    with open(Path(tempfile.gettempdir()) / "edge_server_booted.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def boot(
     packages: Packages | None,
     files: Path,
@@ -126,7 +139,7 @@ def boot(
         "SCENARIO": str(files), "RESULTS": str(results), "BOOT": "yes" if is_booted else "",
     }  # fmt: skip
     log = folder / "boot.log"
-    with log.open("wb") as out:
+    with log.open("wb") as out, _one_at_a_time():
         process = subprocess.Popen(
             ["unshare", "--mount", "--propagation=private", "sh", "-c", _SCRIPT],
             stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment, start_new_session=True,

@@ -49,7 +49,7 @@ ExecStart=
 ExecStart=/opens
 """
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
