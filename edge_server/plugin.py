@@ -48,7 +48,7 @@ LoadCheck = Callable[["ModelFile", int], "str | None"]
 ENTRY_POINTS = "edge_server.plugins"
 
 
-COMMAND_GROUPS = ("Models", "A running server", "Cameras, robots and chats", "Measurement")
+COMMAND_GROUPS = ("Models", "A running server", "Cameras, robots and chats", "Measurement", "Shell")
 """Headings of commands in `edge-server --help`, in this order."""
 
 

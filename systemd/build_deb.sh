@@ -199,11 +199,11 @@ install -m 644 "$here/README.md" "$root/usr/share/doc/edge-server/README.md"
 install -m 644 "$source/LICENSE" "$root/usr/share/doc/edge-server/copyright"
 
 # -- man pages and shell completion, made by docs/reference/generate.py -----------------------------------------------
-install -D -m 644 "$here/shell/completion/edge-server.bash" "$root/usr/share/bash-completion/completions/edge-server"
-install -D -m 644 "$here/shell/completion/_edge-server" "$root/usr/share/zsh/vendor-completions/_edge-server"
-install -D -m 644 "$here/shell/completion/edge-server.fish" "$root/usr/share/fish/vendor_completions.d/edge-server.fish"
+install -D -m 644 "$source/edge_server/cli/completions/edge-server.bash" "$root/usr/share/bash-completion/completions/edge-server"
+install -D -m 644 "$source/edge_server/cli/completions/edge-server.zsh" "$root/usr/share/zsh/vendor-completions/_edge-server"
+install -D -m 644 "$source/edge_server/cli/completions/edge-server.fish" "$root/usr/share/fish/vendor_completions.d/edge-server.fish"
 install -d "$root/usr/share/man/man1"
-for page in "$here"/shell/man/*.1; do
+for page in "$here"/man/*.1; do
   gzip -9nc "$page" >"$root/usr/share/man/man1/${page##*/}.gz"
 done
 chmod 644 "$root"/usr/share/man/man1/*

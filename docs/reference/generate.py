@@ -1,5 +1,6 @@
 """Generator of commands.md, configuration.md, metrics.md and model-parameters.md in this folder, and of the man pages
-and completions in systemd/shell: `python docs/reference/generate.py`.
+in systemd/man and
+completions in edge_server/cli/completions: `python docs/reference/generate.py`.
 
 The commands come from their argparse parsers, the settings of `serve` from their declarations in
 edge_server/config/server_config.py and in plugins. tests/config/test_reference.py compares the result of `generate`
@@ -42,7 +43,7 @@ def generate() -> dict[str, str]:
     files = {"docs/reference/commands.md": _commands(), "docs/reference/configuration.md": _configuration()}
     files["docs/reference/model-parameters.md"] = f"{_NOTE}\n{model_parameters.generate()}"
     files["docs/reference/metrics.md"] = f"{_NOTE}\n{server_metrics.generate()}"
-    return files | {f"systemd/shell/{name}": text for name, text in shell_files.generate().items()}
+    return files | shell_files.generate()
 
 
 def _commands() -> str:

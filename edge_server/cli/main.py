@@ -38,6 +38,7 @@ COMMANDS = tuple(
                 "rollback": "pin a model of a running server to an earlier version, or remove the pin",
             },
         ),
+        ("Shell", {"completion": "print the completion of commands and options for bash, zsh or fish"}),
     )
     for name, summary in summaries.items()
 )

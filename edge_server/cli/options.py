@@ -59,7 +59,8 @@ class CommandParser(argparse.ArgumentParser):
             for word in self._given:
                 if hint := self._nearest_option([word]):
                     message += f"; unrecognized arguments: {_without_secret(word, hint)}{hint}"
-        super().error(message)
+        # Without argparse's usage: twenty lines would hide the one that matters.
+        self.exit(2, f"{self.prog}: error: {message}\n{self.prog} --help shows its options\n")
 
     def _nearest_option(self, words: Sequence[str]) -> str:
         """Return `, did you mean '...'?` for the first word that is an option of an unknown name, or ""."""

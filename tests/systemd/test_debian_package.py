@@ -130,14 +130,15 @@ def test_a_version_that_is_no_name_of_a_folder_is_refused(version: str, tmp_path
 
 
 def test_the_package_contains_man_pages_and_completion(unpacked: Path) -> None:
+    completions = ROOT / "edge_server/cli/completions"
     for name, source in {
-        "bash-completion/completions/edge-server": "completion/edge-server.bash",
-        "zsh/vendor-completions/_edge-server": "completion/_edge-server",
-        "fish/vendor_completions.d/edge-server.fish": "completion/edge-server.fish",
+        "bash-completion/completions/edge-server": "edge-server.bash",
+        "zsh/vendor-completions/_edge-server": "edge-server.zsh",
+        "fish/vendor_completions.d/edge-server.fish": "edge-server.fish",
     }.items():
-        assert (unpacked / "usr/share" / name).read_text() == (ROOT / "systemd/shell" / source).read_text()
+        assert (unpacked / "usr/share" / name).read_text() == (completions / source).read_text()
     packed = {path.name: gzip.decompress(path.read_bytes()) for path in (unpacked / "usr/share/man/man1").iterdir()}
-    assert packed == {f"{path.name}.gz": path.read_bytes() for path in (ROOT / "systemd/shell/man").iterdir()}
+    assert packed == {f"{path.name}.gz": path.read_bytes() for path in (ROOT / "systemd/man").iterdir()}
 
 
 def test_the_packaged_command_checks_a_repository_without_a_network(unpacked: Path, tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from edge_server.cli.main import find_all_commands
+from edge_server.cli.main import find_all_commands, main
 from edge_server.config.server_config import DeclaredSettings
 from edge_server.plugin import own_plugins
 
-SHELL = Path(__file__).parents[2] / "systemd/shell"
-MAN, COMPLETION = SHELL / "man", SHELL / "completion"
+ROOT = Path(__file__).parents[2]
+MAN, COMPLETION = ROOT / "systemd/man", ROOT / "edge_server/cli/completions"
 
 COMMANDS = find_all_commands(own_plugins())
 SETTINGS = DeclaredSettings(own_plugins()).settings
@@ -51,6 +51,7 @@ class TestBash:
 
     def test_subcommands_are_offered(self) -> None:
         assert bash_offers("ros", "") == ["bridge", "replay"]
+        assert bash_offers("completion", "") == ["bash", "zsh", "fish"]
         assert bash_offers("ros", "bridge", "--node") == ["--node-name"]
         assert bash_offers("ros", "replay", "--node") == []
 
@@ -81,12 +82,13 @@ class TestBash:
     ],
 )
 def test_zsh_offers_commands_options_and_values(tmp_path: Path, typed: str, offered: list[str]) -> None:
+    (tmp_path / "_edge-server").write_bytes((COMPLETION / "edge-server.zsh").read_bytes())
     # A zsh with a terminal, because only its line editor completes. The last read waits for the words.
     script = f"""
         zmodload zsh/zpty
         zpty shell zsh -f -i
         send() {{ zpty -w shell "$1" }}
-        send 'PROMPT=; fpath=({COMPLETION} $fpath); autoload -Uz compinit; compinit -u -d {tmp_path}/dump'
+        send 'PROMPT=; fpath=({tmp_path} $fpath); autoload -Uz compinit; compinit -u -d {tmp_path}/dump'
         send 'zstyle ":completion:*" list-prompt ""; LISTMAX=1000; stty rows 500 columns 200; print -r rea''dy'
         zpty -r shell line '*ready*'
         zpty -w -n shell $'{typed}\\t\\t'
@@ -107,6 +109,7 @@ def test_zsh_offers_commands_options_and_values(tmp_path: Path, typed: str, offe
         ("edge-server check --grpc-transport=", ["--grpc-transport=grpcio", "--grpc-transport=http2"]),
         ("edge-server pull --sha", ["--sha256"]),
         ("edge-server ros br", ["bridge"]),
+        ("edge-server completion b", ["bash"]),
         ("edge-server --ver", ["--version"]),
         ("edge-server perf --model status --wat", []),
         ("edge-server serve --http-port=1", []),
@@ -120,9 +123,15 @@ def test_fish_offers_commands_options_and_values(typed: str, offered: list[str])
         "--no-config",
         "-c",
         f"source {COMPLETION}/edge-server.fish; complete -C '{typed}'",
-        cwd=str(SHELL.parents[1]),
+        cwd=str(ROOT),
     )
     assert [line.split("\t")[0] for line in lines.splitlines()] == offered
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_command_prints_the_completion_of_a_shell(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    assert capsys.readouterr().out == (COMPLETION / f"edge-server.{shell}").read_text()
 
 
 def test_every_command_and_setting_is_in_a_man_page() -> None:

@@ -10,6 +10,7 @@ commands=(
   'models:show all versions of the models of a running server, with states and reasons'
   'events:follow the events of a running server'
   'rollback:pin a model of a running server to an earlier version, or remove the pin'
+  'completion:print the completion of commands and options for bash, zsh or fish'
   'add:put a model file into a repository\: say what it is, write its configuration, and try it'
   'stream:send a video, pictures, a camera or a test pattern through a model, and show rates and latencies'
   'view:show the frame streams of a running server in the Foxglove viewer'
@@ -234,6 +235,12 @@ case $words[1] in
       '*--tls-key=[TLS\: its private key (PEM)]:FILE:_files' \
       '*--timeout=[time limit for each answer]:SECONDS: ' \
       '*:file:_files'
+    ;;
+  completion)
+    _arguments \
+      '*-h[show this help message and exit]' \
+      '*--help[show this help message and exit]' \
+      '1:command:(bash zsh fish)'
     ;;
   add)
     _arguments \
