@@ -72,6 +72,9 @@ _SWITCH_S = 0.0005
 """Switch interval of the interpreter: the time that a computing Python thread, e.g. a model, keeps the interpreter lock
 while other threads wait. With Python's default of 5 ms, a small request beside such a model took 11 ms, now 1.2 ms."""
 
+_LISTED_MODELS = 8
+"""So many models have a line each at the start; of more, those that run alike share one."""
+
 _ENGINE_WAIT_S = 60.0
 """Longest time for which gRPC refuses connections only because loads build engines, which can take many minutes."""
 
@@ -443,12 +446,20 @@ class ServerProcess:
     def print_served_models(self) -> None:
         """Print the ready line: version, addresses, and each model with how it runs or why it is not served."""
         service = self._core.service
-        lines = []
-        for report in service.instance_reports():
-            lines.append(
-                f"  {report.name} version {report.version}: {report.how_it_runs}, "
-                f"loaded in {report.load_s * 1000:.0f} ms"
-            )
+        reports = list(service.instance_reports())
+        if len(reports) <= _LISTED_MODELS:
+            lines = [
+                f"  {one.name} version {one.version}: {one.how_it_runs}, loaded in {one.load_s * 1000:.0f} ms"
+                for one in reports
+            ]
+        else:
+            alike: dict[str, list[str]] = {}
+            for one in reports:
+                alike.setdefault(one.how_it_runs, []).append(one.name)
+            lines = [
+                f"  {len(names)} models ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}): {how}"
+                for how, names in alike.items()
+            ]
         lines += [
             f"  {entry.name}{' version ' + entry.version if entry.version else ''} is NOT served: {entry.reason}"
             for entry in service.repository_index()

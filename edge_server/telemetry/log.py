@@ -210,19 +210,28 @@ def _traceback_lines(record: logging.LogRecord) -> str:
 
 def _triton_line(record: logging.LogRecord, stamp: str) -> str:
     quoted = json.dumps(record.getMessage(), ensure_ascii=False).translate(_CONTROL)
-    line = f"{stamp} {record.process} {escape(record.filename)}:{record.lineno}] {quoted}"
+    line = f"{stamp} {record.process} {escape(_part(record.name))}] {quoted}"
     return line + _traceback_lines(record)
 
 
+def _part(logger: str) -> str:
+    """Return the part of the server that a logger belongs to, in words, such as "cameras sources"; other loggers' own
+    name. The file and line are in the JSON format."""
+    first, *words = logger.split(".")
+    if first != SERVER_LOGGER or not words:
+        return logger
+    return " ".join(word for word in words[:-1] or words if word != "plugins").replace("_", " ")
+
+
 def _default_line(record: logging.LogRecord) -> str:
-    """`I0131 23:59:59.123456 4711 manager.py:12] "message"`, the time in UTC as in Triton."""
+    """`I0131 23:59:59.123456 4711 serving lifecycle] "message"`, the time in UTC as in Triton."""
     micros = int(record.created * 1e6) % 1_000_000
     clock = time.strftime("%m%d %H:%M:%S", time.gmtime(record.created))
     return _triton_line(record, f"{record.levelname[:1]}{clock}.{micros:06d}")
 
 
 def _iso8601_line(record: logging.LogRecord) -> str:
-    """`2026-01-31T23:59:59Z I 4711 manager.py:12] "message"`."""
+    """`2026-01-31T23:59:59Z I 4711 serving lifecycle] "message"`."""
     clock = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created))
     return _triton_line(record, f"{clock} {record.levelname[:1]}")
 

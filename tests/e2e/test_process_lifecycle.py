@@ -57,6 +57,15 @@ def test_the_banner_names_models_runtimes_and_addresses(serve: Any, repository: 
     assert "instance(s), loaded in" in lines[0]
 
 
+def test_the_banner_of_many_models_has_a_line_for_those_that_run_alike(serve: Any, repository: Any) -> None:
+    for number in range(9):
+        repository.add_sub(f"plus_{number}", 'backend: "onnxruntime"')
+    with serve(repository.path) as server:
+        assert server.stop() == 0
+        lines = server.output().splitlines()[1:]
+    assert [line.partition(":")[0] for line in lines] == ["  9 models (plus_0, plus_1, plus_2, ...)"]
+
+
 def test_an_idle_server_is_small_and_imports_a_runtime_with_its_first_model(serve: Any, repository: Any) -> None:
     repository.add_sub("plus", 'backend: "onnxruntime"')
     with serve(repository.path, "--model-control-mode=explicit") as server:

@@ -33,13 +33,13 @@ def stderr(capsys):
     return lambda: capsys.readouterr().err
 
 
-log = logging.getLogger("edge_server.test")
+log = logging.getLogger("edge_server.plugins.cameras.sources.rtsp")
 library = logging.getLogger("some_library")
 
 LINES = {
-    "default": r'W\d{4} \d\d:\d\d:\d\d\.\d{6} \d+ test_log_lines\.py:\d+\] "a \\"b\\""',
-    "ISO8601": r'\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ W \d+ test_log_lines\.py:\d+\] "a \\"b\\""',
-    "text": r'\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z WARNING edge_server\.test: a "b"',
+    "default": r'W\d{4} \d\d:\d\d:\d\d\.\d{6} \d+ cameras sources\] "a \\"b\\""',
+    "ISO8601": r'\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ W \d+ cameras sources\] "a \\"b\\""',
+    "text": r'\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z WARNING edge_server\.plugins\.cameras\.sources\.rtsp: a "b"',
 }
 
 
@@ -50,6 +50,21 @@ def test_a_record_is_one_line_in_its_format(stderr, form):
     assert re.fullmatch(LINES[form] + r"\n", stderr())
 
 
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("edge_server.service", "service"),
+        ("edge_server.plugins.python_models.backend", "python models"),
+        ("edge_server", "edge_server"),
+        ("some_library", "some_library"),
+    ],
+)
+def test_a_line_names_the_part_of_the_server_in_words(stderr, name, part):
+    setup_logging(LogConfig(format="default"))
+    logging.getLogger(name).warning("a")
+    assert f' {part}] "a"' in stderr()
+
+
 def test_json_lines_are_objects_with_the_traceback_inside(stderr):
     setup_logging(LogConfig(format="json"))
     try:
@@ -58,7 +73,7 @@ def test_json_lines_are_objects_with_the_traceback_inside(stderr):
         log.exception("failed")
     (line,) = stderr().splitlines()
     fields = json.loads(line)
-    assert (fields["level"], fields["logger"], fields["message"]) == ("ERROR", "edge_server.test", "failed")
+    assert (fields["level"], fields["logger"], fields["message"]) == ("ERROR", log.name, "failed")
     assert "ValueError: why\nnot" in fields["exception"]
 
 
