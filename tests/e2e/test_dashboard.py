@@ -267,6 +267,11 @@ def test_failed_models_are_first_and_more_than_twenty_are_folded(
         browser.open(server.url("/"))
         browser.wait("document.querySelector('#models-failed').textContent === '1 failed'")
         browser.wait("document.querySelector('#models-count').textContent === '23 of 24 ready'")
+        # The header says what is wrong and leads there.
+        pill = browser.run(
+            "const pill = document.querySelector('#ready'); return [pill.innerText, pill.getAttribute('href')]"
+        )
+        assert pill == ["1 failed", "#models"]
         assert browser.run(shown) == ["z_broken", *names[:19]]
         assert browser.run("return document.querySelector('#models-more').textContent") == "Show 4 more"
         browser.click("#models-more")
@@ -455,9 +460,7 @@ def test_any_picture_fills_a_4_d_input_and_the_lines_shown_make_it_permanent(
     lines = page.run("return document.querySelector('pre[aria-label=\"config.pbtxt\"]').textContent")
     config = module_repository.path / "tensor/config.pbtxt"
     config.write_text(f"{config.read_text()}\n{lines}\n")
-    page.wait(
-        "document.querySelector('li[data-kind=\"model.ready\"]').innerText.includes('tensor version 1 · generation 2')"
-    )
+    page.wait("document.querySelector('#events').innerText.includes('tensor version 1 is ready: generation 2')")
     reply = server.request("POST", "/v2/models/tensor/infer", bytes(png), {"Content-Type": "image/png"})
     sums = np.array(json.loads(reply[-1])["outputs"][0]["data"]).reshape(3, -1).sum(1)
     # Half of the letterbox is the picture.
@@ -477,7 +480,7 @@ def test_the_lines_shown_for_a_classifier_have_it_answer_with_classes(
     assert 'key: "class_activation" value { string_value: "softmax" }' in lines
     config = module_repository.path / "channels/config.pbtxt"
     config.write_text(f"{config.read_text()}\n{lines}\n")
-    page.wait("document.querySelector('#events').innerText.includes('channels version 1 · generation 2')")
+    page.wait("document.querySelector('#events').innerText.includes('channels version 1 is ready: generation 2')")
     page.open(server.url("/"))
     page.wait("document.querySelector('#try-model option[value=\"channels\"]')")
     page.click('[data-model="channels"] .actions button')
@@ -847,11 +850,41 @@ def test_with_a_token_models_are_unloaded_loaded_and_rolled_back(
         browser.wait("document.querySelector('li[data-kind=\"model.pinned\"]')")
         browser.click('[aria-label="Remove the pin of two"]:not([hidden])')
         browser.wait("!document.querySelector('#models-rows').innerText.includes('pinned')")
+        # Repeated events are one entry, each kind can be chosen, and each is a sentence.
+        browser.run(CROSSINGS)
+        browser.click("#key")
+        browser.click('#key-dialog button[value="save"]')
+        browser.wait("document.querySelector('li[data-kind=\"line.crossed\"]')?.innerText.includes('12 times')")
+        items = "[...document.querySelectorAll('#events-list li:not([hidden])')]"
+        shown = f"return {items}.map((one) => one.lastChild.innerText)"
+        assert browser.run(shown) == ["door: person 12 crosses gate, in", "one version 1 is ready"]
+        browser.run(
+            "const kind = document.querySelector('#events-kind'); kind.value = 'model.ready';"
+            "kind.dispatchEvent(new Event('change'))"
+        )
+        assert browser.run(shown) == ["one version 1 is ready"]
         assert browser.console() == []
         browser.run("sessionStorage.clear()")
         browser.open("about:blank")
         assert server.stop() == 0
 
+
+CROSSINGS = """
+const events = [{ kind: "model.ready", name: "one", version: 1 }];
+for (let track = 1; track <= 12; track++) {
+  events.push({
+    kind: "line.crossed", source: "door", line: "gate", label: "person", track_id: track, direction: "in",
+  });
+}
+const lines = events.map((event, number) => `data: ${JSON.stringify({ number, time_s: 0, ...event })}\\n\\n`);
+const { fetch } = window;
+window.fetch = async (path, options) => {
+  if (!path.startsWith("edge/v1/events")) return fetch(path, options);
+  const open = new ReadableStream({ start: (stream) => stream.enqueue(new TextEncoder().encode(lines.join(""))) });
+  return new Response(open, { headers: { "Edge-Server-Run": "another" } });
+};
+"""
+"""Has the stream of events answer with twelve objects that cross a line."""
 
 HOLD_ACCESS = """
 window.verdicts = [];

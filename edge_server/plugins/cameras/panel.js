@@ -18,6 +18,12 @@ const KINDS = { RUNNING: "ok", FAILED: "bad" };
 const cards = new Map();
 let questions = [];
 
+/** Return how many cameras of the server have failed, in words. */
+export function problemOf(found, own) {
+  const lost = (own?.sources ?? []).filter(({ state }) => state === "FAILED").length;
+  return lost ? `${lost} ${lost === 1 ? "camera" : "cameras"} failed` : "";
+}
+
 export function makePanel() {
   const count = element("span.muted", { id: "cameras-count" });
   const failed = element("span", { id: "cameras-failed" });

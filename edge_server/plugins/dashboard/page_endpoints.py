@@ -93,6 +93,7 @@ class PageEndpoints:
                 "may_change_models": access.is_guarded("model-repository") and allowed["model-repository"],
                 "is_key_accepted": any(access.is_guarded(category) and allowed[category] for category in CATEGORIES),
                 "loads_on_request": service.is_explicit,
+                "repositories": list(self._core.config.repository.paths) if allowed["model-repository"] else [],
                 "takes_tokens": access.tokens.is_used,
                 "key_headers": access.key_headers,
                 "metrics_port": self._core.ports.get("metrics"),

@@ -8,7 +8,11 @@ export const id = "machine";
 export const title = "Machine";
 export const paths = ["edge/v1/governor"];
 
+const LIMITING = ["HOT", "THROTTLED", "CRITICAL"];
 const STATES = { NORMAL: "ok", WARM: "busy", HOT: "busy", THROTTLED: "bad", CRITICAL: "bad" };
+
+/** Return the state in a word while heat or power holds models back. */
+export const problemOf = (governor) => (governor?.enabled && LIMITING.includes(governor.state) ? governor.state.toLowerCase() : "");
 
 export function makePanel() {
   const badge = element("span", { id: "machine-state" });
@@ -17,7 +21,7 @@ export function makePanel() {
   const charts = new Charts(container);
   function update(governor) {
     if (governor?.enabled) {
-      setBadge(badge, governor.state, STATES[governor.state] ?? "");
+      setBadge(badge, hasSensor(governor) ? governor.state : "", STATES[governor.state] ?? "");
       note(text, detailOf(governor));
     } else {
       setBadge(badge, governor ? "no governor" : "needs a key", "");
@@ -27,6 +31,9 @@ export function makePanel() {
   }
   return { heading: badge, nodes: [text, container], update };
 }
+
+/** Without one the governor knows no state and limits nothing by heat or power. */
+const hasSensor = (governor) => governor.temperature_c !== null || governor.power_w !== null;
 
 function detailOf(governor) {
   const shed = governor.shed.map((item) => `${item.count} ${item.class} (${item.reason})`).join(", ");
@@ -52,7 +59,8 @@ function governorCharts(governor) {
     limited("temperature", "Temperature", governor.temperature_c, "°C", governor.set_point_c, "held below"),
     limited("power", "Power", governor.power_w, "W", governor.power_budget_w, "budget"),
     {
-      key: "load limit", title: "Load limit", value: governor.share * 100, ...PERCENT,
+      // Without a sensor nothing ever limits the load.
+      key: "load limit", title: "Load limit", value: hasSensor(governor) ? governor.share * 100 : null, ...PERCENT,
       detail: governor.share < 1 ? `held back: ${governor.limited_by || governor.causes.join(", ") || "heat"}` : "models may run at full speed",
     },
     { key: "busy instances", title: "Busy instances", value: governor.busy, top: 1, detail: "running at once, on average" },

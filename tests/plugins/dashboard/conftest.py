@@ -44,6 +44,7 @@ def open_site(tmp_path: Path) -> Iterator[Callable[..., Any]]:
         service.checks = SimpleNamespace(call_each_second=lambda work: None)
         access = AccessCheck(settings, tokens)
         core = SimpleNamespace(
+            config=ServerConfig(),
             service=service,
             access=access,
             ports={},

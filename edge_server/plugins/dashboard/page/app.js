@@ -45,7 +45,7 @@ function showLost(error) {
   isLost = true;
   // The server may have started anew.
   hasPast = false;
-  setBadge(byId("ready"), "no answer", "bad");
+  showHealth("no answer", "bad", "problem");
   const reason = error instanceof Refused ? `: ${error.message}` : "";
   const since = answered ? ` What is shown below is from ${answered.toLocaleTimeString()}.` : "";
   note(byId("problem"), `The server does not answer${reason}.${since} The page asks again every two seconds.`);
@@ -70,16 +70,26 @@ async function update() {
     ...panels.map((panel) => Promise.all(panel.paths.map((path) => allowed("statistics", () => getJson(path))))),
   ]);
   setText(byId("version"), now.version);
-  setBadge(byId("ready"), now.is_ready === null ? "needs a key" : now.is_ready ? "ready" : "not ready", now.is_ready ? "ok" : "busy");
   byId("key").hidden = !now.takes_tokens && !now.key_headers.length;
   showMetricsLink(now.metrics_port);
   byId("documents-link").hidden = !now.has_documents;
   byId("documents-place").hidden = now.has_documents;
-  updateModels({ index, versions: versions?.versions, loaded: loaded?.models, activity }, tryModel, refresh);
+  const failed = updateModels({ index, versions: versions?.versions, loaded: loaded?.models, activity }, tryModel, refresh);
   updatePanels(panels, reports.map((report) => [...report, loaded?.models]));
   updateActivity(activity);
+  const problems = panels.map((panel, place) => [panel.problemOf?.(...reports[place]), panel.id]);
+  const [what, where] = [[failed && `${failed} failed`, "models"], ...problems].find(([text]) => text) ?? [];
+  if (what) showHealth(what, "bad", where);
+  else if (now.is_ready === null) showHealth("needs a key", "busy", "models");
+  else showHealth(now.is_ready ? "ready" : "not ready", now.is_ready ? "ok" : "busy", "models");
   const ready = index ? index.filter((entry) => entry.state === "READY") : loaded?.models ?? [];
   updateTry([...new Set(ready.map((entry) => entry.name))].sort());
+}
+
+/** Say in the header how the server is, with a link to the section that says more. */
+function showHealth(text, kind, section) {
+  setBadge(byId("ready"), text, kind);
+  byId("ready").setAttribute("href", `#${section}`);
 }
 
 /** Return the counts, and when they came: the other reports may take longer. */

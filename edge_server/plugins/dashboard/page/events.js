@@ -22,7 +22,8 @@ export async function followEvents(onEvent) {
         const response = await request(`edge/v1/events?after=${after}`, { signal: stopped.signal });
         if (response.headers.get("Edge-Server-Run") !== run) {
           run = response.headers.get("Edge-Server-Run");
-          byId("events-list").replaceChildren();
+          list.replaceChildren();
+          newest = { key: "", count: 0 };
         }
         wait = FIRST_WAIT_MS;
         for await (const { data } of serverEvents(response)) {
@@ -52,20 +53,64 @@ function kindOf({ kind }) {
   return "";
 }
 
-function show(event) {
-  const { kind, number, time_s: seconds, ...fields } = event;
-  const time = new Date(seconds * 1000);
-  const { name, model, version, ...others } = fields;
-  const subject = [name ?? model, version && `version ${version}`].filter(Boolean).join(" ");
+/** Kind -> what happened, after the name of the model, camera or sink. */
+const SENTENCES = {
+  "model.loading": "is being loaded", "model.ready": "is ready", "model.failed": "has failed", "model.draining": "finishes its last requests",
+  "model.unloaded": "is unloaded", "model.evicted": "is unloaded to free memory", "model.hung": "does not come back from a request",
+  "model.pinned": "is pinned", "model.unpinned": "is not pinned any more", "model.canary_failed": "failed as a canary",
+  "server.ready": "The server is ready", "server.stopping": "The server stops",
+  "source.running": "sends pictures", "source.failed": "sends no pictures", "sink.running": "takes results", "sink.failed": "takes no results",
+};
+
+function subjectOf({ kind, name, model, version, source, sink }) {
+  if (kind in SENTENCES && kind.startsWith("server.")) return "";
+  const who = name ?? model ?? source ?? sink;
+  return [who, version && `version ${version}`].filter(Boolean).join(" ");
+}
+
+/** Return the event as a sentence: who, what happened, and what else it says. */
+function sentenceOf(event) {
+  const { kind: what, source, label, track_id: track, zone, line, direction, seconds } = event;
+  const who = `${source}: ${label} ${track}`;
+  if (what === "line.crossed") return `${who} crosses ${line}, ${direction}`;
+  if (what === "zone.entered") return `${who} enters ${zone}`;
+  if (what === "zone.left") return `${who} leaves ${zone} after ${seconds} s`;
+  if (what === "zone.loitering") return `${who} has been in ${zone} for ${seconds} s`;
+  const { kind, number, time_s, name, model, version, ...others } = event;
+  const subject = subjectOf(event);
   const rest = Object.entries(others)
-    .filter(([, value]) => value !== null && value !== "")
+    .filter(([field, value]) => value !== null && value !== "" && value !== subject)
     .map(([field, value]) => (field === "reason" || field === "detail" ? value : `${field.replaceAll("_", " ")} ${typeof value === "number" ? +value.toFixed(3) : value}`));
-  const list = byId("events-list");
-  list.prepend(element(
+  return `${[subject, SENTENCES[kind]].filter(Boolean).join(" ")}${rest.length ? `${subject || SENTENCES[kind] ? ": " : ""}${rest.join(", ")}` : ""}`;
+}
+
+const list = byId("events-list");
+const filter = byId("events-kind");
+/** What the newest entry repeats, and how often it came. */
+let newest = { key: "", count: 0 };
+
+filter.addEventListener("change", () => {
+  for (const item of list.children) hideOthers(item);
+});
+
+const hideOthers = (item) => { item.hidden = Boolean(filter.value) && item.dataset.kind !== filter.value; };
+
+function show(event) {
+  const { kind, time_s: seconds } = event;
+  if (![...filter.options].some(({ value }) => value === kind)) filter.append(element("option", kind));
+  filter.hidden = filter.options.length < 3;
+  // The same again, such as a line that is crossed all day, is counted in the entry that is there.
+  const key = `${kind} ${subjectOf(event) || event.stream_id || ""} ${event.zone ?? event.line ?? ""}`;
+  newest = { key, count: newest.key === key ? newest.count + 1 : 1 };
+  if (newest.count > 1) list.firstElementChild?.remove();
+  const time = new Date(seconds * 1000);
+  const item = element(
     "li", { "data-kind": kind },
     element("time", { datetime: time.toISOString() }, time.toLocaleTimeString()),
-    element("span", element(`span.badge.${kindOf(event)}`, kind)),
-    element("span", [subject, ...rest].filter(Boolean).join(" · ")),
-  ));
+    element("span", element(`span.badge.${kindOf(event)}`, newest.count > 1 ? `${kind} ${newest.count} times` : kind)),
+    element("span", sentenceOf(event)),
+  );
+  hideOthers(item);
+  list.prepend(item);
   while (list.children.length > MAX_SHOWN) list.lastElementChild.remove();
 }

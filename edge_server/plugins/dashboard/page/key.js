@@ -12,13 +12,14 @@ const dialog = element("dialog", { id: "key-dialog", "aria-labelledby": "key-tit
   element("p.note", "It is kept until this tab is closed and sent only to this server."),
   element("label", { for: "key-value" }, "Key"), value, result,
   // Enter presses the first one.
-  element("div.row.end", element("button.primary", { value: "save", type: "submit" }, "Use"), element("button", { value: "forget", type: "submit" }, "Forget")),
+  element("div.row.end", element("button.primary", { value: "save", type: "submit" }, "Use the key"), element("button", { value: "forget", type: "submit" }, "Forget the key"), element("button", { value: "", type: "submit" }, "Cancel")),
 ));
 document.body.append(dialog);
 
 function openDialog() {
   value.value = key();
   setText(result, "");
+  result.className = "note";
   // Escape leaves it as it is.
   dialog.returnValue = "";
   dialog.showModal();
@@ -38,6 +39,7 @@ export function followKey(onChange) {
     onChange();
     if (isWrong) {
       setText(result, "The server does not accept this key.");
+      result.className = "note error";
       dialog.showModal();
     }
   });

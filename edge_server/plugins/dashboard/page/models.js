@@ -6,6 +6,8 @@ import { Rates } from "./charts.js";
 
 const MAX_SHOWN = 20;
 const MIN_FILTERED = 8;
+/** Letters of a reason in one line; a click shows the rest. */
+const MAX_REASON = 110;
 const KINDS = { READY: "ok", LOADING: "busy", UNLOADING: "busy", UNAVAILABLE: "bad" };
 const ORDER = { UNAVAILABLE: 0, LOADING: 1, UNLOADING: 1 };
 // Words of the server that say little to who does not know them.
@@ -63,6 +65,7 @@ function figuresOf(key, counts, readAt) {
   return { latencyMs: means.get(key) ?? null, perSecond: rates.perSecond(`${key} requests`, counts.succeeded + counts.failed, readAt) };
 }
 
+/** Return how many models have failed. */
 export function updateModels(state, tryModel, changed) {
   const entries = entriesOf(state);
   const names = (wanted) => new Set(entries.filter((entry) => !wanted || entry.state === wanted).map((entry) => entry.name)).size;
@@ -74,6 +77,7 @@ export function updateModels(state, tryModel, changed) {
   note(byId("models-note"), state.index || !access.allowed.metadata ? "" : "States of models that are not loaded need a key.");
   show = () => showRows(entries, tryModel, changed);
   show();
+  return failed;
 }
 
 function showRows(entries, tryModel, changed) {
@@ -90,15 +94,31 @@ function showRows(entries, tryModel, changed) {
   more.setAttribute("aria-expanded", String(isOpen));
   setText(more, isOpen ? "Show fewer" : `Show ${folded} more`);
   note(byId("models-empty"), found.length ? "" : entries.length ? `No model matches “${filter.value}”.`
-    : "There is no model yet. Copy a model's folder into the model repository: it appears here by itself.");
+    : `There is no model yet. Copy a model's folder into ${access.repositories?.join(" or ") || "the model repository"}: it appears here by itself. \
+edge-server serve --demo shows two models and a camera.`);
 }
 
 /** Return a name with places where a narrow column may break it. */
 export const breakable = (name) => name.split(/(?<=[_.-])/).flatMap((part) => [part, element("wbr")]);
 
+/** Return a reason without the name and version that the row shows already. */
+function withoutName(reason, name) {
+  const found = /^(?:model )?'?(.+?)'?(?: version \d+)?: /.exec(reason);
+  return found?.[1] === name ? reason.slice(found[0].length) : reason;
+}
+
+/** Return the first sentence, or so much of it as fits one line, and the rest, "" if there is none. */
+function partsOf(text) {
+  const end = text.slice(0, MAX_REASON).match(/^.*?[.;](?=\s)|^[^\n]*(?=\n)/)?.[0].length ?? (text.length > MAX_REASON ? text.lastIndexOf(" ", MAX_REASON) : text.length);
+  return [end < text.length ? `${text.slice(0, end).replace(/[;.]$/, "")} …` : text, text.slice(end)];
+}
+
 function makeRow(first, tryModel, changed) {
   const state = element("span");
-  const reason = element("td.reason", { colspan: "9", role: "cell" });
+  const short = element("summary");
+  const whole = element("p");
+  const folded = element("details", short, whole);
+  const reason = element("td.reason", { colspan: "9", role: "cell" }, folded);
   const reasonRow = element("tr", { role: "row" }, reason);
   const cells = cellsOf(COLUMNS, "name", "state", "actions");
   const [name, version, stateCell, runs, precision, latency, perSecond, memory, actions] = cells;
@@ -128,7 +148,11 @@ function makeRow(first, tryModel, changed) {
   const node = element("tbody", { "data-model": first.name, role: "rowgroup" }, element("tr", { role: "row" }, ...cells), reasonRow);
   function update({ state: named, reason: why, hasEarlier, report, figures }) {
     setBadge(state, named, KINDS[named] ?? "");
-    setText(reason, why ?? "");
+    const text = withoutName(why ?? "", first.name);
+    const [begin, rest] = partsOf(text);
+    setText(short, begin);
+    setText(whole, rest && text);
+    folded.className = rest ? "" : "whole";
     reasonRow.hidden = !why || why === "unloaded";
     reason.className = named === "UNAVAILABLE" ? "reason bad" : "reason";
     setText(runs, report ? (report.instance_count ? `${report.runtime} on ${report.device}` : report.runtime) : "");

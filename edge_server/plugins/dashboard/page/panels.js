@@ -1,6 +1,7 @@
 // Sections that plugins bring. A plugin's module exports `id`, `title`, `paths` of JSON, and `makePanel()`, which returns
 // {heading, nodes, update(...reports, models)}: the JSON of each path, null if the caller may not read it, and the models of
-// /edge/v1/models. A true result of `update` puts the section before the models.
+// /edge/v1/models. A true result of `update` puts the section before the models. It may export `problemOf(...reports)`, a few
+// words for the header, or "".
 
 import { byId, element, placeChildren } from "./dom.js";
 
