@@ -72,7 +72,6 @@ PLUGINS_BELOW = {
     ("add", "vision"): "the command says what a new model sees in a picture",
     ("speech", "language"): "OpenAI's API has one form of errors and of event streams",
     ("language", "vision"): "pictures of vision-language models: their bounds, and decoding",
-    ("speech", "vision"): "files come in forms: the parser of multipart bodies",
     ("add", "policies"): "the command says that a new model is a robot's policy, and writes its parameters",
     ("policies", "vision"): "pictures of a robot's cameras become inputs as everywhere",
     ("remote", "fleet"): "an artifact in a registry is pulled and installed as by the command",
