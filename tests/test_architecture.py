@@ -74,7 +74,6 @@ PLUGINS_BELOW = {
     ("language", "vision"): "pictures of vision-language models: their bounds, and decoding",
     ("add", "policies"): "the command says that a new model is a robot's policy, and writes its parameters",
     ("policies", "vision"): "pictures of a robot's cameras become inputs as everywhere",
-    ("remote", "fleet"): "an artifact in a registry is pulled and installed as by the command",
     ("fleet", "dashboard"): "the page of a fleet has the styles, the scripts and the headers of a server's page",
     ("fleet", "cameras"): "a box reports over the connection to a broker that the cameras' results take",
     ("doctor", "governor"): "the machine check reads the machine with the governor's sensors",

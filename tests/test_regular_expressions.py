@@ -112,7 +112,7 @@ PATTERNS = (
     # -- cameras, registries, other servers
     Foreign("plugins.cameras.sources.rtsp_redirects:_FIELD", "findall", "a name is read from its beginning only",
             lambda n: "a" * n + '="'),
-    Foreign("plugins.fleet.pull.oci_registry:_CHALLENGE", "findall", ONE_RUN, lambda n: "a" * n),
+    Foreign("plugins.remote.pull.oci_registry:_CHALLENGE", "findall", ONE_RUN, lambda n: "a" * n),
     Foreign("plugins.fleet.reports.served_versions:_DIGEST", "sub", ONE_RUN, lambda n: " (" + "a" * n),
 )  # fmt: skip
 
