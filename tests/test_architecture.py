@@ -64,8 +64,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 PLUGINS_BELOW = {
     ("cameras", "vision"): "frames are images: decoding, perception, tracking, drawing",
-    ("tuning", "tensorrt"): "optimize has the settings of engines: where they are kept, and how long a build may take",
-    ("trials", "tensorrt"): "a trial builds engines, measures them and puts the best into the cache",
+    ("trials", "tensorrt"): "a trial builds engines by their settings, measures them and puts the best into the cache",
     ("tuning", "trials"): "optimize and the measurement of an idle server compare runtimes in trials",
     ("trials", "vision"): "a picture's size is that of free dimensions",
     ("add", "trials"): "a new model is tried with each runtime before it is written",
