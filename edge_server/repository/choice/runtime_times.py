@@ -227,7 +227,9 @@ class RuntimeTimes:
         except (FileNotFoundError, NotADirectoryError):
             self._entries, self._opened = (), ()
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            log.warning("'%s' is not used: %s; runtimes are chosen in the fixed order", self._path, error)
+            # A file of an earlier server, for one.
+            reason = f"it has no {error}" if isinstance(error, KeyError) else error
+            log.warning("'%s' is not used: %s; runtimes are chosen in the fixed order", self._path, reason)
 
 
 def runtime_version(backend: str) -> str:
