@@ -24,7 +24,7 @@ from edge_server.repository.choice.runtime_times import RuntimeTimes
 from edge_server.repository.disk.safe_paths import check_relative, find_inside
 from edge_server.repository.load_error_explanation import explain_by_content
 from edge_server.repository.model_config.pbtxt import ConfigMessage
-from edge_server.repository.model_config.validate_batching import (
+from edge_server.repository.model_config.validate_sequences_and_ragged_batches import (
     batch_input_targets,
     check_sequences_against_file,
     flat_inputs,
