@@ -29,7 +29,6 @@ from edge_server.repository.disk.replace_file import replace_file
 log = logging.getLogger(__name__)
 
 FILE_NAME = "runtime_times.json"
-MAX_FILE_BYTES = 1 << 20
 MAX_ENTRIES = 500
 
 MIN_RATIO = 1.2
@@ -219,8 +218,6 @@ class RuntimeTimes:
             if file_stamp(found) == self._read_at:
                 return
             self._read_at, self._entries, self._opened = file_stamp(found), (), ()
-            if found.st_size > MAX_FILE_BYTES:
-                raise ValueError(f"it is larger than {MAX_FILE_BYTES} bytes")
             content = json.loads(self._path.read_text(encoding="utf-8"))
             self._entries = tuple(_entry(item) for item in content["measurements"][:MAX_ENTRIES])
             self._opened = tuple(_opened(item) for item in content["opened"][:MAX_ENTRIES])
