@@ -158,8 +158,12 @@ def _inspect_with(
     except PermissionError as error:
         reason = LoadError(f"model '{model}' version {version}: {error}")
         raise explain_by_content(reason, file) or reason from error
-    notes = (*((_memory_note(memory),) if memory else ()), *(signature.notes if signature is not None else ()))
-    return InspectedFile(backend, file._replace(memory_bytes=sum(memory.values())), signature, notes)
+    notes = signature.notes if signature is not None else ()
+    memory_bytes = sum(memory.values())
+    if memory:
+        each = ", ".join(f"{name} {size / 2**20:.0f}" for name, size in memory.items())
+        notes = (f"needs about {memory_bytes / 2**20:.0f} MiB of memory: {each}", *notes)
+    return InspectedFile(backend, file._replace(memory_bytes=memory_bytes), signature, notes)
 
 
 def _check_usable(config: ConfigMessage, model: str, signature: ModelSignature) -> None:
@@ -171,11 +175,6 @@ def _check_usable(config: ConfigMessage, model: str, signature: ModelSignature) 
                 f"model '{model}': output '{name}' of the model file is a {reason}; to serve the model without it, "
                 "list the other outputs in its config.pbtxt"
             )
-
-
-def _memory_note(parts: Mapping[str, int]) -> str:
-    each = ", ".join(f"{name} {size / 2**20:.0f}" for name, size in parts.items())
-    return f"needs about {sum(parts.values()) / 2**20:.0f} MiB of memory: {each}"
 
 
 def _find_file(file_name: str, model: str, model_dir: Path, version: int) -> ModelFile:
