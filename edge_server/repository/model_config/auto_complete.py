@@ -80,21 +80,7 @@ def inspect_model(
     choices = candidates(config, model, version_dir, onnx_order)
     choice, is_usual = "", True
     if len(choices) > 1 and not config.backend and not config.platform:
-        file_name, names = choices[0].file_name, [item.backend for item in choices]
-        format = format_of(file_name)
-        is_timed = format is not None and format.is_timed
-        choice = "fixed order" if is_timed else ""
-        # Not the order of a plugin, whose backends come first.
-        is_timed = is_timed and format is not None and set(names) == set(format.backends)
-        timing = timed_choice(file_name, version_dir, config)
-        if is_timed and timing.problem:
-            choice, is_timed = f"fixed order for {timing.problem}", False
-        if runtime_times is not None and is_timed:
-            file = ModelFile(version_dir / file_name, model_dir, version)
-            measured = runtime_times.choose(file, names, timing.at_once)
-            if measured is not None:
-                choice, is_usual = measured.reason, measured.order[0] == choices[0].backend
-                choices = tuple(sorted(choices, key=lambda item: measured.order.index(item.backend)))
+        choices, choice, is_usual = _order_by_times(choices, config, model_dir, version, runtime_times)
     for candidate in choices:
         try:
             if candidate.backend in passed_over:
@@ -121,6 +107,38 @@ def inspect_model(
             return inspected._replace(unlogged_notes=(note,))
         return inspected._replace(notes=(note, *inspected.notes))
     raise _all_failed(model, failures)
+
+
+def _order_by_times(
+    choices: Sequence[BackendCandidate],
+    config: ConfigMessage,
+    model_dir: Path,
+    version: int,
+    runtime_times: RuntimeTimes | None,
+) -> tuple[Sequence[BackendCandidate], str, bool]:
+    """Return the candidates in the order in which to try them, its reason, "" for a file that is not timed, and whether
+    the first is that of the fixed order."""
+    version_dir, file_name = model_dir / str(version), choices[0].file_name
+    format = format_of(file_name)
+    if format is None or not format.is_timed:
+        return choices, "", True
+    names = [item.backend for item in choices]
+    # Not the order of a plugin, whose backends come first.
+    is_timed = set(names) == set(format.backends)
+    timing = timed_choice(file_name, version_dir, config)
+    if is_timed and timing.problem:
+        return choices, f"fixed order for {timing.problem}", True
+    measured = None
+    if runtime_times is not None and is_timed:
+        measured = runtime_times.choose(ModelFile(version_dir / file_name, model_dir, version), names, timing.at_once)
+    if measured is None:
+        return choices, "fixed order", True
+    order = measured.order
+    return (
+        tuple(sorted(choices, key=lambda item: order.index(item.backend))),
+        measured.reason,
+        order[0] == choices[0].backend,
+    )
 
 
 def _inspect_with(
