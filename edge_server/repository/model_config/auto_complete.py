@@ -110,12 +110,12 @@ def inspect_model(
 
 
 def _order_by_times(
-    choices: Sequence[BackendCandidate],
+    choices: tuple[BackendCandidate, ...],
     config: ConfigMessage,
     model_dir: Path,
     version: int,
     runtime_times: RuntimeTimes | None,
-) -> tuple[Sequence[BackendCandidate], str, bool]:
+) -> tuple[tuple[BackendCandidate, ...], str, bool]:
     """Return the candidates in the order in which to try them, its reason, "" for a file that is not timed, and whether
     the first is that of the fixed order."""
     version_dir, file_name = model_dir / str(version), choices[0].file_name
