@@ -50,7 +50,7 @@ PATTERNS = (
     Foreign("telemetry.trace_sampling:_PARENT", "fullmatch", ANCHORED,
             lambda n: "00-" + "0" * 32 + "-" + "0" * 16 + "-00-" + "x" * n + "\n"),
     # -- clients: pictures, forms, robots, speech
-    Foreign("plugins.vision.multipart_form:_BOUNDARY", "search", "a quoted text ends where the next one begins",
+    Foreign("frontends.http.multipart_form:_BOUNDARY", "search", "a quoted text ends where the next one begins",
             lambda n: ';boundary="\\' * (n // 12)),
     Foreign("plugins.vision.image_header:_JPEG_MARKER", "search", "two bytes", lambda n: b"\xff" * n),
     Foreign("plugins.policies.array_messages:_NPY", "match", "a number ends at a comma or at the end of the shape",
@@ -112,7 +112,7 @@ PATTERNS = (
     # -- cameras, registries, other servers
     Foreign("plugins.cameras.sources.rtsp_redirects:_FIELD", "findall", "a name is read from its beginning only",
             lambda n: "a" * n + '="'),
-    Foreign("plugins.fleet.pull.oci_registry:_CHALLENGE", "findall", ONE_RUN, lambda n: "a" * n),
+    Foreign("plugins.remote.pull.oci_registry:_CHALLENGE", "findall", ONE_RUN, lambda n: "a" * n),
     Foreign("plugins.fleet.reports.served_versions:_DIGEST", "sub", ONE_RUN, lambda n: " (" + "a" * n),
 )  # fmt: skip
 

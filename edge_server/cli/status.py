@@ -36,30 +36,7 @@ def run(arguments: Sequence[str]) -> int:
 
     With --watch, repeat this until Ctrl-C, and return 0.
     """
-    parser = CommandParser(
-        prog="edge-server status",
-        description="Show the models of a running server, problems first. MS is the mean time of an inference since "
-        "the model was loaded, MB its memory. Exits with 0 if the server is ready, no version failed and each --expect "
-        f"is met, with {ExitCode.UNKNOWN} if only a SHA-256 of --expect is not known yet, else with 1.",
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "-v",
-        "--verbose",
-        action="store_true",
-        help="show tensors, precision and load time of the models, all notes about them, and unloaded versions too",
-    )
-    parser.add_argument(
-        "--watch",
-        nargs="?",
-        type=float_range(0.1, 86_400),
-        const=DEFAULT_WATCH_S,
-        metavar="SECONDS",
-        help=f"refresh every SECONDS, default {DEFAULT_WATCH_S:g}, until Ctrl-C",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON; with --watch one object per line")
-    expected_versions.add_options(parser)
-    http_client.add_options(parser, timeout_s=5.0)
+    parser = _parser()
     options = parser.parse_args(arguments)
     if options.watch is not None:
         if options.expect or options.wait:
@@ -96,6 +73,34 @@ def run(arguments: Sequence[str]) -> int:
     lines += [f"UNKNOWN {problem}" for problem in unknown]
     print(json.dumps({**report, "unmet": unmet, "unknown": unknown}, indent=1) if options.json else "\n".join(lines))
     return judge(report)
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        prog="edge-server status",
+        description="Show the models of a running server, problems first. MS is the mean time of an inference since "
+        "the model was loaded, MB its memory. Exits with 0 if the server is ready, no version failed and each --expect "
+        f"is met, with {ExitCode.UNKNOWN} if only a SHA-256 of --expect is not known yet, else with 1.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="show tensors, precision and load time of the models, all notes about them, and unloaded versions too",
+    )
+    parser.add_argument(
+        "--watch",
+        nargs="?",
+        type=float_range(0.1, 86_400),
+        const=DEFAULT_WATCH_S,
+        metavar="SECONDS",
+        help=f"refresh every SECONDS, default {DEFAULT_WATCH_S:g}, until Ctrl-C",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON; with --watch one object per line")
+    expected_versions.add_options(parser)
+    http_client.add_options(parser, timeout_s=5.0)
+    return parser
 
 
 def _watch(options: argparse.Namespace) -> int:

@@ -102,11 +102,13 @@ def estimate_bytes(file: ModelFile, instance_count: int) -> int:
 def weight_bytes(file: ModelFile) -> int:
     """Return the size of the model's file, or of all files in a folder, with the weights beside it: `model.onnx.data`
     and `model.onnx_data` of model.onnx, `model.bin` of model.xml. 0 for a model without files."""
+    import glob  # here, because a server without a model has no use for it
+
     path = file.path
     try:
         if path.is_dir():
             return sum(_size(item) for item in path.rglob("*"))
-        beside = [path, *path.parent.glob(f"{_literal(path.name)}[._]*")]
+        beside = [path, *path.parent.glob(f"{glob.escape(path.name)}[._]*")]
         if path.suffix == ".xml":
             beside.append(path.with_suffix(".bin"))
         return sum(_size(item) for item in beside)
@@ -120,11 +122,6 @@ def _size(path: Path) -> int:
         return path.stat().st_size if path.is_file() else 0
     except OSError:
         return 0
-
-
-def _literal(name: str) -> str:
-    """Return a glob pattern that matches only this name."""
-    return re.sub(r"([*?[])", r"[\1]", name)
 
 
 def _first_number(path: Path, pattern: str) -> float | None:

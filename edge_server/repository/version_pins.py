@@ -18,7 +18,6 @@ from edge_server.repository.disk.scan import MAX_VERSION, is_model_name
 log = logging.getLogger(__name__)
 
 FILE_NAME = "pins.json"
-MAX_FILE_BYTES = 16 * 1024 * 1024
 
 
 class VersionPins:
@@ -81,8 +80,6 @@ class VersionPins:
 
 def _read(path: Path) -> dict[str, int]:
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise ValueError(f"it is larger than {MAX_FILE_BYTES} bytes")
         return _checked(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return {}

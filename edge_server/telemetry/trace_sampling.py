@@ -13,7 +13,6 @@ from typing import NamedTuple
 from edge_server.core.trace_settings import TraceSettings
 
 _PARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
-_MAX_PARENT = 256
 _MAX_STATE = 512
 """Longest `tracestate` accepted, in characters; the standard asks for at least this length."""
 
@@ -80,7 +79,7 @@ def remote_parent(headers: Iterable[tuple[str, str]]) -> RemoteParent | None:
             parents.append(value.strip())
         elif lower == "tracestate":
             states.append(value.strip())
-    if len(parents) != 1 or len(parents[0]) > _MAX_PARENT:
+    if len(parents) != 1:
         return None
     match = _PARENT.fullmatch(parents[0])
     if match is None or match[1] == "ff" or (match[1] == "00" and match[5]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.plugins.fleet.pull.registry import Registry, run_registry
+from tests.plugins.remote.pull.registry import Registry, run_registry
 
 CONFIG = (
     b'backend: "identity" input { name: "I" data_type: TYPE_FP32 dims: [1] } '

@@ -26,8 +26,8 @@ from edge_server.plugins.cameras.sinks.webhook import Webhook
 from edge_server.plugins.cameras.sources.mjpeg import MjpegCamera
 from edge_server.plugins.fleet.follow.site_files import SiteFiles
 from edge_server.plugins.fleet.page.box_poller import BoxPoller
-from edge_server.plugins.fleet.pull.oci_registry import OciBlob, OciRegistry, parse_reference
-from edge_server.plugins.fleet.pull.resumable_download import DownloadClient
+from edge_server.plugins.remote.pull.oci_registry import OciBlob, OciRegistry, parse_reference
+from edge_server.plugins.remote.pull.resumable_download import DownloadClient
 from edge_server.plugins.tuning.clients.http_client import HttpControl
 from tests.kit.site import Handler, Site
 

@@ -30,8 +30,8 @@ from edge_server.plugins.cameras.sources import mjpeg
 from edge_server.plugins.cameras.sources.mjpeg import MjpegCamera
 from edge_server.plugins.cameras.sources.source_interface import SourceError
 from edge_server.plugins.fleet.follow.site_files import SiteFiles, SiteUnavailable
-from edge_server.plugins.fleet.pull.oci_registry import OciBlob, OciRegistry, parse_reference
-from edge_server.plugins.fleet.pull.resumable_download import DownloadClient, Interrupted
+from edge_server.plugins.remote.pull.oci_registry import OciBlob, OciRegistry, parse_reference
+from edge_server.plugins.remote.pull.resumable_download import DownloadClient, Interrupted
 from tests.kit.together import together
 
 TIMEOUT_S = 0.5

@@ -18,7 +18,7 @@ from edge_server.repository.disk.scan import Scanner
 from edge_server.repository.model_config import auto_complete
 from edge_server.repository.model_config.auto_complete import check_against_file, complete
 from edge_server.repository.model_config.pbtxt import new_config, parse_text
-from edge_server.repository.model_config.validate_batching import check_ragged
+from edge_server.repository.model_config.validate_sequences_and_ragged_batches import check_ragged
 from edge_server.repository.resolve_version import ResolveOptions, resolve
 
 RAGGED = 'input { name: "x" data_type: TYPE_FP32 dims: [ -1 ] allow_ragged_batch: true }\n'

@@ -25,7 +25,7 @@ from edge_server.errors import BadModelConfig
 from edge_server.repository.disk.scan import Scanner
 from edge_server.repository.model_config.auto_complete import check_against_file, complete
 from edge_server.repository.model_config.pbtxt import parse_text
-from edge_server.repository.model_config.validate_batching import _check_names
+from edge_server.repository.model_config.validate_sequences_and_ragged_batches import _check_names
 from edge_server.repository.resolve_version import ResolveOptions, resolve
 
 IO = 'input { name: "x" data_type: TYPE_FP32 dims: [ 1 ] }\noutput { name: "y" data_type: TYPE_FP32 dims: [ 1 ] }\n'

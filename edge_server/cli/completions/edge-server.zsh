@@ -17,10 +17,10 @@ commands=(
   'cameras:find the network cameras of the local network, with the URLs of their streams (ONVIF)'
   'doctor:examine this machine, list problems for serving models, and say how to fix them'
   'fleet:show the models of many running servers in one table, and which servers differ'
-  'pull:download a model into a repository and verify its SHA-256'
   'publish:sign the models of a folder as releases for many boxes'
   'follow:keep a model repository as a signed repository says; `serve --follow` does the same in a server'
   'chat:talk to a language model of a running server'
+  'pull:download a model into a repository and verify its SHA-256'
   'ros:bridge camera topics of ROS 2, or recordings of them, to the models of a running server'
   'optimize:compare all runtimes and precisions for a model on this machine, and save the best one'
   'perf:measure latency and throughput of a model on a running server under load'
@@ -358,24 +358,6 @@ case $words[1] in
       '*--page-allowed-host=[name under which a proxy serves the page]:NAME: ' \
       '1:command:(status rollout keys page)'
     ;;
-  pull)
-    _arguments \
-      '*-h[show this help message and exit]' \
-      '*--help[show this help message and exit]' \
-      '*--sha256=[SHA-256 of the file, which URLs need, or of the manifest of oci\://]:HEX: ' \
-      '*--model-repository=[repository to install into (default\: model_repository here, or models if ...]:DIR:_files' \
-      '*--name=[name of the model]:NAME: ' \
-      '*--replace[replace the model of this name, if there is one]' \
-      '*--max-bytes=[most bytes that an archive may unpack to]:N: ' \
-      '*--index=[JSON file that lists models]:URL:_files' \
-      '*--list[print the index and download nothing]' \
-      '*--header=[header to send, such as a token or the key of a restricted API]:NAME=VALUE: ' \
-      '*--tls-root=[TLS\: certificate authorities to trust instead of this machine'\''s (PEM)]:FILE:_files' \
-      '*--tls-cert=[TLS\: certificate of this client (PEM)]:FILE:_files' \
-      '*--tls-key=[TLS\: its private key (PEM)]:FILE:_files' \
-      '*--timeout=[time limit for each answer]:SECONDS: ' \
-      '*:file:_files'
-    ;;
   publish)
     _arguments \
       '*-h[show this help message and exit]' \
@@ -415,6 +397,24 @@ case $words[1] in
       '*--temperature=[0\: always the most likely token]:T: ' \
       '*--seed=[the same seed gives the same answers]:N: ' \
       '*--url=[HTTP address of the server]:URL:_files' \
+      '*--header=[header to send, such as a token or the key of a restricted API]:NAME=VALUE: ' \
+      '*--tls-root=[TLS\: certificate authorities to trust instead of this machine'\''s (PEM)]:FILE:_files' \
+      '*--tls-cert=[TLS\: certificate of this client (PEM)]:FILE:_files' \
+      '*--tls-key=[TLS\: its private key (PEM)]:FILE:_files' \
+      '*--timeout=[time limit for each answer]:SECONDS: ' \
+      '*:file:_files'
+    ;;
+  pull)
+    _arguments \
+      '*-h[show this help message and exit]' \
+      '*--help[show this help message and exit]' \
+      '*--sha256=[SHA-256 of the file, which URLs need, or of the manifest of oci\://]:HEX: ' \
+      '*--model-repository=[repository to install into (default\: model_repository here, or models if ...]:DIR:_files' \
+      '*--name=[name of the model]:NAME: ' \
+      '*--replace[replace the model of this name, if there is one]' \
+      '*--max-bytes=[most bytes that an archive may unpack to]:N: ' \
+      '*--index=[JSON file that lists models]:URL:_files' \
+      '*--list[print the index and download nothing]' \
       '*--header=[header to send, such as a token or the key of a restricted API]:NAME=VALUE: ' \
       '*--tls-root=[TLS\: certificate authorities to trust instead of this machine'\''s (PEM)]:FILE:_files' \
       '*--tls-cert=[TLS\: certificate of this client (PEM)]:FILE:_files' \

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pkgutil import resolve_name
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import unquote
 
@@ -49,7 +48,12 @@ class DeferredEndpoints:
     are those of their classes. Of each class there is one object."""
 
     def __init__(self, *arguments: Any) -> None:
-        self._make = functools.cache(lambda name: resolve_name(name)(*arguments))
+        def make(name: str) -> Any:
+            from pkgutil import resolve_name  # here, because a server without such a request need not import it
+
+            return resolve_name(name)(*arguments)
+
+        self._make = functools.cache(make)
 
     def handler(self, name: str) -> Handler:
         """Return the handler `module:Class.method`."""

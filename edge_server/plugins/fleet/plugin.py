@@ -1,5 +1,5 @@
 """Declaration of the plugin `fleet`: its settings, its part inside a server (the follower of a signed repository), and
-its commands: `fleet` (many servers), `pull` (download of a model), `publish` and `follow` (signed releases)."""
+its commands: `fleet` (many servers), `publish` and `follow` (signed releases)."""
 
 from __future__ import annotations
 
@@ -24,12 +24,6 @@ class FleetPlugin(Plugin):
             "show the models of many running servers in one table, and which servers differ",
             "edge_server.plugins.fleet.command",
             "A running server",
-        ),
-        Command(
-            "pull",
-            "download a model into a repository and verify its SHA-256",
-            "edge_server.plugins.fleet.pull.command",
-            "Models",
         ),
         Command(
             "publish",

@@ -14,14 +14,15 @@ from pathlib import Path
 
 from edge_server.default_tls import make_default_tls_context
 from edge_server.errors import InvalidRequest
-from edge_server.plugins.fleet.pull import oci_model
-from edge_server.plugins.fleet.pull.archive import DEFAULT_MAX_BYTES, PullFailed
-from edge_server.plugins.fleet.pull.model_installation import check_name, install, locked
-from edge_server.plugins.fleet.pull.oci_registry import OciRegistry, parse_reference
-from edge_server.plugins.fleet.pull.resumable_download import Interrupted
 from edge_server.plugins.remote.local_copy import LocalDiskFault
 from edge_server.plugins.remote.object_store import RemoteUnavailable
+from edge_server.plugins.remote.pull import oci_model
+from edge_server.plugins.remote.pull.archive import DEFAULT_MAX_BYTES, PullFailed
+from edge_server.plugins.remote.pull.model_installation import check_name, install, locked
+from edge_server.plugins.remote.pull.oci_registry import OciRegistry, parse_reference
+from edge_server.plugins.remote.pull.resumable_download import Interrupted
 from edge_server.plugins.remote.sync import RepositorySync
+from edge_server.repository.disk.free_space import DiskFull
 from edge_server.repository.disk.replace_file import replace_file
 
 log = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ class ArtifactSync(RepositorySync):
             wanted = self._reference.sha256 or self._registry.read_digest()
             if wanted != self._digest or not self.is_warm:
                 self._pull(wanted)
-        except PullFailed as error:
+        except (PullFailed, DiskFull) as error:
             raise RemoteUnavailable(f"model repository '{self._url}': {error}") from None
         except OSError as error:
             raise LocalDiskFault(f"'{self._digest_path}' cannot be written: {error.strerror}") from None
@@ -101,7 +102,7 @@ class ArtifactSync(RepositorySync):
             self._warn_once(f"another process updates the copy of '{self._url}'")
         except Interrupted:
             raise
-        except PullFailed as error:
+        except (PullFailed, DiskFull) as error:
             self._refused = (wanted, time.monotonic(), str(error))
             raise
         else:

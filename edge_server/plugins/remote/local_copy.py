@@ -24,12 +24,11 @@ from typing import IO, Any
 from edge_server.errors import ServingFault
 from edge_server.plugins.remote.grouped_listing import UnitKey
 from edge_server.plugins.remote.object_store import RemoteFile
+from edge_server.repository.disk.free_space import DiskFull, check_space
 from edge_server.repository.disk.replace_file import replace_file, sync_folder
 from edge_server.repository.disk.scan import parse_version
 
 CHUNK_BYTES = 8 << 20
-RESERVE_BYTES = 32 << 20
-"""Disk space that a download leaves free."""
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -147,24 +146,16 @@ class LocalCopy:
             with _disk(f"'{file.path}' cannot be stored"), part.open("ab") as output:
                 if output.tell() > file.size:
                     output.truncate(0)
-                self._check_space(file, file.size - output.tell())
+                check_space(self._staging, file.size - output.tell(), f"'{file.path}'")
                 while (start := output.tell()) < file.size:
                     output.write(fetch(file, start, min(start + CHUNK_BYTES, file.size)))
                     output.flush()
                 os.fsync(output.fileno())
                 os.replace(part, target)
-        except LocalDiskFault:
+        except (DiskFull, LocalDiskFault) as error:
             # Other programs need the disk too: delete a download that cannot be finished.
             part.unlink(missing_ok=True)
-            raise
-
-    def _check_space(self, file: RemoteFile, missing_bytes: int) -> None:
-        free = shutil.disk_usage(self._staging).free
-        if free < missing_bytes + RESERVE_BYTES:
-            raise LocalDiskFault(
-                f"'{file.path}' cannot be stored: it needs {missing_bytes} bytes and {RESERVE_BYTES} are kept free; "
-                f"{free} are free"
-            )
+            raise LocalDiskFault(error.message) from None
 
     def _staged(self, key: UnitKey, name: str, file: RemoteFile) -> Path:
         text = "\0".join((key.model, str(key.version), name, str(file.size), file.stamp))

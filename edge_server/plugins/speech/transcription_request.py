@@ -18,8 +18,8 @@ from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
 from edge_server.frontends.http.body_reader import Body
+from edge_server.frontends.http.multipart_form import FORM_TYPE, form_parts
 from edge_server.plugins.language.openai.completion_request import BadMember, read_model
-from edge_server.plugins.vision.multipart_form import FORM_TYPE, form_parts
 
 Task = Literal["transcribe", "translate"]
 ResponseFormat = Literal["json", "text", "srt", "vtt", "verbose_json"]

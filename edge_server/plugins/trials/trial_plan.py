@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_server.backends.cuda import cuda_driver
+from edge_server.config import ServerConfig
 from edge_server.config.server_config import settings_of_backend
 from edge_server.errors import BadModelConfig, InvalidRequest, LoadError, UnknownModel
+from edge_server.plugins.tensorrt.settings import EngineConfig
 from edge_server.plugins.trials.accelerator_candidates import DeviceLister
 from edge_server.plugins.trials.candidate import TARGET_DEVICE, RuntimeCandidate, config_of
 from edge_server.plugins.trials.candidate_list import candidates_for
@@ -52,6 +54,12 @@ class TrialEnvironment:
     build_timeout_s: float
     scratch: Path
     list_devices: DeviceLister
+
+    @classmethod
+    def with_engines(cls, config: ServerConfig, scratch: Path, list_devices: DeviceLister) -> TrialEnvironment:
+        """Return the environment in which engines are built as the server's settings say."""
+        engines = config.table(EngineConfig)
+        return cls(config.backends, engines.cache_dir, engines.build_timeout_s, scratch, list_devices)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,6 @@ from edge_server.config.setting_sources import process_environment
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import InvalidRequest
 from edge_server.plugin import own_plugins
-from edge_server.plugins.tensorrt.settings import EngineConfig
 from edge_server.plugins.trials import text_trial
 from edge_server.plugins.trials.best_candidate import Objective, SelectionRule, choose
 from edge_server.plugins.trials.candidate_process import ChildLimits
@@ -76,14 +75,11 @@ def _optimize(options: argparse.Namespace, config: ServerConfig, root: Path, nam
     )
     rule = SelectionRule(Objective(options.objective), options.tolerance, options.min_top1)
     with tempfile.TemporaryDirectory(prefix="edge-optimize-") as folder:
-        engines, answer_s = config.table(EngineConfig), float(options.timeout)
-        limits = ChildLimits(
-            answer_s, answer_s + engines.build_timeout_s, options.memory_mb << 20, options.memory_floor_mb << 20
-        )
-        device_lister = functools.partial(list_devices, limits=dataclasses.replace(limits, open_s=limits.answer_s))
-        environment = TrialEnvironment(
-            config.backends, engines.cache_dir, engines.build_timeout_s, Path(folder), device_lister
-        )
+        answer_s = float(options.timeout)
+        listing_limits = ChildLimits(answer_s, answer_s, options.memory_mb << 20, options.memory_floor_mb << 20)
+        device_lister = functools.partial(list_devices, limits=listing_limits)
+        environment = TrialEnvironment.with_engines(config, Path(folder), device_lister)
+        limits = dataclasses.replace(listing_limits, open_s=answer_s + environment.build_timeout_s)
         plan = make_plan(request, environment)
         target = variant_path(plan.model_dir, options.write, may_overwrite=options.overwrite) if options.write else None
         progress = Progress(sys.stderr)

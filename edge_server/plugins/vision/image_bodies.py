@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.tensor import Tensor
+from edge_server.errors import InvalidRequest
 from edge_server.frontends.http.body_reader import Body
+from edge_server.frontends.http.multipart_form import FORM_TYPE, form_parts
 from edge_server.frontends.v2.requested_outputs import RequestedOutput
 from edge_server.plugins.vision.image_plan import ImagePlan, required_image_plan
-from edge_server.plugins.vision.multipart_form import picture_file
 
 
 class ImageBodies:
@@ -40,3 +41,14 @@ class ImageBodies:
         plan = required_image_plan(spec, "an image as a body")
         self._plans[spec.name] = (spec, plan)
         return plan
+
+
+def picture_file(body: Body, content_type: str) -> memoryview:
+    """Return the body, or the file in a form with one part, as `curl -F image=@frame.jpg` sends it. Raises
+    InvalidRequest."""
+    if not content_type.startswith(FORM_TYPE):
+        return memoryview(body)
+    parts = form_parts(body, content_type)
+    if len(parts) != 1:
+        raise InvalidRequest(f"a body of type {FORM_TYPE} must have one part, an image file")
+    return parts[0][1]

@@ -49,8 +49,8 @@ def _prepare(
     Raises InvalidRequest and Unsupported.
     """
     # Imported on the worker thread: that takes longer than the event loop may be held.
+    from edge_server.plugins.vision.image_bodies import picture_file
     from edge_server.plugins.vision.image_plan import make_image_plan
-    from edge_server.plugins.vision.multipart_form import picture_file
     from edge_server.plugins.vision.perception import make_perception_decoder
 
     try:

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from edge_server.backends.isolation.json_child_process import JsonProcess, ReceiveTimeout
 from edge_server.errors import LoadError
 from edge_server.repository.choice.runtime_times import RuntimeTimes
 from edge_server.repository.model_config.pbtxt import ConfigMessage, write_json
@@ -72,6 +71,9 @@ class FirstOpenings:
 
 def _open_in_child(job: Mapping[str, object]) -> str:
     """Return how the process ended that opened a model, "" if it was not ended by that."""
+    # Here, because a server whose files are all known, or that has none, starts without it.
+    from edge_server.backends.isolation.json_child_process import JsonProcess, ReceiveTimeout
+
     try:
         child = JsonProcess(MODULE)
     except OSError as error:

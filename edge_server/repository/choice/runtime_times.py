@@ -29,7 +29,6 @@ from edge_server.repository.disk.replace_file import replace_file
 log = logging.getLogger(__name__)
 
 FILE_NAME = "runtime_times.json"
-MAX_FILE_BYTES = 1 << 20
 MAX_ENTRIES = 500
 
 MIN_RATIO = 1.2
@@ -219,15 +218,15 @@ class RuntimeTimes:
             if file_stamp(found) == self._read_at:
                 return
             self._read_at, self._entries, self._opened = file_stamp(found), (), ()
-            if found.st_size > MAX_FILE_BYTES:
-                raise ValueError(f"it is larger than {MAX_FILE_BYTES} bytes")
             content = json.loads(self._path.read_text(encoding="utf-8"))
             self._entries = tuple(_entry(item) for item in content["measurements"][:MAX_ENTRIES])
             self._opened = tuple(_opened(item) for item in content["opened"][:MAX_ENTRIES])
         except (FileNotFoundError, NotADirectoryError):
             self._entries, self._opened = (), ()
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            log.warning("'%s' is not used: %s; runtimes are chosen in the fixed order", self._path, error)
+            # A file of an earlier server, for one.
+            reason = f"it has no {error}" if isinstance(error, KeyError) else error
+            log.warning("'%s' is not used: %s; runtimes are chosen in the fixed order", self._path, reason)
 
 
 def runtime_version(backend: str) -> str:

@@ -16,37 +16,22 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
 
 from edge_server.file_stamp import file_stamp
 from edge_server.repository.disk.file_fingerprint import is_ignored
 from edge_server.repository.disk.replace_file import replace_file
+from edge_server.repository.disk.scan import ModelDirectory
 from edge_server.repository.trust.checksum_file import FILE_NAME, SIGNATURE_NAME
 
 log = logging.getLogger(__name__)
 
 CACHE_NAME = "digests.json"
-MAX_CACHE_BYTES = 16 << 20
 MAX_CACHED_FILES = 10_000
 
 _CHUNK_BYTES = 1 << 20
 _UNKNOWN = ("", 0, "")
 _LOWEST_PRIORITY = 19
 """Nice value: serving goes first."""
-
-
-class FoundModel(Protocol):
-    """A model's folder as a scan found it."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def path(self) -> Path: ...
-
-    def fingerprint_of(self, version: int) -> str: ...
-
-    def changed_ns_of(self, version: int) -> int: ...
 
 
 class ContentDigests:
@@ -56,7 +41,7 @@ class ContentDigests:
     by size, change time and inode; None: in memory only.
     """
 
-    def __init__(self, find: Callable[[str], FoundModel | None], state_dir: Path | None = None) -> None:
+    def __init__(self, find: Callable[[str], ModelDirectory | None], state_dir: Path | None = None) -> None:
         self._find = find
         self._cache_path = None if state_dir is None else state_dir / CACHE_NAME
         self._files: dict[str, str] | None = None
@@ -88,7 +73,7 @@ class ContentDigests:
         is_of_files = bool(found) and fingerprint.startswith(found) and fingerprint[len(found) :][:1] not in (".", "~")
         return digest if is_of_files else ""
 
-    def has_changed(self, model: FoundModel, version: int, since_ns: int) -> bool:
+    def has_changed(self, model: ModelDirectory, version: int, since_ns: int) -> bool:
         """Return whether the files of a version differ from those that it was loaded from, which had the change time
         `since_ns`. Reads files with a new change time on the calling thread. True if the former content is not known:
         nothing was loaded from it, or its digest is not computed yet."""
@@ -199,7 +184,7 @@ def _files_of(folder: Path, version: int) -> Iterator[Path]:
 
 def _read_cache(path: Path | None) -> dict[str, str]:
     try:
-        if path is None or path.stat().st_size > MAX_CACHE_BYTES:
+        if path is None:
             return {}
         content = json.loads(path.read_text())["files"]
         return {str(stamp): str(digest) for stamp, digest in content.items()}

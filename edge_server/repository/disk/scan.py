@@ -355,7 +355,9 @@ class Scanner:
             return replace(model, problem=stated.message)
         model = self._with_content_marks(model)
         policy = stated.policy
-        _warn_of_absent(model, policy, warnings)
+        present = {version.number for version in model.versions}
+        if absent := [version for version in policy.specific if version not in present]:
+            warnings.append(f"model '{model.name}': version_policy names versions {absent} that are not there")
         model = replace(model, policy=policy, members=stated.members, builds_engine=stated.builds_engine)
         return _with_policy(model, policy)
 
@@ -501,10 +503,3 @@ def _printable(name: str) -> str:
 def _duplicate(first: ModelDirectory, second: Path) -> ModelDirectory:
     problem = f"model '{first.name}' is in more than one repository: '{first.path}' and '{second}'"
     return ModelDirectory(first.name, first.path, problem=problem)
-
-
-def _warn_of_absent(model: ModelDirectory, policy: VersionPolicy, warnings: list[str]) -> None:
-    present = {version.number for version in model.versions}
-    absent = [version for version in policy.specific if version not in present]
-    if absent:
-        warnings.append(f"model '{model.name}': version_policy names versions {absent} that are not there")

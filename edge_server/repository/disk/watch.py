@@ -136,7 +136,9 @@ class Watcher:
     def scan(self, *, is_full: bool = True) -> dict[str, DesiredModel]:
         """Scan once and return the desired state. `is_full` False: scan only the models that may have changed."""
         is_full, self._has_failed = is_full or self._has_failed, True
-        self._follow_roots()
+        if self._settled is NOTHING:
+            # The roots are watched before the first scan, so that no change between the two is missed.
+            self._observation.watch(self._folders(RepositorySnapshot(), {}))
         # Taken before the scan: a change during the scan belongs to the next one.
         renamed_folders = self._observation.take_renamed_folders()
         changed_paths = self._observation.take_changed_paths()
@@ -280,11 +282,6 @@ class Watcher:
         return False
 
     # -- folders to watch ----------------------------------------------------------------------------------------------
-
-    def _follow_roots(self) -> None:
-        """Watch the roots before the first scan, so that no change between the two is missed."""
-        if self._settled is NOTHING:
-            self._observation.watch(self._folders(RepositorySnapshot(), {}))
 
     def _folders(self, snapshot: RepositorySnapshot, real_paths: Mapping[str, str]) -> dict[WatchedFolder, bool]:
         """Return the folders to watch, each with whether it must be polled.

@@ -24,7 +24,7 @@ from edge_server.repository.choice.runtime_times import RuntimeTimes
 from edge_server.repository.disk.safe_paths import check_relative, find_inside
 from edge_server.repository.load_error_explanation import explain_by_content
 from edge_server.repository.model_config.pbtxt import ConfigMessage
-from edge_server.repository.model_config.validate_batching import (
+from edge_server.repository.model_config.validate_sequences_and_ragged_batches import (
     batch_input_targets,
     check_sequences_against_file,
     flat_inputs,
@@ -80,21 +80,7 @@ def inspect_model(
     choices = candidates(config, model, version_dir, onnx_order)
     choice, is_usual = "", True
     if len(choices) > 1 and not config.backend and not config.platform:
-        file_name, names = choices[0].file_name, [item.backend for item in choices]
-        format = format_of(file_name)
-        is_timed = format is not None and format.is_timed
-        choice = "fixed order" if is_timed else ""
-        # Not the order of a plugin, whose backends come first.
-        is_timed = is_timed and format is not None and set(names) == set(format.backends)
-        timing = timed_choice(file_name, version_dir, config)
-        if is_timed and timing.problem:
-            choice, is_timed = f"fixed order for {timing.problem}", False
-        if runtime_times is not None and is_timed:
-            file = ModelFile(version_dir / file_name, model_dir, version)
-            measured = runtime_times.choose(file, names, timing.at_once)
-            if measured is not None:
-                choice, is_usual = measured.reason, measured.order[0] == choices[0].backend
-                choices = tuple(sorted(choices, key=lambda item: measured.order.index(item.backend)))
+        choices, choice, is_usual = _order_by_times(choices, config, model_dir, version, runtime_times)
     for candidate in choices:
         try:
             if candidate.backend in passed_over:
@@ -121,6 +107,38 @@ def inspect_model(
             return inspected._replace(unlogged_notes=(note,))
         return inspected._replace(notes=(note, *inspected.notes))
     raise _all_failed(model, failures)
+
+
+def _order_by_times(
+    choices: tuple[BackendCandidate, ...],
+    config: ConfigMessage,
+    model_dir: Path,
+    version: int,
+    runtime_times: RuntimeTimes | None,
+) -> tuple[tuple[BackendCandidate, ...], str, bool]:
+    """Return the candidates in the order in which to try them, its reason, "" for a file that is not timed, and whether
+    the first is that of the fixed order."""
+    version_dir, file_name = model_dir / str(version), choices[0].file_name
+    format = format_of(file_name)
+    if format is None or not format.is_timed:
+        return choices, "", True
+    names = [item.backend for item in choices]
+    # Not the order of a plugin, whose backends come first.
+    is_timed = set(names) == set(format.backends)
+    timing = timed_choice(file_name, version_dir, config)
+    if is_timed and timing.problem:
+        return choices, f"fixed order for {timing.problem}", True
+    measured = None
+    if runtime_times is not None and is_timed:
+        measured = runtime_times.choose(ModelFile(version_dir / file_name, model_dir, version), names, timing.at_once)
+    if measured is None:
+        return choices, "fixed order", True
+    order = measured.order
+    return (
+        tuple(sorted(choices, key=lambda item: order.index(item.backend))),
+        measured.reason,
+        order[0] == choices[0].backend,
+    )
 
 
 def _inspect_with(
@@ -158,8 +176,12 @@ def _inspect_with(
     except PermissionError as error:
         reason = LoadError(f"model '{model}' version {version}: {error}")
         raise explain_by_content(reason, file) or reason from error
-    notes = (*((_memory_note(memory),) if memory else ()), *(signature.notes if signature is not None else ()))
-    return InspectedFile(backend, file._replace(memory_bytes=sum(memory.values())), signature, notes)
+    notes = signature.notes if signature is not None else ()
+    memory_bytes = sum(memory.values())
+    if memory:
+        each = ", ".join(f"{name} {size / 2**20:.0f}" for name, size in memory.items())
+        notes = (f"needs about {memory_bytes / 2**20:.0f} MiB of memory: {each}", *notes)
+    return InspectedFile(backend, file._replace(memory_bytes=memory_bytes), signature, notes)
 
 
 def _check_usable(config: ConfigMessage, model: str, signature: ModelSignature) -> None:
@@ -171,11 +193,6 @@ def _check_usable(config: ConfigMessage, model: str, signature: ModelSignature) 
                 f"model '{model}': output '{name}' of the model file is a {reason}; to serve the model without it, "
                 "list the other outputs in its config.pbtxt"
             )
-
-
-def _memory_note(parts: Mapping[str, int]) -> str:
-    each = ", ".join(f"{name} {size / 2**20:.0f}" for name, size in parts.items())
-    return f"needs about {sum(parts.values()) / 2**20:.0f} MiB of memory: {each}"
 
 
 def _find_file(file_name: str, model: str, model_dir: Path, version: int) -> ModelFile:

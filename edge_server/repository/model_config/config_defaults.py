@@ -47,7 +47,9 @@ def normalise(config: ConfigMessage, model: str, devices: Devices) -> None:
         config.platform = PLATFORM
         return
     _fill_batching(config)
-    _fill_pinned_memory(config)
+    for field in ("input_pinned_memory", "output_pinned_memory"):
+        if not config.optimization.HasField(field):
+            getattr(config.optimization, field).enable = True
     _fill_instance_groups(config, model, devices)
 
 
@@ -63,31 +65,21 @@ def _fill_batching(config: ConfigMessage) -> None:
             sequences.oldest.preferred_batch_size.append(config.max_batch_size)
 
 
-def _fill_pinned_memory(config: ConfigMessage) -> None:
-    for field in ("input_pinned_memory", "output_pinned_memory"):
-        if not config.optimization.HasField(field):
-            getattr(config.optimization, field).enable = True
-
-
 def _fill_instance_groups(config: ConfigMessage, model: str, devices: Devices) -> None:
     if not config.instance_group:
         config.instance_group.add(name=model)
     for index, group in enumerate(config.instance_group):
         if not group.name:
             group.name = f"{model}_{index}"
-        _fill_kind(group, devices)
+        if group.kind == KIND_AUTO:
+            wants_gpu = bool(group.gpus) or (bool(devices.healthy_gpus) and devices.runs_on_gpu)
+            group.kind = KIND_GPU if wants_gpu else KIND_CPU
         if group.count < 1:
             group.count = devices.cpu_instances if group.kind == KIND_CPU else 1
         _fill_gpus(group, model, devices)
     names = [group.name for group in config.instance_group]
     if len(set(names)) != len(names):
         raise BadModelConfig(f"model '{model}': instance_group: expected a name of its own for each, given {names}")
-
-
-def _fill_kind(group: ConfigMessage, devices: Devices) -> None:
-    if group.kind == KIND_AUTO:
-        wants_gpu = bool(group.gpus) or (bool(devices.healthy_gpus) and devices.runs_on_gpu)
-        group.kind = KIND_GPU if wants_gpu else KIND_CPU
 
 
 def _fill_gpus(group: ConfigMessage, model: str, devices: Devices) -> None:

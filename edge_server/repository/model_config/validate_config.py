@@ -14,7 +14,7 @@ from edge_server.core.shape_tensors import SHAPE_DTYPES
 from edge_server.core.tensor import DType
 from edge_server.repository.disk.safe_paths import check_relative
 from edge_server.repository.model_config.pbtxt import ConfigMessage, dtype_name
-from edge_server.repository.model_config.validate_batching import (
+from edge_server.repository.model_config.validate_sequences_and_ragged_batches import (
     bad_field,
     check_ragged,
     check_sequences,

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 SIGNATURE_BYTES = 64
 _KEY_BYTES = 32
-_MAX_KEY_FILE_BYTES = 65_536
 
 
 class PublicKey:
@@ -118,11 +117,9 @@ def new_key(path: Path) -> Path:
 
 def _read(path: Path, kind: str) -> bytes:
     try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_KEY_FILE_BYTES + 1)
+        return path.read_bytes()
     except OSError as error:
         raise ServingFault(f"the {kind} key '{path}' cannot be read: {error.strerror}") from error
-    return content
 
 
 def _from_base64(content: bytes, size: int) -> bytes | None:

@@ -1,5 +1,5 @@
 """Class `EnsembleVersion`, the loaded version of an ensemble: takes requests, and runs their steps on the versions of
-other models. It has no instances; its steps run on the versions of other models."""
+other models, as it has no instances of its own."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from stubs import new_folder, result_of
 
-from edge_server.plugins.fleet.pull.archive import MAX_FILES, PullFailed, UnpackLimits, unpack
+from edge_server.plugins.remote.pull.archive import MAX_FILES, PullFailed, UnpackLimits, unpack
 
 _ROOT = new_folder("archive")
 _SUFFIXES = (".tar", ".tar.gz", ".zip")

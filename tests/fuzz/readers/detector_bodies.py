@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from input_reader import InputReader
 from stubs import result_of
 
+from edge_server.frontends.http.multipart_form import MAX_PARTS, form_parts
 from edge_server.plugins.cameras.endpoints.deepstack_endpoints import _least_score
-from edge_server.plugins.vision.multipart_form import MAX_PARTS, form_parts, picture_file
+from edge_server.plugins.vision.image_bodies import picture_file
 
 
 def _form(boundary: bytes, *parts: tuple[bytes, bytes]) -> bytes:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from edge_server.errors import InvalidRequest
-from edge_server.plugins.fleet.pull.model_installation import locked
 from edge_server.plugins.remote.artifact_sync import ArtifactSync
 from edge_server.plugins.remote.object_store import RemoteUnavailable
-from tests.plugins.fleet.pull.registry import Registry, digest_of, run_registry
+from edge_server.plugins.remote.pull.model_installation import locked
+from tests.plugins.remote.pull.registry import Registry, digest_of, run_registry
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from edge_server.plugins.remote.local_copy import LocalCopy, LocalDiskFault, exc
 from edge_server.plugins.remote.object_store import ObjectStore, RemoteUnavailable
 from edge_server.plugins.remote.repositories import RemoteRepositories
 from edge_server.plugins.remote.sync import RemoteSync
+from edge_server.repository.disk import free_space
 from edge_server.repository.disk.scan import Scanner
 
 pytestmark = pytest.mark.full
@@ -241,7 +242,7 @@ def test_a_full_disk_keeps_the_copy_and_deletes_the_partial_download(
     mirror.sync()
     bucket.put("m/2/model.onnx", os.urandom(MIB))
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(cache_module.shutil, "disk_usage", lambda _: usage(1, 1, cache_module.RESERVE_BYTES + 1000))
+    monkeypatch.setattr(free_space.shutil, "disk_usage", lambda _: usage(1, 1, free_space.RESERVE_BYTES + 1000))
     with pytest.raises(LocalDiskFault, match="1048576 bytes"):
         mirror.sync()
     assert tree(mirror.root) == files

@@ -10,7 +10,7 @@ import pytest
 
 from edge_server.config import HttpConfig
 from edge_server.errors import InvalidRequest
-from edge_server.plugins.vision.multipart_form import form_parts
+from edge_server.frontends.http.multipart_form import form_parts
 from edge_server.plugins.vision.plugin import Vision
 from tests.frontends.conftest import Site, StubService
 

@@ -41,7 +41,7 @@ def test_a_file_is_opened_in_a_process_once_and_again_when_its_content_changes(
 ) -> None:
     open_first()
     with monkeypatch.context() as patched:
-        patched.setattr(first_opening, "JsonProcess", lambda module: pytest.fail("a process was started"))
+        patched.setattr(first_opening, "_open_in_child", lambda job: pytest.fail("a process was started"))
         open_first()
         # A copy with another time, as of a release that is unpacked again.
         content = file.read_bytes()

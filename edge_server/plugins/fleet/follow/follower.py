@@ -14,9 +14,9 @@ from edge_server.errors import EdgeServerError, InvalidRequest, ServingFault
 from edge_server.plugins.fleet.follow.installed_models import FailedRelease, Installed, InstalledModels
 from edge_server.plugins.fleet.follow.site_files import DownloadPaused, SiteUnavailable
 from edge_server.plugins.fleet.follow.trial import Rejected, Trial
-from edge_server.plugins.fleet.pull.archive import DiskFull, check_space
 from edge_server.plugins.fleet.release import Box, Release, choose
 from edge_server.plugins.fleet.reports.box_report import FollowedModel
+from edge_server.repository.disk.free_space import DiskFull, check_space
 
 if TYPE_CHECKING:
     from edge_server.plugins.fleet.follow.signed_repository import SignedRepository

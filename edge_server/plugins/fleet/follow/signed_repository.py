@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from edge_server.errors import EdgeServerError, InvalidRequest, ServingFault, Untrusted, install_hint
-from edge_server.plugins.fleet.follow.site_files import SiteFiles, SiteUnavailable
-from edge_server.plugins.fleet.pull.archive import PullFailed
+from edge_server.plugins.fleet.follow.site_files import SiteFiles, SiteUnavailable, WrongBytes
 from edge_server.plugins.fleet.release import (
     MAX_LIST_BYTES,
     MAX_PUBLISHERS,
@@ -188,7 +187,7 @@ class SignedRepository:
     def fetch(self, release: Release, digests: Iterable[str], parts: Path) -> None:
         """Download files of a release into the folder `parts`, as SHA-256; those that are there are not downloaded.
 
-        Raises SiteUnavailable if the site breaks off, which the next call resumes; PullFailed for other bytes than
+        Raises SiteUnavailable if the site breaks off, which the next call resumes; WrongBytes for other bytes than
         those that were signed; DiskFull; OSError.
         """
         for digest in sorted(digests):
@@ -226,7 +225,7 @@ class SignedRepository:
                 target.verify_length_and_hashes(file)
         except LengthOrHashMismatchError:
             part.unlink()
-            raise PullFailed(
+            raise WrongBytes(
                 f"'{target.path}' has other bytes than those that were signed; they were deleted"
             ) from None
         part.rename(whole)

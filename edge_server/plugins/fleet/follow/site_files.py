@@ -15,8 +15,8 @@ from pathlib import Path
 from edge_server.bounded_http import BoundedResponse, HttpClient
 from edge_server.cli import http_client
 from edge_server.config.setting import shown_url
-from edge_server.errors import InvalidRequest, ServingFault
-from edge_server.plugins.fleet.pull.archive import PullFailed, check_space
+from edge_server.errors import EdgeServerError, InvalidRequest, ServingFault
+from edge_server.repository.disk.free_space import check_space
 
 CHUNK_BYTES = 1 << 16
 _MAX_URL_CHARS = 2000
@@ -28,6 +28,10 @@ class SiteUnavailable(ServingFault):
 
 class DownloadPaused(SiteUnavailable):
     """The time for downloads is over. The next download of the file goes on."""
+
+
+class WrongBytes(EdgeServerError):
+    """A file has other bytes than those that were signed."""
 
 
 class SiteFiles:
@@ -120,7 +124,7 @@ class SiteFiles:
         """Complete the file `part` of `size` bytes, which may hold the beginning from an earlier attempt.
 
         Raises SiteUnavailable if the transfer broke; then `part` keeps what came. Raises FileNotFoundError, DiskFull,
-        PullFailed if the file has another size, and OSError.
+        WrongBytes if the file has another size, and OSError.
         """
         kept = part.stat().st_size if part.exists() else 0
         if kept > size:
@@ -136,7 +140,7 @@ class SiteFiles:
             for chunk in chunks:
                 if output.tell() + len(chunk) > size:
                     part.unlink()
-                    raise PullFailed(f"'{self.url}{name}' has more than the {size} bytes that were signed")
+                    raise WrongBytes(f"'{self.url}{name}' has more than the {size} bytes that were signed")
                 # Others write to the disk too.
                 check_space(part.parent, len(chunk), f"'{self.url}{name}'")
                 output.write(chunk)

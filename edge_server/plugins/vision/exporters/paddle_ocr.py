@@ -1,5 +1,5 @@
-"""Parser of inference.yml, which PaddleOCR writes beside a model, and of the names that RapidOCR and RapidLayout pack
-into one.
+"""Parser of inference.yml, which PaddleOCR writes beside a model, and of the characters or class names that RapidOCR
+and RapidLayout write into the model's metadata.
 
 Only the sections PreProcess and PostProcess are read: others have anchors. A text detector (DBPostProcess) states how a
 picture becomes its input, a recogniser of text (CTCLabelDecode) lists its characters. PaddleOCR adds a space to them.

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from edge_server.plugins.fleet.follow.trial import Trial
-from edge_server.plugins.fleet.pull import archive
+from edge_server.repository.disk import free_space
 from tests.e2e.conftest import running
 from tests.plugins.fleet.conftest import PAGE_BYTES, BoxUnderTest, filled
 
@@ -31,7 +31,7 @@ def test_a_disk_that_is_full_at_any_write_leaves_a_complete_model_and_room_and_i
 ) -> None:
     monkeypatch.setattr(Trial, "run", lambda *arguments: "")
     # Another program takes the last bytes after each check.
-    monkeypatch.setattr(archive, "RESERVE_BYTES", -(1 << 40))
+    monkeypatch.setattr(free_space, "RESERVE_BYTES", -(1 << 40))
     add_model(publication.models / "m", 0.5)
     publication.publish()
     box = BoxUnderTest(disk / "box", publication)
@@ -92,7 +92,7 @@ def test_a_part_of_a_release_counts_when_the_disk_is_measured(
     box = BoxUnderTest(disk / "box", publication)
     assert "bytes came" in box.follow().report.problem
     publication.cut_after = None
-    assert os.statvfs(disk).f_bavail * PAGE_BYTES < archive.RESERVE_BYTES + (10 << 20)
+    assert os.statvfs(disk).f_bavail * PAGE_BYTES < free_space.RESERVE_BYTES + (10 << 20)
     assert box.follow().report.models["m"].installed == "m/1.json"
 
 

@@ -1,5 +1,4 @@
-"""Access to numpy arrays for runtimes that need aligned, contiguous or writable memory, without a copy where
-possible."""
+"""Aligned, contiguous and, where a runtime needs it, writable numpy arrays, without a copy where possible."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from edge_server.errors import BadModelConfig, EdgeServerError
+from edge_server.repository.disk.free_space import check_space
 from edge_server.repository.disk.safe_paths import check_relative
 
 ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")
@@ -25,8 +26,6 @@ DEFAULT_MAX_BYTES = 4 << 30
 """Most bytes that the archives of a model unpack to, unless the user says otherwise."""
 MAX_FILES = 10_000
 """Most files and folders of an archive."""
-RESERVE_BYTES = 32 << 20
-"""Disk space that a download leaves free."""
 
 WHITEOUT = ".wh."
 """Begins the name of an empty file in an image's layer that removes the file NAME of the layers below."""
@@ -56,20 +55,6 @@ _DAMAGED = (
 
 class PullFailed(EdgeServerError):
     """The pull failed, and its download is of no further use."""
-
-
-class DiskFull(PullFailed):
-    """The disk is too small for the download."""
-
-
-def check_space(folder: Path, size: int, what: str) -> None:
-    """Raise DiskFull if `size` bytes do not fit on the disk of `folder`. `what` begins the message."""
-    free = shutil.disk_usage(folder).free
-    if size + RESERVE_BYTES > free:
-        raise DiskFull(
-            f"{what} does not fit on the disk: it needs {size} bytes and {RESERVE_BYTES} are kept free; {free} are "
-            f"free in '{folder.parent}'"
-        )
 
 
 class _CheckedHeader(tarfile.TarInfo):

@@ -20,8 +20,8 @@ from edge_server.cli.options import CommandParser, int_range
 from edge_server.config.setting import shown_url
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import InvalidRequest
-from edge_server.plugins.fleet.pull import oci_model
-from edge_server.plugins.fleet.pull.archive import (
+from edge_server.plugins.remote.pull import oci_model
+from edge_server.plugins.remote.pull.archive import (
     ARCHIVES,
     DEFAULT_MAX_BYTES,
     PullFailed,
@@ -29,7 +29,7 @@ from edge_server.plugins.fleet.pull.archive import (
     check_names,
     unpack,
 )
-from edge_server.plugins.fleet.pull.model_installation import (
+from edge_server.plugins.remote.pull.model_installation import (
     Fill,
     check_name,
     find_model_folder,
@@ -37,10 +37,11 @@ from edge_server.plugins.fleet.pull.model_installation import (
     locked,
     remove_other_files,
 )
-from edge_server.plugins.fleet.pull.oci_model import MODEL_FILES
-from edge_server.plugins.fleet.pull.oci_registry import OciReference, OciRegistry, parse_reference
-from edge_server.plugins.fleet.pull.resumable_download import DownloadClient
+from edge_server.plugins.remote.pull.oci_model import MODEL_FILES
+from edge_server.plugins.remote.pull.oci_registry import OciReference, OciRegistry, parse_reference
+from edge_server.plugins.remote.pull.resumable_download import DownloadClient
 from edge_server.repository.choice.backend_choice import describe_code
+from edge_server.repository.disk.free_space import DiskFull
 
 _MAX_INDEX_BYTES = 1 << 20
 
@@ -76,7 +77,7 @@ def run(arguments: Sequence[str]) -> int:
         print(f"{folder}: version {', '.join(map(str, versions))}")
         if code := describe_code(file.relative_to(folder) for file in folder.rglob("*") if file.is_file()):
             print(f"edge-server pull: {code}", file=sys.stderr)
-    except PullFailed as error:
+    except (PullFailed, DiskFull) as error:
         print(f"edge-server pull: {clean(str(error))}", file=sys.stderr)
         return ExitCode.FAILED
     return ExitCode.OK

@@ -21,17 +21,6 @@ _MAX_HEADERS_BYTES = 8 * 1024
 """Of a part. The rest is not read."""
 
 
-def picture_file(body: Body, content_type: str) -> memoryview:
-    """Return the body, or the file in a form with one part, as `curl -F image=@frame.jpg` sends it. Raises
-    InvalidRequest."""
-    if not content_type.startswith(FORM_TYPE):
-        return memoryview(body)
-    parts = form_parts(body, content_type)
-    if len(parts) != 1:
-        raise InvalidRequest(f"a body of type {FORM_TYPE} must have one part, an image file")
-    return parts[0][1]
-
-
 def form_parts(body: Body, content_type: str) -> list[tuple[str, memoryview]]:
     """Return the parts of a form: the name of each, and its content as a view.
 

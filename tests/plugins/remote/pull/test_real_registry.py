@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from tests.plugins.fleet.pull.registry import MANIFEST, basic
+from tests.plugins.remote.pull.registry import MANIFEST, basic
 
 pytestmark = pytest.mark.full
 
 REGISTRY, ORAS = os.environ.get("EDGE_TEST_REGISTRY"), os.environ.get("EDGE_TEST_ORAS")
 if not REGISTRY or not ORAS:
-    pytest.skip("tests/plugins/fleet/pull/fetch_registry.sh brings a registry and oras", allow_module_level=True)
+    pytest.skip("tests/plugins/remote/pull/fetch_registry.sh brings a registry and oras", allow_module_level=True)
 
 Edge = Callable[..., subprocess.CompletedProcess[str]]
 CONFIG = b"""

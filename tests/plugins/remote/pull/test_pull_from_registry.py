@@ -22,8 +22,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from edge_server.plugins.fleet.pull.archive import RESERVE_BYTES
-from tests.plugins.fleet.pull.registry import INDEX, MANIFEST, TITLE, Registry, basic, digest_of, run_registry
+from edge_server.repository.disk.free_space import RESERVE_BYTES
+from tests.plugins.remote.pull.registry import INDEX, MANIFEST, TITLE, Registry, basic, digest_of, run_registry
 
 Edge = Callable[..., subprocess.CompletedProcess[str]]
 CONFIG = b"""
@@ -565,7 +565,7 @@ def test_what_a_hostile_registry_sends_is_refused_and_leaves_nothing(
     name: str, message: str, registry: Registry, pull: Edge, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # In place of 10,000, which take seconds.
-    monkeypatch.setattr("edge_server.plugins.fleet.pull.archive.MAX_FILES", 1000)
+    monkeypatch.setattr("edge_server.plugins.remote.pull.archive.MAX_FILES", 1000)
     done = pull(by_digest(registry, hostile(registry, name)), "--max-bytes=1000000")
     assert (done.returncode, os.listdir(models)) == (1, [])
     assert message in done.stderr

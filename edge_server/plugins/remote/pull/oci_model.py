@@ -16,18 +16,18 @@ from collections import Counter
 from pathlib import Path, PurePosixPath
 
 from edge_server.errors import BadModelConfig
-from edge_server.plugins.fleet.pull.archive import (
+from edge_server.plugins.remote.pull.archive import (
     ARCHIVES,
     OPAQUE_WHITEOUT,
     WHITEOUT,
     PullFailed,
     UnpackLimits,
     check_names,
-    check_space,
     unpack,
 )
-from edge_server.plugins.fleet.pull.model_installation import find_model_folder, remove_other_files
-from edge_server.plugins.fleet.pull.oci_registry import OciBlob, OciManifest, OciReference, OciRegistry
+from edge_server.plugins.remote.pull.model_installation import find_model_folder, remove_other_files
+from edge_server.plugins.remote.pull.oci_registry import OciBlob, OciManifest, OciReference, OciRegistry
+from edge_server.repository.disk.free_space import check_space
 from edge_server.repository.disk.safe_paths import check_relative
 from edge_server.repository.disk.scan import parse_version
 

@@ -2,7 +2,7 @@
 # Fetch docker-registry and skopeo from Debian's packages, and oras from PyPI in an environment of its own, into a
 # folder, on Debian or Ubuntu, without root:
 #
-#     eval "$(tests/plugins/fleet/pull/fetch_registry.sh DEST)" && python -m pytest -m full tests/plugins/fleet/pull
+#     eval "$(tests/plugins/remote/pull/fetch_registry.sh DEST)" && python -m pytest -m full tests/plugins/remote/pull
 #
 # A second call with the same DEST fetches nothing. Prints two export lines for the shell.
 set -eu

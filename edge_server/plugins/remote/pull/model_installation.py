@@ -18,9 +18,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from edge_server.errors import AlreadyExists, InvalidRequest
-from edge_server.plugins.fleet.pull.archive import PullFailed
-from edge_server.plugins.fleet.pull.resumable_download import Interrupted
+from edge_server.plugins.remote.pull.archive import PullFailed
+from edge_server.plugins.remote.pull.resumable_download import Interrupted
 from edge_server.repository.disk.file_fingerprint import is_ignored
+from edge_server.repository.disk.free_space import DiskFull
 from edge_server.repository.disk.replace_file import sync_folder
 from edge_server.repository.disk.scan import Scanner, is_model_name, parse_version
 
@@ -63,7 +64,8 @@ def locked(repository: Path) -> Iterator[None]:
 def install(repository: Path, name: str, source: str, fill: Fill, *, replaces: bool) -> Sequence[int]:
     """Install the model that `fill` makes from `source`, and return its versions. The caller has locked the repository.
 
-    What killed pulls left is removed before. Raises PullFailed, and AlreadyExists unless it `replaces` the model.
+    What killed pulls left is removed before. Raises PullFailed, DiskFull, and AlreadyExists unless it `replaces` the
+    model.
     """
     target, work = repository / name, repository / f"{_PREFIX}{name}"
     resumable, downloads, unpacked, model = work / "resumable", work / "downloads", work / "unpacked", work / "model"
@@ -97,7 +99,7 @@ def install(repository: Path, name: str, source: str, fill: Fill, *, replaces: b
         if not resumable.exists():
             _discard(work)
         raise
-    except PullFailed:
+    except (PullFailed, DiskFull):
         _discard(work)
         raise
     except OSError as error:

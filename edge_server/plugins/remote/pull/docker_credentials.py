@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 
 from edge_server.config import process_environment
-from edge_server.plugins.fleet.pull.archive import PullFailed
+from edge_server.plugins.remote.pull.archive import PullFailed
 
 _MAX_BYTES = 1 << 20
 _HELPER_TIMEOUT_S = 30

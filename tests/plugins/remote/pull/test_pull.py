@@ -33,7 +33,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from edge_server.plugins.fleet.pull.archive import MAX_FILES
+from edge_server.plugins.remote.pull.archive import MAX_FILES
 
 Edge = Callable[..., subprocess.CompletedProcess[str]]
 CONFIG = b"""
@@ -378,7 +378,7 @@ def test_an_unsafe_or_unreadable_model_is_refused_and_leaves_nothing(
 def test_an_archive_with_too_many_files_is_refused(
     site: Site, pull: Edge, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edge_server.plugins.fleet.pull.archive.MAX_FILES", 2)
+    monkeypatch.setattr("edge_server.plugins.remote.pull.archive.MAX_FILES", 2)
     for files in ({"1/a": b"", "1/b": b"", "1/c": b""}, {"1/a/b": b""}):
         done = pull(*site.add("m.tar", tar(files, "w")))
         assert (done.returncode, os.listdir(models)) == (1, [])
@@ -390,7 +390,7 @@ def test_an_archive_has_at_most_10000_entries_including_repeated_ones(
 ) -> None:
     assert MAX_FILES == 10_000
     # So many take seconds.
-    monkeypatch.setattr("edge_server.plugins.fleet.pull.archive.MAX_FILES", 100)
+    monkeypatch.setattr("edge_server.plugins.remote.pull.archive.MAX_FILES", 100)
     folder = special(name="1", type=tarfile.DIRTYPE)[:512]
     assert pull(*site.add("m.tar", folder * 100 + bytes(1024))).returncode == 0
     done = pull(*site.add("n.tar", folder * 101 + bytes(1024)))
@@ -513,7 +513,7 @@ def test_a_model_is_restored_if_its_replacement_was_killed(site: Site, pull: Edg
 KILLED_PULLS = """
 import contextlib, io, json, os, shutil, signal, sys
 from pathlib import Path
-from edge_server.plugins.fleet.pull.command import run
+from edge_server.plugins.remote.pull.command import run
 
 CHANGES = {"open", "os.mkdir", "os.remove", "os.rename", "os.rmdir"}
 folder, first, after, old = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4]
@@ -688,7 +688,7 @@ def test_a_missing_file_and_an_unreachable_host_are_reported(site: Site, pull: E
 def test_a_second_pull_into_the_same_repository_is_refused_and_changes_nothing(
     site: Site, pull: Edge, models: Path
 ) -> None:
-    from edge_server.plugins.fleet.pull.model_installation import locked
+    from edge_server.plugins.remote.pull.model_installation import locked
 
     staging = models / ".pull-other" / "unpacked"
     staging.mkdir(parents=True)

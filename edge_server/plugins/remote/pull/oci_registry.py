@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 
 from edge_server.bounded_http import BoundedResponse
 from edge_server.errors import InvalidRequest
-from edge_server.plugins.fleet.pull.archive import PullFailed
-from edge_server.plugins.fleet.pull.docker_credentials import read_credentials
-from edge_server.plugins.fleet.pull.resumable_download import DownloadClient, UnexpectedStatus
+from edge_server.plugins.remote.pull.archive import PullFailed
+from edge_server.plugins.remote.pull.docker_credentials import read_credentials
+from edge_server.plugins.remote.pull.resumable_download import DownloadClient, UnexpectedStatus
 
 MAX_LAYERS = 1000
 

@@ -18,7 +18,8 @@ from edge_server.bounded_http import BoundedResponse, HttpClient, same_site
 from edge_server.cli import http_client
 from edge_server.cli.console import Progress, clean
 from edge_server.config.setting import shown_url
-from edge_server.plugins.fleet.pull.archive import PullFailed, check_space
+from edge_server.plugins.remote.pull.archive import PullFailed
+from edge_server.repository.disk.free_space import check_space
 
 _CHUNK_BYTES = 1 << 20
 
