@@ -127,6 +127,8 @@ def server(
     """Start the installed server on free ports; or the one in the source tree `tree`, to measure a change beside it; or
     another program that takes its arguments."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("EDGE_SERVER_")}
+    # Not the times and marks that other servers of this machine left.
+    environment["CACHE_DIRECTORY"] = "/dev/null/edge_server"
     environment.update(variables or {})
     if tree is not None:
         environment["PYTHONPATH"] = str(tree)

@@ -28,7 +28,7 @@ class TritonPythonModel:
 """
 
 
-def test_a_model_whose_load_ended_the_server_is_not_loaded_again_until_its_files_change(
+def test_a_model_whose_load_ended_two_servers_is_not_loaded_again_until_its_files_change(
     serve: Callable[..., Any], eventually: Callable[..., bool], tmp_path: Path
 ) -> None:
     models = tmp_path / "models"
@@ -38,25 +38,26 @@ def test_a_model_whose_load_ended_the_server_is_not_loaded_again_until_its_files
     (tmp_path / "seconds").write_text("1000")
     (models / "bad/config.pbtxt").write_text('backend: "python"')
     flags = ("--model-control-mode=explicit", f"--state-dir={tmp_path}")
-    with serve(models, *flags) as server:
+    journal = tmp_path / "openings.json"
+    for count in range(1, 3):
+        with serve(models, *flags) as server:
 
-        def load() -> None:
-            with suppress(OSError):
-                server.request("POST", "/v2/repository/models/bad/load")
+            def load(server: Any = server) -> None:
+                with suppress(OSError):
+                    server.request("POST", "/v2/repository/models/bad/load")
 
-        asking = threading.Thread(target=load)
-        asking.start()
-        journal = tmp_path / "openings.json"
-        assert eventually(lambda: journal.exists() and '"bad"' in journal.read_text())
-        # As a runtime that crashes does.
-        os.kill(server.process.pid, signal.SIGSEGV)
-        server.process.wait(60)
-        asking.join(60)
+            asking = threading.Thread(target=load)
+            asking.start()
+            assert eventually(lambda count=count: journal.exists() and journal.read_text().count('"bad"') == count)
+            # As a runtime that crashes does.
+            os.kill(server.process.pid, signal.SIGSEGV)
+            server.process.wait(60)
+            asking.join(60)
     (tmp_path / "seconds").write_text("0")
     watching = ("--model-control-mode=poll", "--repository-poll-secs=1", f"--state-dir={tmp_path}")
     with serve(models, *watching) as server:
         assert "the server ended when it opened model 'bad' version 1" in server.log()
-        assert "'bad' version 1: the server ended without an error message when it opened it" in server.log()
+        assert "'bad' version 1: the server ended 2 times without an error message when it opened it" in server.log()
         assert server.get("/v2/models/good/ready")[0] == 200, server.log()
         assert server.get("/v2/models/bad/ready")[0] != 200
         os.utime(models / "bad/config.pbtxt", (time.time(), time.time()))

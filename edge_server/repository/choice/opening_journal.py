@@ -24,6 +24,10 @@ MAX_FILE_BYTES = 1 << 20
 MAX_ENDED = 100
 """The oldest are forgotten."""
 
+_TIMES = 2
+"""Ends of the server after which a version is not opened any more. The first may be of another cause, such as a signal
+or a lack of memory."""
+
 _TURN_TIMEOUT_S = 60.0
 """How long one version waits for another's opening, while it is not known which one ended the last server."""
 
@@ -55,8 +59,9 @@ class OpeningJournal:
         self._lock = threading.Lock()
         self._open: list[_Opening] = []
         self._ended: list[_Version] = []
+        """A version once for each server in turn that ended when it alone was opened."""
         self._suspects: set[_Version] = set()
-        """Several that were opened when the last server ended. Until each is opened, one is opened at a time."""
+        """Those that were opened when an earlier server ended. Until each is opened, one is opened at a time."""
         self._turn = threading.Lock()
         self._boot = _boot()
         self._read()
@@ -65,14 +70,14 @@ class OpeningJournal:
     def opening(self, name: str, number: int, fingerprint: str) -> Iterator[None]:
         """Note that the version is opened, until the end of the block.
 
-        Raises LoadError for one that ended a server when it was opened.
+        Raises LoadError for one that ended two servers in turn when it was opened.
         """
         version = _Version(name, number, fingerprint)
-        if version in self._ended:
+        if self._ended.count(version) >= _TIMES:
             raise LoadError(
-                f"model '{name}' version {number}: the server ended without an error message when it opened it, so it "
-                "is not opened again until its files or its configuration change: touch config.pbtxt or the model file "
-                "to try it again"
+                f"model '{name}' version {number}: the server ended {_TIMES} times without an error message when it "
+                "opened it, so it is not opened again until its files or its configuration change: touch config.pbtxt "
+                "or the model file to try it again"
             )
         has_turn = bool(self._suspects) and self._turn.acquire(timeout=_TURN_TIMEOUT_S)
         entry = _Opening(version, os.getpid(), self._boot)
@@ -85,6 +90,7 @@ class OpeningJournal:
             with self._lock:
                 self._open = [other for other in self._open if other is not entry]
                 self._suspects.discard(version)
+                self._ended = [other for other in self._ended if other != version]
                 self._write()
             if has_turn:
                 self._turn.release()
@@ -118,10 +124,9 @@ class OpeningJournal:
         for name, number, _ in sorted(left):
             log.error("the server ended when it opened model '%s' version %d", name, number)
         if len(left) == 1:
-            self._ended += left - set(self._ended)
-        else:
-            self._suspects = left
+            self._ended += left
         self._ended = self._ended[-MAX_ENDED:]
+        self._suspects = left | {version for version in self._ended if self._ended.count(version) < _TIMES}
         self._write()
 
     def _write(self) -> None:

@@ -49,22 +49,34 @@ def end_as(folder: Path, pid: int, boot: str | None = None) -> None:
     (folder / FILE_NAME).write_text(json.dumps(content))
 
 
-def test_a_version_that_ended_the_server_is_refused_until_its_files_change(
+def test_a_version_that_ended_the_server_twice_is_refused_until_its_files_change(
     tmp_path: Path, leave: Leave, dead: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    leave(OpeningJournal(tmp_path), ("m", 1, "a"))
-    end_as(tmp_path, dead)
+    for _ in range(2):
+        leave(OpeningJournal(tmp_path), ("m", 1, "a"))
+        end_as(tmp_path, dead)
     for _ in range(2):  # further starts know it as well
         journal = OpeningJournal(tmp_path)
-        with pytest.raises(LoadError, match="model 'm' version 1: the server ended without an error message"):
+        with pytest.raises(LoadError, match="model 'm' version 1: the server ended 2 times without an error message"):
             journal.opening("m", 1, "a").__enter__()
     assert "the server ended when it opened model 'm' version 1" in caplog.text
     with journal.opening("m", 1, "b"), journal.opening("m", 2, "a"), journal.opening("other", 1, "a"):
         pass
 
 
+def test_a_server_that_was_killed_once_while_it_opened_a_version_opens_it_again(
+    tmp_path: Path, leave: Leave, dead: int
+) -> None:
+    for _ in range(3):
+        leave(OpeningJournal(tmp_path), ("m", 1, "a"))
+        end_as(tmp_path, dead)
+        with OpeningJournal(tmp_path).opening("m", 1, "a"):
+            pass
+
+
 def test_a_server_in_a_container_has_the_number_of_the_one_before(tmp_path: Path, leave: Leave) -> None:
-    leave(OpeningJournal(tmp_path), ("m", 1, "a"))
+    for _ in range(2):
+        leave(OpeningJournal(tmp_path), ("m", 1, "a"))
     with pytest.raises(LoadError):
         OpeningJournal(tmp_path).opening("m", 1, "a").__enter__()
 
@@ -94,8 +106,11 @@ def test_no_version_is_blamed_for_an_end_of_another_kind(tmp_path: Path, leave: 
         pass
 
 
-def test_of_several_versions_each_is_opened_alone_until_all_are_known(tmp_path: Path, leave: Leave, dead: int) -> None:
-    leave(OpeningJournal(tmp_path), ("a", 1, ""), ("b", 1, ""))
+@pytest.mark.parametrize("versions", [[("a", 1, ""), ("b", 1, "")], [("b", 1, "")]])
+def test_after_an_end_each_version_is_opened_alone_until_all_are_known(
+    tmp_path: Path, leave: Leave, dead: int, versions: list[tuple[str, int, str]]
+) -> None:
+    leave(OpeningJournal(tmp_path), *versions)
     end_as(tmp_path, dead)
     journal = OpeningJournal(tmp_path)
     events: list[str] = []
