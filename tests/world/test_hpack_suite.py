@@ -1,5 +1,5 @@
-"""hpack-test-case (in npm's package hpack) against the reader of header blocks: stories of blocks that share a table, by ten
-encoders."""
+"""hpack-test-case (in npm's package hpack) against the reader of header blocks: stories of blocks that share a table,
+by eleven encoders."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The JSON Schema test suite (npm's package json-schema-test-suite, draft 4) against the check of constrained answers: a
-schema is taken or refused, and a text that does not fit one that is taken never passes."""
+"""The JSON Schema test suite (npm's package json-schema-test-suite, draft 4) against the check of constrained answers:
+a schema is taken or refused, and a text that does not fit one that is taken never passes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _ORDER = "the members of an object come in the order of the schema"
 TOO_STRICT = {("allOf", "allOf"): _ORDER, ("allOf with base schema", "valid"): _ORDER}
 """Case and text that fits and is refused: a model that is held to the schema would not write it."""
 MAX_REFUSED = 19
-"""Schemas that are refused, so that nobody takes them for kept: `not`, `dependencies`, `uniqueItems`, `oneOf` whose parts
-overlap, patterns of names that overlap, and references to other documents."""
+"""Schemas that are refused, so that nobody takes them for kept: `not`, `dependencies`, `uniqueItems`, `oneOf` whose
+parts overlap, patterns of names that overlap, and references to other documents."""
 
 
 def is_accepted(schema: str, text: str) -> bool:

