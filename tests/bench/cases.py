@@ -1,4 +1,4 @@
-"""The models of the matrix, as this server and as Triton serve them, and the call of the bare runtime, if any."""
+"""Models of the benchmarks, as this server and as Triton serve them, and the call of the bare runtime."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import functools
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
@@ -23,33 +22,6 @@ FRAME = (480, 640, 3)
 _NETWORKS = {"mobilenet_v2": networks.mobilenet_v2, "resnet18": networks.resnet18}
 NETWORKS = (*_NETWORKS, *(f"{name}_openvino" for name in _NETWORKS))
 """Models of `write_for_triton` that read a picture; those whose names end otherwise run in ONNX Runtime."""
-FULL_TRANSPORTS = ("grpc", "stream", "http", "shm")
-
-
-@dataclass(frozen=True)
-class Case:
-    """`there` names the model that Triton serves beside it, "" where its wheel has no backend for one; `runtime` the
-    bare runtime to compare with, `network` what both run: "" is the bundled classifier."""
-
-    name: str
-    says: str
-    transports: Sequence[str]
-    there: str = ""
-    runtime: str = ""
-    network: str = ""
-
-
-CASES = (
-    Case("identity", "fp32[16], native here, Python there", FULL_TRANSPORTS, "identity_python"),
-    Case("identity_python", "fp32[16], model.py here and there", FULL_TRANSPORTS, "identity_python"),
-    Case("add_sub", "two fp32[16], ONNX Runtime here, Python there", FULL_TRANSPORTS, "add_sub_python"),
-    Case("frame", "uint8[480,640,3], ONNX Runtime here, Python there", FULL_TRANSPORTS, "frame_python"),
-    Case("frame_python", "uint8[480,640,3], model.py here and there", FULL_TRANSPORTS, "frame_python"),
-    Case("classifier_onnxruntime", "EfficientNet-Lite0 beside ONNX Runtime", FULL_TRANSPORTS, runtime="onnxruntime"),
-    Case("classifier_openvino", "EfficientNet-Lite0 beside OpenVINO", FULL_TRANSPORTS, runtime="openvino"),
-    Case("resnet18_onnxruntime", "ResNet-18 beside ONNX Runtime", FULL_TRANSPORTS, "", "onnxruntime", "resnet18"),
-    Case("resnet18_openvino", "ResNet-18 beside OpenVINO", FULL_TRANSPORTS, "", "openvino", "resnet18"),
-)
 
 _SMALL = "max_batch_size: 0\ninstance_group { count: 1 kind: KIND_CPU }\n"
 _BATCH_OF_ONE = "max_batch_size: 1\ninstance_group { count: 1 kind: KIND_CPU }\n"
@@ -91,12 +63,6 @@ def _parameter(key: str, value: object) -> str:
     return f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
 
 
-def write_python_models(repository: Path) -> None:
-    """Write the models that Triton's Python backend serves as this server's does."""
-    for name in _PYTHON:
-        _write_python_model(repository, name)
-
-
 def _write_python_model(repository: Path, name: str) -> None:
     tensors, compute = _PYTHON[name]
     model = {"model.py": _MODEL_PY.format(compute=compute).encode()}
@@ -104,17 +70,14 @@ def _write_python_model(repository: Path, name: str) -> None:
 
 
 def write_models(repository: Path) -> None:
-    """Write every model of the matrix for this server."""
-    write_python_models(repository)
+    """Write the small models for this server."""
+    for name in _PYTHON:
+        _write_python_model(repository, name)
     harness.write_model(repository, "identity", f'backend: "identity"\n{_SMALL}{_ONE}')
     for name, tensors, model in (("add_sub", _TWO, _add_sub()), ("frame", _FRAME, _first_pixel())):
         config = f'backend: "onnxruntime"\n{_SMALL}{tensors}'
         config += _parameter("intra_op_thread_count", 1)
         harness.write_model(repository, name, config, {"model.onnx": model})
-    for runtime in ("onnxruntime", "openvino"):
-        write_classifier(repository, runtime)
-        config = f'backend: "{runtime}"\nmax_batch_size: 0\ninstance_group {{ count: 1 kind: KIND_CPU }}\n'
-        harness.write_model(repository, f"resnet18_{runtime}", config, {"model.onnx": _serialised(networks.resnet18)})
 
 
 def write_for_triton(here: Path, there: Path, models: Iterable[str]) -> None:
@@ -154,23 +117,15 @@ def write_classifier(repository: Path, runtime: str) -> str:
     return name
 
 
-def raw_call(runtime: str, array: np.ndarray, network: str = "") -> harness.Call:
-    """Return one inference of the network by the runtime's own API, with the settings of the server."""
-    model = _serialised(networks.resnet18) if network else (BUNDLED / "1/model.onnx").read_bytes()
-    if runtime == "onnxruntime":
-        import onnxruntime
+def raw_call(array: np.ndarray) -> harness.Call:
+    """Return one inference of the bundled classifier by ONNX Runtime alone, with the settings of the server."""
+    import onnxruntime
 
-        options = onnxruntime.SessionOptions()
-        options.add_session_config_entry("session.intra_op.spin_duration_us", "30")
-        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        return lambda: session.run(None, {"input": array})
-    import openvino
-
-    settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
-    core = openvino.Core()
-    request = core.compile_model(core.read_model(model), "CPU", settings).create_infer_request()
-    request.set_tensor("input", openvino.Tensor(array, shared_memory=True))
-    return lambda: request.infer(share_outputs=True)
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.intra_op.spin_duration_us", "30")
+    model = (BUNDLED / "1/model.onnx").read_bytes()
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return lambda: session.run(None, {"input": array})
 
 
 def picture() -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The short form of the matrix, for the test suite: cost of a request relative to its minimum, in one run.
+"""Cost of a request relative to its minimum, in one run, for the test suite: `python tests/bench/short.py [FOLDER]`.
 
 - The classifier through gRPC beside the bare runtime with the same settings: requests a second, and CPU time.
 - A request to the identity model beside an echo of the same bytes by a bare server of a common library (grpcio's,
@@ -157,7 +157,7 @@ def compare(rounds: int = ROUNDS) -> dict[str, dict[str, list[Load]]]:
         pairs = {
             "classifier over gRPC beside the bare runtime": (
                 turn(server, over_grpc(server, message(classifier, "input", image))),
-                partial(harness.closed_loop, cases.raw_call("onnxruntime", image), TURN_S),
+                partial(harness.closed_loop, cases.raw_call(image), TURN_S),
             ),
             "identity over gRPC beside a bare echo": tuple(
                 turn(where, over_grpc(where, message("small", "INPUT0", small))) for where in (server, echo)
@@ -196,4 +196,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path("."))
+    main(Path(sys.argv[1] if sys.argv[1:] else "."))

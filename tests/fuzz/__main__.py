@@ -1,4 +1,4 @@
-"""Coverage-guided fuzzing of the readers of foreign bytes, by atheris (libFuzzer): see tests/README.md.
+"""Coverage-guided fuzzing of the readers of foreign bytes, by atheris (libFuzzer): see tests/fuzz/README.md.
 
 python tests/fuzz                                  # each reader for a minute
 python tests/fuzz http2 model_size --seconds 3600  # two readers for an hour each

@@ -1,8 +1,9 @@
-"""Serves node cases of the package `onnx` and prints for each what came of it, as a line of JSON.
+"""Serves cases of the package `onnx` and prints for each what came of it, as a line of JSON.
 
-Arguments: a folder for the models, and N: of the cases sorted by name, each N-th one is asked. A line is
-{"name": ..., "outcome": "right", "wrong", "refused" or "left out", "detail": ...}. A case is left out where the bare
-ONNX Runtime does not give the expected values either, and where requests cannot carry its tensors, such as sequences.
+Arguments: a folder for the models, and N: of the node cases sorted by name, each N-th one is asked, and of the other
+kinds all. A line is {"name": ..., "outcome": "right", "wrong", "refused" or "left out", "detail": ...}. A case is left
+out where the bare ONNX Runtime does not give the expected values either, and where requests cannot carry its tensors,
+such as sequences.
 Before each case comes a line {"begins": ...}.
 """
 
@@ -64,16 +65,39 @@ def bare_problem(model: bytes, inputs: Arrays, expected: Arrays, case: Any) -> s
     return "" if is_right else "onnxruntime gives other values"
 
 
+def input_names(model: onnx.ModelProto) -> list[str]:
+    weights = {weight.name for weight in model.graph.initializer}
+    return [item.name for item in model.graph.input if item.name not in weights]
+
+
+def contents(case: Any) -> tuple[onnx.ModelProto, list[Any], list[Any]]:
+    """Return a case's model, inputs and expected outputs. Node cases have them, the other kinds are files."""
+    if case.data_sets:
+        return (case.model, *case.data_sets[0])
+    folder = Path(case.model_dir)
+    model = onnx.load(folder / "model.onnx")
+    types = {item.name: item.type for item in (*model.graph.input, *model.graph.output)}
+
+    def read(kind: str, names: list[str]) -> list[Any]:
+        files = [folder / f"test_data_set_0/{kind}_{index}.pb" for index in range(len(names))]
+        return [
+            onnx.TensorProto.FromString(file.read_bytes()) if types[name].HasField("tensor_type") else None
+            for file, name in zip(files, names, strict=True)
+            if file.exists()
+        ]
+
+    return model, read("input", input_names(model)), read("output", [item.name for item in model.graph.output])
+
+
 def outcome(server: edge_server.Server, root: Path, case: Any) -> tuple[str, str]:
     """Return what comes of one case."""
-    given, wanted = case.data_sets[0]
+    model, given, wanted = contents(case)
     given, wanted = ([as_array(item) for item in items] for items in (given, wanted))
     if any(array is None for array in (*given, *wanted)):
         return "left out", "a sequence, an optional, or a type that numpy has not"
-    graph = case.model.graph
-    inputs = dict(zip((item.name for item in graph.input), given, strict=False))
-    expected = dict(zip((item.name for item in graph.output), wanted, strict=False))
-    data = case.model.SerializeToString()
+    inputs = dict(zip(input_names(model), given, strict=False))
+    expected = dict(zip((item.name for item in model.graph.output), wanted, strict=False))
+    data = model.SerializeToString()
     if problem := bare_problem(data, inputs, expected, case):
         return "left out", problem
     folder = root / case.name / "1"
@@ -97,9 +121,11 @@ def outcome(server: edge_server.Server, root: Path, case: Any) -> tuple[str, str
 def main(root: Path, step: int) -> None:
     logging.disable(logging.CRITICAL)
     onnxruntime.set_default_logger_severity(4)
-    cases = sorted(load_model_tests(kind="node"), key=lambda case: case.name)
+    cases = sorted(load_model_tests(kind="node"), key=lambda case: case.name)[::step]
+    for kind in ("simple", "pytorch-converted", "pytorch-operator"):
+        cases += load_model_tests(kind=kind)
     with edge_server.Server(model_repository=str(root), model_control_mode="explicit") as server:
-        for case in cases[::step]:
+        for case in cases:
             print(json.dumps({"begins": case.name}), flush=True)
             found, detail = outcome(server, root, case)
             print(json.dumps({"name": case.name, "outcome": found, "detail": detail}), flush=True)

@@ -147,13 +147,14 @@ def _decode_with_ffmpeg(data: bytes) -> Iterator[npt.NDArray[np.float32]]:
             if not file.streams.audio:
                 raise InvalidRequest("the file has no audio stream")
             stream = file.streams.audio[0]
-            resampler = av.AudioResampler("flt", "mono", SAMPLE_RATE)
+            # FFmpeg would add two channels with 0.7 each: equal ones become louder, and are cut at 1.
+            resampler = av.AudioResampler("fltp", None, SAMPLE_RATE)
             for frame in file.decode(stream):
                 _check_header(frame.layout.nb_channels, frame.sample_rate)
                 for part in resampler.resample(frame):
-                    yield part.to_ndarray()[0]
+                    yield part.to_ndarray().mean(axis=0)
             for part in resampler.resample(None):
-                yield part.to_ndarray()[0]
+                yield part.to_ndarray().mean(axis=0)
         return
     except (av.error.FFmpegError, ValueError) as error:
         said = message_line(error)

@@ -32,7 +32,7 @@ def opencv() -> ModuleType:
 def _keep_to_callers_thread(cv2: ModuleType) -> None:
     """Disable OpenCV's threads: models and other pictures need the cores.
 
-    With two workers beside a model, these threads have no benefit (tests/bench/preprocessing.py).
+    Measured with two workers beside a model, these threads have no benefit.
     """
     cv2.setNumThreads(1)
 

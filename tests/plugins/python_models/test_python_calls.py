@@ -71,6 +71,32 @@ def test_an_invalid_call_is_an_error_response(python_core: Any, decoupled: str, 
         raise AssertionError(python_core.error("caller"))
 
 
+@pytest.mark.parametrize("isolation", ["", ISOLATION], ids=["inside", "process"])
+def test_a_thread_of_a_model_calls_another(python_core: Any, one_to_one: str, isolation: str) -> None:
+    python_core.add("double", DOUBLE)
+    python_core.add(
+        "caller",
+        """
+        class TritonPythonModel:
+            def execute(self, requests):
+                (request,) = requests
+                found = []
+                def ask():
+                    inner = pb_utils.InferenceRequest(model_name="double", requested_output_names=["OUT"],
+                                                      inputs=[pb_utils.Tensor("IN", given(request))])
+                    found.append(inner.exec().output_tensors()[0].as_numpy())
+                threads = [threading.Thread(target=ask) for _ in range(3)]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+                return [answer(sum(found))]
+        """,
+        one_to_one + isolation,
+    )
+    assert python_core.value("caller", [5.0]) == [30.0]
+
+
 def test_a_model_that_calls_itself_with_one_instance_gets_an_error_at_once(python_core: Any) -> None:
     python_core.add("caller", calling("caller"))
     assert "every instance of 'caller' is waiting" in python_core.error("caller")

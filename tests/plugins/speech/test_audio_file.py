@@ -148,6 +148,16 @@ def test_wav_of_floats_is_read_and_no_sample_is_out_of_range() -> None:
 
 
 @pytest.mark.full
+def test_channels_of_what_ffmpeg_reads_become_one_by_their_mean_too() -> None:
+    """FFmpeg's own mix made two equal channels 1.4 times as loud, and cut them at 1."""
+    pytest.importorskip("av", reason="needs av, of the extra test-all")
+    samples = np.repeat((1.8 * tone(440, 0.5))[:, None], 2, axis=1).astype("<f4").tobytes()
+    header = struct.pack("<4sI4s4sIHHIIHH4sI", b"RIFF", 36 + len(samples), b"WAVE", b"fmt ", 16, 3, 2, 16_000, 128_000,
+                         8, 32, b"data", len(samples))  # fmt: skip
+    assert np.abs(decode_audio(header + samples, 1) - 1.8 * tone(440, 0.5)).max() < 1e-6
+
+
+@pytest.mark.full
 def test_no_format_opens_another_file(tmp_path: Path, make_wav: Any) -> None:
     pytest.importorskip("av", reason="needs av, of the extra test-all")
     secret = tmp_path / "secret.wav"

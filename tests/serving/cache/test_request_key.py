@@ -40,6 +40,8 @@ DIFFERENT = [
     request((1.0,)),
     request((1.0, 2.0, 0.0)),
     request((1.0, -2.0)),
+    request((0.0, 0.0)),
+    request((-0.0, 0.0)),
     request(b=[]),
     request(b=[b"ab", b"c"]),
     request(b=[b"a", b"bc"]),
