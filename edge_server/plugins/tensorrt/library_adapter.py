@@ -174,12 +174,18 @@ class TensorRTLibrary:
 
     def _refusal_hint(self, said: str) -> str:
         """Return advice for a plan that was refused, to end the error message."""
-        if "EngineHostCodeAllowed" not in said:
-            return ""
-        return (
-            "; the plan is version compatible and holds code that would run in this process: if you trust all plans of "
-            "this server, start it with --backend-config=tensorrt,version-compatible=true"
-        )
+        if "EngineHostCodeAllowed" in said:
+            return (
+                "; the plan is version compatible and holds code that would run in this process: if you trust all "
+                "plans of this server, start it with --backend-config=tensorrt,version-compatible=true"
+            )
+        # "Version tag does not match", "an old deserialization call on a newer plan file": they name no cure.
+        if "Serialization" in said or "plan file" in said:
+            return (
+                f"; a plan is for one version of TensorRT (here {self.name} {self.version}) and one kind of GPU: build "
+                "it on this machine, or give the ONNX file as model.onnx"
+            )
+        return ""
 
     def load_plugins(self, paths: tuple[str, ...]) -> None:
         """Register the plugins of TensorRT itself, and of the given libraries. Raises EngineFault."""
@@ -339,8 +345,9 @@ class LeanLibrary(TensorRTLibrary):
     needs = "Runtime"
 
     def _refusal_hint(self, said: str) -> str:
-        hint = super()._refusal_hint(said)
-        return hint or f"; {self.name} opens only plans that were built with the flag VERSION_COMPATIBLE"
+        if "EngineHostCodeAllowed" in said:
+            return super()._refusal_hint(said)
+        return f"; {self.name} opens only plans that were built with the flag VERSION_COMPATIBLE"
 
 
 class RtxLibrary(TensorRTLibrary):
