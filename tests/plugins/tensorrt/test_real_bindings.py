@@ -127,6 +127,19 @@ def test_every_call_that_builds_an_engine_is_one_of_the_bindings(version: str) -
     run(version, BUILDS, str(CLASSIFIER))
 
 
+def test_the_hardware_tests_build_their_plans_with_calls_of_the_bindings() -> None:
+    """TensorRT for RTX is real and builds them, without a GPU."""
+    script = (
+        f"sys.path.insert(0, {str(HERE.parents[2] / 'hil_tests')!r})\n"
+        "from test_tensorrt_shape_tensors import LARGE, SMALL, build_plan\n"
+        "print(build_plan(name, SMALL, LARGE).nbytes > 1000)"
+    )
+    for version in VERSIONS:
+        run(version, script.replace(".nbytes > 1000", " is not None"))
+    done = subprocess.run([sys.executable, "-c", PRELUDE + script, "tensorrt_rtx"], capture_output=True, text=True)
+    assert done.stdout == "True\n", done.stderr
+
+
 # An object of pybind11 holds the pointer to the C++ object behind its head of 16 bytes; that one begins with its table
 # of virtual functions. Since 10 the table begins with four functions of all interfaces, since 11 also a logger's.
 CALLED = """
