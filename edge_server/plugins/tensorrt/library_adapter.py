@@ -391,7 +391,7 @@ def check_dla_core(core: int, count: int) -> None:
         f"the cores here are 0 to {count - 1}"
         if count
         else "TensorRT finds none here: Orin Nano, Thor and graphics cards have no DLA, only the TensorRT of JetPack "
-        "knows those of other boards, and JetPack 7.2 has no DLA compiler"
+        "knows those of other boards, JetPack 7.2 has no DLA compiler, and a container needs /dev/nvhost-ctrl-nvdla*"
     )
     raise EngineFault(f"there is no DLA core {core} (parameter trt_dla_core, or secondary_devices): {why}")
 
