@@ -21,7 +21,10 @@ PLAN = "engine.plan"
 
 _REPORT_INTERVAL_S = 0.1
 
-_MEMORY_WORDS = ("out of memory", "outofmemory", "bad_alloc", "could not allocate", "insufficient memory")
+_MEMORY_WORDS = (
+    "out of memory", "outofmemory", "bad_alloc", "could not allocate", "could not be allocated", "insufficient memory",
+    "allocator error",
+)  # fmt: skip
 
 
 _FLAGS: dict[str, tuple[str, ...]] = {
