@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -20,6 +21,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from hil_machine import COMPATIBLE, cuda_devices, is_jetson
 from hil_report import Report
 from hil_server import ServerProcess, running
+
+from edge_server.backends.cuda import cuda_driver
+from edge_server.plugins.tensorrt.library_adapter import load_library
 
 FORCED = os.environ.get("EDGE_HIL_FORCE", "")
 REPORT: pytest.StashKey[Report] = pytest.StashKey()
@@ -168,3 +172,18 @@ def board(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture(scope="session")
 def bundled() -> Path:
     return Path(__file__).parent.parent / "model_repository"
+
+
+@pytest.fixture(params=["tensorrt", "tensorrt_rtx"])
+def library(request: pytest.FixtureRequest) -> str:
+    """The name of a TensorRT library that is installed and builds engines for this GPU."""
+    name = str(request.param)
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not installed")
+    if reason := cuda_driver.unavailable_reason():
+        pytest.skip(f"needs a GPU: {reason}")
+    capability = "SM{}{}".format(*cuda_driver.devices()[0].capability)
+    known = getattr(load_library(name).trt, "ComputeCapability", None)
+    if name == "tensorrt_rtx" and not hasattr(known, capability):
+        pytest.skip(f"{name} builds no engines for {capability}")
+    return name

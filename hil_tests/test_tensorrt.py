@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -26,15 +25,6 @@ from edge_server.plugins.tensorrt.engine_order import EngineOrder, Profile, Rang
 from edge_server.plugins.tensorrt.library_adapter import load_library
 
 CLASSIFIER = Path(__file__).parent.parent / "model_repository" / "efficientnet_lite0" / "1" / "model.onnx"
-INSTALLED = [name for name in ("tensorrt", "tensorrt_rtx") if importlib.util.find_spec(name) is not None]
-REASON = cuda_driver.unavailable_reason() or ("" if INSTALLED else "neither tensorrt nor tensorrt_rtx is installed")
-
-pytestmark = pytest.mark.skipif(bool(REASON), reason=f"needs a GPU and TensorRT: {REASON}")
-
-
-@pytest.fixture(params=INSTALLED or ["tensorrt"])
-def library(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 def profile(*rows: int) -> Profile:

@@ -5,7 +5,6 @@ The model is the one of Triton's own tests: Y is X resized to S, and N, an outpu
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,18 +24,8 @@ from edge_server.plugins.tensorrt.library_adapter import load_library
 from edge_server.repository.disk.scan import Scanner
 from edge_server.repository.resolve_version import ResolveOptions, resolve
 
-INSTALLED = [name for name in ("tensorrt", "tensorrt_rtx") if importlib.util.find_spec(name) is not None]
-REASON = cuda_driver.unavailable_reason() or ("" if INSTALLED else "neither tensorrt nor tensorrt_rtx is installed")
-
-pytestmark = pytest.mark.skipif(bool(REASON), reason=f"needs a GPU and TensorRT: {REASON}")
-
 SMALL = ([1, 1, 1], [8, 8, 8], [8, 32, 32])
 LARGE = ([1, 33, 33], [8, 40, 40], [8, 64, 64])
-
-
-@pytest.fixture(params=INSTALLED or ["tensorrt"])
-def library(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 def network_of(trt: Any, network: Any) -> None:
@@ -51,8 +40,8 @@ def network_of(trt: Any, network: Any) -> None:
     network.mark_output_for_shapes(shape)
 
 
-def plan_bytes(name: str, *bounds: tuple[list[int], list[int], list[int]]) -> bytes:
-    """Return an engine for this GPU with a profile for each bounds of S."""
+def build_plan(name: str, *bounds: tuple[list[int], list[int], list[int]]) -> Any:
+    """Return the memory of an engine for this GPU, with a profile for each bounds of S."""
     library = load_library(name)
     trt = library.trt
     with library.logger.captured() as errors:
@@ -69,7 +58,7 @@ def plan_bytes(name: str, *bounds: tuple[list[int], list[int], list[int]]) -> by
             config.add_optimization_profile(profile)
         plan = builder.build_serialized_network(network, config)
         assert plan is not None, errors.text()
-    return bytes(memoryview(plan))
+    return plan
 
 
 @pytest.fixture
@@ -80,7 +69,7 @@ def serve(library: str, tmp_path: Path) -> Iterator[Callable[..., tuple[Any, Any
     def make(*bounds: tuple[list[int], list[int], list[int]]) -> tuple[Any, Any]:
         folder = tmp_path / "resized"
         (folder / "1").mkdir(parents=True)
-        (folder / "1" / "model.plan").write_bytes(plan_bytes(library, *bounds))
+        (folder / "1" / "model.plan").write_bytes(memoryview(build_plan(library, *bounds)))
         (folder / "config.pbtxt").write_text(f'backend: "{library}"')
         model = Scanner([tmp_path]).find("resized")
         assert model is not None

@@ -76,6 +76,7 @@ PLUGINS_BELOW = {
     ("fleet", "dashboard"): "the page of a fleet has the styles, the scripts and the headers of a server's page",
     ("fleet", "cameras"): "a box reports over the connection to a broker that the cameras' results take",
     ("doctor", "governor"): "the machine check reads the machine with the governor's sensors",
+    ("doctor", "trials"): "the machine check builds an engine of TensorRT and runs it",
 }
 """(Plugin, another plugin) -> why it imports from there."""
 

@@ -206,6 +206,20 @@ def test_no_engine_is_built_while_the_machine_is_hot(
         assert eventually(lambda: backend(server) == "tensorrt_rtx", BUILD_S), (engine(server), server.log())
 
 
+def test_a_driver_too_old_for_tensorrt_costs_the_engine_alone_and_is_not_tried_again(
+    fake_gpu: Any, serve: Serve, models: Path, tmp_path: Path, eventually: Eventually
+) -> None:
+    """Nothing of TensorRT for RTX is replaced here: it meets the driver of a box with CUDA 12.2."""
+    old = {"LD_LIBRARY_PATH": str(Path(fake_gpu.library).parent), "FAKE_CUDA_VERSION": "12020"}
+    with serve(models, f"--engine-cache-dir={tmp_path / 'engines'}", environment=old) as server:
+        assert eventually(lambda: engine(server)["state"] == "failed", BUILD_S)
+        found = engine(server)
+        assert "the driver is older than the CUDA of the library" in found["reason"]
+        assert "cudaError 35" in found["reason"]
+        assert (found["attempt_count"], found["retry_s"]) == (1, None)
+        assert backend(server) == "onnxruntime"
+
+
 def test_without_a_gpu_nothing_changes(serve: Serve, models: Path) -> None:
     with serve(models) as server:
         status, answer = server.ask("/edge/v1/engines")

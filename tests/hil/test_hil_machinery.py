@@ -154,6 +154,37 @@ def test_the_tests_of_tensorrt_pass_over_its_double(fake_gpu: Any, tmp_path: Pat
     assert json.loads((tmp_path / "report.json").read_text())["counts"]["passed"] >= 5
 
 
+@pytest.mark.full
+def test_parity_waits_for_the_engine_and_does_not_measure_the_runtime_that_serves_until_then(
+    fake_gpu: Any, tmp_path: Path
+) -> None:
+    there = fake_gpu.environment(tmp_path, CACHE_DIRECTORY=str(tmp_path), FAKE_CUDA_CAPABILITY="89")
+    done = run(
+        "hil_tests/test_parity.py", "-k", "tensorrt_rtx", f"--report={tmp_path}", EDGE_HIL_NO_BOX="1",
+        LD_LIBRARY_PATH=str(Path(fake_gpu.library).parent), **there,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    found = json.loads((tmp_path / "report.json").read_text())
+    reasons = {name.partition("[")[2]: test["reason"] for name, test in found["tests"].items()}
+    assert reasons["tensorrt_rtx-f32]"] == ""
+    assert "the types that the file has, which are f32" in reasons["tensorrt_rtx-f16]"]
+    assert "tensorrt_rtx f32: an answer took" in [item["name"] for item in found["values"]]
+
+
+@pytest.mark.full
+def test_a_gpu_that_tensorrt_for_rtx_does_not_know_skips_its_tests(fake_gpu: Any, tmp_path: Path) -> None:
+    there = fake_gpu.environment(tmp_path, CACHE_DIRECTORY=str(tmp_path), FAKE_CUDA_CAPABILITY="90")
+    done = run(
+        "hil_tests/test_parity.py", "hil_tests/test_tensorrt.py", "hil_tests/test_tensorrt_shape_tensors.py",
+        "-k", "tensorrt_rtx and not f16", f"--report={tmp_path}", EDGE_HIL_NO_BOX="1",
+        LD_LIBRARY_PATH=str(Path(fake_gpu.library).parent), **there,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    found = json.loads((tmp_path / "report.json").read_text())
+    assert found["counts"]["passed"] == 0
+    assert all("builds no engines for" in test["reason"] for test in found["tests"].values())
+
+
 def test_an_invalid_force_option_is_refused() -> None:
     done = run("hil_tests/test_energy.py", EDGE_HIL_FORCE="gpu")
     assert done.returncode != 0

@@ -72,11 +72,11 @@ def test_parts_without_time_are_named_and_the_next_call_goes_on_with_them(tmp_pa
     first = run("--dry", "--seconds=70", f"--results={tmp_path}")
     assert first.returncode == 0, first.stderr
     assert "machine: passed" in first.stdout
-    assert "doctor: not run: needs 140 s, " in first.stdout
+    assert "doctor: not run: needs 160 s, " in first.stdout
     assert result(tmp_path)["not_run"].keys() >= {"doctor", "tensorrt", "energy"}
     second = run("--dry", "--seconds=0", f"--results={tmp_path}")
     assert "machine: has a result of this code" in second.stdout
-    assert "doctor: not run: needs 140 s, 0 s are left: call this again" in second.stdout
+    assert "doctor: not run: needs 160 s, 0 s are left: call this again" in second.stdout
     assert list(result(tmp_path)["parts"]) == ["machine"]
 
 

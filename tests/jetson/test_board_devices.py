@@ -132,10 +132,11 @@ def test_the_rules_for_images_without_groups_open_what_the_doctor_asks_for(board
             assert any(fnmatch.fnmatchcase(name, pattern) and group == node.group for pattern, group in ruled), node
 
 
-def test_the_service_starts_after_the_drivers_module() -> None:
+def test_the_service_starts_after_the_drivers_modules() -> None:
     """What is registered later is closed (tests/systemd/test_booted_devices.py)."""
     unit = (ROOT / "systemd/edge-server-nvgpu.service").read_text()
-    assert "ExecStart=-/sbin/modprobe --quiet nvgpu" in unit
+    for module in ("nvgpu", "nvhost-nvdla"):
+        assert f"ExecStart=-/sbin/modprobe --quiet {module}\n" in unit
     (after,) = re.findall(r"(?m)^After=(.*)$", DROP_IN.read_text())
     assert {"edge-server-nvgpu.service", "nv-load-display-modules.service"} <= set(after.split())
     assert "Wants=edge-server-nvgpu.service" in DROP_IN.read_text()

@@ -39,6 +39,7 @@ _START_FAULTS = {
     3: "the driver's kernel module does not answer: see that it is loaded (lsmod), and who may open its files in /dev",
     34: "the library that was found is the stub of the CUDA toolkit: take its folder out of LD_LIBRARY_PATH",
     35: _OLD_DRIVER,
+    36: _OLD_DRIVER,
     100: f"no GPU is visible: {_NO_UVM}; or CUDA_VISIBLE_DEVICES hides all GPUs",
     222: _OLD_DRIVER,
     801: "on a Jetson, the server's user may not open the GPU's files: add it to the group render (/dev/dri/renderD*), "

@@ -17,7 +17,7 @@ from edge_server.plugins.governor.sensors.sysfs import SysfsFiles
 _SECTION = "permissions"
 
 _NODES: tuple[tuple[str, str], ...] = (
-    ("/dev", r"nvmap|nvsciipc|host1x-fence|nvhost-ctrl|nvhost-(.+-)?gpu|nvidia\d+|nvidiactl|nvidia-uvm"),
+    ("/dev", r"nvmap|nvsciipc|host1x-fence|nvhost-ctrl(-nvdla\d)?|nvhost-(.+-)?gpu|nvidia\d+|nvidiactl|nvidia-uvm"),
     ("/dev/nvgpu/igpu0", r".+"),
     ("/dev/dri", r"renderD\d+"),
 )

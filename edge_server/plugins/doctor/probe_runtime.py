@@ -18,14 +18,17 @@ import numpy as np
 
 from edge_server.backends import ONNX_ORDER, load_backend
 from edge_server.backends.base import Backend, OpenJob, Session
+from edge_server.backends.cuda import cuda_driver
 from edge_server.core.model_spec import InputSpec, InstanceGroup, InstanceKind, ModelFile, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
-from edge_server.errors import EdgeServerError
+from edge_server.errors import EdgeServerError, LoadError
 from edge_server.plugins.doctor.sample_model import INPUT, INPUT_SHAPE, OUTPUT, OUTPUT_SHAPE, sample_model
 
 _LONGEST_S = 1.5
 """Time for which the sample model runs."""
 _MIN_RUNS = 5
+_BUILD_S = 100.0
+"""Longest time to build TensorRT's engine of the sample, within that of the doctor for this program."""
 
 
 def main(name: str) -> dict[str, object]:
@@ -34,7 +37,7 @@ def main(name: str) -> dict[str, object]:
         backend = load_backend(name)
     except EdgeServerError as error:
         return {"problem": error.message}
-    if name not in (*ONNX_ORDER, "tensorrt"):
+    if name not in (*ONNX_ORDER, "tensorrt", "tensorrt_rtx"):
         return {}
     try:
         return _measure(name, backend)
@@ -57,7 +60,16 @@ def _measure(name: str, backend: Backend) -> dict[str, object]:
             (OutputSpec(OUTPUT, DType.FP32, OUTPUT_SHAPE),),
             (InstanceGroup("sample", kind, 1, () if device is None else (device,)),),
         )  # fmt: skip
-        session = backend.open(OpenJob(spec, ModelFile(path, path.parents[1], 1), "sample_0", device))
+        file, server = ModelFile(path, path.parents[1], 1), None
+        if getattr(backend, "has_builder", False):
+            if missing := cuda_driver.unavailable_reason():
+                raise LoadError(f"it needs a GPU: {missing}")
+            # Imported here: most machines have no GPU.
+            from edge_server.plugins.trials.candidate_engines import CandidateEngines
+
+            job = {"scratch": folder, "engine_cache": folder, "parent": os.getpid(), "build_timeout_s": _BUILD_S}
+            server = CandidateEngines(spec, file, job, lambda phase, percent: None).engine_source(device, {})
+        session = backend.open(OpenJob(spec, file, "sample_0", device, server=server))
         assert isinstance(session, Session)
         try:
             ms = _median_ms(session)

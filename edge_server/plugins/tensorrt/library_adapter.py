@@ -6,6 +6,7 @@ All of them have the API of named tensors, which came with 8.5. Each difference 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import re
 import threading
 from collections import deque
@@ -28,12 +29,19 @@ _TYPES = {
 
 _KEPT_LINES = 8
 
-_START_CODE = re.compile(r"CUDA initialization failure with error:? (\d+)")
-"""Line of TensorRT whose factories return nothing. Since 8.5 it is a warning, before it was an error."""
+_START_FAULT = re.compile(r"CUDA initialization failure|createInfer\w+: Error Code")
+"""Line of a factory of TensorRT that has made no object. Since 8.5 the first is a warning, before it was an error."""
+
+_CUDA_CODE = re.compile(r"(?:CUDA initialization failure with error:?|\(cudaError) (\d+)")
+"""A cudaError_t in what TensorRT logs."""
 
 
 class EngineFault(Exception):
     """TensorRT refused. The message is the text that it logged."""
+
+
+class StartFault(EngineFault):
+    """CUDA or TensorRT does not start in this process."""
 
 
 class ShapeFault(EngineFault):
@@ -97,15 +105,18 @@ class TensorRTLibrary:
         return int(head) if head.isdecimal() else 0
 
     def create(self, factory: str) -> Any:
-        """Return a new `Runtime` or `Builder`. Raises EngineFault with TensorRT's own line, and the cause and the cure
+        """Return a new `Runtime` or `Builder`. Raises StartFault with TensorRT's own line, and the cause and the cure
         if they are known: pybind11 says only that there is no object."""
         # Some versions log the reason as a warning.
         with self.logger.captured(with_warnings=True) as log, contextlib.suppress(TypeError):
-            return getattr(self.trt, factory)(self.logger)
-        code = _START_CODE.search(log.text())
-        cause = start_fault(int(code[1])) if code else ""
+            made = getattr(self.trt, factory)(self.logger)
+            if not _START_FAULT.search(log.text()):
+                return made
+            # The lean runtime 11.4 returns an address that is no object: any use ends the process, also freeing it.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
+        cause = _cause_of(log.text())
         said = f"it logged: {log.text() or 'nothing'}"
-        raise EngineFault(f"{self.name} {self.version} does not start: " + (f"{cause} ({said})" if cause else said))
+        raise StartFault(f"{self.name} {self.version} does not start: " + (f"{cause} ({said})" if cause else said))
 
     # -- building -----------------------------------------------------------------------------------------------------
 
@@ -155,17 +166,26 @@ class TensorRTLibrary:
                 engine = runtime.deserialize_cuda_engine(plan)
             if engine is None:
                 said = errors.text() or "it was made by another version, for another GPU, or is damaged"
+                # TensorRT for RTX makes a runtime without CUDA, and fails here.
+                if cause := _cause_of(said):
+                    raise StartFault(f"{cause} (it logged: {said})")
                 raise EngineFault(said + self._refusal_hint(said))
         return engine
 
     def _refusal_hint(self, said: str) -> str:
         """Return advice for a plan that was refused, to end the error message."""
-        if "EngineHostCodeAllowed" not in said:
-            return ""
-        return (
-            "; the plan is version compatible and holds code that would run in this process: if you trust all plans of "
-            "this server, start it with --backend-config=tensorrt,version-compatible=true"
-        )
+        if "EngineHostCodeAllowed" in said:
+            return (
+                "; the plan is version compatible and holds code that would run in this process: if you trust all "
+                "plans of this server, start it with --backend-config=tensorrt,version-compatible=true"
+            )
+        # "Version tag does not match", "an old deserialization call on a newer plan file": they name no cure.
+        if "Serialization" in said or "plan file" in said:
+            return (
+                f"; a plan is for one version of TensorRT (here {self.name} {self.version}) and one kind of GPU: build "
+                "it on this machine, or give the ONNX file as model.onnx"
+            )
+        return ""
 
     def load_plugins(self, paths: tuple[str, ...]) -> None:
         """Register the plugins of TensorRT itself, and of the given libraries. Raises EngineFault."""
@@ -325,8 +345,9 @@ class LeanLibrary(TensorRTLibrary):
     needs = "Runtime"
 
     def _refusal_hint(self, said: str) -> str:
-        hint = super()._refusal_hint(said)
-        return hint or f"; {self.name} opens only plans that were built with the flag VERSION_COMPATIBLE"
+        if "EngineHostCodeAllowed" in said:
+            return super()._refusal_hint(said)
+        return f"; {self.name} opens only plans that were built with the flag VERSION_COMPATIBLE"
 
 
 class RtxLibrary(TensorRTLibrary):
@@ -356,6 +377,12 @@ class RtxLibrary(TensorRTLibrary):
         return True
 
 
+def _cause_of(logged: str) -> str:
+    """Return the usual cause and the cure of the error of CUDA that TensorRT logged, "" if none is known."""
+    code = _CUDA_CODE.search(logged)
+    return start_fault(int(code[1])) if code else ""
+
+
 def check_dla_core(core: int, count: int) -> None:
     """Raise EngineFault if TensorRT, which finds `count` DLA cores here, does not find this one."""
     if core < count:
@@ -364,7 +391,7 @@ def check_dla_core(core: int, count: int) -> None:
         f"the cores here are 0 to {count - 1}"
         if count
         else "TensorRT finds none here: Orin Nano, Thor and graphics cards have no DLA, only the TensorRT of JetPack "
-        "knows those of other boards, and JetPack 7.2 has no DLA compiler"
+        "knows those of other boards, JetPack 7.2 has no DLA compiler, and a container needs /dev/nvhost-ctrl-nvdla*"
     )
     raise EngineFault(f"there is no DLA core {core} (parameter trt_dla_core, or secondary_devices): {why}")
 

@@ -17,6 +17,7 @@ import onnx
 import onnxruntime
 import pytest
 
+from edge_server.backends.cuda import cuda_driver
 from edge_server.errors import install_hint
 from edge_server.plugins.doctor import command as doctor
 from edge_server.plugins.doctor import sample_model
@@ -103,6 +104,32 @@ def test_installed_runtimes_are_run_and_the_fastest_is_named() -> None:
     assert "onnxruntime " in fastest
     assert "openvino " in fastest
     assert can_serve(findings)
+
+
+def test_the_doctor_builds_an_engine_and_runs_it(
+    fake_gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in fake_gpu.environment(tmp_path, TMPDIR=str(tmp_path)).items():
+        monkeypatch.setenv(name, value)
+    answer = dict(run_probe("tensorrt_rtx"))
+    assert answer.pop("ms", None), answer
+    assert (answer.pop("runtime").split()[0], answer) == ("tensorrt_rtx", {"device": "GPU:0", "precision": "f32"})
+
+
+def test_a_tensorrt_that_the_driver_is_too_old_for_does_not_work(
+    fake_gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(Path(fake_gpu.library).parent))
+    monkeypatch.setenv("FAKE_CUDA_VERSION", "12020")
+    assert "the driver is older than the CUDA of the library" in run_probe("tensorrt_rtx")["sample_problem"]
+
+
+@pytest.mark.full
+def test_without_a_gpu_tensorrt_is_not_said_to_work() -> None:
+    pytest.importorskip("tensorrt_rtx")
+    if cuda_driver.unavailable_reason() == "":
+        pytest.skip("this machine has a GPU")
+    assert run_probe("tensorrt_rtx")["sample_problem"].startswith("it needs a GPU: there is no NVIDIA driver")
 
 
 Answers = Mapping[str, Mapping[str, Any]]

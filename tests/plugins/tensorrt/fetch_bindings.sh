@@ -1,7 +1,7 @@
 #!/bin/sh
 # Fetch NVIDIA's Python bindings of TensorRT 8.6, 10.3, 10.13 and 11.4 and of its lean runtime into a folder, from PyPI (6 MB),
-# compile stub libraries (bindings_stub.c) with which they import, and fetch a real libcuda, which nothing runs, from the wheel
-# of mlir-tensorrt-jax (75 MB). On x86-64 alone; needs a C compiler:
+# compile stub libraries (bindings_stub.c) with which they import, and fetch the real lean runtime (44 MB) and a real libcuda,
+# which nothing runs, from the wheel of mlir-tensorrt-jax (75 MB). On x86-64 alone; needs a C compiler:
 #
 #     eval "$(tests/plugins/tensorrt/fetch_bindings.sh DEST)" && python -m pytest -m full tests/plugins/tensorrt/test_real_bindings.py
 #
@@ -57,6 +57,7 @@ for major in 8 10 11; do
             "$here/bindings_stub.c" >&2
     done
 done
+wheel tensorrt-lean-cu13-libs==11.4.0.106 lean-libraries '*/libnvinfer_lean*'
 wheel mlir-tensorrt-jax==0.4.4 driver '*/libcuda-*'
 
 printf "export EDGE_TEST_TENSORRT_BINDINGS='%s'\n" "$dest"

@@ -21,7 +21,7 @@ from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BadModelConfig, InvalidRequest, LoadError
 from edge_server.plugins.tensorrt.builds.build_engine import BuildEnvironment, build_engine
-from edge_server.plugins.tensorrt.builds.builder import make_requests, run_requests
+from edge_server.plugins.tensorrt.builds.builder import make_requests, make_samples
 from edge_server.plugins.tensorrt.builds.verify_engine import VerificationSample, verify_engine
 from edge_server.plugins.tensorrt.engine_options import engine_order
 from edge_server.plugins.tensorrt.engine_order import Range
@@ -277,7 +277,7 @@ def test_an_engine_is_verified_with_its_optimal_shape_values(gpu: Any, resizing:
         made = dict(zip(("Y", "N"), runtime.run(["Y", "N"], batches.gather_one(asked)), strict=True))
         take(Response("made", 1, "", batches.scatter_one(made, asked, rows)))
 
-    samples: list[VerificationSample] = run_requests(
+    samples: list[VerificationSample] = make_samples(
         make_requests(found.spec, order, resizing.model_dir), found.spec, submit
     )
     assert samples[-1].inputs["S"].tolist() == [8, 8, 8]

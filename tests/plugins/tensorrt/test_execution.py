@@ -173,6 +173,33 @@ def test_a_library_that_does_not_start_fails_the_load_and_releases_the_gpu(
     assert gpu.live() == before
 
 
+@pytest.mark.parametrize(
+    ("logged", "is_of_another_machine"),
+    [
+        ("Serialization assertion stdVersionRead == kSERIALIZATION_VERSION failed.Version tag does not match.", True),
+        ("Failed due to an old deserialization call on a newer plan file.", True),
+        ("The engine plan file is generated on an incompatible device, expecting compute 8.7 got compute 8.6", True),
+        ("IRuntime::deserializeCudaEngine: Error Code 2: OutOfMemory (no further information)", False),
+    ],
+)
+def test_a_plan_of_another_machine_is_refused_with_what_to_do(
+    gpu: Any, logged: str, is_of_another_machine: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TensorRT's lines from public reports, also of TensorRT 8.2 and 10.16."""
+    library = make("tensorrt_rtx")._library
+
+    class Runtime(library.trt.Runtime):  # type: ignore[misc, name-defined]
+        def deserialize_cuda_engine(self, serialized_engine: bytes) -> None:
+            library.logger.log(library.trt.ILogger.ERROR, logged)
+
+    monkeypatch.setattr(library.trt, "Runtime", Runtime)
+    with pytest.raises(EngineFault) as caught:
+        library.deserialise(b"plan")
+    told = f"; a plan is for one version of TensorRT (here tensorrt_rtx {library.version}) and one kind of GPU: "
+    assert str(caught.value).startswith(logged)
+    assert (told in str(caught.value)) == is_of_another_machine
+
+
 def test_code_in_plans_is_allowed_by_the_operators_settings_not_by_a_model(
     gpu: Any, double_plan: ModelFile, job: Callable[..., Any]
 ) -> None:

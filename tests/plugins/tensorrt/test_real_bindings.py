@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from edge_server.backends.base import ModelFile
+
 pytestmark = pytest.mark.full
 
 HERE = Path(__file__).parent
@@ -125,6 +127,19 @@ def test_every_call_that_builds_an_engine_is_one_of_the_bindings(version: str) -
     run(version, BUILDS, str(CLASSIFIER))
 
 
+def test_the_hardware_tests_build_their_plans_with_calls_of_the_bindings() -> None:
+    """TensorRT for RTX is real and builds them, without a GPU."""
+    script = (
+        f"sys.path.insert(0, {str(HERE.parents[2] / 'hil_tests')!r})\n"
+        "from test_tensorrt_shape_tensors import LARGE, SMALL, build_plan\n"
+        "print(build_plan(name, SMALL, LARGE).nbytes > 1000)"
+    )
+    for version in VERSIONS:
+        run(version, script.replace(".nbytes > 1000", " is not None"))
+    done = subprocess.run([sys.executable, "-c", PRELUDE + script, "tensorrt_rtx"], capture_output=True, text=True)
+    assert done.stdout == "True\n", done.stderr
+
+
 # An object of pybind11 holds the pointer to the C++ object behind its head of 16 bytes; that one begins with its table
 # of virtual functions. Since 10 the table begins with four functions of all interfaces, since 11 also a logger's.
 CALLED = """
@@ -218,6 +233,57 @@ def test_without_a_code_in_its_line_the_report_has_the_line_alone() -> None:
     expected = "tensorrt 11.4.0.106 does not start: it logged: Unable to load library: libnvinfer_builder_resource"
     line = "Unable to load library: libnvinfer_builder_resource"
     assert run("11.4.0.106", STARTS, STUB_LOG=line).strip() == expected
+
+
+OLD = "the driver is older than the CUDA of the library that uses it"
+
+
+@pytest.mark.parametrize(
+    ("driver", "code", "cause"),
+    [
+        ({"FAKE_CUDA_VERSION": "12020"}, 35, OLD),
+        ({"FAKE_CUDA_INIT": "801"}, 801, "on a Jetson, the server's user may not open the GPU's files"),
+        ({"FAKE_CUDA_INIT": "999"}, 999, "the kernel module nvidia-uvm is not loaded"),
+        ({"FAKE_CUDA_INIT": "803"}, 803, "the driver's kernel module and its library have different versions"),
+        ({"FAKE_CUDA_INIT": "400"}, 400, ""),
+    ],
+)
+def test_the_real_lean_runtime_that_does_not_start_is_reported_and_does_not_end_the_process(
+    fake_gpu: Any, driver: dict[str, str], code: int, cause: str
+) -> None:
+    """In place of an object, its factory returns an address that is none, which pybind11 takes for a Runtime."""
+    said = run(LEAN, STARTS * 2, LD_LIBRARY_PATH=real_lean(fake_gpu), **driver).splitlines()
+    line = rf"createInferRuntime: .*CUDA initialization failure with error: {code} .*"
+    assert re.fullmatch(rf"tensorrt_lean 11.4.0.106 does not start: {cause}.*it logged: {line}", said[0]), said
+    assert said == said[:1] * 2
+
+
+def real_lean(fake_gpu: Any) -> str:
+    """Return LD_LIBRARY_PATH with the real lean runtime and the tests' driver."""
+    library = Path(FOLDER, "lean-libraries", "tensorrt_lean_libs")
+    if not (FOLDER and library.is_dir()):
+        pytest.skip("needs NVIDIA's lean runtime: tests/plugins/tensorrt/fetch_bindings.sh")
+    return f"{library}:{Path(fake_gpu.library).parent}"
+
+
+@pytest.fixture
+def rtx_plan(write_plan: Any) -> Path:
+    """An engine that the real TensorRT for RTX has built."""
+    file = write_plan(ModelFile(CLASSIFIER, CLASSIFIER.parents[1], 1), {"input": ([1, 3, 224, 224],) * 3})
+    return Path(file.path)
+
+
+def test_the_real_rtx_runtime_that_does_not_start_is_reported_with_its_own_line_and_the_cure(
+    fake_gpu: Any, rtx_plan: Path
+) -> None:
+    """Its runtime is made without CUDA; the first engine is what fails."""
+    script = STARTS.replace('b"plan"', "open(sys.argv[2], 'rb').read()")
+    done = subprocess.run(
+        [sys.executable, "-c", PRELUDE + script, "tensorrt_rtx", str(rtx_plan)],
+        env={**os.environ, "LD_LIBRARY_PATH": str(Path(fake_gpu.library).parent), "FAKE_CUDA_VERSION": "12020"},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert re.match(rf"{OLD}.* \(it logged: IRuntime::deserializeCudaEngine: .*cudaError 35: ", done.stdout)
 
 
 HOST_CODE = """

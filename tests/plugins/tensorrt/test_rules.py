@@ -15,7 +15,7 @@ from edge_server.backends.base import ModelFile
 from edge_server.core.model_spec import DynamicBatching, InputSpec, InstanceGroup, InstanceKind, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BadModelConfig, LoadError
-from edge_server.plugins.tensorrt.builds.build_engine import BuildProgress
+from edge_server.plugins.tensorrt.builds.build_engine import BuildProgress, lacks_memory
 from edge_server.plugins.tensorrt.builds.verify_engine import VerificationSample, load_samples, save_samples
 from edge_server.plugins.tensorrt.cuda_graphs import padded_size
 from edge_server.plugins.tensorrt.engine_options import engine_order, order_from_json, order_to_json
@@ -183,3 +183,17 @@ def test_saved_samples_are_read_back_unchanged(tmp_path: Path) -> None:
     found = load_samples(tmp_path / "samples.npz")
     assert [list(sample.outputs) for sample in found] == [["out"], []]
     np.testing.assert_array_equal(found[0].inputs["a/b"], np.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("logged", "is_short"),
+    [
+        ("Error Code 1: Cuda Runtime (out of memory); Requested amount of GPU memory (15485030400 bytes)", True),
+        ("[virtualMemoryBuffer.cpp::resizePhysical::144] Error Code 2: OutOfMemory (no further information)", True),
+        ("autotuning: User allocator error allocating 15485030400-byte buffer; Error Code 10: Internal Error", True),
+        ("Error Code 10: Internal Error (Could not find any implementation for node /1/Slice_4.)", False),
+    ],
+)
+def test_a_build_that_lacked_memory_is_tried_again(logged: str, is_short: bool) -> None:
+    """Lines of TensorRT from public reports of boards."""
+    assert lacks_memory(logged) is is_short

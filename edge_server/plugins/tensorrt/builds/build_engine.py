@@ -21,7 +21,10 @@ PLAN = "engine.plan"
 
 _REPORT_INTERVAL_S = 0.1
 
-_MEMORY_WORDS = ("out of memory", "outofmemory", "bad_alloc", "could not allocate", "insufficient memory")
+_MEMORY_WORDS = (
+    "out of memory", "outofmemory", "bad_alloc", "could not allocate", "could not be allocated", "insufficient memory",
+    "allocator error",
+)  # fmt: skip
 
 
 _FLAGS: dict[str, tuple[str, ...]] = {
@@ -141,7 +144,7 @@ def build_engine(
         library.load_plugins(tuple(filter(None, order.options.get("trt_extra_plugin_lib_paths", "").split(";"))))
         builder = library.create("Builder")
     except EngineFault as error:
-        raise BuildFault(str(error), is_final=not _lacks_memory(str(error))) from error
+        raise BuildFault(str(error), is_final=not lacks_memory(str(error))) from error
     report("Reading the model", 0.0)
     with library.logger.captured() as errors:
         if "trt_dla_core" in order.options:
@@ -179,7 +182,7 @@ def build_engine(
                     "; a build for a DLA needs NVIDIA's DLA compiler (libnvdla_compiler.so), which JetPack 7.2 lacks"
                 )
             raise BuildFault(
-                f"{library.name} builds no engine: {message_line(Exception(said))}", is_final=not _lacks_memory(said)
+                f"{library.name} builds no engine: {message_line(Exception(said))}", is_final=not lacks_memory(said)
             )
     if is_cancelled():
         raise BuildCancelled
@@ -190,7 +193,8 @@ def build_engine(
     return BuiltEngine(path, hashlib.sha256(plan).hexdigest(), plan.nbytes, took_s, dla_layers)
 
 
-def _lacks_memory(said: str) -> bool:
+def lacks_memory(said: str) -> bool:
+    """Return whether a message of TensorRT says that memory is short, so that a later build may succeed."""
     return any(sign in said.lower() for sign in _MEMORY_WORDS)
 
 

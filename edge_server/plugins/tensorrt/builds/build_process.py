@@ -113,7 +113,9 @@ class _Run:
             return
         bounds = self._bounds
         memory_problem = self._child.memory_problem(bounds.memory_bytes, bounds.floor_bytes, "--engine-build-memory-mb")
-        self._stop_reason = memory_problem or self._time_problem()
+        self._stop_reason = memory_problem
+        if not memory_problem and self._ran_s > bounds.timeout_s:
+            self._stop_reason = f"it took longer than {bounds.timeout_s:g} s (--engine-build-timeout-secs)"
         if self._stop_reason or self._orders.should_cancel():
             self._cancel_at_s = now_s
             self._resume()
@@ -136,11 +138,6 @@ class _Run:
             self._child.signal(signal.SIGCONT)
             self._is_paused = False
             self._orders.paused("")
-
-    def _time_problem(self) -> str:
-        if self._ran_s <= self._bounds.timeout_s:
-            return ""
-        return f"it took longer than {self._bounds.timeout_s:g} s (--engine-build-timeout-secs)"
 
     def _as_outcome(self, message: dict[str, Any]) -> BuildOutcome:
         if self._stop_reason and message["end"] == "cancelled":

@@ -22,11 +22,17 @@ from typing import Any, TextIO
 from edge_server.backends.cuda.cuda_driver import CudaFault
 from edge_server.backends.runtime_errors import message_line
 from edge_server.errors import EdgeServerError
-from edge_server.plugins.tensorrt.builds.build_engine import BuildCancelled, BuildEnvironment, BuildFault, build_engine
+from edge_server.plugins.tensorrt.builds.build_engine import (
+    BuildCancelled,
+    BuildEnvironment,
+    BuildFault,
+    build_engine,
+    lacks_memory,
+)
 from edge_server.plugins.tensorrt.builds.verify_engine import Mismatch, load_samples, verify_engine
 from edge_server.plugins.tensorrt.engine_options import order_from_json
 from edge_server.plugins.tensorrt.engine_order import EngineOrder
-from edge_server.plugins.tensorrt.library_adapter import EngineFault, load_library
+from edge_server.plugins.tensorrt.library_adapter import EngineFault, StartFault, load_library
 
 _PR_SET_PDEATHSIG = 1
 _LOWEST_PRIORITY = 19
@@ -74,6 +80,8 @@ def main() -> int:
         end = {"end": "failed", "reason": f"the engine is not used: {error}", "is_final": True}
     except (ValueError, OSError) as error:
         end = {"end": "failed", "reason": f"the model cannot be read: {message_line(error)}", "is_final": True}
+    except StartFault as error:
+        end = {"end": "failed", "reason": str(error), "is_final": not lacks_memory(str(error))}
     except (EngineFault, CudaFault, RuntimeError, TypeError) as error:
         # The last two are those of TensorRT's bindings.
         end = {"end": "failed", "reason": message_line(error), "is_final": False}

@@ -112,18 +112,19 @@ class EngineBuilder:
                 self._cache.discard(build.key)
             self._end(build, outcome)
             return
-        self._activate(build, served, {**facts, "difference": outcome.facts["difference"]})
+        compared = f"{served.report().runtime}" if served is not None else ""
+        found = {"difference": outcome.facts["difference"], "compared_with": compared}
+        entry = self._cache.commit(build.key, {**facts, **found, "tolerance": build.order.tolerance})
+        self._registry.note_ready(build, entry.facts, compared)
+        self._server.renew(*build.name, build.key.digest)
 
     def _write_samples(self, build: Build, served: ServedVersion | None, path: Path) -> None:
         """Get the correct outputs from the serving runtime. Raises EdgeServerError, OSError."""
         spec = served.spec if served is not None else build.order.spec
         assert spec is not None
         requests = make_requests(spec, build.order, build.order.path.parent.parent)
-        if served is None:
-            samples = samples_without_outputs(requests, spec)
-        else:
-            samples = run_requests(requests, spec, partial(served.submit, hold_us=0.0))
-        save_samples(path, samples)
+        submit = None if served is None else partial(served.submit, hold_us=0.0)
+        save_samples(path, make_samples(requests, spec, submit))
 
     def _run(self, build: Build, was_served: bool, job: dict[str, object]) -> BuildOutcome:
         told: list[tuple[str, float]] = [("", 0.0)]
@@ -157,13 +158,6 @@ class EngineBuilder:
                 build.cancel_reason = "the model was unloaded"
         return build.cancel_reason
 
-    def _activate(self, build: Build, served: ServedVersion | None, facts: dict[str, object]) -> None:
-        """Store a verified engine, and reload the version."""
-        compared = f"{served.report().runtime}" if served is not None else ""
-        entry = self._cache.commit(build.key, {**facts, "compared_with": compared, "tolerance": build.order.tolerance})
-        self._registry.note_ready(build, entry.facts, compared)
-        self._server.renew(*build.name, build.key.digest)
-
     def _end(self, build: Build, outcome: BuildOutcome) -> None:
         if outcome.end != "cancelled":
             self._registry.note_failed(build, outcome.reason, is_final=outcome.is_final)
@@ -187,17 +181,18 @@ def make_requests(spec: ModelSpec, order: EngineOrder, model_dir: Path) -> list[
     return [Request(spec.name, request.inputs, version=order.version, id=request.id) for request in made]
 
 
-def run_requests(requests: list[Request], spec: ModelSpec, submit: Submit) -> list[VerificationSample]:
-    """Run the request on the serving version. Raises its errors; ServingFault if there is no response."""
+def make_samples(requests: list[Request], spec: ModelSpec, submit: Submit | None) -> list[VerificationSample]:
+    """Run the requests on the serving version. Without one (`submit` is None) the samples have no outputs.
+
+    Raises its errors; ServingFault if there is no response.
+    """
     return [
-        VerificationSample(_runtime_inputs(spec, request), _runtime_outputs(spec, _run_request(request, submit)))
+        VerificationSample(
+            _runtime_inputs(spec, request),
+            {} if submit is None else _runtime_outputs(spec, _run_request(request, submit)),
+        )
         for request in requests
     ]
-
-
-def samples_without_outputs(requests: list[Request], spec: ModelSpec) -> list[VerificationSample]:
-    """Return the requests without outputs, if no serving version can compute them."""
-    return [VerificationSample(_runtime_inputs(spec, request), {}) for request in requests]
 
 
 def _random_sample(spec: ModelSpec, order: EngineOrder) -> WarmupSample:

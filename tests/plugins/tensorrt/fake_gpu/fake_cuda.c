@@ -2,7 +2,7 @@
 
 It is strict where the true one is: no call without a current context, no copy past the end of a buffer, no waiting
 while a stream is captured. What a process would tell of its GPU comes from the environment:
-FAKE_CUDA_INIT (a CUresult), FAKE_CUDA_COUNT, FAKE_CUDA_NAME, FAKE_CUDA_CAPABILITY (86), FAKE_CUDA_INTEGRATED,
+FAKE_CUDA_INIT (a CUresult), FAKE_CUDA_VERSION (13000), FAKE_CUDA_COUNT, FAKE_CUDA_NAME, FAKE_CUDA_CAPABILITY (86), FAKE_CUDA_INTEGRATED,
 FAKE_CUDA_BYTES (allocations beyond it fail), FAKE_CUDA_TALLY: a file of four 64-bit numbers, which are counted up: copies
 between host and device, copies on the device, the bytes of each.
 
@@ -121,7 +121,7 @@ EXPORT int fake_cuda_record(stream *s, work call, int id) {
 /* -- cuda.h -------------------------------------------------------------------------------------------------------- */
 
 EXPORT int cuInit(unsigned flags) { (void)flags; return (int)number("FAKE_CUDA_INIT", 0); }
-EXPORT int cuDriverGetVersion(int *version) { *version = 13000; return 0; }
+EXPORT int cuDriverGetVersion(int *version) { *version = (int)number("FAKE_CUDA_VERSION", 13000); return 0; }
 EXPORT int cuDeviceGetCount(int *count) { *count = (int)number("FAKE_CUDA_COUNT", 1); return 0; }
 EXPORT int cuDeviceGet(int *device, int ordinal) {
     if (ordinal < 0 || ordinal >= number("FAKE_CUDA_COUNT", 1)) return 101;
