@@ -17,7 +17,7 @@ from edge_server.errors import BadSchema
 from edge_server.plugins.language.engines.model_size import read_gguf
 from edge_server.plugins.language.engines.settings import read_settings
 from edge_server.plugins.language.engines.token_engine import Sampling, schema_place
-from edge_server.plugins.language.grammar.constraint import ConstraintCheck, ConstraintFailure
+from edge_server.plugins.language.grammar.constraint import ConstraintCheck, ConstraintFailure, llama_cpp_grammar
 from edge_server.plugins.language.grammar.openvino_constraint import openvino_grammar
 from tests.kit.json_schemas import EVERYDAY, KEYWORDS, RANDOM, find_problem
 
@@ -153,6 +153,47 @@ def test_a_keyword_that_the_engine_cannot_hold_is_named_with_the_other_engine(sc
     with pytest.raises(BadSchema, match="llama_cpp") as caught:
         _grammar(schema)
     assert caught.value.place == place
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword", "place"),
+    [
+        ({"allOf": [{"type": "integer"}, {"enum": [1, 2.5]}]}, "type", "s"),
+        ({"type": "integer", "anyOf": [{"const": 2.5}, {"const": 7}]}, "type", "s"),
+        (
+            {"$defs": {"E": {"enum": [2.5]}}, "properties": {"a": {"type": "integer", "$ref": "#/$defs/E"}}},
+            "type",
+            "s.properties.a",
+        ),
+        ({"enum": [{"a": 1}], "patternProperties": {"^a": {}}}, "patternProperties", "s"),
+        (
+            {"$defs": {"O": {"const": {"a": 1}}}, "$ref": "#/$defs/O", "patternProperties": {"^b": {}}},
+            "patternProperties",
+            "s",
+        ),
+        (
+            {"items": {"allOf": [{"additionalProperties": False}, {"patternProperties": {"^b": {}}}]}},
+            "patternProperties",
+            "s.items",
+        ),
+    ],
+)
+def test_what_llama_cpp_cannot_hold_together_is_refused_with_its_keyword(schema: Any, keyword: str, place: str) -> None:
+    """llama.cpp writes free text from there on, and the request would end with constraint_failed."""
+    with pytest.raises(BadSchema, match=keyword) as caught:
+        llama_cpp_grammar(Sampling(max_tokens=1, json_schema=json.dumps(schema)), partial(schema_place, "s"))
+    assert caught.value.place == place
+
+
+def test_alternatives_do_not_meet_in_one_value() -> None:
+    schema = {
+        "$defs": {"E": {"enum": [0.5, 2.5], "type": "number"}, "O": {"const": {"a": 1}}},
+        "properties": {
+            "a": {"anyOf": [{"type": "integer"}, {"$ref": "#/$defs/E"}, {"$ref": "#/$defs/O"}], "default": 1},
+            "b": {"type": "object", "patternProperties": {"^x": {"type": "integer"}}, "additionalProperties": False},
+        },
+    }
+    assert llama_cpp_grammar(Sampling(max_tokens=1, json_schema=json.dumps(schema)), partial(schema_place, "s"))
 
 
 @pytest.mark.full
