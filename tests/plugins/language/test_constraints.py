@@ -95,7 +95,7 @@ def writers(request: pytest.FixtureRequest) -> Iterator[_Writers]:
         ("llama_cpp", "random", RANDOM, 50),
         ("openvino_genai", "everyday", EVERYDAY, 0),
         ("openvino_genai", "keywords", KEYWORDS, 90),
-        ("openvino_genai", "random", RANDOM, 80),
+        ("openvino_genai", "random", RANDOM, 100),
     ],
     indirect=["writers"],
 )
@@ -145,8 +145,13 @@ def test_every_finished_answer_to_a_schema_that_is_not_refused_fits_it(
     [
         ({"properties": {"a": {"not": {}}}}, "json_schema.properties.a.not"),
         ({"type": "array", "contains": {}}, "json_schema.contains"),
-        ({"anyOf": [{}, {"type": "string", "maxLength": 500}]}, "json_schema.anyOf[1].maxLength"),
+        ({"anyOf": [{}, {"type": "string", "minLength": 500}]}, "json_schema.anyOf[1].minLength"),
         ({"type": "string", "pattern": "(?=a)"}, "json_schema.pattern"),
+        ({"items": {"allOf": [{"type": "integer"}, {"minimum": 1}]}}, "json_schema.items.allOf"),
+        ({"$defs": {"I": {"type": "integer"}}, "$ref": "#/$defs/I", "minimum": 1}, "json_schema.$ref"),
+        ({"type": "object", "anyOf": [{"required": ["a"]}]}, "json_schema.anyOf"),
+        ({"oneOf": [{"type": "object"}, {"type": ["object", "null"]}]}, "json_schema.oneOf"),
+        ({"properties": {"a": {}}, "minProperties": 1}, "json_schema.minProperties"),
     ],
 )
 def test_a_keyword_that_the_engine_cannot_hold_is_named_with_the_other_engine(schema: Any, place: str) -> None:
@@ -203,3 +208,15 @@ def test_texts_fit_their_choice_and_their_pattern(writers: _Writers) -> None:
     assert set(writers.write(12, choice=choice)) <= set(choice)
     for pattern in ("(日本|ä|👩)", "[^a-zß]{1,5}", "[A-Z]{2}-\\d+", ".\\s\\S"):
         assert all(re.fullmatch(pattern, text) for text in writers.write(9, regex=pattern))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("writers", ["openvino_genai"], indirect=True)
+@pytest.mark.parametrize(("least", "most"), [(0, 15), (0, 16), (2, 20), (5, 40)])
+def test_strings_have_their_lengths(writers: _Writers, least: int, most: int) -> None:
+    """They are counted in blocks of 16 characters."""
+    text = {"type": "string", "minLength": least, "maxLength": most}
+    schema = {"type": "object", "properties": {"a": text, "b": text}, "required": ["a", "b"]}
+    texts = writers.write(15, json_schema=json.dumps(schema))
+    assert [find_problem(schema, text) for text in texts] == [""] * len(texts)
+    assert max(len(json.loads(text)["a"]) for text in texts) == most
