@@ -35,7 +35,7 @@ class _Writers:
     def __init__(self, name: str) -> None:
         self.name = name
         about = read_gguf(_TINY)
-        settings = read_settings("tiny", {"max_num_seqs": "8", "num_kv_blocks": "256"}, about, 32)
+        settings = read_settings("tiny", {"max_num_seqs": "8", "num_kv_blocks": "256", "threads": "1"}, about, 32)
         if name == "openvino_genai":
             from edge_server.plugins.language.engines.openvino_engine import OpenVinoEngine
 
