@@ -43,6 +43,7 @@ def server(engine: str, serve: Any, tmp_path_factory: pytest.TempPathFactory) ->
     (models / "tiny/1/model.gguf").write_bytes(data)
     (models / "tiny/config.pbtxt").write_text(
         f'backend: "{engine}" parameters {{ key: "tool_call_parser" value {{ string_value: "hermes" }} }}'
+        'parameters { key: "threads" value { string_value: "1" } }'
     )
     with serve(models) as running:
         yield running

@@ -81,11 +81,11 @@ EVERYDAY: list[dict[str, Any]] = [
     _model({"format": "uri", "maxLength": 2083, "minLength": 1, "type": "string"}),
     _object(
         {
-            "title": {"type": "string", "minLength": 1, "maxLength": 100},
+            "title": {"type": "string", "minLength": 1, "maxLength": 20},
             "author": {"anyOf": [{"type": "string", "maxLength": 255}, {"type": "null"}]},
             "text": {"type": "string", "maxLength": 1000},
         },
-        *("title", "text"),
+        "title",
     ),
     _model({"format": "password", "type": "string", "writeOnly": True}),
     _model({"pattern": "^[a-z]+-\\d{2}$", "type": "string"}),

@@ -62,7 +62,7 @@ class _Writers:
             tokens[self._number], texts[self._number] = [], ""
             prompt = self.engine.encode("give me json" if index % 2 else "count from three")
             temperature = (1.0, 3.0, 30.0)[index % 3]  # the last makes all tokens about as likely
-            sampling = Sampling(max_tokens=160, temperature=temperature, seed=self._number, **constraint)
+            sampling = Sampling(max_tokens=240, temperature=temperature, seed=self._number, **constraint)
             grammar = self.engine.write_grammar(sampling, partial(schema_place, "s"))
             self.engine.add(self._number, prompt, dataclasses.replace(sampling, engine_grammar=grammar))
         finished = []
