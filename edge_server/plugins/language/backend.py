@@ -272,6 +272,13 @@ def _llama_cpp_settings(model: str, parameters: Mapping[str, str], size: LlmSize
     if "deterministic" in parameters:
         raise LoadError(f"model '{model}': parameter deterministic: the backend llama_cpp has no such mode")
     settings = read_settings(model, parameters, size, _BLOCK_TOKENS)
+    # llama.cpp ends its process for fewer.
+    least = max(settings.max_num_seqs, 2)
+    if settings.max_num_batched_tokens < least:
+        raise LoadError(
+            f"model '{model}': parameter max_num_batched_tokens: expected at least {least}, as max_num_seqs, with the "
+            f"backend llama_cpp, got {settings.max_num_batched_tokens}"
+        )
     if settings.num_kv_blocks * _BLOCK_TOKENS < settings.max_num_seqs * settings.max_context:
         return settings
     # Each sequence gets a part of its own, which llama.cpp rounds up.

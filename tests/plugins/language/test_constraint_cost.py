@@ -47,6 +47,14 @@ _SCHEMAS: dict[str, Any] = {
     "allOf of references": _references(30, "allOf"),
     "anyOf of references": _references(30, "anyOf"),
     "bounded strings": {"properties": {f"p{index}": {"type": "string", "maxLength": 900} for index in range(400)}},
+    "strings of other lengths": {
+        "properties": {f"p{index}": {"type": "string", "maxLength": 9_000 + index} for index in range(300)}
+    },
+    "arrays of other lengths": {
+        "properties": {
+            f"p{index}": {"type": "array", "items": {"type": "null"}, "maxItems": 600 + index} for index in range(400)
+        }
+    },
     "product": {"allOf": [{"anyOf": [{"properties": {f"a{i}": {"const": k}}} for k in range(4)]} for i in range(30)]},
     "pattern of an exponential automaton": {"type": "string", "pattern": "(a|b)*a(a|b){200}", "minLength": 100},
     "items": {"type": "array", "prefixItems": [{"type": "string", "minLength": 500}] * 700},

@@ -7,6 +7,7 @@ keyword of a schema that the library cannot hold is an error, and never left out
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -215,9 +216,8 @@ def _narrow(schema: dict[str, Any], place: Place) -> None:
     what follows a character that JSON escapes, unless that is in a class of two. Raises BadSchema for what has no other
     form.
     """
-    for path, value in _walk(schema):
-        if not isinstance(value, dict) or _is_in_value(path):
-            continue
+    nodes = [(path, value) for path, value in _walk(schema) if isinstance(value, dict) and not _is_in_value(path)]
+    for path, value in nodes:
         if "type" in value:
             stated = value["type"]
             types = set(stated if isinstance(stated, list) else [stated])
@@ -252,6 +252,57 @@ def _narrow(schema: dict[str, Any], place: Place) -> None:
             if _PATTERN_PART.sub(_widen, name) != name:
                 problem = "a character that JSON escapes cannot be enforced in a name's pattern"
                 raise BadSchema(place((*path, "patternProperties", name)), problem)
+    anywhere = frozenset().union(*(traits for _, value in nodes for traits in _own_traits(value)))
+    for path, value in nodes:
+        _check_parts(value, path, place, anywhere)
+
+
+_APART: Mapping[str, tuple[str, str]] = {
+    "integer": ("fraction", "'type' integer cannot be enforced where another part has a fraction in enum or const"),
+    "patterns": (
+        "closed",
+        "'patternProperties' cannot be enforced where another part has additionalProperties, or an object in enum or "
+        "const",
+    ),
+}
+"""Trait of a schema -> trait of another one for the same value beside which that version fails, and the problem."""
+
+
+def _own_traits(schema: Mapping[str, Any]) -> list[frozenset[str]]:
+    """Return the traits of the values that a schema lists, and of its other keywords."""
+    listed = schema["enum"] if isinstance(schema.get("enum"), list) else []
+    listed = [*listed, *([schema["const"]] if "const" in schema else [])]
+    stated = schema.get("type")
+    types = stated if isinstance(stated, list) else [stated]
+    has = {
+        "fraction": any("number" in types_of(item) and "integer" not in types_of(item) for item in listed),
+        "closed": any(isinstance(item, dict) for item in listed),
+    }
+    other = {
+        "integer": "integer" in types and "number" not in types,
+        "patterns": "patternProperties" in schema,
+        "closed": "additionalProperties" in schema,
+    }
+    return [frozenset(name for name, is_there in part.items() if is_there) for part in (has, other)]
+
+
+def _check_parts(schema: Any, path: Path, place: Place, anywhere: frozenset[str]) -> frozenset[str]:
+    """Return the traits of a schema and its parts for the same value; those of a reference are `anywhere`.
+
+    Raises BadSchema for two that cannot be enforced together.
+    """
+    if not isinstance(schema, dict):
+        return frozenset()
+    parts = [*_own_traits(schema), anywhere if "$ref" in schema else frozenset()]
+    for key in ("allOf", "anyOf", "oneOf"):
+        items = schema[key] if isinstance(schema.get(key), list) else []
+        found = [_check_parts(item, (*path, key, index), place, anywhere) for index, item in enumerate(items)]
+        parts += found if key == "allOf" else [frozenset().union(*found)]
+    for one, other in itertools.permutations(parts, 2):
+        for trait, (opposite, problem) in _APART.items():
+            if trait in one and opposite in other:
+                raise BadSchema(place(path), f"the keyword {problem}")
+    return frozenset().union(*parts)
 
 
 _ROUNDED: Mapping[str, Callable[[float], int]] = {

@@ -34,13 +34,18 @@ MAX_DEPTH = 32
 MAX_RULES = 4_000
 """Of a grammar."""
 MAX_STEPS = 20_000
-"""Of the conversion: subschemas that are read, also again through references, and merged."""
+"""Of the conversion: subschemas that are read, also again through references of a oneOf."""
 MAX_WIDTH = 64
-"""Characters of strings that are counted, and optional parts of patterns, in all rules together. A character costs
+"""Characters that patterns count, and their optional parts, in all rules together. A character costs
 27 ms of processor time with 49,000 tokens, once a grammar, in which the other answers of the engine wait. 500 optional
 parts cost minutes."""
 MAX_ITEMS = 1_000
 """Largest minItems, maxItems, minProperties and maxProperties."""
+MAX_LENGTH = 10_000
+"""Largest maxLength."""
+MAX_COPIES = 10_000
+"""Items of arrays, and blocks of 16 characters of strings, that are counted, in all rules together. 11,000 cost 0.5 s
+of processor time, 56,000 more than 15 s."""
 _MAX_VALUES = 1_000
 """Multiples between two limits that are written out."""
 _MAX_BRANCHES = 50
@@ -68,8 +73,8 @@ _KEYWORDS: Mapping[str, frozenset[str]] = {
     "object": frozenset(("properties", "required", "additionalProperties", "minProperties", "maxProperties")),
 }  # fmt: skip
 """Type -> keywords for it that are held."""
-_COMBINED = frozenset(("$ref", "allOf", "anyOf", "oneOf", "enum", "const", "type"))
-_HELD = _COMBINED.union(*_KEYWORDS.values())
+_COMBINED = frozenset(("$ref", "allOf", "anyOf", "oneOf"))
+_HELD = _COMBINED.union(("enum", "const", "type"), *_KEYWORDS.values())
 
 _DATE = (
     r"[0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
@@ -87,9 +92,12 @@ _FORMATS = {
     "ipv6": r"^(0|[1-9a-f][0-9a-f]{0,3})(:(0|[1-9a-f][0-9a-f]{0,3})){7}$",
     "hostname": rf"^{_LABEL}(\.{_LABEL}){{0,3}}$",
     "email": rf"^[a-z0-9_+-]{{1,20}}(\.[a-z0-9_+-]{{1,20}}){{0,2}}@{_LABEL}(\.{_LABEL}){{1,3}}$",
-    "uri": rf"^https?://{_LABEL}(\.{_LABEL}){{0,3}}(:[1-9][0-9]{{1,3}})?(/[A-Za-z0-9_.~-]*)*$",
+    "uri": rf"^https?://{_LABEL}(\.{_LABEL}){{0,3}}(:[1-9][0-9]{{1,3}})?$",
 }
-"""Format -> pattern of some of its texts."""
+"""Format -> pattern of some of its texts. That of a URI goes on with a path."""
+_PATH = "[A-Za-z0-9_.~/-]"
+_MAX_PATH = 1_000
+"""Characters of the path of a URI whose length has a limit."""
 _REFUSED_FORMATS = frozenset(("idn-email", "idn-hostname", "uri-reference", "iri", "iri-reference", "uri-template",
                               "json-pointer", "relative-json-pointer", "regex"))  # fmt: skip
 """The others of JSON Schema. A format that it does not define says nothing."""
@@ -104,6 +112,12 @@ object ::= "{{" (member ("," member)*)? "}}"
 member ::= string ":" any
 array ::= "[" (any ("," any)*)? "]"
 string ::= "\"" character* "\""
+plain ::= {_CHARACTER}
+eight ::= {_CHARACTER}{{8}}
+sixteen ::= eight eight
+fewer ::= {_CHARACTER}{{0,7}}
+part ::= fewer | eight fewer
+path ::= {_PATH}
 character ::= {_CHARACTER} | "\\" (["\\/bfnrt] | "u" [0-9a-cA-CeEfF] hex hex hex)
 hex ::= [0-9a-fA-F]
 positive ::= [1-9] [0-9]{{0,17}}
@@ -155,6 +169,7 @@ class _Writer:
         self._references: dict[str, str] = {}
         """Reference -> name of its rule."""
         self._width = 0
+        self._copies = 0
         self._steps = 0
 
     def grammar(self) -> str:
@@ -183,6 +198,11 @@ class _Writer:
             self._rules[name] = text
         return self._names[text]
 
+    def _count_copies(self, copies: int, path: Path) -> None:
+        self._copies += copies
+        if self._copies > MAX_COPIES:
+            raise self._refuse(path, f"more than {MAX_COPIES:,} counted items and blocks of 16 characters")
+
     def _value(self, schema: Any, path: Path, opened: frozenset[str]) -> str:
         """`opened` are the references on the way here without a character between: one of them again has no end."""
         self._step(path)
@@ -195,13 +215,13 @@ class _Writer:
         rest = {key: value for key, value in schema.items() if key in _HELD or key in _REFUSED}
         for key in rest.keys() & _REFUSED:
             raise self._refuse((*path, key), f"the keyword {key}")
-        if rest.keys() == {"$ref"}:
-            return self._reference(rest["$ref"], path, opened)
-        if "$ref" in rest or "allOf" in rest:
-            return self._value(self._merged(rest, path), path, opened)
-        for key in ("anyOf", "oneOf"):
-            if key in rest:
-                return self._alternatives(key, rest, path, opened)
+        for key in _COMBINED & rest.keys():
+            if len(rest) > 1:
+                beside = ", ".join(sorted(rest.keys() - {key}))
+                raise self._refuse((*path, key), f"{key} beside {beside[:80]}")
+            if key == "$ref":
+                return self._reference(rest[key], path, opened)
+            return self._alternatives(key, rest[key], path, opened)
         if "const" in rest or "enum" in rest:
             return self._constants(rest, path)
         if "type" not in rest and not rest:
@@ -221,65 +241,13 @@ class _Writer:
             raise self._bad((*path, "type"), "no JSON fits it")
         return list(dict.fromkeys(names))
 
-    def _resolved(self, schema: Any, path: Path, hops: int = 0) -> Any:
-        """Return a schema with its `$ref` and `allOf` merged into it."""
-        while isinstance(schema, dict) and ("$ref" in schema or "allOf" in schema):
-            if hops > MAX_DEPTH:
-                raise self._bad((*path, "$ref"), "the reference leads only to itself, and never to a schema")
-            hops += 1
-            schema = self._merged(schema, path, hops)
-        return schema
-
-    def _merged(self, schema: Mapping[str, Any], path: Path, hops: int = 0) -> Any:
-        parts = schema.get("allOf", [])
-        if not isinstance(parts, list):
-            raise self._bad((*path, "allOf"), "expected a list of schemas")
-        merged: Any = {key: value for key, value in schema.items() if key not in ("$ref", "allOf")}
-        named = [("$ref", self._target(schema["$ref"], path))] if "$ref" in schema else []
-        for key, part in [*named, *(("allOf", part) for part in parts)]:
-            merged = self._merge(merged, self._resolved(part, path, hops + 1), (*path, key))
-        return merged
-
-    def _merge(self, one: Any, other: Any, path: Path) -> Any:
-        """Return a schema of what fits both. `path` is that of the keyword that asks for it."""
-        self._step(path)
-        if isinstance(one, bool) or isinstance(other, bool):
-            return other if one is True else one if other is True else False
-        if not isinstance(one, dict) or not isinstance(other, dict):
-            raise self._bad(path, "expected schemas")
-        one, other = ({key: value for key, value in part.items() if key not in _ANNOTATIONS} for part in (one, other))
-        for first, second in ((one, other), (other, one)):
-            is_open = first.get("additionalProperties", True) is True
-            if not is_open and second.get("properties", {}).keys() - first.get("properties", {}):
-                raise self._refuse(path, f"{path[-1]} with properties beside additionalProperties of another part")
-        merged = {**one, **other}
-        for key in one.keys() & other.keys():
-            left, right = one[key], other[key]
-            if left == right and type(left) is type(right):
-                continue
-            if key in ("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties"):
-                merged[key] = max(left, right)
-            elif key in ("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties"):
-                merged[key] = min(left, right)
-            elif key == "required":
-                merged[key] = list(dict.fromkeys([*left, *right]))
-            elif key == "properties":
-                merged[key] = {**left, **right}
-                for name in left.keys() & right.keys():
-                    merged[key][name] = {"allOf": [left[name], right[name]]}
-            elif key == "enum":
-                merged[key] = [item for item in left if any(_is_same(item, value) for value in right)]
-            elif key == "type":
-                names = [set(part if isinstance(part, list) else [part]) for part in (left, right)]
-                both = names[0] & names[1]
-                if any("number" in part for part in names):
-                    both |= {"integer"} & (names[0] | names[1])
-                merged[key] = sorted(both)
-            elif key in ("items", "additionalProperties"):
-                merged[key] = {"allOf": [left, right]}
-            else:
-                raise self._refuse(path, f"{path[-1]} with two of {key}")
-        return merged
+    def _resolved(self, schema: Any, path: Path) -> Any:
+        """Return the schema to which references without keywords beside them lead."""
+        for _ in range(MAX_DEPTH):
+            if not isinstance(schema, dict) or schema.keys() & (_HELD | _REFUSED) != {"$ref"}:
+                return schema
+            schema = self._target(schema["$ref"], path)
+        raise self._bad((*path, "$ref"), "the reference leads only to itself, and never to a schema")
 
     def _target(self, reference: Any, path: Path) -> Any:
         where = (*path, "$ref")
@@ -307,18 +275,14 @@ class _Writer:
             self._rules[name] = self._value(target, where, opened | {reference})
         return self._references[reference]
 
-    def _alternatives(self, key: str, schema: Mapping[str, Any], path: Path, opened: frozenset[str]) -> str:
-        items = schema[key]
+    def _alternatives(self, key: str, items: Any, path: Path, opened: frozenset[str]) -> str:
         if not isinstance(items, list) or not items:
             raise self._bad((*path, key), "expected a list of schemas")
-        rest = {name: value for name, value in schema.items() if name != key}
+        if key == "allOf" and len(items) > 1:
+            raise self._refuse((*path, key), "allOf of several schemas")
         parts = [(item, (*path, key, index)) for index, item in enumerate(items)]
-        if rest or key == "oneOf":
-            parts = [(self._resolved(item, where), where) for item, where in parts]
-            if rest:
-                parts = [(self._merge(rest, item, (*path, key)), where) for item, where in parts]
         if key == "oneOf":
-            parts = self._exclusive(parts, (*path, key))
+            parts = self._exclusive([(self._resolved(item, where), where) for item, where in parts], (*path, key))
         texts = [self._value(item, where, opened) for item, where in parts if item is not False]
         if not texts:
             raise self._bad((*path, key), "no JSON fits it")
@@ -334,12 +298,11 @@ class _Writer:
                 if None not in values and all(
                     not _have_same(one or [], other or []) for one, other in itertools.combinations(values, 2)
                 ):
-                    schemas = [{**part, "required": [*part.get("required", []), name]} for part in schemas]
-                    break
+                    return [({**part, "required": [*part.get("required", []), name]}, where) for part, where in parts]
         for one, other in itertools.permutations(schemas, 2):
             if not _are_apart(one, other):
                 raise self._refuse(path, "oneOf with alternatives that may both fit")
-        return [(schema, where) for schema, (_, where) in zip(schemas, parts, strict=True)]
+        return parts
 
     def _constants(self, schema: Mapping[str, Any], path: Path) -> str:
         key = "const" if "const" in schema else "enum"
@@ -377,12 +340,12 @@ class _Writer:
         if pattern is None:
             if (least, most) == (0, None):
                 return "string"
-            counted = most if most is not None else least if least > 1 else 0
-            key = "maxLength" if most is not None else "minLength"
-            if counted > MAX_WIDTH:
-                raise self._refuse((*path, key), f"{key} above {MAX_WIDTH}")
-            text = f'"\\"" {repeated(_CHARACTER, least, most)} "\\""' if most != 0 else '"\\"\\""'
-            return self._rule(text, counted, (*path, key))
+            if least > MAX_WIDTH:
+                raise self._refuse((*path, "minLength"), f"minLength above {MAX_WIDTH}")
+            text = f'"\\"" {_counted(least, most)} "\\""'
+            if most is not None and text not in self._names:
+                self._count_copies((most - least) // 16, (*path, "maxLength"))
+            return self._rule(text, least if least > 1 else 0, (*path, "minLength"))
         key = "format" if form in _FORMATS else "pattern"
         if not isinstance(pattern, str):
             raise self._bad((*path, key), f"expected a regular expression, got {str(pattern)[:40]!r}")
@@ -390,6 +353,12 @@ class _Writer:
             part = pattern_grammar(pattern, is_json=True)
         except BadPattern as error:
             raise self._refuse((*path, key), f"{key} {pattern[:80]!r}: {error}") from None
+        if form == "uri" and most is None:
+            part = part._replace(text=f'{part.text} ("/" {_PATH}*)?', most=None)
+        elif form == "uri" and part.most is not None and most is not None and part.most < most:
+            room = min(most - part.most - 1, _MAX_PATH)
+            self._count_copies(room, (*path, "maxLength"))
+            part = part._replace(text=f'{part.text} ("/" path{{0,{room}}})?')
         if part.least < least:
             raise self._refuse((*path, "minLength"), f"minLength beside a {key} of shorter texts")
         if most is not None and (part.most is None or part.most > most):
@@ -482,6 +451,7 @@ class _Writer:
         rest = ""
         if other and (most is None or most > len(fixed)):
             more = None if most is None else most - len(fixed)
+            self._count_copies(more or least, (*path, "items"))
             rest = repeated(f'("," {other})', max(least - len(fixed), 0), more)
         for index, item in reversed(list(enumerate(fixed))):
             comma = '"," ' if index else ""
@@ -499,17 +469,21 @@ class _Writer:
         missing = dict.fromkeys(required, others if "additionalProperties" in schema else True)
         properties = {**properties, **{name: value for name, value in missing.items() if name not in properties}}
         properties = {name: value for name, value in properties.items() if value is not False or name in required}
-        others = self._check_counts(schema, properties, required, others, path)
+        least, most = self._counts(schema, path, "minProperties", "maxProperties")
+        for key in ("minProperties", "maxProperties"):
+            # Names that are free may be written twice, and then count once.
+            if key in schema and (properties or (key == "minProperties" and least > 1)):
+                raise self._refuse((*path, key), f"{key} of names that are not all free or all required")
         other = ""
         if others is not False:
             value = self._rule(self._value(others, (*path, "additionalProperties"), frozenset()))
             name = f'"\\"" {_other_name(properties)} "\\""' if properties else "string"
             other = self._rule(f'{name} ":" {value}')
         if not properties:
-            least, most = self._counts(schema, path, "minProperties", "maxProperties")
             if not other or most == 0:
                 return '"{}"'
             another = f'("," {other})'
+            self._count_copies(most or 0, (*path, "maxProperties"))
             members = f"{other} {repeated(another, 0, None if most is None else most - 1)}"
             return f'"{{" {members} "}}"' if least else f'"{{" ({members})? "}}"'
         # What may stand from a property on: as the first members of the object, and after others.
@@ -523,24 +497,6 @@ class _Writer:
             later = self._rule(f'"," {member} {later}{without_later}')
         return f'"{{" {first} "}}"'
 
-    def _check_counts(
-        self, schema: Mapping[str, Any], properties: Mapping[str, Any], required: list[Any], others: Any, path: Path
-    ) -> Any:
-        """Return the schema of further properties, False for none, so that minProperties and maxProperties hold.
-
-        Raises BadSchema if the grammar cannot count them.
-        """
-        least, most = self._counts(schema, path, "minProperties", "maxProperties")
-        certain = len(properties.keys() & set(required))
-        if least > max(certain, 0 if properties or others is False else 1):
-            # Names may be written twice, and then count once.
-            raise self._refuse((*path, "minProperties"), "minProperties of names that are free")
-        if most is None or not properties:
-            return others
-        if most < len(properties):
-            raise self._refuse((*path, "maxProperties"), "maxProperties below the number of properties")
-        return False
-
     def _counts(self, schema: Mapping[str, Any], path: Path, least_key: str, most_key: str) -> tuple[int, int | None]:
         counts: list[int | None] = []
         for key, default in ((least_key, 0), (most_key, None)):
@@ -548,13 +504,32 @@ class _Writer:
             if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value < 0
                                       or value != int(value)):  # fmt: skip
                 raise self._bad((*path, key), f"expected a whole number, got {str(value)[:40]!r}")
-            if value is not None and value > MAX_ITEMS:
-                raise self._refuse((*path, key), f"{key} above {MAX_ITEMS:,}")
+            largest = MAX_LENGTH if key.endswith("Length") else MAX_ITEMS
+            if value is not None and value > largest:
+                raise self._refuse((*path, key), f"{key} above {largest:,}")
             counts.append(None if value is None else int(value))
         least, most = counts
         if most is not None and (least or 0) > most:
             raise self._bad((*path, least_key), f"expected at most {most_key} {most}, got {least}")
         return least or 0, most
+
+
+def _counted(least: int, most: int | None) -> str:
+    """Return an expression for so many characters of a string.
+
+    For each counted character of a rule the library computes which tokens may follow, once a grammar, in a step. The
+    rules `sixteen` and `part` are computed once for all strings; `plain` costs nothing then, but 30 ms of each token.
+    The library would write rules without names of others out wherever they are named. With these rules it sometimes
+    ends a text too early, so the fewest characters are counted without them.
+    """
+    parts = [f"{_CHARACTER}{{{least}}}"] if least else []
+    if most is None:
+        return " ".join([*parts, f"{_CHARACTER}*"])
+    sixteens, rest = divmod(most - least, 16)
+    last = [f"plain{{0,{rest}}}"] if rest else []
+    if sixteens:
+        last = [f"(sixteen{{0,{sixteens - 1}}} part | {' '.join([f'sixteen{{{sixteens}}}', *last])})"]
+    return " ".join([*parts, *last])
 
 
 def _choice(parts: Sequence[str]) -> str:
@@ -594,21 +569,7 @@ def _are_apart(one: Any, other: Any) -> bool:
         if found is not None:
             known &= set().union(*map(types_of, found))
         types.append(known | ({"integer"} if "number" in known else set()))
-    if not types[0] & types[1]:
-        return True
-    if types[0] & types[1] != {"object"}:
-        return False
-    properties = [part.get("properties", {}) for part in (one, other)]
-    needed = [set(part.get("required", [])) for part in (one, other)]
-    for name in needed[0] & properties[0].keys() & properties[1].keys():
-        found, others = _values(properties[0][name]), _values(properties[1][name])
-        if found is not None and others is not None and not _have_same(found, others):
-            return True
-    is_closed = "properties" in one and one.get("additionalProperties", False) is False
-    lacks = needed[1] - properties[0].keys() - needed[0]
-    return (is_closed and bool(lacks)) or (
-        other.get("additionalProperties") is False and bool(needed[0] - properties[1].keys())
-    )
+    return not types[0] & types[1]
 
 
 def _one_of(texts: set[str], place: str, depth: int = 0) -> str:
