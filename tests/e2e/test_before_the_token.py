@@ -17,6 +17,8 @@ import h2.connection
 import h2.events
 import pytest
 
+from tests.kit.server import serve
+
 MODEL = """
 backend: "stub"
 max_batch_size: 4
@@ -30,7 +32,7 @@ UPGRADE = (
 
 
 @pytest.fixture(scope="module", params=["http2", "grpcio"])
-def guarded(request: pytest.FixtureRequest, serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     folder = tmp_path_factory.mktemp("guarded")
     (folder / "models/one/1").mkdir(parents=True)
     (folder / "models/one/config.pbtxt").write_text(MODEL)

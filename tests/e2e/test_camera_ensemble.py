@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,9 @@ import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
+
+from tests.kit.models import BUNDLED
+from tests.kit.server import serve
 
 pytestmark = pytest.mark.full
 
@@ -28,12 +31,12 @@ PICTURES = {"coffee": "espresso", "chelsea": "tiger cat", "rocket": "missile", "
 
 
 @pytest.fixture(scope="module")
-def server(module_repository: Any, serve: Callable[..., Any], bundled_repository: Path) -> Iterator[Any]:
+def server(module_repository: Any) -> Iterator[Any]:
     path = module_repository.path
     shutil.copytree(PIPELINE, path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     (path / "name_subject" / "1").mkdir()
-    (path / CLASSIFIER).symlink_to(bundled_repository / CLASSIFIER)
-    shutil.copy(bundled_repository / CLASSIFIER / "labels.txt", path / "name_best")
+    (path / CLASSIFIER).symlink_to(BUNDLED / CLASSIFIER)
+    shutil.copy(BUNDLED / CLASSIFIER / "labels.txt", path / "name_best")
     with serve(path, "--allow-external-links") as running:
         yield running
         assert running.stop() == 0

@@ -8,8 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,8 @@ from edge_server.plugins.cameras.questions.model_request import question_jpeg
 from edge_server.plugins.cameras.questions.question import QuestionEntry
 from edge_server.plugins.language.engines.pictures import decode_picture
 from edge_server.protocol.frame_messages import Detection
+from tests.kit.eventually import eventually
+from tests.kit.server import serve
 from tests.kit.site import Handler, Site
 
 COMMAND = Path(sys.executable).parent / "edge-server"
@@ -78,11 +79,7 @@ def hook() -> Iterator[Any]:
 
 @pytest.mark.full
 def test_the_file_of_the_page_sends_the_answer_about_a_face_to_the_webhook_events_and_http(
-    serve: Callable[..., AbstractContextManager[Any]],
-    repository: Any,
-    tmp_path: Path,
-    hook: Any,
-    eventually: Callable[[Callable[[], bool]], bool],
+    repository: Any, tmp_path: Path, hook: Any
 ) -> None:
     shutil.copytree(ROOT / "model_repository/face_detection_yunet", repository.path / "face_detection_yunet")
     (repository.add("my_vlm", VLM) / "1/model.py").write_text(VLM_CODE)
@@ -125,12 +122,7 @@ def test_the_file_of_the_page_sends_the_answer_about_a_face_to_the_webhook_event
 
 
 @pytest.mark.full
-def test_a_vision_language_model_gets_the_picture_and_the_prompt(
-    serve: Callable[..., AbstractContextManager[Any]],
-    repository: Any,
-    tmp_path: Path,
-    eventually: Callable[[Callable[[], bool]], bool],
-) -> None:
+def test_a_vision_language_model_gets_the_picture_and_the_prompt(repository: Any, tmp_path: Path) -> None:
     openvino_genai = pytest.importorskip("openvino_genai", reason="needs openvino-genai, of the extra test-all")
     import openvino
 

@@ -16,6 +16,9 @@ import tritonclient.grpc
 from onnx import TensorProto, helper
 from tritonclient.utils import InferenceServerException
 
+from tests.kit.eventually import eventually
+from tests.kit.server import serve
+
 
 def table_model(values: list[float]) -> onnx.ModelProto:
     """y = values[index]: an index beyond the table fails at run time, in the runtime."""
@@ -147,7 +150,7 @@ def step(server: Any, model: str, id: int, flags: str = "", index: int = 0) -> t
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("model", STATEFUL)
 def test_a_sequence_stays_on_the_version_on_which_it_began_whatever_becomes_of_the_canary(
-    server: Any, module_repository: Any, eventually: Any, model: str
+    server: Any, module_repository: Any, model: str
 ) -> None:
     folder = module_repository.path / model
     assert step(server, model, 1, "+") == ("1", 1.0)
@@ -187,7 +190,7 @@ def test_a_sequence_stays_on_the_version_on_which_it_began_whatever_becomes_of_t
     assert step(server, model, old[0], "+") == ("2", 100.0)
 
 
-def test_a_pin_promotes_a_canary_and_its_sequences_go_on(server: Any, module_repository: Any, eventually: Any) -> None:
+def test_a_pin_promotes_a_canary_and_its_sequences_go_on(server: Any, module_repository: Any) -> None:
     write_whole(module_repository.path / "pinned", 2, summing("pinned", [100.0]))
     assert eventually(lambda: shares(server, "pinned") == {1: 0.5, 2: 0.5})
     begun = {id: step(server, "pinned", id, "+") for id in range(1, 5)}
@@ -206,7 +209,7 @@ def test_a_pin_promotes_a_canary_and_its_sequences_go_on(server: Any, module_rep
 
 
 @pytest.fixture(scope="module")
-def server(serve: Any, module_repository: Any) -> Iterator[Any]:
+def server(module_repository: Any) -> Iterator[Any]:
     """A server that watches its folder, with a model for each test."""
     module_repository.add("table", CANARY, 1, table_model([1.0] * 100))
     module_repository.add("replaced", REPLACE, 1, table_model([1.0, 1.0]))
@@ -219,9 +222,7 @@ def server(serve: Any, module_repository: Any) -> Iterator[Any]:
         yield running
 
 
-def test_a_canary_gets_its_fraction_and_is_rolled_back_if_it_fails_more(
-    server: Any, module_repository: Any, eventually: Any
-) -> None:
+def test_a_canary_gets_its_fraction_and_is_rolled_back_if_it_fails_more(server: Any, module_repository: Any) -> None:
     write_whole(module_repository.path / "table", 2, table_model([2.0] * 2))
     assert eventually(lambda: shares(server, "table") == {1: 0.75, 2: 0.25})
 
@@ -240,9 +241,7 @@ def test_a_canary_gets_its_fraction_and_is_rolled_back_if_it_fails_more(
     assert server.ask("/v2/models/table/versions/2/infer", index_body(0))[1]["outputs"][0]["data"] == [2.0]
 
 
-def test_replace_unloads_the_old_generation_before_it_loads_the_new_one(
-    server: Any, module_repository: Any, eventually: Any
-) -> None:
+def test_replace_unloads_the_old_generation_before_it_loads_the_new_one(server: Any, module_repository: Any) -> None:
     folder = module_repository.path / "replaced"
     before = len(event_kinds(server))
     shutil.move(folder / "1", module_repository.path / ".old")
@@ -260,9 +259,7 @@ def test_replace_unloads_the_old_generation_before_it_loads_the_new_one(
     assert all("replaced" in answer["error"] for answer in refused)
 
 
-def test_a_call_that_hangs_in_its_runtime_is_answered_and_its_version_removed(
-    serve: Any, repository: Any, eventually: Any
-) -> None:
+def test_a_call_that_hangs_in_its_runtime_is_answered_and_its_version_removed(repository: Any) -> None:
     tensors = 'input{name:"x" data_type:TYPE_FP32 dims:[1]} output{name:"y" data_type:TYPE_FP32 dims:[1]}'
     hang = "".join(
         f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}'

@@ -7,12 +7,13 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from tests.kit.eventually import eventually
+from tests.kit.server import serve
 
 pytestmark = pytest.mark.full
 
@@ -28,9 +29,7 @@ class TritonPythonModel:
 """
 
 
-def test_a_model_whose_load_ended_the_server_is_not_loaded_again_until_its_files_change(
-    serve: Callable[..., Any], eventually: Callable[..., bool], tmp_path: Path
-) -> None:
+def test_a_model_whose_load_ended_the_server_is_not_loaded_again_until_its_files_change(tmp_path: Path) -> None:
     models = tmp_path / "models"
     shutil.copytree(BUNDLED / "face_detection_yunet/1", models / "good/1")
     (models / "bad/1").mkdir(parents=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
+
+from tests.kit.eventually import eventually
+from tests.kit.models import identity_config
 
 
 def delayed(delay_ms: int, more: str) -> str:
@@ -44,13 +47,17 @@ def gates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(shared_server: Any, module_repository: Any, identity: Callable[..., str], gates: Path) -> Iterator[Any]:
+def server(shared_server: Any, module_repository: Any, gates: Path) -> Iterator[Any]:
     def add(name: str, batching: str, delay_ms: int = 100, **more: Any) -> None:
-        module_repository.add(name, identity(more=delayed(delay_ms, f"dynamic_batching {{ {batching} }}"), **more))
+        module_repository.add(
+            name, identity_config(more=delayed(delay_ms, f"dynamic_batching {{ {batching} }}"), **more)
+        )
 
     def add_gated(name: str, batching: str) -> None:
         gate = f'parameters {{ key: "gate" value {{ string_value: "{gates / name}" }} }}'
-        config = identity(batch=1, more=f"dynamic_batching {{ {batching} }} {gate}").replace("identity", "python")
+        config = identity_config(batch=1, more=f"dynamic_batching {{ {batching} }} {gate}").replace(
+            "identity", "python"
+        )
         folder = module_repository.add(name, config)
         (folder / "1" / "model.py").write_text(GATED)
 
@@ -68,7 +75,7 @@ def server(shared_server: Any, module_repository: Any, identity: Callable[..., s
     )
     add_gated("urgent", "priority_levels: 2 default_priority_level: 2")
     add_gated("own_timeout", "default_queue_policy { allow_timeout_override: true }")
-    module_repository.add("two_hands", identity(more=delayed(150, "instance_group { count: 2 kind: KIND_CPU }")))
+    module_repository.add("two_hands", identity_config(more=delayed(150, "instance_group { count: 2 kind: KIND_CPU }")))
     with shared_server(module_repository.path) as server:
         yield server
 
@@ -87,7 +94,7 @@ def batches(server: Any, model: str) -> dict[int, int]:
 
 
 @contextlib.contextmanager
-def one_running(server: Any, model: str, gates: Path, eventually: Any) -> Iterator[tuple[ThreadPoolExecutor, Any]]:
+def one_running(server: Any, model: str, gates: Path) -> Iterator[tuple[ThreadPoolExecutor, Any]]:
     """Occupy a gated model with one request; yield a pool for further ones, and the future of the first."""
     with ThreadPoolExecutor(16) as pool:
         try:
@@ -133,8 +140,8 @@ def test_a_preferred_size_is_sent_without_waiting_for_the_delay(server: Any) -> 
     assert batches(server, "preferred") == {4: 1}
 
 
-def test_a_full_queue_refuses_at_once_with_a_message(server: Any, gates: Path, eventually: Any) -> None:
-    with one_running(server, "small_queue", gates, eventually) as (pool, first):
+def test_a_full_queue_refuses_at_once_with_a_message(server: Any, gates: Path) -> None:
+    with one_running(server, "small_queue", gates) as (pool, first):
         futures = [pool.submit(server.infer, "small_queue", body(number)) for number in range(1, 12)]
         assert eventually(lambda: sum(future.done() for future in futures) == 9)
         refused = [future.result() for future in futures if future.done()]
@@ -145,10 +152,8 @@ def test_a_full_queue_refuses_at_once_with_a_message(server: Any, gates: Path, e
     assert counters["nv_inference_request_success"] == 3
 
 
-def test_a_request_past_its_queue_timeout_is_rejected_under_policy_reject(
-    server: Any, gates: Path, eventually: Any
-) -> None:
-    with one_running(server, "impatient", gates, eventually) as (pool, first):
+def test_a_request_past_its_queue_timeout_is_rejected_under_policy_reject(server: Any, gates: Path) -> None:
+    with one_running(server, "impatient", gates) as (pool, first):
         answers = list(pool.map(lambda number: server.infer("impatient", body(number)), range(2)))
     assert first.result()[0] == 200
     assert [status for status, _ in answers] == [503, 503]
@@ -161,18 +166,18 @@ def test_a_request_past_its_queue_timeout_is_delayed_under_policy_delay(server: 
     assert statuses == [200, 200, 200]
 
 
-def test_a_request_may_set_its_own_timeout_if_the_policy_allows_it(server: Any, gates: Path, eventually: Any) -> None:
-    with one_running(server, "own_timeout", gates, eventually) as (pool, first):
+def test_a_request_may_set_its_own_timeout_if_the_policy_allows_it(server: Any, gates: Path) -> None:
+    with one_running(server, "own_timeout", gates) as (pool, first):
         answers = list(pool.map(lambda number: server.infer("own_timeout", body(number, timeout=20_000)), range(3)))
     assert first.result()[0] == 200
     assert [status for status, _ in answers] == [503, 503, 503]
 
 
-def test_a_request_of_higher_priority_overtakes_waiting_ones(server: Any, gates: Path, eventually: Any) -> None:
+def test_a_request_of_higher_priority_overtakes_waiting_ones(server: Any, gates: Path) -> None:
     def waiting() -> float:
         return float(server.read_counters("urgent")["nv_inference_pending_request_count"])
 
-    with one_running(server, "urgent", gates, eventually) as (pool, first):
+    with one_running(server, "urgent", gates) as (pool, first):
         futures = [pool.submit(server.infer, "urgent", body(number)) for number in range(1, 10)]
         assert eventually(lambda: waiting() == 9)
         futures.append(pool.submit(server.infer, "urgent", body(99, priority=1)))

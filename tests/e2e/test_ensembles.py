@@ -7,7 +7,6 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,10 @@ import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
+
+from tests.kit.eventually import eventually
+from tests.kit.models import BUNDLED, COFFEE, REPEAT, identity_config
+from tests.kit.server import serve
 
 # (x + y, x - y) -> add_sub again: (2x, 2y)
 CHAIN = """
@@ -105,20 +108,18 @@ def write_members(repository: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def server(
-    module_repository: Any, serve: Any, bundled_repository: Path, repeat_config: str, identity: Callable[..., str]
-) -> Iterator[Any]:
+def server(module_repository: Any) -> Iterator[Any]:
     write_members(module_repository)
     module_repository.add("chain", chain())
     module_repository.add("a_outer", OUTER)
-    module_repository.add("repeat", repeat_config)
-    module_repository.add("same", identity("INT32", "1", batch=0))
+    module_repository.add("repeat", REPEAT)
+    module_repository.add("same", identity_config("INT32", "1", batch=0))
     module_repository.add("stream", STREAM)
     module_repository.add("camera", CAMERA)
     module_repository.add(
         "wrong", chain().replace('key: "OUTPUT1" value: "difference"', 'key: "OUTPUT9" value: "difference"')
     )
-    (module_repository.path / "efficientnet_lite0").symlink_to(bundled_repository / "efficientnet_lite0")
+    (module_repository.path / "efficientnet_lite0").symlink_to(BUNDLED / "efficientnet_lite0")
     with serve(module_repository.path, "--allow-external-links") as running:
         yield running
         assert running.stop() == 0
@@ -179,8 +180,8 @@ def test_an_invalid_request_is_refused_with_tritons_message(server: Any) -> None
             client.infer("chain", made)
 
 
-def test_an_ensemble_turns_an_image_into_labels_in_one_call(server: Any, coffee: Path) -> None:
-    body, headers = coffee.read_bytes(), {"Content-Type": "image/jpeg"}
+def test_an_ensemble_turns_an_image_into_labels_in_one_call(server: Any) -> None:
+    body, headers = COFFEE.read_bytes(), {"Content-Type": "image/jpeg"}
     answers = {}
     for model in ("camera", "efficientnet_lite0"):
         status, text = server.request("POST", f"/v2/models/{model}/infer", body, headers)
@@ -232,7 +233,7 @@ def test_a_decoupled_member_streams_through_the_ensemble(server: Any) -> None:
     assert got[-1].as_numpy("OUT") is None
 
 
-def test_members_reloaded_under_load_lose_no_request(repository: Any, serve: Any, eventually: Any) -> None:
+def test_members_reloaded_under_load_lose_no_request(repository: Any) -> None:
     write_members(repository)
     repository.add("chain", chain())
     flags = ("--model-control-mode=explicit", "--load-model=chain")

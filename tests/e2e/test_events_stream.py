@@ -6,11 +6,15 @@ import http.client
 import json
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import tritonclient.grpc
+
+from tests.kit.eventually import eventually
+from tests.kit.models import identity_config
+from tests.kit.server import serve
 
 SLOW = 'parameters { key: "stub_open_delay_ms" value { string_value: "700" } }'
 STUB = """
@@ -55,8 +59,8 @@ class Stream:
 
 
 @pytest.fixture
-def explicit(serve: Any, repository: Any, identity: Callable[..., str]) -> Iterator[Any]:
-    repository.add("one", identity())
+def explicit(repository: Any) -> Iterator[Any]:
+    repository.add("one", identity_config())
     repository.add("slow", STUB + SLOW)
     (repository.add("broken", 'backend: "onnxruntime"') / "1" / "model.onnx").write_bytes(b"not a model")
     with serve(repository.path, "--model-control-mode=explicit", "--load-model=one") as server:
@@ -64,23 +68,21 @@ def explicit(serve: Any, repository: Any, identity: Callable[..., str]) -> Itera
 
 
 @pytest.fixture(scope="module")
-def shared(
-    serve: Any, module_repository: Any, identity: Callable[..., str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Any]:
+def shared(module_repository: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """One server for the tests that do not end it, with models for each of them."""
     repository, other = module_repository, type(module_repository)(tmp_path_factory.mktemp("other"))
-    repository.add("counted", identity())
+    repository.add("counted", identity_config())
     for name in ("slow", "slow_again"):
         repository.add(name, STUB + SLOW)
     for name in ("counted_broken", "broken"):
         (repository.add(name, 'backend: "onnxruntime"') / "1" / "model.onnx").write_bytes(b"not a model")
     for name in ("never", "serving", "gone", "twice"):
-        repository.add(name, identity())
-    other.add("twice", identity())
+        repository.add(name, identity_config())
+    other.add("twice", identity_config())
     repository.add("unreadable", "this is no configuration")
     (repository.path / "empty").mkdir()
     for version in (1, 2):
-        repository.add("pinned", identity(), version)
+        repository.add("pinned", identity_config(), version)
     flags = (f"--model-repository={other.path}", "--model-control-mode=explicit", "--load-model=serving")
     with serve(repository.path, *flags) as server:
         yield server
@@ -193,7 +195,7 @@ def test_the_index_is_correct_during_a_slow_load_over_http_and_grpc(shared: Any)
     assert "LOADING" in seen
 
 
-def test_the_index_distinguishes_all_states(shared: Any, eventually: Callable[[Callable[[], bool]], bool]) -> None:
+def test_the_index_distinguishes_all_states(shared: Any) -> None:
     def index() -> list[dict[str, str]]:
         entries: list[dict[str, str]] = shared.ask("/v2/repository/index", {})[1]
         return entries

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import tritonclient.grpc
+
+from tests.kit.eventually import eventually
+from tests.kit.server import serve
 
 NAMES = ("add_a", "add_b", "add_c", "add_d")
 
@@ -36,7 +38,7 @@ def request_for(server: Any, name: str, value: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_four_models_are_served_with_memory_for_two(serve: Any, repository: Any) -> None:
+def test_four_models_are_served_with_memory_for_two(repository: Any) -> None:
     for name in NAMES:
         repository.add_sub(name, 'backend: "onnxruntime"')
     with serve(repository.path, "--max-resident-models=2") as server:
@@ -71,9 +73,7 @@ def test_four_models_are_served_with_memory_for_two(serve: Any, repository: Any)
         assert server.get("/v2/health/ready")[0] == 200
 
 
-def test_an_idle_model_is_unloaded_and_reloaded_for_the_next_request(
-    serve: Any, repository: Any, eventually: Callable[[Callable[[], bool]], bool]
-) -> None:
+def test_an_idle_model_is_unloaded_and_reloaded_for_the_next_request(repository: Any) -> None:
     repository.add_sub("add_a", 'backend: "onnxruntime"')
     with serve(repository.path, "--idle-unload-secs=0.3") as server:
         request = request_for(server, "add_a", 2)
@@ -83,7 +83,7 @@ def test_an_idle_model_is_unloaded_and_reloaded_for_the_next_request(
         assert server.infer("add_a", request)[0] == 200
 
 
-def test_a_load_below_the_memory_floor_does_not_start_and_the_index_has_the_reason(serve: Any, repository: Any) -> None:
+def test_a_load_below_the_memory_floor_does_not_start_and_the_index_has_the_reason(repository: Any) -> None:
     repository.add_sub("add_a", 'backend: "onnxruntime"')
     # No machine has that much.
     with serve(repository.path, "--memory-floor-mb=1000000000", "--strict-readiness=true") as server:

@@ -20,6 +20,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from tests.kit.server import serve
+
 COMMAND = Path(sys.executable).parent / "edge-server"
 FleetStatus = Callable[..., tuple[int, str]]
 
@@ -37,7 +39,7 @@ def fleet_status(run_command: Any) -> FleetStatus:
 
 
 @pytest.fixture(scope="module")
-def addresses(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """Three servers: two are equal, the third serves an older version of one model and fails to load another."""
     folder = tmp_path_factory.mktemp("repositories")
     for name, version in (("first", "2"), ("second", "2"), ("third", "1")):
@@ -79,9 +81,7 @@ def test_differing_servers_and_failed_models_are_reported(addresses: list[str], 
     assert hosts[2]["report"]["models"][0]["name"] == "broken"
 
 
-def test_different_files_under_the_same_version_are_a_difference(
-    serve: Any, tmp_path: Path, fleet_status: FleetStatus
-) -> None:
+def test_different_files_under_the_same_version_are_a_difference(tmp_path: Path, fleet_status: FleetStatus) -> None:
     for name in ("a", "b", "c"):
         write_model(tmp_path / name, DOUBLES if name != "c" else DOUBLES.replace("2 *", "3 *"))
     explicit = ("--model-control-mode=explicit", "--load-model=*")
@@ -110,7 +110,7 @@ def test_different_files_under_the_same_version_are_a_difference(
 
 
 def test_a_new_version_that_failed_everywhere_is_a_failure(
-    serve: Any, tmp_path: Path, fleet_status: FleetStatus, run_command: Any
+    tmp_path: Path, fleet_status: FleetStatus, run_command: Any
 ) -> None:
     for name in ("a", "b"):
         write_model(tmp_path / name, DOUBLES)
@@ -133,9 +133,7 @@ def test_a_new_version_that_failed_everywhere_is_a_failure(
         assert code == 0, text
 
 
-def test_status_of_one_server_has_its_digest_and_waits_for_an_expectation(
-    serve: Any, tmp_path: Path, run_command: Any
-) -> None:
+def test_status_of_one_server_has_its_digest_and_waits_for_an_expectation(tmp_path: Path, run_command: Any) -> None:
     write_model(tmp_path / "models", DOUBLES)
     digest = sha256sum(tmp_path / "models/m")
     with serve(tmp_path / "models") as server:

@@ -17,6 +17,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from tests.kit.models import BUNDLED
+from tests.kit.server import serve
+
 pytestmark = pytest.mark.full
 
 COMMAND = Path(sys.executable).parent / "edge-server"
@@ -25,10 +28,10 @@ LIMIT_S = 60
 
 
 @pytest.fixture(scope="module")
-def server(serve: Any, module_repository: Any, bundled_repository: Path) -> Iterator[Any]:
+def server(module_repository: Any) -> Iterator[Any]:
     """A server whose detector also tracks."""
     folder = module_repository.path / DETECTOR
-    shutil.copytree(bundled_repository / DETECTOR, folder)
+    shutil.copytree(BUNDLED / DETECTOR, folder)
     with (folder / "config.pbtxt").open("a") as config:
         config.write('parameters { key: "track" value { string_value: "bytetrack" } }\n')
     with serve(module_repository.path) as server:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shutil
 import threading
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from edge_server.client import Delivery, FrameResult, FrameStream, Returns
+from tests.kit.models import BUNDLED
 
 pytestmark = pytest.mark.full
 
@@ -31,9 +31,9 @@ def ask(address: str, name: str, count: int) -> list[FrameResult]:
 
 
 def test_frames_of_several_cameras_run_as_one_batch_and_each_gets_its_own_result(
-    shared_server: Any, repository: Any, bundled_repository: Path
+    shared_server: Any, repository: Any
 ) -> None:
-    shutil.copytree(bundled_repository / CLASSIFIER, repository.path / CLASSIFIER)
+    shutil.copytree(BUNDLED / CLASSIFIER, repository.path / CLASSIFIER)
     answers: dict[str, list[FrameResult]] = {}
     with shared_server(repository.path) as server:
         alone = {name: ask(server.grpc, name, 1)[0] for name in SHOWN}

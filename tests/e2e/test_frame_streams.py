@@ -18,6 +18,8 @@ from edge_server.client import Delivery, DropReason, Frame, FrameHeader, FrameRe
 from edge_server.protocol import messages
 from edge_server.protocol.frame_codec import STREAM_PATH, decode_server_message, encode_client_message
 from edge_server.protocol.frame_messages import StreamRequest
+from tests.kit.eventually import eventually
+from tests.kit.server import serve
 
 SIDE = 8
 FPS = 30
@@ -87,7 +89,7 @@ class Camera:
 
 
 @pytest.fixture(scope="module")
-def server(serve: Any, module_repository: Any) -> Iterator[Any]:
+def server(module_repository: Any) -> Iterator[Any]:
     # Four cameras of 30 fps offer 120 frames a second, this model can do 40.
     module_repository.add("third", stub_config(25))
     module_repository.add("sixth", stub_config(50))
@@ -202,7 +204,7 @@ def call(server: Any) -> Iterator[Callable[..., RawCall]]:
         each.close()
 
 
-def test_slow_dead_and_invalid_clients_do_not_disturb_others(server: Any, call: Any, eventually: Any) -> None:
+def test_slow_dead_and_invalid_clients_do_not_disturb_others(server: Any, call: Any) -> None:
     good = Camera(server.grpc, "quick", 1, frame_count=120)
     slow = call(stream_id="slow")
     garbage = call(stream_id="garbage")
@@ -282,7 +284,7 @@ def test_a_second_connection_takes_over_the_stream_and_its_counts(call: Any) -> 
     assert result.counts.answered == 2
 
 
-def test_every_frame_is_counted_during_a_reload(serve: Any, repository: Any, eventually: Any) -> None:
+def test_every_frame_is_counted_during_a_reload(repository: Any) -> None:
     repository.add("stub", stub_config(10))
     with serve(repository.path) as server:
         camera = Camera(server.grpc, "stub", 0, frame_count=240, fps=60)
@@ -301,7 +303,7 @@ def test_every_frame_is_counted_during_a_reload(serve: Any, repository: Any, eve
         assert server.stop() == 0
 
 
-def test_stopping_the_server_ends_streams_with_their_last_results(serve: Any, repository: Any) -> None:
+def test_stopping_the_server_ends_streams_with_their_last_results(repository: Any) -> None:
     repository.add("stub", stub_config(30))
     with serve(repository.path) as server:
         spoken = RawCall(server.grpc, model="stub", delivery=Delivery(depth=8))
@@ -334,7 +336,7 @@ def test_reflection_lists_and_describes_the_service(server: Any) -> None:
     assert b"edge.frames.v1" in described.file_descriptor_response.file_descriptor_proto[0]
 
 
-def test_frame_streams_need_the_key_of_inference(serve: Any, repository: Any) -> None:
+def test_frame_streams_need_the_key_of_inference(repository: Any) -> None:
     repository.add("quick", stub_config(0))
     with serve(repository.path, "--grpc-restricted-protocol=inference:key=secret") as server:
         spoken = RawCall(server.grpc)
@@ -363,7 +365,7 @@ def test_an_open_stream_is_in_the_metrics_and_the_list_of_streams(server: Any, c
     assert 'edge_frame_age_seconds_bucket{model="quick",le="0.005"}' in page
 
 
-def test_status_lists_streams_while_they_are_open(server: Any, call: Any, eventually: Any) -> None:
+def test_status_lists_streams_while_they_are_open(server: Any, call: Any) -> None:
     def status() -> str:
         command = [sys.executable, "-m", "edge_server", "status", f"--url=http://{server.http}"]
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
@@ -385,7 +387,7 @@ def test_status_lists_streams_while_they_are_open(server: Any, call: Any, eventu
 
 
 @pytest.mark.parametrize("frame_count", [500, pytest.param(3000, marks=pytest.mark.full)])
-def test_many_frames_leak_no_memory(serve: Any, repository: Any, frame_count: int) -> None:
+def test_many_frames_leak_no_memory(repository: Any, frame_count: int) -> None:
     repository.add("quick", stub_config(0))
     data = bytes(320 * 240 * 3)
 

@@ -35,6 +35,9 @@ from edge_server.client import (
     Returns,
     StreamError,
 )
+from tests.kit.eventually import eventually
+from tests.kit.models import BUNDLED
+from tests.kit.server import serve
 
 pytestmark = [pytest.mark.soak, pytest.mark.serial]
 
@@ -75,10 +78,10 @@ def add(repository: Any, bundled: Path, model: str, name: str, more: str = "") -
 
 
 @pytest.fixture(scope="module")
-def server(serve: Any, module_repository: Any, bundled_repository: Path) -> Iterator[Any]:
+def server(module_repository: Any) -> Iterator[Any]:
     one_thread = 'parameters { key: "INFERENCE_NUM_THREADS" value { string_value: "1" } }'
-    add(module_repository, bundled_repository, DETECTOR, "detector", 'backend: "openvino"' + one_thread)
-    add(module_repository, bundled_repository, CLASSIFIER, "classifier")
+    add(module_repository, BUNDLED, DETECTOR, "detector", 'backend: "openvino"' + one_thread)
+    add(module_repository, BUNDLED, CLASSIFIER, "classifier")
     module_repository.add("limited", LIMITED)
     with serve(module_repository.path) as running:
         yield running
@@ -335,9 +338,7 @@ def send_garbage(address: str) -> None:
                 pass  # the server hung up first, as it should
 
 
-def test_dead_stalled_slow_and_invalid_clients_do_not_disturb_others(
-    server: Any, film: list[Picture], eventually: Any
-) -> None:
+def test_dead_stalled_slow_and_invalid_clients_do_not_disturb_others(server: Any, film: list[Picture]) -> None:
     victims = {name: other_client(server.grpc, name) for name in ("killed", "stalled")}
     slow = SlowReader(server.grpc, film)
     try:
@@ -375,10 +376,8 @@ def test_dead_stalled_slow_and_invalid_clients_do_not_disturb_others(
 # -- reloaded, and beside Triton's own stream
 
 
-def test_a_reload_loses_no_frame_of_a_file(
-    serve: Any, repository: Any, bundled_repository: Path, film: list[Picture], eventually: Any
-) -> None:
-    add(repository, bundled_repository, DETECTOR, "detector")
+def test_a_reload_loses_no_frame_of_a_file(repository: Any, film: list[Picture]) -> None:
+    add(repository, BUNDLED, DETECTOR, "detector")
     count, sent = 300, threading.Semaphore(20)
     results: list[FrameResult] = []
 

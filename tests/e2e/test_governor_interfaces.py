@@ -19,6 +19,9 @@ import yaml
 from tritonclient import grpc as triton_grpc
 
 from edge_server.client import Delivery, DropReason, Frame, FrameHeader, FrameResult, FrameStream
+from tests.kit.eventually import eventually
+from tests.kit.models import identity_config
+from tests.kit.server import serve
 
 SLOW = 'parameters { key: "execute_delay_ms" value { string_value: "20" } }'
 EYES = """
@@ -81,11 +84,9 @@ class MachineServer:
 
 
 @pytest.fixture
-def start(
-    serve: Any, repository: Any, identity: Callable[..., str], make_board: Any, eventually: Any
-) -> Iterator[Callable[..., MachineServer]]:
+def start(repository: Any, make_board: Any) -> Iterator[Callable[..., MachineServer]]:
     """Starts a server with one slow model on a board."""
-    repository.add("slow", identity("FP32", "4", more=SLOW))
+    repository.add("slow", identity_config("FP32", "4", more=SLOW))
     opened = []
 
     def begin(name: str = "orin_nano_jp6", *flags: str) -> MachineServer:
@@ -101,11 +102,10 @@ def start(
 
 @pytest.fixture(scope="module")
 def start_shared(
-    serve: Any, boards: Any, module_repository: Any, identity: Callable[..., str], eventually: Any,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Callable[..., MachineServer]]:  # fmt: skip
+    boards: Any, module_repository: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., MachineServer]]:
     """As `start`, for boxes that several tests use: those leave the temperature as they find it."""
-    module_repository.add("slow", identity("FP32", "4", more=SLOW))
+    module_repository.add("slow", identity_config("FP32", "4", more=SLOW))
     talker = module_repository.add("talker", 'backend: "scripted_llm"')
     (talker / "1/script.json").write_text(json.dumps({"answers": {}}))
     module_repository.add("eyes", EYES)
@@ -320,16 +320,14 @@ def test_a_temperature_limit_is_respected(limited_machine: MachineServer) -> Non
     assert limited_machine.until(lambda report: report["share"] < 0.9)["set_point_c"] == 60.0
 
 
-def test_a_load_waits_while_the_machine_is_hot(
-    hot_machine: MachineServer, module_repository: Any, identity: Callable[..., str]
-) -> None:
-    module_repository.add("late", identity("FP32", "4"))
+def test_a_load_waits_while_the_machine_is_hot(hot_machine: MachineServer, module_repository: Any) -> None:
+    module_repository.add("late", identity_config("FP32", "4"))
     assert hot_machine.server.ask("/v2/repository/models/late/load", {})[0] == 200
     assert "is loaded although the box is HOT" in hot_machine.server.log()
 
 
 def test_a_critical_machine_finishes_text_streams_but_starts_none_and_loads_no_model(
-    start: Callable[..., MachineServer], repository: Any, identity: Callable[..., str]
+    start: Callable[..., MachineServer], repository: Any
 ) -> None:
     text = "word " * 12
     folder = repository.add("talker", 'backend: "scripted_llm"')
@@ -363,19 +361,17 @@ def test_a_critical_machine_finishes_text_streams_but_starts_none_and_loads_no_m
     assert lines[-2:] == ["data: [DONE]", ""]
     deltas = [json.loads(line.removeprefix("data: "))["choices"][0]["delta"] for line in lines[:-2]]
     assert "".join(delta.get("content", "") for delta in deltas) == text
-    repository.add("later", identity("FP32", "4"))
+    repository.add("later", identity_config("FP32", "4"))
     status, answer = machine.server.ask("/v2/repository/models/later/load", {})
     assert status == 400
     assert "the box is CRITICAL" in answer["error"]
 
 
-def test_the_server_stops_while_a_load_waits_for_cooling(
-    start: Callable[..., MachineServer], repository: Any, identity: Callable[..., str]
-) -> None:
+def test_the_server_stops_while_a_load_waits_for_cooling(start: Callable[..., MachineServer], repository: Any) -> None:
     machine = start("orin_nano_jp6", "--repository-poll-secs=1")
     machine.board.set_temperature("tj-thermal", 98.5)
     machine.until(lambda report: report["state"] == "HOT")
-    repository.add("late", identity("FP32", "4"))
+    repository.add("late", identity_config("FP32", "4"))
     assert machine.eventually(lambda: "waits for the box to cool" in machine.server.log())
     assert machine.server.stop(timeout_s=15) == 0
 

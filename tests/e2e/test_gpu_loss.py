@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.kit.eventually import eventually
+from tests.kit.server import serve
 
 pytestmark = pytest.mark.full
 
@@ -124,7 +126,7 @@ def devices(server: Any) -> dict[str, str]:
 
 
 def test_after_a_gpu_loss_kind_gpu_fails_and_a_model_without_kind_uses_the_cpu(
-    serve: Any, repository: Any, machine: GpuMachine, eventually: Callable[..., bool]
+    repository: Any, machine: GpuMachine
 ) -> None:
     repository.add("any", CONFIG)
     repository.add("gpu_only", CONFIG + "instance_group { kind: KIND_GPU }")
@@ -152,9 +154,7 @@ def test_after_a_gpu_loss_kind_gpu_fails_and_a_model_without_kind_uses_the_cpu(
         assert server.stop() == 0
 
 
-def test_a_gpu_lost_by_nvml_ends_the_process_with_its_exit_code(
-    serve: Any, repository: Any, machine: GpuMachine
-) -> None:
+def test_a_gpu_lost_by_nvml_ends_the_process_with_its_exit_code(repository: Any, machine: GpuMachine) -> None:
     repository.add("gpu_only", CONFIG + "instance_group { kind: KIND_GPU }")
     flags = ("--exit-on-gpu-loss=true", "--governor-interval-ms=100")
     with serve(repository.path, *flags, environment=machine.environment) as server:
@@ -165,9 +165,7 @@ def test_a_gpu_lost_by_nvml_ends_the_process_with_its_exit_code(
         assert "GPU_LOST" in server.log()
 
 
-def test_the_process_continues_if_all_models_moved_to_another_device(
-    serve: Any, repository: Any, machine: GpuMachine, eventually: Callable[..., bool]
-) -> None:
+def test_the_process_continues_if_all_models_moved_to_another_device(repository: Any, machine: GpuMachine) -> None:
     repository.add("any", CONFIG)
     flags = ("--exit-on-gpu-loss=true", "--governor-interval-ms=100")
     with serve(repository.path, *flags, environment=machine.environment) as server:
@@ -179,9 +177,7 @@ def test_the_process_continues_if_all_models_moved_to_another_device(
         assert server.stop() == 0
 
 
-def test_above_the_gpu_memory_limit_nothing_is_loaded_onto_the_gpu(
-    serve: Any, repository: Any, machine: GpuMachine, eventually: Callable[..., bool]
-) -> None:
+def test_above_the_gpu_memory_limit_nothing_is_loaded_onto_the_gpu(repository: Any, machine: GpuMachine) -> None:
     machine.cuda.tell(used=900 << 20, total=1000 << 20)
     repository.add("any", CONFIG)
     repository.add("host", CONFIG + "instance_group { kind: KIND_CPU }")
@@ -197,7 +193,7 @@ def test_above_the_gpu_memory_limit_nothing_is_loaded_onto_the_gpu(
 
 
 def test_a_language_model_with_layers_on_a_gpu_is_counted_by_the_limit_of_its_memory(
-    serve: Any, repository: Any, machine: GpuMachine, eventually: Callable[..., bool]
+    repository: Any, machine: GpuMachine
 ) -> None:
     pytest.importorskip("xllamacpp", reason="needs xllamacpp, of the extra test-all")
     machine.cuda.tell(used=900 << 20, total=1000 << 20)

@@ -16,6 +16,9 @@ from tritonclient.utils import InferenceServerException
 
 from edge_server.client import FrameStream, Tls
 from tests.kit.certificates import self_signed
+from tests.kit.eventually import eventually
+from tests.kit.models import identity_config
+from tests.kit.server import serve
 
 NAMES = "grpc.server_cert, grpc.server_key, grpc.root_cert"
 
@@ -72,9 +75,9 @@ def echoes(client: triton.InferenceServerClient) -> bool:
 
 @pytest.mark.parametrize("transport", ["http2", pytest.param("grpcio", marks=pytest.mark.full)])
 def test_sighup_renews_the_certificate_of_grpc_unless_the_files_are_invalid(
-    serve: Any, repository: Any, identity: Any, eventually: Any, tmp_path: Path, transport: str
+    repository: Any, tmp_path: Path, transport: str
 ) -> None:
-    repository.add("same", identity())
+    repository.add("same", identity_config())
     first, second = make_certificate(tmp_path, "first"), make_certificate(tmp_path, "second", 40_000)
     files = Files(tmp_path)
     files.hold(first)
@@ -111,10 +114,8 @@ def test_sighup_renews_the_certificate_of_grpc_unless_the_files_are_invalid(
             assert echoes(old)
 
 
-def test_turning_tls_on_needs_a_restart_and_is_reported(
-    serve: Any, repository: Any, identity: Any, eventually: Any, tmp_path: Path
-) -> None:
-    repository.add("same", identity())
+def test_turning_tls_on_needs_a_restart_and_is_reported(repository: Any, tmp_path: Path) -> None:
+    repository.add("same", identity_config())
     config = tmp_path / "config.toml"
     config.write_text("")
     with serve(repository.path, f"--config={config}") as server:
@@ -128,10 +129,8 @@ def test_turning_tls_on_needs_a_restart_and_is_reported(
         assert server.get("/v2/health/ready")[0] == 200
 
 
-def test_sighup_renews_the_accepted_client_certificates(
-    serve: Any, repository: Any, identity: Any, eventually: Any, tmp_path: Path
-) -> None:
-    repository.add("same", identity())
+def test_sighup_renews_the_accepted_client_certificates(repository: Any, tmp_path: Path) -> None:
+    repository.add("same", identity_config())
     pair, old, new = (make_certificate(tmp_path, name) for name in ("first", "old", "new"))
     files = Files(tmp_path)
     files.hold(pair)
@@ -163,9 +162,7 @@ parameters { key: "image_color" value { string_value: "bgr" } }
 """
 
 
-def test_a_frame_stream_shows_its_client_certificate(
-    serve: Any, repository: Any, tmp_path: Path, run_command: Any
-) -> None:
+def test_a_frame_stream_shows_its_client_certificate(repository: Any, tmp_path: Path, run_command: Any) -> None:
     repository.add("pictures", PICTURES)
     files, camera = Files(tmp_path), make_certificate(tmp_path, "camera")
     files.hold(make_certificate(tmp_path, "served"))

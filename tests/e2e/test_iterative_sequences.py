@@ -7,12 +7,15 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
+
+from tests.kit.eventually import eventually
+from tests.kit.server import serve
 
 CONFIG = """
 backend: "python"
@@ -53,7 +56,7 @@ APART = 'parameters { key: "isolation" value { string_value: "process" } }\n'
 
 
 @pytest.fixture(scope="module")
-def server(module_repository: Any, serve: Any) -> Iterator[Any]:
+def server(module_repository: Any) -> Iterator[Any]:
     for name, more in (("countdown", ""), ("countdown_apart", APART), ("busy", "")):
         module_repository.add(name, CONFIG + more)
         (module_repository.path / name / "1" / "model.py").write_text(MODEL)
@@ -124,7 +127,7 @@ def test_generate_stream_sends_one_event_per_run(server: Any) -> None:
     assert [event["OUT"] for event in events] == [3, 2, 1]
 
 
-def test_cancelling_frees_the_slot_for_the_waiting_request(server: Any, eventually: Callable[..., bool]) -> None:
+def test_cancelling_frees_the_slot_for_the_waiting_request(server: Any) -> None:
     endless = [Client(server) for _ in range(4)]
     for client in endless:
         client.ask("busy", 2_000_000_000)

@@ -27,6 +27,8 @@ import pytest
 import tritonclient.grpc as grpc_client
 
 from tests.kit.child_processes import children_of
+from tests.kit.eventually import eventually
+from tests.kit.server import serve
 
 TINY = Path(__file__).parents[1] / "data/tiny_llm/tiny.gguf"
 ADAPTERS = TINY.parent / "lora"
@@ -97,7 +99,7 @@ real_engine = [
 
 
 @pytest.fixture(scope="module")
-def server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     models = tmp_path_factory.mktemp("models")
     (models / "talker/1").mkdir(parents=True)
     (models / "talker/config.pbtxt").write_text('backend: "scripted_llm"')
@@ -605,7 +607,7 @@ def test_the_metrics_have_vllms_names(server: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def tiny_server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def tiny_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Two models with OpenVINO GenAI, of which one computes in f32."""
     models = tmp_path_factory.mktemp("tiny")
     for name, parameters in (
@@ -764,9 +766,7 @@ class TestRealEngine:
             ask(client, "x " * 3000)
         assert caught.value.code == "context_length_exceeded"
 
-    def test_a_client_that_disconnects_does_not_disturb_running_chats(
-        self, client: Any, tiny_server: Any, eventually: Callable[..., bool]
-    ) -> None:
+    def test_a_client_that_disconnects_does_not_disturb_running_chats(self, client: Any, tiny_server: Any) -> None:
         for _ in range(10):
             stream = ask(client, "count from zero", stream=True)
             next(iter(stream))
@@ -775,9 +775,7 @@ class TestRealEngine:
         running = 'vllm:num_requests_running{model="exact",model_name="exact",version="1"} 0.0'
         assert eventually(lambda: running in tiny_server.read_metrics())
 
-    def test_a_killed_engine_fails_its_streams_and_is_restarted(
-        self, client: Any, tiny_server: Any, eventually: Callable[..., bool]
-    ) -> None:
+    def test_a_killed_engine_fails_its_streams_and_is_restarted(self, client: Any, tiny_server: Any) -> None:
         import openai
 
         folder = Path(f"/proc/{tiny_server.process.pid}")
@@ -832,7 +830,7 @@ def cross_encoder(folder: Path, classes: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def embedding_server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def embedding_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     models = tmp_path_factory.mktemp("embeddings")
     for pooling in ("cls", "mean", "last_token"):
         embedding_model(models / pooling, {"pooling": pooling, "normalize": "false"})
@@ -981,7 +979,7 @@ class TestEmbeddingExport:
 
 
 @pytest.fixture(scope="module")
-def llama_cpp_server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def llama_cpp_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The folder and the file alone, without a configuration; one with adapters; and one of one sequence at a time."""
     models = tmp_path_factory.mktemp("llama_cpp")
     (models / "adapted/1").mkdir(parents=True)
@@ -1093,7 +1091,7 @@ class TestLlamaCpp:
     "EDGE_TEST_LANGUAGE_MODEL" not in os.environ or importlib.util.find_spec("openvino_genai") is None,
     reason="SmolLM2 is not here: tests/e2e/fetch_pipeline_models.sh fetches it; it needs openvino-genai too",
 )
-def test_a_real_model_knows_the_capital_of_france(serve: Any, tmp_path: Path) -> None:
+def test_a_real_model_knows_the_capital_of_france(tmp_path: Path) -> None:
     import openai
 
     (tmp_path / "talker/1").mkdir(parents=True)
@@ -1112,9 +1110,7 @@ def test_a_real_model_knows_the_capital_of_france(serve: Any, tmp_path: Path) ->
 class TestIdleModels:
     pytestmark = real_engine
 
-    def test_an_idle_model_frees_its_memory_and_the_next_request_loads_it(
-        self, serve: Any, tmp_path: Path, eventually: Callable[..., bool]
-    ) -> None:
+    def test_an_idle_model_frees_its_memory_and_the_next_request_loads_it(self, tmp_path: Path) -> None:
         import openai
 
         (tmp_path / "exact/1").mkdir(parents=True)
@@ -1151,7 +1147,7 @@ class TestFilesThatCannotBeServed:
         ],
     )
     def test_a_damaged_file_is_refused_and_other_models_serve(
-        self, serve: Any, tmp_path: Path, change: Callable[[bytes], bytes], message: str
+        self, tmp_path: Path, change: Callable[[bytes], bytes], message: str
     ) -> None:
         (tmp_path / "broken/1").mkdir(parents=True)
         (tmp_path / "broken/1/model.gguf").write_bytes(change(TINY.read_bytes()))
@@ -1165,9 +1161,7 @@ class TestFilesThatCannotBeServed:
             assert message in index["broken"]["reason"]
             assert index["good"]["state"] == "READY"
 
-    def test_a_model_that_does_not_fit_into_memory_is_refused_with_size_and_limit(
-        self, serve: Any, tmp_path: Path
-    ) -> None:
+    def test_a_model_that_does_not_fit_into_memory_is_refused_with_size_and_limit(self, tmp_path: Path) -> None:
         for name, blocks in (("huge", 10_000_000_000), ("small", 64)):
             (tmp_path / name / "1").mkdir(parents=True)
             shutil.copy(TINY, tmp_path / name / "1/model.gguf")

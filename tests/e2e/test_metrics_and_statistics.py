@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ import tritonclient.grpc as triton
 from prometheus_client.parser import text_string_to_metric_families
 
 import edge_server
+from tests.kit.models import identity_config
+from tests.kit.server import serve
 
 COUNTERS = {
     "nv_inference_request_success", "nv_inference_count", "nv_inference_exec_count",
@@ -26,16 +28,16 @@ REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 
 
 @pytest.fixture(scope="module")
-def server(shared_server: Any, module_repository: Any, identity: Callable[..., str]) -> Iterator[Any]:
+def server(shared_server: Any, module_repository: Any) -> Iterator[Any]:
     repository = module_repository
     for name in ("quiet", "counted", "mixed", "other_wire"):
-        repository.add(name, identity("FP32", more='metric_tags { key: "site" value: "hall 3" }'))
-    repository.add("batched", identity("FP32", more="dynamic_batching { max_queue_delay_microseconds: 2000 }"))
+        repository.add(name, identity_config("FP32", more='metric_tags { key: "site" value: "hall 3" }'))
+    repository.add("batched", identity_config("FP32", more="dynamic_batching { max_queue_delay_microseconds: 2000 }"))
     repository.add_sub("real", 'backend: "onnxruntime"')
     repository.add_sub("real_openvino", 'backend: "openvino"')
     repository.add(
         "broken",
-        identity("FP32").replace('"identity"', '"stub"')
+        identity_config("FP32").replace('"identity"', '"stub"')
         + 'parameters { key: "stub_fail" value { string_value: "true" } }'
         + 'parameters { key: "warmup_probe" value { string_value: "false" } }',
     )
@@ -195,7 +197,7 @@ def test_the_page_is_prometheus_text(server: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def latency_server(module_repository: Any, serve: Callable[..., Any], server: Any) -> Iterator[Any]:
+def latency_server(module_repository: Any, server: Any) -> Iterator[Any]:
     flags = ("histogram_latencies=true", "summary_latencies=true", "summary_quantiles=0.5:0.05,0.99:0.001")
     given = [f"--metrics-config={flag}" for flag in (*flags, "counter_latencies=false")]
     with serve(module_repository.path, *given) as running:

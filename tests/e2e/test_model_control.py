@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,10 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
+
+from tests.kit.eventually import eventually
+from tests.kit.models import identity_config
+from tests.kit.server import serve
 
 GATED = """
 backend: "python"
@@ -43,9 +47,9 @@ def gate_of(repository: Any, name: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(serve: Any, module_repository: Any, identity: Callable[..., str]) -> Iterator[Any]:
-    module_repository.add("one", identity())
-    module_repository.add("two", identity())
+def server(module_repository: Any) -> Iterator[Any]:
+    module_repository.add("one", identity_config())
+    module_repository.add("two", identity_config())
     module_repository.add_sub("add_sub", 'backend: "onnxruntime"')
     for protocol in ("http", "grpc"):
         name = f"slow_{protocol}"
@@ -156,7 +160,7 @@ def test_override_files_need_a_configuration_and_must_stay_in_the_model(server: 
 
 
 def test_a_request_to_control_a_loading_model_fails_and_the_load_continues(
-    server: Any, client: Any, module_repository: Any, eventually: Callable[[Callable[[], bool]], bool]
+    server: Any, client: Any, module_repository: Any
 ) -> None:
     name = f"slow_{client.protocol}"
     failures: list[BaseException] = []

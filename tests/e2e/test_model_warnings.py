@@ -11,6 +11,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from tests.kit.models import identity_config
+from tests.kit.server import serve
+
 WARNINGS = {
     "misspelt": "parameter 'isolaton' has no effect: did you mean 'isolation'?",
     "doubtful": "detection_head yolov8, answer 'out' [300, 6] to the sample picture: ",
@@ -40,9 +43,9 @@ def finds_nothing() -> onnx.ModelProto:
 
 
 @pytest.fixture(scope="module")
-def server(serve: Any, module_repository: Any, identity: Any) -> Iterator[Any]:
+def server(module_repository: Any) -> Iterator[Any]:
     more = 'parameters { key: "isolaton" value { string_value: "process" } }'
-    module_repository.add("misspelt", identity(more=more))
+    module_repository.add("misspelt", identity_config(more=more))
     module_repository.add("doubtful", DETECTOR, model=finds_nothing())
     with serve(module_repository.path) as running:
         yield running

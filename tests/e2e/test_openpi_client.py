@@ -19,6 +19,8 @@ import pytest
 import tritonclient.grpc as grpcclient
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.kit.server import serve
+
 CLIENT = os.environ.get("EDGE_TEST_OPENPI_CLIENT", "")
 
 pytestmark = [
@@ -127,7 +129,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(serve: Any, models: Path) -> Iterator[Any]:
+def server(models: Path) -> Iterator[Any]:
     pytest.importorskip("zmq", reason="needs the extra policies")
     with serve(models, "--policy-openpi=127.0.0.1:0") as server:
         yield server

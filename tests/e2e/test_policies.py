@@ -24,6 +24,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 
+from tests.kit.server import serve
+
 messages = pytest.importorskip("edge_server.plugins.policies.array_messages", reason="needs msgpack, of policies")
 
 ARM = """
@@ -117,7 +119,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(serve: Any, models: Path) -> Iterator[Any]:
+def server(models: Path) -> Iterator[Any]:
     with serve(models, "--policy-openpi=127.0.0.1:0") as server:
         yield server
         assert "plugins/policies" not in server.log(), server.log()
@@ -417,7 +419,7 @@ def test_a_message_that_is_too_large_ends_its_connection_alone(connect: Callable
 
 
 @pytest.mark.soak
-def test_robots_that_send_much_share_the_memory_and_harm_none_that_sends_little(serve: Any, models: Path) -> None:
+def test_robots_that_send_much_share_the_memory_and_harm_none_that_sends_little(models: Path) -> None:
     with serve(models, "--policy-openpi=127.0.0.1:0") as server, contextlib.ExitStack() as robots:
         address = find_address(server)
 
@@ -475,7 +477,7 @@ def test_robots_are_limited_and_connections_that_say_nothing_give_way(
         assert robots[0].act(1, 2).shape == (4, 2)
 
 
-def test_a_key_is_taken_as_openpis_client_sends_it(serve: Any, models: Path, tmp_path: Path) -> None:
+def test_a_key_is_taken_as_openpis_client_sends_it(models: Path, tmp_path: Path) -> None:
     token = secrets.token_hex(32)
     tokens = tmp_path / "tokens"
     tokens.write_text(f"robot {hashlib.sha256(token.encode()).hexdigest()} inference\n")
@@ -488,7 +490,7 @@ def test_a_key_is_taken_as_openpis_client_sends_it(serve: Any, models: Path, tmp
         robot.close()
 
 
-def test_a_server_that_stops_says_so_to_its_robots(serve: Any, models: Path) -> None:
+def test_a_server_that_stops_says_so_to_its_robots(models: Path) -> None:
     with serve(models, "--policy-openpi=127.0.0.1:0") as server:
         robot = Robot(find_address(server))
         robot.act(1, 2)

@@ -17,6 +17,9 @@ import pytest
 import tritonclient.grpc as grpcclient
 from onnx import TensorProto, helper
 
+from tests.kit.eventually import eventually
+from tests.kit.server import serve
+
 msgpack = pytest.importorskip("msgpack", reason="needs msgpack, of the extra policies")
 zmq = pytest.importorskip("zmq", reason="needs pyzmq, of the extra policies")
 
@@ -87,7 +90,7 @@ def find_address(server: Any) -> str:
 
 
 @pytest.fixture(scope="module")
-def server(serve: Any, models: Path) -> Iterator[Any]:
+def server(models: Path) -> Iterator[Any]:
     with serve(models, "--policy-groot=127.0.0.1:0/humanoid") as server:
         yield server
         assert "Traceback" not in server.log(), server.log()
@@ -195,7 +198,7 @@ def test_the_newest_clients_get_the_actions_that_tritons_client_gets(
 
 
 def test_an_older_client_sends_a_bare_observation_and_gets_bare_actions(
-    serve: Any, models: Path, connect: Callable[..., Client]
+    models: Path, connect: Callable[..., Client]
 ) -> None:
     with serve(models, "--policy-groot=127.0.0.1:0/old") as server:
         observation = {
@@ -211,7 +214,7 @@ def test_an_older_client_sends_a_bare_observation_and_gets_bare_actions(
 
 
 def test_a_policy_of_several_frames_gets_those_that_it_asks_for(
-    serve: Any, repository: Any, connect: Callable[..., Client]
+    repository: Any, connect: Callable[..., Client]
 ) -> None:
     """The client does as NVIDIA's example for DROID: it keeps as many pictures as the steps of the video say."""
     steps = re.search(r'parameters \{ key: "policy_frame_steps" .*', DOCUMENT)[0]
@@ -320,7 +323,7 @@ def test_arrays_in_the_order_of_fortran_are_read(connect: Callable[..., Client])
 
 
 def test_robots_are_limited_and_one_that_leaves_gives_its_place_to_another(
-    server: Any, connect: Callable[..., Client], eventually: Any
+    server: Any, connect: Callable[..., Client]
 ) -> None:
     robots = []
     while "error" not in (answer := connect_robot(robots, connect)):
@@ -340,9 +343,7 @@ def connect_robot(robots: list[Client], connect: Callable[..., Client]) -> Any:
     return robots[-1].call("get_action", {"observation": OBSERVATION})
 
 
-def test_a_token_is_taken_as_the_client_sends_it(
-    serve: Any, models: Path, connect: Callable[..., Client], tmp_path: Path
-) -> None:
+def test_a_token_is_taken_as_the_client_sends_it(models: Path, connect: Callable[..., Client], tmp_path: Path) -> None:
     token = secrets.token_hex(32)
     tokens = tmp_path / "tokens"
     tokens.write_text(f"robot {hashlib.sha256(token.encode()).hexdigest()} inference\n")
@@ -359,7 +360,7 @@ def test_a_token_is_taken_as_the_client_sends_it(
         assert "200000 values in lists and maps" in robot.send(msgpack.packb({**message, "api_token": token}))["error"]
 
 
-def test_an_address_in_use_ends_the_start_with_a_sentence(server: Any, serve: Any, models: Path) -> None:
+def test_an_address_in_use_ends_the_start_with_a_sentence(server: Any, models: Path) -> None:
     port = find_address(server).rpartition(":")[2]
     with (
         pytest.raises(AssertionError, match=rf"--policy-groot=127\.0\.0\.1:{port}: cannot listen: Address already in"),

@@ -6,7 +6,7 @@ import json
 import queue
 import socket
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,8 @@ import edge_server
 from edge_server.frontends.grpc import http2_transport
 from edge_server.frontends.http import inference_route
 from edge_server.serving.execution.inline_execution import UNLIMITED_US
+from tests.kit.eventually import eventually
+from tests.kit.server import serve
 
 ADD_SUB_CONFIG = """
 name: "add_sub"
@@ -216,7 +218,7 @@ class TritonPythonModel:
 
 
 @pytest.fixture(scope="module")
-def server(module_repository: Any, serve: Callable[..., Any]) -> Iterator[Any]:
+def server(module_repository: Any) -> Iterator[Any]:
     isolated = 'parameters { key: "isolation" value { string_value: "process" } }'
     for name, code, config in (
         ("add_sub", ADD_SUB, ADD_SUB_CONFIG),
@@ -346,9 +348,7 @@ def producers(server: Any, kind: str) -> float:
     return float(values[0])
 
 
-def test_a_disconnected_event_reader_stops_the_producer(
-    server: Any, kind: str, eventually: Callable[[Callable[[], bool]], bool]
-) -> None:
+def test_a_disconnected_event_reader_stops_the_producer(server: Any, kind: str) -> None:
     host, port = server.http.split(":")
     body = b'{"COUNT": -1}'
     with socket.create_connection((host, int(port)), timeout=20) as line:
@@ -363,9 +363,7 @@ def test_a_disconnected_event_reader_stops_the_producer(
     assert eventually(lambda: producers(server, kind) == 0)
 
 
-def test_a_cancelled_grpc_stream_stops_the_producer(
-    server: Any, kind: str, eventually: Callable[[Callable[[], bool]], bool]
-) -> None:
+def test_a_cancelled_grpc_stream_stops_the_producer(server: Any, kind: str) -> None:
     got: queue.Queue[Any] = queue.Queue()
     with grpcclient.InferenceServerClient(server.grpc) as client:
         client.start_stream(lambda result, error: got.put((result, error)))
@@ -376,9 +374,7 @@ def test_a_cancelled_grpc_stream_stops_the_producer(
     assert eventually(lambda: producers(server, kind) == 0)
 
 
-def test_a_crash_is_reported_with_its_signal_and_the_model_serves_again(
-    server: Any, eventually: Callable[[Callable[[], bool]], bool]
-) -> None:
+def test_a_crash_is_reported_with_its_signal_and_the_model_serves_again(server: Any) -> None:
     def body(value: float) -> dict[str, Any]:
         return {"inputs": [{"name": "IN", "shape": [1], "datatype": "FP32", "data": [value]}]}
 
@@ -458,7 +454,7 @@ def server_of_short_models(tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.mark.parametrize("client", [httpclient, grpcclient])
 def test_a_short_model_is_executed_inline_by_the_thread_that_reads_its_requests(
-    server_of_short_models: edge_server.Server, client: Any, eventually: Callable[[Callable[[], bool]], bool]
+    server_of_short_models: edge_server.Server, client: Any
 ) -> None:
     server = server_of_short_models
     given = client.InferInput("IN", [1], "FP32")

@@ -16,6 +16,10 @@ import tritonclient.grpc as triton
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
+from tests.kit.eventually import eventually
+from tests.kit.models import identity_config
+from tests.kit.server import serve
+
 DELAY_MS = 60
 SLOW_MS = 400
 
@@ -34,15 +38,15 @@ def body(**parameters: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def server(serve: Any, module_repository: Any, identity: Any) -> Iterator[Any]:
-    module_repository.add("left", identity(batch=1, more=limited(2)))
-    module_repository.add("right", identity(batch=1, more=limited(2)))
-    module_repository.add("greedy", identity(batch=1, more=limited(4)))
-    module_repository.add("free", identity(batch=1))
+def server(module_repository: Any) -> Iterator[Any]:
+    module_repository.add("left", identity_config(batch=1, more=limited(2)))
+    module_repository.add("right", identity_config(batch=1, more=limited(2)))
+    module_repository.add("greedy", identity_config(batch=1, more=limited(4)))
+    module_repository.add("free", identity_config(batch=1))
     slow = f'parameters {{ key: "execute_delay_ms" value {{ string_value: "{SLOW_MS}" }} }}'
-    module_repository.add("slow", identity(batch=1, more=slow))
+    module_repository.add("slow", identity_config(batch=1, more=slow))
     queue = "dynamic_batching { default_queue_policy { max_queue_size: 1 } }"
-    module_repository.add("narrow", identity(batch=1, more=f"{slow}\n{queue}"))
+    module_repository.add("narrow", identity_config(batch=1, more=f"{slow}\n{queue}"))
     flags = ("--rate-limit=execution_count", "--rate-limit-resource=hands:3", "--exit-on-error=false")
     with serve(module_repository.path, *flags) as server:
         yield server
@@ -87,7 +91,7 @@ def test_a_request_that_cannot_meet_its_deadline_is_refused_before_it_runs(serve
     assert server.infer("slow", body(edge_deadline_ms=60_000))[0] == 200
 
 
-def test_a_deadline_that_passes_in_the_queue_ends_the_wait(server: Any, eventually: Any) -> None:
+def test_a_deadline_that_passes_in_the_queue_ends_the_wait(server: Any) -> None:
     with ThreadPoolExecutor(5) as pool:
         before = server.statistics("slow")["execution_count"]
         # Three wait: the deadline passes long before its turn comes, also if it takes a while to ask.
@@ -107,7 +111,7 @@ def test_an_invalid_deadline_is_refused(server: Any, wrong: Any) -> None:
     assert "edge_deadline_ms" in answer["error"]
 
 
-def test_a_request_that_cannot_meet_its_grpc_deadline_does_not_run(server: Any, eventually: Any) -> None:
+def test_a_request_that_cannot_meet_its_grpc_deadline_does_not_run(server: Any) -> None:
     given = triton.InferInput("INPUT0", [1, 1], "INT32")
     given.set_data_from_numpy(np.array([[7]], np.int32))
     with triton.InferenceServerClient(server.grpc) as client:

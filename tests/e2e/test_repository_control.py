@@ -6,7 +6,7 @@ import base64
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,16 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
+from tests.kit.eventually import eventually
+from tests.kit.models import identity_config
+from tests.kit.server import serve
+
 
 @pytest.fixture(scope="module")
-def explicit(serve: Any, module_repository: Any, identity: Callable[..., str]) -> Iterator[Any]:
+def explicit(module_repository: Any) -> Iterator[Any]:
     """One server for all tests. `at_start`: its index, before any of them loads something."""
-    module_repository.add("named_at_start", identity())
-    module_repository.add("two", identity())
+    module_repository.add("named_at_start", identity_config())
+    module_repository.add("two", identity_config())
     module_repository.add_sub("add_sub", 'backend: "onnxruntime"')
     (module_repository.add("broken", 'backend: "onnxruntime"') / "1" / "model.onnx").write_bytes(b"not a model")
     with serve(module_repository.path, "--model-control-mode=explicit", "--load-model=named_at_start") as server:
@@ -34,12 +38,10 @@ def explicit(serve: Any, module_repository: Any, identity: Callable[..., str]) -
 
 
 @pytest.fixture
-def one(
-    explicit: Any, module_repository: Any, identity: Callable[..., str], request: pytest.FixtureRequest
-) -> Iterator[str]:
+def one(explicit: Any, module_repository: Any, request: pytest.FixtureRequest) -> Iterator[str]:
     """The name of a loaded model that no other test uses."""
     name = f"of_{request.node.originalname}"
-    module_repository.add(name, identity())
+    module_repository.add(name, identity_config())
     assert load(explicit, name)[0] == 200
     yield name
     assert unload(explicit, name)[0] == 200
@@ -73,7 +75,7 @@ def test_only_the_named_model_is_loaded_at_the_start_and_the_rest_is_listed(expl
     assert explicit.get("/v2/health/ready")[0] == 200
 
 
-def test_load_and_unload_change_the_served_models(explicit: Any, eventually: Any) -> None:
+def test_load_and_unload_change_the_served_models(explicit: Any) -> None:
     assert explicit.infer("two", body())[0] == 404
     assert load(explicit, "two") == (200, None)
     assert explicit.infer("two", body())[0] == 200
@@ -243,9 +245,9 @@ BROKEN = 'backend: "no_such_runtime"\nmax_batch_size: 0'
 
 
 def test_a_broken_model_is_listed_with_its_reason_and_makes_the_server_unready_unless_told_otherwise(
-    serve: Any, repository: Any, identity: Callable[..., str]
+    repository: Any,
 ) -> None:
-    repository.add("good", identity())
+    repository.add("good", identity_config())
     repository.add("bad", BROKEN)
     with serve(repository.path, "--model-control-mode=none") as server:
         entry = index(server)["bad"]
@@ -265,30 +267,24 @@ def test_a_broken_model_is_listed_with_its_reason_and_makes_the_server_unready_u
 # That the flag counts before the mode is shown above, the other way round.
 @pytest.mark.full
 @pytest.mark.parametrize("mode", ["none", "poll"])
-def test_strict_readiness_at_request_fails_in_each_mode(serve: Any, repository: Any, mode: str) -> None:
+def test_strict_readiness_at_request_fails_in_each_mode(repository: Any, mode: str) -> None:
     repository.add("bad", BROKEN)
     with serve(repository.path, "--strict-readiness=true", f"--model-control-mode={mode}") as server:
         assert server.get("/v2/health/ready")[0] == 400
 
 
-def test_poll_mode_follows_the_folders_and_is_ready_without_a_broken_model(
-    serve: Any,
-    repository: Any,
-    identity: Callable[..., str],
-    tmp_path: Any,
-    eventually: Callable[[Callable[[], bool]], bool],
-) -> None:
-    repository.add("first", identity())
+def test_poll_mode_follows_the_folders_and_is_ready_without_a_broken_model(repository: Any, tmp_path: Any) -> None:
+    repository.add("first", identity_config())
     repository.add("bad", BROKEN)
     other = type(repository)(tmp_path / "other")
-    other.add("there", identity())
+    other.add("there", identity_config())
     flags = (f"--model-repository={other.path}", "--model-control-mode=poll", "--repository-poll-secs=0.1")
     with serve(repository.path, *flags) as server:
         states = {name: item["state"] for name, item in index(server).items()}
         assert states == {"first": "READY", "there": "READY", "bad": "UNAVAILABLE"}
         assert server.get("/v2/health/ready")[0] == 200
         assert server.infer("first", body())[0] == 200
-        repository.add("second", identity())
+        repository.add("second", identity_config())
         assert eventually(lambda: server.infer("second", body())[0] == 200)
         shutil.rmtree(repository.path / "first")
         assert eventually(lambda: server.infer("first", body())[0] == 404)
@@ -322,9 +318,7 @@ def times(server: Any) -> float:
 @pytest.mark.sample  # Each runtime and each mode: how a file is read anew does not depend on both.
 @pytest.mark.parametrize("mode", ["poll", "explicit"])
 @pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
-def test_other_weights_of_the_same_size_and_time_are_served(
-    serve: Any, repository: Any, eventually: Callable[[Callable[[], bool]], bool], backend: str, mode: str
-) -> None:
+def test_other_weights_of_the_same_size_and_time_are_served(repository: Any, backend: str, mode: str) -> None:
     """As tools write them that give each file the same time; renamed into place, and written in place."""
     pytest.importorskip(backend)
     file = repository.add("times", f'backend: "{backend}"') / "1/model.onnx"

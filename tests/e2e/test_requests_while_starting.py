@@ -22,6 +22,7 @@ from tritonclient.utils import InferenceServerException
 
 import edge_server
 from edge_server.process import server as process_module
+from tests.kit.eventually import eventually
 
 COMMAND = Path(sys.executable).parent / "edge-server"
 INFER = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}]})
@@ -44,9 +45,7 @@ class TritonPythonModel:
 """
 
 
-def test_during_the_start_clients_are_told_to_retry_and_never_get_not_found(
-    repository: Any, tmp_path: Path, eventually: Callable[[Callable[[], bool]], bool]
-) -> None:
+def test_during_the_start_clients_are_told_to_retry_and_never_get_not_found(repository: Any, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     repository.add("fast", f'backend: "identity" {TENSORS}')
@@ -174,7 +173,7 @@ def starting(
 
 @pytest.mark.parametrize("transport", ["http2", pytest.param("grpcio", marks=pytest.mark.full)])
 def test_grpc_refuses_clients_until_each_model_is_loaded_or_has_failed_and_http_answers_meanwhile(
-    starting: Callable[..., StartingServer], eventually: Callable[[Callable[[], bool]], bool], transport: str
+    starting: Callable[..., StartingServer], transport: str
 ) -> None:
     server = starting(f"--grpc-transport={transport}")
     assert eventually(lambda: server.state("fast") == "READY" and server.state("broken") == "UNAVAILABLE")
@@ -197,7 +196,7 @@ def test_grpc_refuses_clients_until_each_model_is_loaded_or_has_failed_and_http_
 
 
 def test_at_the_start_grpc_answers_and_watch_reports_not_serving_until_the_loads_end(
-    starting: Callable[..., StartingServer], eventually: Callable[[Callable[[], bool]], bool]
+    starting: Callable[..., StartingServer],
 ) -> None:
     server = starting("--grpc-listen=at-start")
     assert eventually(lambda: server.state("fast") == "READY")
@@ -216,10 +215,7 @@ def test_at_the_start_grpc_answers_and_watch_reports_not_serving_until_the_loads
 
 
 def test_grpc_accepts_clients_while_only_engine_builds_are_left(
-    repository: Any,
-    tmp_path: Path,
-    eventually: Callable[[Callable[[], bool]], bool],
-    monkeypatch: pytest.MonkeyPatch,
+    repository: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process_module, "_ENGINE_WAIT_S", 0.0)
     builds = 'optimization { execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } } }'

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import urllib.request
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,10 @@ import tritonclient.http as httpclient
 import tritonclient.http.aio as aioclient
 import tritonclient.utils.shared_memory as shm
 from prometheus_client.parser import text_string_to_metric_families
+
+from tests.kit.eventually import eventually
+from tests.kit.models import identity_config, sample_values
+from tests.kit.server import serve
 
 CACHED = 'backend: "onnxruntime"\nresponse_cache { enable: true }'
 LABELLED = """
@@ -34,11 +37,11 @@ ensemble_scheduling { step { model_name: "plain" model_version: -1
 
 
 @pytest.fixture(scope="module")
-def server(module_repository: Any, serve: Any, identity: Callable[..., str]) -> Any:
+def server(module_repository: Any) -> Any:
     module_repository.add_sub("add_sub", CACHED)
     module_repository.add_sub("plain", 'backend: "onnxruntime" max_batch_size: 4')
     module_repository.add("whole", ENSEMBLE)
-    module_repository.add("text", identity("BYTES", more="response_cache { enable: true }"))
+    module_repository.add("text", identity_config("BYTES", more="response_cache { enable: true }"))
     (module_repository.add("labelled", LABELLED) / "labels.txt").write_text("cat\ndog\nhen\nowl\n")
     with serve(module_repository.path, "--cache-config=local,size=16777216", "--allow-client-shm=true") as started:
         yield started
@@ -134,9 +137,9 @@ def test_classification_and_raw_outputs_share_a_cached_response(server: Any) -> 
     client.close()
 
 
-def test_cached_strings_come_back_unchanged(server: Any, sample: Callable[[str], np.ndarray]) -> None:
+def test_cached_strings_come_back_unchanged(server: Any) -> None:
     client = grpcclient.InferenceServerClient(server.grpc)
-    values = sample("BYTES")
+    values = sample_values("BYTES")
     item = grpcclient.InferInput("INPUT0", values.shape, "BYTES")
     item.set_data_from_numpy(values)
     for _ in range(3):
@@ -190,9 +193,7 @@ def test_the_metrics_cover_each_cached_model_and_the_cache(server: Any) -> None:
     assert found["nv_cache_num_lookups", ""] == found["nv_cache_num_hits", ""] + found["nv_cache_num_misses", ""]
 
 
-def test_a_changed_model_file_invalidates_cached_responses(
-    repository: Any, serve: Any, eventually: Any, identity: Callable[..., str]
-) -> None:
+def test_a_changed_model_file_invalidates_cached_responses(repository: Any) -> None:
     stub = """backend: "stub" max_batch_size: 4 response_cache { enable: true }
     input { name: "INPUT0" data_type: TYPE_FP32 dims: [4] } output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [4] }
     parameters { key: "stub_op" value { string_value: "%s" } }"""
@@ -214,9 +215,7 @@ def test_a_changed_model_file_invalidates_cached_responses(
         assert "--response-cache-byte-size is deprecated" in server.log()
 
 
-def test_two_servers_share_redis_and_serve_without_it(
-    repository: Any, serve: Any, eventually: Any, redis_server: Any, tmp_path: Path
-) -> None:
+def test_two_servers_share_redis_and_serve_without_it(repository: Any, redis_server: Any, tmp_path: Path) -> None:
     repository.add_sub("add_sub", CACHED)
     # Patient: a busy machine is not a slow Redis.
     times = "connect_timeout=5000,socket_timeout=5000,wait_timeout=5000"
@@ -240,7 +239,7 @@ def test_two_servers_share_redis_and_serve_without_it(
 
 
 @pytest.mark.full
-def test_the_redis_password_is_never_shown(repository: Any, serve: Any) -> None:
+def test_the_redis_password_is_never_shown(repository: Any) -> None:
     repository.add_sub("add_sub", CACHED)
     environment = {"TRITONCACHE_REDIS_PASSWORD": "open-sesame"}
     flags = ["--cache-config=redis,host=127.0.0.1,port=1", "--log-verbose=1"]

@@ -25,6 +25,8 @@ from simulated_arm import DT_S, Arm, controller, run_loop
 from tritonclient.utils import InferenceServerException
 
 from edge_server.client import ActionBroker
+from tests.kit.eventually import eventually
+from tests.kit.server import serve
 from tests.plugins.policies.sampling_policy import train_sampling_policy, write_sampling_policy
 
 client = pytest.importorskip("robot_client", reason="needs msgpack and websockets, of policies")
@@ -89,7 +91,7 @@ def controller_error_mm(ticks: int) -> float:
 # A minute and a half in real time.
 @pytest.mark.long
 def test_a_slow_policy_never_lets_the_loop_run_dry_beside_a_busy_camera_and_heat(
-    serve: Any, make_board: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make_board: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     models = tmp_path / "models"
     write_policy(models / "arm", train(), delay_ms=120, count=1)
@@ -141,9 +143,7 @@ def test_a_slow_policy_never_lets_the_loop_run_dry_beside_a_busy_camera_and_heat
 
 
 @pytest.mark.full
-def test_a_robot_that_comes_while_the_machine_is_hot_gets_all_its_answers(
-    serve: Any, make_board: Any, eventually: Any, tmp_path: Path
-) -> None:
+def test_a_robot_that_comes_while_the_machine_is_hot_gets_all_its_answers(make_board: Any, tmp_path: Path) -> None:
     write_policy(tmp_path / "models/arm", train(), delay_ms=400)
     board = make_board("orin_nano_jp6")
     # The governor's next step comes after the robot's third observation.
@@ -161,7 +161,7 @@ def test_a_robot_that_comes_while_the_machine_is_hot_gets_all_its_answers(
 
 @pytest.mark.soak
 def test_a_policy_that_continues_its_chunks_moves_the_arm_without_jerks(
-    serve: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_sampling_policy(tmp_path / "arm", train_sampling_policy())
     document = (Path(__file__).parents[2] / "docs/robots.md").read_text()

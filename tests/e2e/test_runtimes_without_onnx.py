@@ -15,6 +15,7 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 import edge_server.backends
+from tests.kit.server import serve
 
 pytestmark = pytest.mark.full
 
@@ -36,7 +37,7 @@ def models(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def started(models: Path, serve: Callable[..., Any]) -> Iterator[Callable[[], Any]]:
+def started(models: Path) -> Iterator[Callable[[], Any]]:
     """`started()` serves the models in the folder, and checks the server's log at the end."""
     contexts = []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ from onnx import TensorProto, helper
 from tritonclient.utils import InferenceServerException
 
 from edge_server.client import FrameStream
+from tests.kit.eventually import eventually
+from tests.kit.server import serve
 
 CONTROLS = """
   control_input { name: "START" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] } }
@@ -151,7 +153,7 @@ def python_config(parameters: str = "") -> str:
 
 
 @pytest.fixture(scope="module")
-def server(module_repository: Any, serve: Any) -> Iterator[Any]:
+def server(module_repository: Any) -> Iterator[Any]:
     oldest = "oldest { max_candidate_sequences: 3 }"
     for backend in ("onnxruntime", "openvino"):
         for strategy, words, batch in (("direct", "direct { }", 4), ("oldest", oldest, 4), ("single", "", 0)):
@@ -344,7 +346,7 @@ def test_requests_outside_a_sequence_are_refused_with_tritons_message(client: An
     assert infer(client, model, 1, sequence_id=42, sequence_start=True, sequence_end=True) == 1
 
 
-def test_an_idle_sequence_is_closed_and_must_start_again(client: Any, eventually: Callable[..., bool]) -> None:
+def test_an_idle_sequence_is_closed_and_must_start_again(client: Any) -> None:
     assert infer(client, "short", 1, sequence_id=9, sequence_start=True) == 1
 
     def is_closed() -> bool:
@@ -362,9 +364,7 @@ def test_an_idle_sequence_is_closed_and_must_start_again(client: Any, eventually
     assert infer(client, "short", 5, sequence_id=9, sequence_start=True, sequence_end=True) == 5
 
 
-def test_a_reload_drops_live_sequences_and_reports_it(
-    server: Any, client: Any, module_repository: Any, eventually: Callable[..., bool]
-) -> None:
+def test_a_reload_drops_live_sequences_and_reports_it(server: Any, client: Any, module_repository: Any) -> None:
     assert infer(client, "reloaded", 1, sequence_id=9, sequence_start=True) == 1
     assert infer(client, "reloaded", 1, sequence_id=9) == 2
     path = module_repository.path / "reloaded" / "config.pbtxt"
@@ -434,9 +434,7 @@ def test_a_reconnected_camera_starts_a_new_sequence_and_frees_its_old_slot(serve
             assert totals_of_frames(list(stream.results([picture(5)] * 2))) == [5, 10]
 
 
-def test_a_camera_begins_anew_in_a_newer_version_beside_its_own(
-    server: Any, module_repository: Any, eventually: Callable[..., bool]
-) -> None:
+def test_a_camera_begins_anew_in_a_newer_version_beside_its_own(server: Any, module_repository: Any) -> None:
     with FrameStream(server.grpc, "watch_all", keeps_all=True) as stream:
         results = stream.results()
         stream.send(picture(3))
@@ -452,9 +450,7 @@ def test_a_camera_begins_anew_in_a_newer_version_beside_its_own(
         assert versions["2"]["inference_stats"]["success"]["count"] == 2
 
 
-def test_after_a_reload_a_camera_continues_with_a_new_state(
-    server: Any, client: Any, module_repository: Any, eventually: Callable[..., bool]
-) -> None:
+def test_after_a_reload_a_camera_continues_with_a_new_state(server: Any, client: Any, module_repository: Any) -> None:
     with FrameStream(server.grpc, "watch_direct", keeps_all=True) as stream:
         results = stream.results()
         for count in (1, 2):

@@ -19,6 +19,9 @@ import tritonclient.http as triton_http
 from onnx import TensorProto, helper
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
+from tests.kit.models import identity_config
+from tests.kit.server import serve
+
 TENSORS = """
 backend: "onnxruntime"
 max_batch_size: 8
@@ -101,7 +104,7 @@ def config(kind: str, *more: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def server(serve: Any, module_repository: Any, identity: Callable[..., str]) -> Iterator[Any]:
+def server(module_repository: Any) -> Iterator[Any]:
     folder = module_repository.add("narrow", config("INT32", BATCHING, WARMUP), model=resizing(TensorProto.INT32))
     (folder / "warmup").mkdir()
     (folder / "warmup" / "size").write_bytes(np.array([4, 4], "<i4").tobytes())
@@ -110,7 +113,7 @@ def server(serve: Any, module_repository: Any, identity: Callable[..., str]) -> 
     module_repository.add("kept", config("INT64", "response_cache { enable: true }"), model=wide)
     module_repository.add("steps", config("INT64", SEQUENCES), model=resizing(TensorProto.INT64, has_start=True))
     module_repository.add("wrong", config("INT64").replace("dims: [ 2 ]", "dims: [ 3 ]"), model=wide)
-    module_repository.add("same", identity("INT64", "2", batch=0))
+    module_repository.add("same", identity_config("INT64", "2", batch=0))
     module_repository.add("twice", TWICE)
     module_repository.add("twice_again", TWICE.replace('"wide"', '"twice"'))
     module_repository.add("whole", WHOLE)

@@ -13,15 +13,18 @@ import tritonclient.http
 import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException
 
+from tests.kit.models import identity_config
+from tests.kit.server import serve
+
 WIRES = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 
 
 @pytest.fixture(scope="module")
-def server(serve: Any, module_repository: Any, identity: Callable[..., str]) -> Iterator[Any]:
-    module_repository.add("same", identity("FP32"))
-    module_repository.add("text", identity("BYTES"))
+def server(module_repository: Any) -> Iterator[Any]:
+    module_repository.add("same", identity_config("FP32"))
+    module_repository.add("text", identity_config("BYTES"))
     module_repository.add(
-        "slow", identity("FP32", more='parameters { key: "execute_delay_ms" value { string_value: "200" } }')
+        "slow", identity_config("FP32", more='parameters { key: "execute_delay_ms" value { string_value: "200" } }')
     )
     module_repository.add_sub("add_sub", 'backend: "onnxruntime"')
     module_repository.add_sub("add_sub_openvino", 'backend: "openvino"')

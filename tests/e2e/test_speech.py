@@ -26,6 +26,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpc_client
 
+from tests.kit.server import serve
+
 TINY = Path(__file__).parents[1] / "data/tiny_whisper"
 
 pytestmark = [
@@ -53,7 +55,7 @@ def sound(seconds: float = 2.0) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     models = tmp_path_factory.mktemp("models")
     shutil.copytree(TINY, models / "ear/1")
     shutil.copytree(TINY, models / "short/1")
@@ -225,7 +227,7 @@ def tiny_en(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def english(serve: Any, tiny_en: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def english(tiny_en: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A server with the model."""
     models = tmp_path_factory.mktemp("models")
     shutil.copytree(tiny_en, models / "tiny_en/1")

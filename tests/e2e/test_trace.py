@@ -15,6 +15,8 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
+from tests.kit.eventually import eventually
+from tests.kit.server import serve
 from tests.kit.site import Handler, Site
 
 IDENTITY = """
@@ -82,7 +84,7 @@ def write(repository: Any, isolation: str = "") -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(module_repository: Any, serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def server(module_repository: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A server that can trace, and traces nothing yet. `server.file` is where to."""
     folder = tmp_path_factory.mktemp("traces")
     with serve(write(module_repository), f"--trace-config=triton,file={folder}/t", "--trace-config=rate=1") as running:
@@ -141,7 +143,7 @@ def next_file(server: Any) -> Path:
 
 
 @pytest.fixture
-def traced(client: Any, server: Any, eventually: Callable[..., bool]) -> Callable[..., dict[int, dict[str, Any]]]:
+def traced(client: Any, server: Any) -> Callable[..., dict[int, dict[str, Any]]]:
     """Trace what a call does, as one trace, and return it."""
 
     def trace(act: Callable[[], Any], *level: str, model: str = "") -> dict[int, dict[str, Any]]:
@@ -318,7 +320,7 @@ def test_generate_is_traced(server: Any, client: Any, traced: Any) -> None:
     assert {"HTTP_RECV_START", "HTTP_RECV_END", "COMPUTE_START", "INFER_RESPONSE_COMPLETE"} <= set(trace["stamps"])
 
 
-def test_many_clients_at_once_get_every_rateth_request_traced(server: Any, eventually: Callable[..., bool]) -> None:
+def test_many_clients_at_once_get_every_rateth_request_traced(server: Any) -> None:
     def work() -> None:
         with triton_grpc.InferenceServerClient(server.grpc) as mine:
             mine.module = triton_grpc
@@ -368,7 +370,7 @@ def collector() -> Iterator[Collector]:
 @pytest.mark.full
 @pytest.mark.parametrize("isolation", ["", "process"])
 def test_spans_are_exported_below_the_callers_span_over_http_and_grpc(
-    repository: Any, serve: Any, collector: Collector, isolation: str
+    repository: Any, collector: Collector, isolation: str
 ) -> None:
     flags = ["mode=opentelemetry", "level=TIMESTAMPS", "rate=0", "opentelemetry,bsp_schedule_delay=100",
              f"opentelemetry,url=http://127.0.0.1:{collector.server_address[1]}/v1/traces"]  # fmt: skip
@@ -403,7 +405,7 @@ def test_spans_are_exported_below_the_callers_span_over_http_and_grpc(
     assert {span.trace_id.hex() for span in collector.spans} == {"1" * 32, "2" * 32}
 
 
-def test_a_server_stopped_by_signal_has_written_every_trace(repository: Any, serve: Any, tmp_path: Path) -> None:
+def test_a_server_stopped_by_signal_has_written_every_trace(repository: Any, tmp_path: Path) -> None:
     repository.add("same", IDENTITY)
     words = [f"triton,file={tmp_path}/t", "triton,log-frequency=100", "level=TIMESTAMPS", "rate=1"]
     with serve(repository.path, *(f"--trace-config={word}" for word in words)) as server:
@@ -415,7 +417,7 @@ def test_a_server_stopped_by_signal_has_written_every_trace(repository: Any, ser
     assert len(by_trace(read(tmp_path / "t.0"))) == 7
 
 
-def test_log_settings_change_what_the_running_server_logs(repository: Any, serve: Any, tmp_path: Path) -> None:
+def test_log_settings_change_what_the_running_server_logs(repository: Any, tmp_path: Path) -> None:
     """Over both wires, into a log file, in another format from the change on."""
     repository.add("same", IDENTITY)
     file = tmp_path / "log"
@@ -435,7 +437,7 @@ def test_log_settings_change_what_the_running_server_logs(repository: Any, serve
     assert file.read_text()[size:] == ""
 
 
-def test_trace_and_log_settings_can_be_restricted_to_a_key(repository: Any, serve: Any) -> None:
+def test_trace_and_log_settings_can_be_restricted_to_a_key(repository: Any) -> None:
     groups = ("--http-restricted-api=trace,logging:key=secret", "--grpc-restricted-protocol=trace,logging:key=secret")
     with serve(write(repository), f"--trace-config=triton,file={repository.path.parent}/t", *groups) as running:
         for module, address, header in (
@@ -459,7 +461,7 @@ def test_trace_and_log_settings_can_be_restricted_to_a_key(repository: Any, serv
 
 
 def test_a_log_and_traces_that_cannot_be_written_are_lines_of_status(
-    serve: Any, repository: Any, tmp_path: Path, run_command: Any, eventually: Callable[..., bool]
+    repository: Any, tmp_path: Path, run_command: Any
 ) -> None:
     repository.add("same", IDENTITY)
     traces = tmp_path / "no" / "t"

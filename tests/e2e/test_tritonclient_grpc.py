@@ -16,6 +16,8 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 from edge_server.protocol import messages
+from tests.kit.looped import Looped
+from tests.kit.models import sample_values
 
 Sample = Callable[[str], np.ndarray]
 
@@ -27,8 +29,8 @@ def client(zoo: Any) -> Iterator[triton.InferenceServerClient]:
 
 
 @pytest.fixture(scope="module")
-def looped_client(looped: Any, zoo: Any) -> Iterator[Any]:
-    twin = looped(triton_aio.InferenceServerClient, zoo.grpc)
+def looped_client(zoo: Any) -> Iterator[Any]:
+    twin = Looped(triton_aio.InferenceServerClient, zoo.grpc)
     yield twin
     twin.close()
 
@@ -88,8 +90,8 @@ class Stream:
         return self.answers.get(timeout=30)
 
 
-def test_every_data_type_is_echoed_as_raw_contents(any_client: Any, datatype: str, sample: Sample) -> None:
-    array = sample(datatype)
+def test_every_data_type_is_echoed_as_raw_contents(any_client: Any, datatype: str) -> None:
+    array = sample_values(datatype)
     answer = any_client.infer(f"same_{datatype}", [given("INPUT0", array, datatype)])
     np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), array)
     assert answer.get_output("OUTPUT0").datatype == datatype
@@ -104,10 +106,8 @@ TYPED = {
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("typed", sorted(TYPED))
-def test_every_data_type_is_accepted_as_typed_contents_and_returned_raw(
-    channel: grpc.Channel, typed: str, sample: Sample
-) -> None:
-    array = sample(typed)
+def test_every_data_type_is_accepted_as_typed_contents_and_returned_raw(channel: grpc.Channel, typed: str) -> None:
+    array = sample_values(typed)
     request = service_pb2.ModelInferRequest(model_name=f"same_{typed}")
     item = request.inputs.add(name="INPUT0", datatype=typed, shape=array.shape)
     getattr(item.contents, TYPED[typed]).extend(array.ravel().tolist())

@@ -17,6 +17,9 @@ import tritonclient.http as triton
 import tritonclient.http.aio as triton_aio
 from tritonclient.utils import InferenceServerException
 
+from tests.kit.looped import Looped
+from tests.kit.models import sample_values
+
 Sample = Callable[[str], np.ndarray]
 
 
@@ -27,11 +30,11 @@ def client(zoo: Any) -> Iterator[triton.InferenceServerClient]:
 
 
 @pytest.fixture(scope="module", params=["threads", "asyncio"])
-def any_client(request: pytest.FixtureRequest, client: Any, looped: Any, zoo: Any) -> Iterator[Any]:
+def any_client(request: pytest.FixtureRequest, client: Any, zoo: Any) -> Iterator[Any]:
     if request.param == "threads":
         yield client
         return
-    twin = looped(triton_aio.InferenceServerClient, zoo.http)
+    twin = Looped(triton_aio.InferenceServerClient, zoo.http)
     yield twin
     twin.close()
 
@@ -47,15 +50,15 @@ def pair(rows: int) -> tuple[np.ndarray, np.ndarray]:
     return first, first[::-1] * 0.5
 
 
-def test_every_data_type_is_echoed_as_binary(any_client: Any, datatype: str, sample: Sample) -> None:
-    array = sample(datatype)
+def test_every_data_type_is_echoed_as_binary(any_client: Any, datatype: str) -> None:
+    array = sample_values(datatype)
     answer = any_client.infer(f"same_{datatype}", [given("INPUT0", array, datatype)])
     np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), array)
     assert answer.get_output("OUTPUT0")["datatype"] == datatype
 
 
-def test_every_data_type_of_json_is_echoed_as_json(client: Any, datatype: str, sample: Sample) -> None:
-    array = sample(datatype)
+def test_every_data_type_of_json_is_echoed_as_json(client: Any, datatype: str) -> None:
+    array = sample_values(datatype)
     if datatype in ("FP16", "BF16"):
         pytest.skip("the protocol has no JSON form of it; the refusal is tested with the hostile requests")
     if datatype == "BYTES":

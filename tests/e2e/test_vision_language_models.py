@@ -16,6 +16,7 @@ import pytest
 import tritonclient.grpc as grpc_client
 
 from edge_server.plugins.language.engines.pictures import decode_picture
+from tests.kit.server import serve
 
 pytest.importorskip("openvino_genai", reason="needs openvino-genai, of the extra test-all")
 pytestmark = pytest.mark.full
@@ -28,7 +29,7 @@ TOKENS = 12
 
 
 @pytest.fixture(scope="module")
-def server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     models = tmp_path_factory.mktemp("models")
     shutil.copytree(TINY, models / "seer/1", ignore=shutil.ignore_patterns("make.py"))
     (models / "seer/config.pbtxt").write_text('parameters { key: "deterministic" value { string_value: "true" } }')

@@ -16,7 +16,6 @@ import onnx
 import pytest
 
 from edge_server.client import Delivery, FrameStream, Returns
-from tests.e2e.conftest import Repository
 from tests.e2e.yolo_exports import (
     CELLS,
     FOUND,
@@ -43,6 +42,8 @@ from tests.e2e.yolo_exports import (
     with_masks,
     with_objectness,
 )  # fmt: skip
+from tests.kit.models import Repository
+from tests.kit.server import serve
 
 EXPORTS: dict[str, tuple[np.ndarray, dict[str, str]]] = {
     "detect": (detect(), {}),
@@ -77,7 +78,7 @@ TRACKED = 'parameters { key: "track" value { string_value: "bytetrack" } }'
 
 
 @pytest.fixture(scope="module")
-def server(serve: Any, module_repository: Repository) -> Iterator[Any]:
+def server(module_repository: Repository) -> Iterator[Any]:
     add = module_repository.add
     for name, (answer, changed) in EXPORTS.items():
         add(name, model=export(answer, ULTRALYTICS | changed))
@@ -251,7 +252,7 @@ REAL = Path(os.environ.get("EDGE_TEST_YOLO_EXPORT", "/nonexistent"))
 
 @pytest.mark.full
 @pytest.mark.skipif(not REAL.is_file(), reason="the network is not here: tests/e2e/fetch_pipeline_models.sh fetches it")
-def test_a_real_export_finds_what_its_runtime_finds(serve: Any, repository: Repository) -> None:
+def test_a_real_export_finds_what_its_runtime_finds(repository: Repository) -> None:
     """A face in a picture of the input's size, which needs no resizing."""
     cv2, ort = pytest.importorskip("cv2"), pytest.importorskip("onnxruntime")
     astronaut = pytest.importorskip("skimage.data").astronaut()[:SIDE, 64 : 64 + SIDE]

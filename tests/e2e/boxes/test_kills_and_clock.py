@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import tritonclient.http
 
+from tests.kit.server import serve
+
 pytest.importorskip("tuf")
 
 from edge_server.plugins.fleet.follow.installed_models import FOLDER
@@ -37,7 +39,7 @@ def site(publisher: Publisher) -> Iterator[Site]:
 
 
 @pytest.fixture
-def make_box(tmp_path: Path, publisher: Publisher, site: Site, serve: Any) -> Callable[..., Box]:
+def make_box(tmp_path: Path, publisher: Publisher, site: Site) -> Callable[..., Box]:
     def make(**more: Any) -> Box:
         (tmp_path / "box").mkdir(exist_ok=True)
         flags = (

@@ -8,7 +8,7 @@ import re
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ from hyperframe.frame import (
 )
 
 from edge_server.protocol import messages
+from tests.kit.models import REPEAT, identity_config
+from tests.kit.server import serve
 
 SERVICE = "/inference.GRPCInferenceService/"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -456,7 +458,7 @@ def transport_flags(transport: str) -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="session")
-def wire_models(tmp_path_factory: pytest.TempPathFactory, identity: Callable[..., str], repeat_config: str) -> Path:
+def wire_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The models that these tests ask for."""
     models = tmp_path_factory.mktemp("wire")
 
@@ -467,10 +469,10 @@ def wire_models(tmp_path_factory: pytest.TempPathFactory, identity: Callable[...
             (models / name / "1" / "model.py").write_text(source)
 
     delayed = 'parameters {{ key: "execute_delay_ms" value {{ string_value: "{}" }} }}'
-    add("same", identity("UINT8"))
-    add("slow", identity("UINT8", batch=1, more=delayed.format(250)))
-    add("batched", identity("UINT8", batch=64, more=delayed.format(20) + "\ndynamic_batching { }"))
-    add("repeat", repeat_config)
+    add("same", identity_config("UINT8"))
+    add("slow", identity_config("UINT8", batch=1, more=delayed.format(250)))
+    add("batched", identity_config("UINT8", batch=64, more=delayed.format(20) + "\ndynamic_batching { }"))
+    add("repeat", REPEAT)
     add("camera", CAMERA)
     add(
         "parameters",
@@ -489,7 +491,7 @@ def make_target() -> type[Target]:
 
 
 @pytest.fixture(scope="session")
-def wire_server(serve: Any, wire_models: Path, transport: str, transport_flags: tuple[str, ...]) -> Iterator[Target]:
+def wire_server(wire_models: Path, transport: str, transport_flags: tuple[str, ...]) -> Iterator[Target]:
     """One server for each transport, which no test changes."""
     with serve(wire_models, "--grpc-header-forward-pattern=x-.*", *transport_flags) as server:
         yield Target(server, transport)

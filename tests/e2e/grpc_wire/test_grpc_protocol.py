@@ -19,6 +19,7 @@ from hyperframe.frame import DataFrame, HeadersFrame, RstStreamFrame, SettingsFr
 from edge_server.protocol import messages
 from edge_server.protocol.frame_codec import STREAM_PATH, decode_server_message, encode_client_message
 from edge_server.protocol.frame_messages import Delivery, Frame, FrameHeader, FrameResult, StreamOpened, StreamRequest
+from tests.kit.eventually import eventually
 
 SERVICE = "/inference.GRPCInferenceService/"
 INFER = SERVICE + "ModelInfer"
@@ -250,7 +251,7 @@ def pending(target: Any, model: str) -> float:
 
 
 @pytest.fixture
-def check_cancelled(target: Any, eventually: Callable[..., bool]) -> Callable[[Callable[[], Callable[[], Any]]], None]:
+def check_cancelled(target: Any) -> Callable[[Callable[[], Callable[[], Any]]], None]:
     """`check_cancelled(call)`: while `slow`, which runs one request at a time, runs one and another waits, make a call
     to it, cancel it by the function that `call` returned, and assert that it is never run."""
 
@@ -272,9 +273,7 @@ def check_cancelled(target: Any, eventually: Callable[..., bool]) -> Callable[[C
     return check
 
 
-def test_a_call_cancelled_while_it_waits_is_removed_from_the_queue(
-    target: Any, check_cancelled: Any, eventually: Any
-) -> None:
+def test_a_call_cancelled_while_it_waits_is_removed_from_the_queue(target: Any, check_cancelled: Any) -> None:
     def call() -> Callable[[], None]:
         waiting = target.channel().unary_unary(INFER).future(target.numbers("slow"), timeout=60)
         assert eventually(lambda: pending(target, "slow") == 2)
@@ -283,9 +282,7 @@ def test_a_call_cancelled_while_it_waits_is_removed_from_the_queue(
     check_cancelled(call)
 
 
-def test_a_reset_call_is_cancelled_and_its_connection_continues(
-    target: Any, check_cancelled: Any, eventually: Any
-) -> None:
+def test_a_reset_call_is_cancelled_and_its_connection_continues(target: Any, check_cancelled: Any) -> None:
     wire = target.connect()
 
     def call() -> Callable[[], None]:
@@ -299,7 +296,7 @@ def test_a_reset_call_is_cancelled_and_its_connection_continues(
     target.assert_right(wire.call("ModelInfer", target.numbers()))
 
 
-def test_a_call_whose_connection_breaks_is_cancelled(target: Any, check_cancelled: Any, eventually: Any) -> None:
+def test_a_call_whose_connection_breaks_is_cancelled(target: Any, check_cancelled: Any) -> None:
     def call() -> Callable[[], None]:
         wire = target.connect()
         stream = wire.new_stream()
@@ -368,7 +365,7 @@ def test_a_stream_cancelled_after_its_start(target: Any) -> None:
     questions.end()
 
 
-def test_a_stream_cancelled_after_its_first_response(target: Any, eventually: Any) -> None:
+def test_a_stream_cancelled_after_its_first_response(target: Any) -> None:
     failed = failures(target, "repeat")
     questions = RequestStream(target.repeat(range(1000), delay_ms=20))
     answers = target.channel().stream_stream(STREAM_INFER)(iter(questions), timeout=60)
@@ -380,7 +377,7 @@ def test_a_stream_cancelled_after_its_first_response(target: Any, eventually: An
     assert eventually(lambda: failures(target, "repeat") == failed + 1), target.server.read_counters("repeat")
 
 
-def test_a_deadline_ends_a_stream_with_its_running_requests(target: Any, eventually: Any) -> None:
+def test_a_deadline_ends_a_stream_with_its_running_requests(target: Any) -> None:
     failed = failures(target, "repeat")
     questions = RequestStream(target.repeat(range(1000), delay_ms=20))
     answers = target.channel().stream_stream(STREAM_INFER)(iter(questions), timeout=0.3)
@@ -392,7 +389,7 @@ def test_a_deadline_ends_a_stream_with_its_running_requests(target: Any, eventua
     assert eventually(lambda: failures(target, "repeat") == failed + 1), target.server.read_counters("repeat")
 
 
-def test_a_frame_stream_whose_connection_breaks_is_closed(target: Any, eventually: Any) -> None:
+def test_a_frame_stream_whose_connection_breaks_is_closed(target: Any) -> None:
     wire = target.connect()
     stream = wire.new_stream()
     opening = encode_client_message(StreamRequest("camera", stream_id="breaks"))

@@ -27,6 +27,8 @@ from hyperframe.frame import (
     WindowUpdateFrame,
 )
 
+from tests.kit.eventually import eventually
+
 MIB = 1 << 20
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -217,7 +219,7 @@ def test_calls_reset_as_fast_as_they_are_opened(bounded: Any) -> None:
     reset_calls(bounded)
 
 
-def test_reset_calls_neither_run_nor_wait(target: Any, eventually: Callable[..., bool]) -> None:
+def test_reset_calls_neither_run_nor_wait(target: Any) -> None:
     reset_calls(target)
     runs = target.server.statistics("slow")["execution_count"]
     # Refused, at worst, until the resets have been read.

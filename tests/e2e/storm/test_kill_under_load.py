@@ -29,6 +29,9 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
 from edge_server.client import FrameStream, StreamError
+from tests.kit.eventually import eventually
+from tests.kit.models import REPEAT
+from tests.kit.server import serve
 
 pytestmark = [
     pytest.mark.skipif(
@@ -264,9 +267,16 @@ def site(storm_model: Callable[[int, int], bytes]) -> Iterator[Site]:
     ],
 )
 def test_after_a_kill_under_full_load_a_restart_serves_complete_models_and_leaves_no_files(
-    kills: int, serve: Any, writer: Any, new_storm: Any, new_load: Any, agree: Any, repeat_config: str,
-    conv: Any, site: Site, free_ports: Any, eventually: Any, tmp_path: Path,
-) -> None:  # fmt: skip
+    kills: int,
+    writer: Any,
+    new_storm: Any,
+    new_load: Any,
+    agree: Any,
+    conv: Any,
+    site: Site,
+    free_ports: Any,
+    tmp_path: Path,
+) -> None:
     print(f"EDGE_STORM_SEED={SEED} kills={kills}")
     temp = tmp_path / "tmp"
     temp.mkdir()
@@ -275,7 +285,7 @@ def test_after_a_kill_under_full_load_a_restart_serves_complete_models_and_leave
     flags += ["--repository-poll-secs=0.2", "--governor=false"]
     for name, config, file, content in (
         ("sequences", COUNTER_CONFIG, "model.py", COUNTER.encode()),
-        ("tokens", repeat_config, "", b""),
+        ("tokens", REPEAT, "", b""),
         ("camera", CAMERA_CONFIG, "model.onnx", conv.SerializeToString()),
         ("talker", 'backend: "openvino_genai"', "model.gguf", TINY.read_bytes()),
     ):
