@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import statistics
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +13,7 @@ import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
 from tests.kit.eventually import eventually
-from tests.kit.models import BUNDLED, COFFEE, REPEAT, identity_config
+from tests.kit.models import BUNDLED, REPEAT, identity_config
 from tests.kit.server import serve
 
 # (x + y, x - y) -> add_sub again: (2x, 2y)
@@ -116,9 +113,6 @@ def server(module_repository: Any) -> Iterator[Any]:
     module_repository.add("same", identity_config("INT32", "1", batch=0))
     module_repository.add("stream", STREAM)
     module_repository.add("camera", CAMERA)
-    module_repository.add(
-        "wrong", chain().replace('key: "OUTPUT1" value: "difference"', 'key: "OUTPUT9" value: "difference"')
-    )
     (module_repository.path / "efficientnet_lite0").symlink_to(BUNDLED / "efficientnet_lite0")
     with serve(module_repository.path, "--allow-external-links") as running:
         yield running
@@ -171,24 +165,6 @@ def test_an_ensemble_has_metadata_configuration_statistics_and_an_index_entry(se
         index = client.get_model_repository_index()
         assert any({"name": "chain", "version": "1", "state": "READY"}.items() <= item.items() for item in index)
     assert 'nv_inference_request_success{model="chain",version="1"}' in server.read_metrics()
-
-
-def test_an_invalid_request_is_refused_with_tritons_message(server: Any) -> None:
-    with triton_http.InferenceServerClient(server.http) as client:
-        made, *_ = tensors(triton_http, ("X", "Q"))
-        with pytest.raises(InferenceServerException, match=r"missing required input\(s\) \['Y'\]|unexpected inference"):
-            client.infer("chain", made)
-
-
-def test_an_ensemble_turns_an_image_into_labels_in_one_call(server: Any) -> None:
-    body, headers = COFFEE.read_bytes(), {"Content-Type": "image/jpeg"}
-    answers = {}
-    for model in ("camera", "efficientnet_lite0"):
-        status, text = server.request("POST", f"/v2/models/{model}/infer", body, headers)
-        assert status == 200, text
-        answers[model] = json.loads(text)["outputs"][0]["data"]
-    assert answers["camera"] == answers["efficientnet_lite0"][:3]
-    assert answers["camera"][0].endswith(":967:espresso")
 
 
 def test_an_ensemble_runs_frames_of_a_frame_stream(server: Any) -> None:
@@ -276,46 +252,3 @@ def test_members_reloaded_under_load_lose_no_request(repository: Any) -> None:
         assert control.is_model_ready("second")
         control.unload_model("chain", unload_dependents=True)
         assert server.stop() == 0
-
-
-def test_an_inconsistent_ensemble_is_not_served_and_the_error_names_the_step(server: Any) -> None:
-    _, index = server.ask("/v2/repository/index", {})
-    entry = next(item for item in index if item["name"] == "wrong")
-    assert entry["state"] == "UNAVAILABLE"
-    assert "step 1 (model 'first'): output_map" in entry["reason"]
-
-
-def test_an_ensemble_returns_what_its_steps_called_one_by_one_return(
-    server: Any, record_property: Callable[[str, object], None]
-) -> None:
-    with triton_grpc.InferenceServerClient(server.grpc) as client:
-        made, *_ = tensors(triton_grpc, ("X", "Y"))
-
-        def whole() -> list[Any]:
-            result = client.infer("chain", made)
-            return [result.as_numpy(name) for name in ("TWICE_X", "TWICE_Y")]
-
-        def steps() -> list[Any]:
-            first, *_ = tensors(triton_grpc, ("INPUT0", "INPUT1"))
-            result = client.infer("first", first)
-            second = []
-            for name, output in (("INPUT0", "OUTPUT0"), ("INPUT1", "OUTPUT1")):
-                array = result.as_numpy(output)
-                item = triton_grpc.InferInput(name, list(array.shape), "FP32")
-                item.set_data_from_numpy(array)
-                second.append(item)
-            result = client.infer("second", second)
-            return [result.as_numpy(name) for name in ("OUTPUT0", "OUTPUT1")]
-
-        took: dict[str, list[float]] = {"whole": [], "steps": []}
-        for _ in range(30):
-            answers = []
-            for name, call in (("whole", whole), ("steps", steps)):
-                started = time.perf_counter()
-                answers.append(call())
-                took[name].append(time.perf_counter() - started)
-            for one, other in zip(*answers, strict=True):
-                np.testing.assert_array_equal(one, other)
-    middle = {name: statistics.median(values) * 1e6 for name, values in took.items()}
-    record_property("microseconds", middle)
-    print(f"ensemble {middle['whole']:.0f} us, its steps by a client {middle['steps']:.0f} us")
