@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.model_folder import model_folder
+
 COMMAND = Path(sys.executable).parent / "edge-server"
 Edge = Callable[..., subprocess.CompletedProcess[str]]
 IDENTITY = """
@@ -288,8 +290,7 @@ def test_optimize_names_the_option_for_inputs_if_random_shapes_fail(edge: Edge, 
 
 
 def test_check_names_a_file_that_is_not_named_like_a_model(edge: Edge, repository: Path) -> None:
-    (repository / "exported" / "1").mkdir(parents=True)
-    (repository / "exported" / "1" / "best.onnx").write_bytes(b"")
+    model_folder(repository / "exported", files={"1/best.onnx": b""})
     done = edge("check", str(repository))
     assert done.returncode == 1
     assert "call 'best.onnx' 'model.onnx', or " in done.stderr

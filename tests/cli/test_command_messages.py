@@ -18,6 +18,7 @@ import pytest
 from edge_server.cli import options
 from edge_server.cli.console import render
 from edge_server.cli.events import format_event
+from tests.kit.model_folder import model_folder
 
 COMMAND = Path(sys.executable).parent / "edge-server"
 Edge = Callable[..., subprocess.CompletedProcess[str]]
@@ -236,12 +237,10 @@ def test_models_and_status_list_folders_without_a_model(
     edge: Edge, start_server: Callable[..., str], tmp_path: Path
 ) -> None:
     repository = tmp_path / "models"
-    (repository / "good" / "1").mkdir(parents=True)
-    (repository / "good" / "config.pbtxt").write_text(IDENTITY)
+    model_folder(repository / "good", IDENTITY)
     (repository / "flat").mkdir()
     (repository / "flat" / "model.onnx").write_bytes(b"")
-    (repository / "misspelt" / "1").mkdir(parents=True)
-    (repository / "misspelt" / "config.pbtxt").write_text(IDENTITY + "max_batch_siez: 3")
+    model_folder(repository / "misspelt", IDENTITY + "max_batch_siez: 3")
     url = start_server(repository, environment=environment())
     listed = edge("models", "--url", url)
     assert listed.returncode == 0

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from edge_server.cli.events import find_events
+from tests.kit.model_folder import model_folder
 from tests.kit.site import Handler, Site
 
 COMMAND = Path(sys.executable).parent / "edge-server"
@@ -62,12 +63,10 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for version in versions:
             (path / name / str(version)).mkdir(parents=True)
         (path / name / "config.pbtxt").write_text(IDENTITY)
-    (path / "broken" / "1").mkdir(parents=True)
-    (path / "broken" / "config.pbtxt").write_text('backend: "nonsense"')
+    model_folder(path / "broken", 'backend: "nonsense"')
     (path / "bad name" / "1").mkdir(parents=True)
     (path / "loose.onnx").touch()
-    (path / "typo" / "1").mkdir(parents=True)
-    (path / "typo" / "config.pbtxt").write_text('bakcend: "identity"')
+    model_folder(path / "typo", 'bakcend: "identity"')
     return path
 
 

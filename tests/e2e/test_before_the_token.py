@@ -17,6 +17,7 @@ import h2.connection
 import h2.events
 import pytest
 
+from tests.kit.model_folder import model_folder
 from tests.kit.server import serve
 
 MODEL = """
@@ -34,8 +35,7 @@ UPGRADE = (
 @pytest.fixture(scope="module", params=["http2", "grpcio"])
 def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     folder = tmp_path_factory.mktemp("guarded")
-    (folder / "models/one/1").mkdir(parents=True)
-    (folder / "models/one/config.pbtxt").write_text(MODEL)
+    model_folder(folder / "models/one", MODEL)
     digest = hashlib.sha256(secrets.token_bytes()).hexdigest()
     (folder / "tokens").write_text(f"robot {digest} metadata,inference,model-repository,metrics\n")
     flags = (f"--auth-tokens-file={folder / 'tokens'}", f"--grpc-transport={request.param}")

@@ -25,6 +25,7 @@ import numpy as np
 import pytest
 
 from tests.e2e.yolo_exports import ULTRALYTICS, detect, export
+from tests.kit.model_folder import model_folder
 from tests.kit.models import identity_config
 from tests.kit.server import serve
 
@@ -166,20 +167,18 @@ def server(browser: Any, board: Any, module_repository: Any) -> Iterator[Any]:
     module_repository.add("scale", identity_config("FP32", "4"))
     module_repository.add("steps", identity_config("FP32", "4") + "sequence_batching { }")
     module_repository.add("tensor", identity_config("FP32", "3, 32, 32"))
-    halves = module_repository.add("halves", HALVES)
-    (halves / "1/model.py").write_text(HALVES_CODE)
-    (halves / "labels.txt").write_text("background\nroad\n")
-    channels = module_repository.add("channels", CHANNELS)
-    (channels / "1/model.py").write_text(CHANNELS_CODE)
-    (channels / "labels.txt").write_text("red\ngreen\nblue\n")
-    talker = module_repository.add("assistant", 'backend: "scripted_llm"')
-    (talker / "1/script.json").write_text(json.dumps({"answers": {"What is an edge server?": ANSWER}, "step_s": 0.02}))
+    module_repository.add("halves", HALVES, files={"1/model.py": HALVES_CODE, "labels.txt": "background\nroad\n"})
+    module_repository.add("channels", CHANNELS, files={"1/model.py": CHANNELS_CODE, "labels.txt": "red\ngreen\nblue\n"})
+    module_repository.add(
+        "assistant",
+        'backend: "scripted_llm"',
+        files={"1/script.json": json.dumps({"answers": {"What is an edge server?": ANSWER}, "step_s": 0.02})},
+    )
     flags = (f"--sysfs-root={board.root}", "--governor-interval-ms=200", "--cache-config=local,size=1048576")
     with serve(module_repository.path, *flags) as running:
         yield running
         browser.open("about:blank")
-        assert running.stop() == 0
-        assert "Traceback" not in running.log(), running.log()
+        running.stop_cleanly()
 
 
 @pytest.fixture
@@ -221,8 +220,7 @@ def test_the_page_shows_models_sensors_and_events(page: Any) -> None:
 def test_a_copied_model_appears_and_a_failed_one_has_its_reason(page: Any, module_repository: Any) -> None:
     module_repository.add_sub("late", 'backend: "onnxruntime"')
     page.wait(f"{row('late')}?.innerText.includes('READY')")
-    (module_repository.path / "late/2").mkdir()
-    (module_repository.path / "late/2/model.onnx").write_bytes(b"not a model")
+    model_folder(module_repository.path / "late", files={"2/model.onnx": b"not a model"}, version=2)
     page.wait("document.querySelector('#models-rows').innerText.includes('UNAVAILABLE')")
     failed = "document.querySelector('tr:not([hidden]) .reason.bad')"
     assert page.run(f"return {failed}.closest('tbody').innerText").startswith("late")
@@ -256,8 +254,7 @@ def test_failed_models_are_first_and_more_than_twenty_are_folded(browser: Any, r
     names = [f"many_{number:02}" for number in range(23)]
     for name in names:
         repository.add(name, identity_config())
-    (repository.path / "z_broken/1").mkdir(parents=True)
-    (repository.path / "z_broken/1/model.onnx").write_bytes(b"not a model")
+    model_folder(repository.path / "z_broken", files={"1/model.onnx": b"not a model"})
     filter_by = (
         "const filter = document.querySelector('#models-filter'); filter.value = arguments[0];"
         "filter.dispatchEvent(new Event('input'))"

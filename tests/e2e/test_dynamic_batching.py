@@ -48,8 +48,7 @@ def server(shared_server: Any, module_repository: Any, gates: Path) -> Iterator[
         config = identity_config(batch=1, more=f"dynamic_batching {{ {batching} }} {gate}").replace(
             "identity", "python"
         )
-        folder = module_repository.add(name, config)
-        (folder / "1" / "model.py").write_text(GATED)
+        module_repository.add(name, config, files={"1/model.py": GATED})
 
     delay = 'parameters { key: "execute_delay_ms" value { string_value: "100" } }'
     module_repository.add("busy", identity_config(inputs=2, more=f"{delay} dynamic_batching {{ }}"))

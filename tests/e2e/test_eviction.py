@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import tritonclient.grpc
 
-from tests.kit.eventually import eventually
 from tests.kit.server import serve
 
 NAMES = ("add_a", "add_b", "add_c", "add_d")
@@ -71,25 +70,3 @@ def test_four_models_are_served_with_memory_for_two(repository: Any) -> None:
             assert set(by_grpc) == {"1"}
         assert sorted(states(server).values()) == ["READY", "READY", "UNAVAILABLE", "UNAVAILABLE"]
         assert server.get("/v2/health/ready")[0] == 200
-
-
-def test_an_idle_model_is_unloaded_and_reloaded_for_the_next_request(repository: Any) -> None:
-    repository.add_sub("add_a", 'backend: "onnxruntime"')
-    with serve(repository.path, "--idle-unload-secs=0.3") as server:
-        request = request_for(server, "add_a", 2)
-        assert eventually(lambda: states(server) == {"add_a": "UNAVAILABLE"})
-        (entry,) = server.ask("/v2/repository/index", {})[1]
-        assert entry["reason"] == "unloaded: idle; loads again on request"
-        assert server.infer("add_a", request)[0] == 200
-
-
-def test_a_load_below_the_memory_floor_does_not_start_and_the_index_has_the_reason(repository: Any) -> None:
-    repository.add_sub("add_a", 'backend: "onnxruntime"')
-    # No machine has that much.
-    with serve(repository.path, "--memory-floor-mb=1000000000", "--strict-readiness=true") as server:
-        (entry,) = server.ask("/v2/repository/index", {})[1]
-        assert entry["state"] == "UNAVAILABLE"
-        assert "memory is short" in entry["reason"]
-        assert "--memory-floor-mb keeps 1000000000 MiB free" in entry["reason"]
-        assert "tried again at" in entry["reason"]
-        assert server.get("/v2/health/ready")[0] == 400

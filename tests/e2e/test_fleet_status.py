@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from tests.kit.model_folder import model_folder
 from tests.kit.server import serve
 
 COMMAND = Path(sys.executable).parent / "edge-server"
@@ -48,8 +49,7 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
             'backend: "identity" input { name: "I" data_type: TYPE_FP32 dims: [1] } '
             'output { name: "O" data_type: TYPE_FP32 dims: [1] }'
         )
-    (folder / "third/broken/1").mkdir(parents=True)
-    (folder / "third/broken/1/model.py").write_text("raise RuntimeError('no weights')")
+    model_folder(folder / "third/broken", files={"1/model.py": "raise RuntimeError('no weights')"})
     with serve(folder / "first") as first, serve(folder / "second") as second, serve(folder / "third") as third:
         yield [first.http, second.http, third.http]
 

@@ -149,8 +149,3 @@ def test_files_of_another_model_say_why_nothing_is_recognised(server: Any, pictu
     with stream, pytest.raises(StreamError) as caught:
         list(stream.results([picture]))
     assert note in str(caught.value)
-
-
-def test_clients_of_v2_see_no_recognised_parameters(server: Any) -> None:
-    config = server.ask("/v2/models/paddle/config")[1]
-    assert all(key.startswith("edge_") for key in config["parameters"])

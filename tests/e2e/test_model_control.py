@@ -53,12 +53,10 @@ def server(module_repository: Any) -> Iterator[Any]:
     module_repository.add_sub("add_sub", 'backend: "onnxruntime"')
     for protocol in ("http", "grpc"):
         name = f"slow_{protocol}"
-        folder = module_repository.add(name, GATED)
-        (folder / "1/model.py").write_text(GATED_MODEL % str(gate_of(module_repository, name)))
+        module_repository.add(name, GATED, files={"1/model.py": GATED_MODEL % str(gate_of(module_repository, name))})
     with serve(module_repository.path, "--model-control-mode=explicit") as running:
         yield running
-        assert running.stop() == 0
-        assert "Traceback" not in running.log(), running.log()
+        running.stop_cleanly()
 
 
 @pytest.fixture(params=["http", "grpc"])

@@ -335,13 +335,6 @@ def test_a_canary_gets_its_share_of_the_episodes_and_each_keeps_its_version(
     assert connect("tried").act(0, 0)[0, 0] == 100
 
 
-def test_a_canary_of_a_model_with_state_gets_its_share_of_the_episodes(connect: Callable[..., Robot]) -> None:
-    robots = [connect("tried_counter") for _ in range(4)]
-    counts = [[count(robot) for robot in robots] for _ in range(3)]
-    assert sorted(counts[0]) == [1, 1, 101, 101]
-    assert counts == [[first + number for first in counts[0]] for number in range(3)]
-
-
 def index_of(server: Any, model: str) -> list[dict[str, str]]:
     return [entry for entry in server.ask("/v2/repository/index", {})[1] if entry["name"] == model]
 
@@ -403,19 +396,6 @@ def test_other_clients_get_a_sentence(address: str) -> None:
     assert body.startswith(
         f"openpi's protocol at ws://{address}/MODEL: expected GET with the headers Upgrade: websocket"
     )
-
-
-def test_a_message_that_is_too_large_ends_its_connection_alone(connect: Callable[..., Robot]) -> None:
-    robot, other = connect(), connect()
-    with contextlib.suppress(ConnectionError, aiohttp.ClientError):
-        robot.run(robot.socket.send_bytes(b"\0" * (messages.MAX_MESSAGE_BYTES + 1)))
-    with contextlib.suppress(ConnectionError):
-        assert robot.run(robot.socket.receive()).type in (
-            aiohttp.WSMsgType.CLOSE,
-            aiohttp.WSMsgType.CLOSED,
-            aiohttp.WSMsgType.ERROR,
-        )
-    assert other.act(1, 2).shape == (4, 2)
 
 
 @pytest.mark.soak

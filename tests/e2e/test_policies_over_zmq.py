@@ -18,6 +18,7 @@ import tritonclient.grpc as grpcclient
 from onnx import TensorProto, helper
 
 from tests.kit.eventually import eventually
+from tests.kit.model_folder import model_folder
 from tests.kit.server import serve
 
 msgpack = pytest.importorskip("msgpack", reason="needs msgpack, of the extra policies")
@@ -61,9 +62,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("cv2", reason="needs OpenCV, of the extra vision")
     folder = tmp_path_factory.mktemp("models")
     for name, keys in (("humanoid", NEW_KEYS), ("old", OLD_KEYS)):
-        (folder / name / "1").mkdir(parents=True)
-        (folder / name / "1/model.py").write_text(WORK)
-        (folder / name / "config.pbtxt").write_text(HUMANOID.replace("KEYS", keys))
+        model_folder(folder / name, HUMANOID.replace("KEYS", keys), {"1/model.py": WORK})
     return folder
 
 
@@ -280,46 +279,6 @@ def test_a_wrong_call_is_answered_with_a_sentence(
     client = connect()
     assert message in client.send(msgpack.packb(call, default=encode))["error"]
     assert client.call("ping")["status"] == "ok"
-
-
-def npy(header: str, data: bytes = b"") -> bytes:
-    text = header.encode() + b"\n"
-    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + data
-
-
-@pytest.mark.parametrize(
-    "file",
-    [
-        b"",
-        b"\x93NUMPY\x01\x00",
-        npy("{'descr': '|O', 'fortran_order': False, 'shape': (1,)}", b"cos\nsystem\n."),
-        npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1 << 60,)}"),
-        npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000,)}"),
-        npy("{'descr': '<f4', 'fortran_order': False, 'shape': (-1,)}", b"\0" * 4),
-        npy("{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (1,)}", b"\0" * 4),
-        npy("(" * 900),
-        npy("{" + "'a': 1," * 5000 + "}"),
-    ],
-)
-def test_a_hostile_array_is_refused(connect: Callable[..., Client], file: bytes) -> None:
-    client = connect()
-    state = {"left_arm": {"__ndarray_class__": True, "as_npy": file}}
-    answer = client.call("get_action", {"observation": {**OBSERVATION, "state": state}})
-    assert answer["error"].startswith("expected ")
-    assert client.call("get_action", {"observation": OBSERVATION})[0]["left_arm"].shape == (1, 3, 2)
-
-
-def test_what_is_no_message_is_answered_with_a_sentence(connect: Callable[..., Client]) -> None:
-    client = connect()
-    assert client.send(b"PK\x03\x04 and more")["error"].endswith("given a pickle of torch.save")
-    assert client.send(b"\xc1")["error"].startswith("expected a message in MessagePack")
-
-
-def test_arrays_in_the_order_of_fortran_are_read(connect: Callable[..., Client]) -> None:
-    view = np.asfortranarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3))
-    observation = {**OBSERVATION, "video": {"ego_view": view}}
-    actions, _ = connect().call("get_action", {"observation": observation})
-    assert actions["waist"][0, 0, 0] == pytest.approx(np.arange(48).mean() / 255, rel=1e-5)
 
 
 def test_robots_are_limited_and_one_that_leaves_gives_its_place_to_another(

@@ -276,19 +276,6 @@ def test_an_unavailable_address_is_one_line_and_exit_code_2(tmp_path: Path) -> N
     assert is_one_clear_line(done, "300.1.2.3", code=2)
 
 
-def test_unknown_keys_of_file_and_environment_are_one_line_with_the_nearest_spelling(
-    tmp_path: Path, run_command: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "edge.toml"
-    file.write_text(f'[repository]\npaths = ["{tmp_path}"]\n[http]\nprot = 8000\n')
-    assert is_one_clear_line(run_command("serve", f"--config={file}"), "prot", "port", str(file))
-    file.write_text("[http\n")
-    assert is_one_clear_line(run_command("serve", f"--config={file}"), str(file))
-    monkeypatch.setenv("EDGE_SERVER_HTTP_PROT", "1")
-    done = run_command("serve", f"--model-repository={tmp_path}")
-    assert is_one_clear_line(done, "EDGE_SERVER_HTTP_PROT", "EDGE_SERVER_HTTP_PORT")
-
-
 EXPLICIT = "EDGE_SERVER_MODEL_CONTROL_MODE"
 
 

@@ -30,8 +30,7 @@ def explicit(module_repository: Any) -> Iterator[Any]:
     with serve(module_repository.path, "--model-control-mode=explicit", "--load-model=named_at_start") as server:
         server.at_start = index(server), index(server, {"ready": True})
         yield server
-        assert server.stop() == 0
-        assert "Traceback" not in server.log(), server.log()
+        server.stop_cleanly()
 
 
 @pytest.fixture

@@ -49,8 +49,7 @@ def test_during_the_start_clients_are_told_to_retry_and_never_get_not_found(repo
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     repository.add("fast", f'backend: "identity" {TENSORS}')
-    folder = repository.add("slow", f'backend: "python" {TENSORS}')
-    (folder / "1" / "model.py").write_text(SLOW.replace("GATE", repr(str(gate))))
+    repository.add("slow", f'backend: "python" {TENSORS}', files={"1/model.py": SLOW.replace("GATE", repr(str(gate)))})
     asked: dict[str, list[tuple[int, str | None]]] = {"fast": [], "slow": []}
     with socket.socket() as held:
         # Bound but not listening: no other program gets the port, and every connection reaches the server.
@@ -223,8 +222,11 @@ def test_grpc_accepts_clients_while_only_engine_builds_are_left(
     for model, more in (("plain", ""), ("engine", builds)):
         gates[model] = tmp_path / model
         os.mkfifo(gates[model])
-        folder = repository.add(model, f'backend: "python" {TENSORS} {more}')
-        (folder / "1" / "model.py").write_text(SLOW.replace("GATE", repr(str(gates[model]))))
+        repository.add(
+            model,
+            f'backend: "python" {TENSORS} {more}',
+            files={"1/model.py": SLOW.replace("GATE", repr(str(gates[model])))},
+        )
     repository.add(
         "ensemble",
         f'platform: "ensemble" {TENSORS} ensemble_scheduling {{ step {{ model_name: "engine" model_version: -1 '

@@ -26,6 +26,7 @@ from tritonclient.utils import InferenceServerException
 
 from edge_server.client import ActionBroker
 from tests.kit.eventually import eventually
+from tests.kit.model_folder import model_folder
 from tests.kit.server import serve
 from tests.plugins.policies.sampling_policy import train_sampling_policy, write_sampling_policy
 
@@ -95,8 +96,7 @@ def test_a_slow_policy_never_lets_the_loop_run_dry_beside_a_busy_camera_and_heat
 ) -> None:
     models = tmp_path / "models"
     write_policy(models / "arm", train(), delay_ms=120, count=1)
-    (models / "camera/1").mkdir(parents=True)
-    (models / "camera/config.pbtxt").write_text(CAMERA)
+    model_folder(models / "camera", CAMERA)
     board = make_board("orin_nano_jp6")
     # The policy computes a quarter of the time, more than the fifth that control keeps without a robot's need.
     governor = (f"--sysfs-root={board.root}", "--governor-interval-ms=100")

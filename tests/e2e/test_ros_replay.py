@@ -20,6 +20,7 @@ from PIL import Image
 
 from edge_server.plugins.ros.messages.ros2_types import MessageTypes
 from edge_server.plugins.ros.recordings.recording import ImageRecording
+from tests.kit.model_folder import model_folder
 from tests.kit.models import BUNDLED, COFFEE
 from tests.kit.server import serve
 
@@ -225,8 +226,7 @@ parameters { key: "image_input" value { string_value: "IN" } }
 
 
 def test_streams_of_one_camera_fill_the_batches_of_a_model(recording: Path, tmp_path: Path) -> None:
-    (tmp_path / "models/batches/1").mkdir(parents=True)
-    (tmp_path / "models/batches/config.pbtxt").write_text(BATCHES)
+    model_folder(tmp_path / "models/batches", BATCHES)
     with serve(tmp_path / "models") as server:
         flags = ("--topic=/front/image_raw", "--streams=4")
         told = replay(server, recording, tmp_path / "out.mcap", "batches", *flags)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.kit.eventually import eventually
+from tests.kit.model_folder import model_folder
 from tests.kit.server import serve
 
 ANSWERS = {"hello": "Hello!", "count": "one two three", "long": "x" * 40}
@@ -27,8 +28,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Two models with a script: `stuck` in a process of its own, where the question "hang" never ends, and `beside`."""
     models = tmp_path_factory.mktemp("models")
     for name, parameters in (("stuck", 'parameters { key: "isolated" value { string_value: "1" } }'), ("beside", "")):
-        (models / name / "1").mkdir(parents=True)
-        (models / name / "config.pbtxt").write_text(f'backend: "scripted_llm" {parameters}')
+        model_folder(models / name, f'backend: "scripted_llm" {parameters}')
         script = {"answers": ANSWERS, "hangs_on": "hang", "step_s": STEP_S if name == "stuck" else 0.0}
         (models / name / "1/script.json").write_text(json.dumps(script))
     with serve(models, f"--hang-timeout-secs={TIMEOUT_S}") as running:

@@ -130,8 +130,11 @@ def watched(module_repository: Any, tmp_path_factory: pytest.TempPathFactory) ->
     folder = tmp_path_factory.mktemp("watched")
     module_repository.add("same", identity_config())
     no_probe = 'parameters { key: "warmup_probe" value { string_value: "false" } }'
-    greedy = module_repository.add("greedy", identity_config(more=no_probe).replace('"identity"', '"python"'))
-    (greedy / "1/model.py").write_text(HOLDS_EVERYTHING)
+    module_repository.add(
+        "greedy",
+        identity_config(more=no_probe).replace('"identity"', '"python"'),
+        files={"1/model.py": HOLDS_EVERYTHING},
+    )
     file = folder / "config.toml"
     file.write_text('[log]\nformat = "default"\n')
     manager = Manager(folder / "notify")

@@ -77,8 +77,7 @@ def write(repository: Any, isolation: str = "") -> Path:
     repository.add("chain", CHAIN)
     repository.add("repeat", REPEAT)
     more = f'parameters {{ key: "isolation" value {{ string_value: "{isolation}" }} }}' if isolation else ""
-    folder = repository.add("asks", IDENTITY.replace('"identity"', '"python"') + more)
-    (folder / "1" / "model.py").write_text(ASKS)
+    repository.add("asks", IDENTITY.replace('"identity"', '"python"') + more, files={"1/model.py": ASKS})
     path: Path = repository.path
     return path
 
@@ -181,33 +180,6 @@ def test_settings_are_read_changed_and_cleared_alike_over_http_and_grpc(client: 
     assert plain(client.update_trace_settings(settings={"log_frequency": None, "trace_rate": None})) == start
 
 
-@pytest.mark.parametrize(
-    ("model", "settings", "code", "message"),
-    [
-        ("", {"trace_file": "x"}, ("501", "UNIMPLEMENTED"), "trace file location can not be updated through network"),
-        ("", {"trace_rate": "x"}, ("400", "INVALID_ARGUMENT"), "Unable to parse 'trace_rate', got: x"),
-        ("", {"trace_level": ["OFF", "TENSORS"]}, ("400", "INVALID_ARGUMENT"), "Expect only one trace level 'OFF'"),
-        ("absent", {"trace_rate": "1"}, ("400", "INVALID_ARGUMENT"), "Request for unknown model : absent"),
-        ("same", {"trace_level": ["TIMESTAMPS"], "trace_rate": "0"}, ("400", "INVALID_ARGUMENT"),
-         "Attempting to set invalid trace setting :sample rate must be non-zero"),
-    ],
-)  # fmt: skip
-def test_an_invalid_change_is_refused_alike_over_http_and_grpc(
-    client: Any, model: str, settings: dict[str, Any], code: tuple[str, str], message: str
-) -> None:
-    with pytest.raises(InferenceServerException) as caught:
-        client.update_trace_settings(model, settings)
-    assert message in caught.value.message()
-    assert caught.value.status() == (code[0] if client.wire == "http" else f"StatusCode.{code[1]}")
-
-
-def test_a_settings_body_that_is_no_object_is_refused(server: Any) -> None:
-    for body in (b"[]", b"{", b'"x"'):
-        assert server.request("POST", "/v2/trace/setting", body)[0] == 400
-    with pytest.raises(InferenceServerException, match="unknown model : absent"):
-        triton_http.InferenceServerClient(server.http).get_trace_settings("absent")
-
-
 def test_a_request_is_traced_from_its_arrival_to_its_answer(client: Any, traced: Any) -> None:
     ((_, trace),) = traced(lambda: infer(client, request_id="r9")).items()
     assert (trace["model_name"], trace["model_version"], trace["request_id"]) == ("same", 1, "r9")
@@ -236,15 +208,6 @@ def test_ensemble_steps_and_nested_calls_are_child_traces_with_tensors(client: A
         ("TENSOR_QUEUE_INPUT", {"name": "X", **expected}), ("TENSOR_BACKEND_OUTPUT", {"name": "Y", **expected}),
     ]  # fmt: skip
     assert [activity for activity, _ in found[asked]["tensors"]] == ["TENSOR_QUEUE_INPUT", "TENSOR_BACKEND_OUTPUT"]
-
-
-def test_settings_of_one_model_do_not_trace_others(client: Any, traced: Any) -> None:
-    def both() -> None:
-        infer(client, "chain", "X")
-        infer(client, "same")
-
-    found = traced(both, model="same")
-    assert [(trace["model_name"], trace.get("parent_id")) for trace in found.values()] == [("same", None)]
 
 
 def test_a_request_that_fails_is_traced_too(client: Any, traced: Any) -> None:
@@ -320,28 +283,6 @@ def test_generate_is_traced(server: Any, client: Any, traced: Any) -> None:
     assert {"HTTP_RECV_START", "HTTP_RECV_END", "COMPUTE_START", "INFER_RESPONSE_COMPLETE"} <= set(trace["stamps"])
 
 
-def test_many_clients_at_once_get_every_rateth_request_traced(server: Any) -> None:
-    def work() -> None:
-        with triton_grpc.InferenceServerClient(server.grpc) as mine:
-            mine.module = triton_grpc
-            for _ in range(10):
-                infer(mine)
-
-    with triton_grpc.InferenceServerClient(server.grpc) as client:
-        path = next_file(server)
-        client.update_trace_settings(settings={"trace_level": ["TIMESTAMPS"], "trace_rate": "4", "trace_count": "10"})
-        try:
-            threads = [threading.Thread(target=work) for _ in range(4)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            assert eventually(path.exists)
-        finally:
-            client.update_trace_settings(settings=dict.fromkeys(("trace_level", "trace_rate", "trace_count")))
-        assert len(by_trace(read(path))) == 10
-
-
 class Collector(Site):
     def __init__(self) -> None:
         self.spans: list[Any] = []
@@ -415,26 +356,6 @@ def test_a_server_stopped_by_signal_has_written_every_trace(repository: Any, tmp
                 infer(client)
         assert server.stop() == 0
     assert len(by_trace(read(tmp_path / "t.0"))) == 7
-
-
-def test_log_settings_change_what_the_running_server_logs(repository: Any, tmp_path: Path) -> None:
-    """Over both wires, into a log file, in another format from the change on."""
-    repository.add("same", IDENTITY)
-    file = tmp_path / "log"
-    with serve(repository.path, f"--log-file={file}", "--log-format=ISO8601", "--log-verbose=1") as server:
-        with triton_http.InferenceServerClient(server.http) as client:
-            now = client.get_log_settings()
-            assert (now["log_file"], now["log_format"], now["log_verbose_level"]) == (str(file), "ISO8601", 1)
-            assert file.read_text().startswith("20")
-            client.update_log_settings({"log_format": "default", "log_verbose_level": 0})
-        with triton_grpc.InferenceServerClient(server.grpc) as client:
-            client.update_log_settings({"log_info": False})
-            assert client.get_log_settings().settings["log_format"].string_param == "default"
-            with pytest.raises(InferenceServerException, match="log file location can not be updated"):
-                client.update_log_settings({"log_file": "x"})
-        size = len(file.read_text())
-        assert server.stop() == 0
-    assert file.read_text()[size:] == ""
 
 
 def test_trace_and_log_settings_can_be_restricted_to_a_key(repository: Any) -> None:

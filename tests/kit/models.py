@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import ml_dtypes
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
+
+from tests.kit.model_folder import model_folder
 
 BUNDLED = Path(__file__).parents[2] / "model_repository"
 COFFEE = Path(__file__).parents[1] / "data" / "coffee.jpg"
@@ -72,14 +76,17 @@ class Repository:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def add(self, name: str, config: str = "", version: int = 1, model: onnx.ModelProto | None = None) -> Path:
-        folder = self.path / name
-        (folder / str(version)).mkdir(parents=True, exist_ok=True)
-        if config:
-            (folder / "config.pbtxt").write_text(config)
-        if model is not None:
-            (folder / str(version) / "model.onnx").write_bytes(model.SerializeToString())
-        return folder
+    def add(
+        self,
+        name: str,
+        config: str = "",
+        version: int = 1,
+        model: onnx.ModelProto | None = None,
+        files: Mapping[str, str | bytes] = MappingProxyType({}),
+    ) -> Path:
+        """Write a model as `model_folder` does, an ONNX model among the files."""
+        graph = {} if model is None else {f"{version}/model.onnx": model.SerializeToString()}
+        return model_folder(self.path / name, config, {**graph, **files}, version=version)
 
     def add_sub(self, name: str = "add_sub", config: str = "", version: int = 1) -> Path:
         """OUTPUT0 = INPUT0 + INPUT1, OUTPUT1 = INPUT0 - INPUT1, FP32 [batch, 16]."""

@@ -122,6 +122,11 @@ class ServerProcess:
         self.process.send_signal(number)
         return self.process.wait(timeout_s)
 
+    def stop_cleanly(self) -> None:
+        """Stop it, and check its exit code and that no traceback is in its log."""
+        assert self.stop() == 0
+        assert "Traceback" not in self.log(), self.log()
+
 
 @functools.cache
 def machine_without_sensors() -> str:

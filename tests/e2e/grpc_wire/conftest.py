@@ -29,6 +29,7 @@ from hyperframe.frame import (
 )
 
 from edge_server.protocol import messages
+from tests.kit.model_folder import model_folder
 from tests.kit.models import REPEAT, identity_config
 from tests.kit.server import serve
 
@@ -463,8 +464,7 @@ def wire_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     models = tmp_path_factory.mktemp("wire")
 
     def add(name: str, config: str, source: str = "") -> None:
-        (models / name / "1").mkdir(parents=True)
-        (models / name / "config.pbtxt").write_text(config)
+        model_folder(models / name, config)
         if source:
             (models / name / "1" / "model.py").write_text(source)
 
@@ -495,8 +495,7 @@ def wire_server(wire_models: Path, transport: str, transport_flags: tuple[str, .
     """One server for each transport, which no test changes."""
     with serve(wire_models, "--grpc-header-forward-pattern=x-.*", *transport_flags) as server:
         yield Target(server, transport)
-        assert server.stop() == 0
-        assert "Traceback" not in server.log(), server.log()
+        server.stop_cleanly()
 
 
 @pytest.fixture

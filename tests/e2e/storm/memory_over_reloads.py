@@ -25,6 +25,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from tests.kit.model_folder import model_folder
+
 COMMAND = Path(sys.executable).parent / "edge-server"
 EVERY = 10
 CONTENTS = 10
@@ -53,8 +55,7 @@ class Server:
 
     def __init__(self, folder: Path, backend: str) -> None:
         self.folder = folder
-        (folder / "dense" / "1").mkdir(parents=True)
-        (folder / "dense" / "config.pbtxt").write_text(f'backend: "{backend}"\nmax_batch_size: 4\n')
+        model_folder(folder / "dense", f'backend: "{backend}"\nmax_batch_size: 4\n')
         command = [str(COMMAND), "serve", f"--model-repository={folder}", "--model-control-mode=explicit"]
         kept = {key: value for key, value in os.environ.items() if not key.startswith("EDGE_SERVER_")}
         self._process = subprocess.Popen(

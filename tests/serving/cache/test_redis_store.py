@@ -20,6 +20,7 @@ from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import Cancelled
 from edge_server.serving.cache.response_cache import ResponseCache
 from edge_server.serving.cache.serialization import pack
+from tests.kit.model_folder import model_folder
 
 pytestmark = pytest.mark.full
 pytest.importorskip("redis", reason="needs redis, of the extra test-all")
@@ -71,8 +72,7 @@ OTHERS = {
 
 
 def write_model(root: Path, weights: bytes = b"weights") -> None:
-    (root / "m" / "1").mkdir(parents=True, exist_ok=True)
-    (root / "m" / "1" / "model.onnx").write_bytes(weights)
+    model_folder(root / "m", files={"1/model.onnx": weights})
 
 
 def ask(core: Any, value: float = 0.0, **more: Any) -> float:
