@@ -19,6 +19,7 @@ from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BackendError, Cancelled, DeadlineExceeded, Draining, EdgeServerError
 from edge_server.serving.execution.ticket import Ticket
+from tests.kit.eventually import eventually
 
 POLICY = QueuePolicy(TimeoutAction.REJECT, 0, allow_timeout_override=True)
 BATCHING = DynamicBatching((8,), default_queue_policy=POLICY)
@@ -95,7 +96,7 @@ def test_cancelled_while_running_is_answered_at_once_and_its_batch_mates_are_not
     assert told.batches[2].compute_infer.count == 1
 
 
-def test_cancelled_after_the_answer_changes_nothing(core: Any, eventually: Any) -> None:
+def test_cancelled_after_the_answer_changes_nothing(core: Any) -> None:
     version = core.load(core.spec())
     ticket, mailbox = core.submit(1)
     mailbox.final()
