@@ -14,6 +14,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
+from tests.kit.infer_input import infer_input
 from tests.kit.models import BUNDLED, COFFEE
 from tests.kit.server import serve
 
@@ -75,8 +76,7 @@ def test_outputs_of_the_classifier_equal_its_runtimes(server: Any, runtime: str)
 
 def infer(server: Any, wire: str, model: str, name: str, array: np.ndarray, output: str) -> np.ndarray:
     library = {"http": tritonclient.http, "grpc": tritonclient.grpc}[wire]
-    tensor = library.InferInput(name, list(array.shape), "FP32")
-    tensor.set_data_from_numpy(array)
+    tensor = infer_input(library, name, array)
     with library.InferenceServerClient(getattr(server, wire)) as client:
         return client.infer(model, [tensor]).as_numpy(output)
 

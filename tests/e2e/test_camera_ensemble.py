@@ -17,6 +17,7 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
+from tests.kit.infer_input import infer_input
 from tests.kit.models import BUNDLED
 from tests.kit.server import serve
 
@@ -49,8 +50,7 @@ def photograph(name: str) -> bytes:
 
 
 def name_subjects(client: Any, library: Any, files: list[bytes]) -> Any:
-    given = library.InferInput("PICTURE", [len(files), 1], "BYTES")
-    given.set_data_from_numpy(np.array(files, dtype=np.object_).reshape(-1, 1))
+    given = infer_input(library, "PICTURE", np.array(files, dtype=np.object_).reshape(-1, 1))
     return client.infer("name_subject", [given])
 
 

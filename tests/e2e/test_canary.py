@@ -17,6 +17,8 @@ from onnx import TensorProto, helper
 from tritonclient.utils import InferenceServerException
 
 from tests.kit.eventually import eventually
+from tests.kit.infer_input import infer_input
+from tests.kit.models import finish
 from tests.kit.server import serve
 
 
@@ -30,9 +32,7 @@ def table_model(values: list[float]) -> onnx.ModelProto:
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 1])],
         [table],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
-    model.ir_version = 8
-    return model
+    return finish(graph)
 
 
 CANARY = """
@@ -275,8 +275,7 @@ def test_a_call_that_hangs_in_its_runtime_is_answered_and_its_version_removed(re
         assert status >= 500
         assert "stuck_http" in answer["error"]
         assert eventually(lambda: server.get("/v2/health/ready")[0] == 400)
-        value = tritonclient.grpc.InferInput("x", [1], "FP32")
-        value.set_data_from_numpy(np.ones(1, np.float32))
+        value = infer_input(tritonclient.grpc, "x", np.ones(1, np.float32))
         with (
             tritonclient.grpc.InferenceServerClient(server.grpc) as client,
             pytest.raises(InferenceServerException, match="stuck_grpc"),

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.kit.eventually import eventually
+from tests.kit.models import finish
 from tests.kit.server import serve
 from tests.kit.together import together
 
@@ -45,10 +45,7 @@ def marked(mark: int, weights: int = 50_000) -> bytes:
             numpy_helper.from_array(np.array([mark], np.float32), "mark"),
         ],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
-    model.ir_version = 8
-    onnx.checker.check_model(model)
-    return bytes(model.SerializeToString())
+    return finish(graph).SerializeToString()
 
 
 def write(folder: Path, mark: int, version: int = 1, config: str = CONFIG) -> Path:

@@ -11,6 +11,7 @@ import numpy as np
 import tritonclient.grpc
 
 from tests.kit.eventually import eventually
+from tests.kit.infer_input import infer_input
 from tests.kit.models import identity_config
 from tests.kit.server import serve
 
@@ -22,8 +23,7 @@ SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
 
 
 def infer_over_grpc(client: Any) -> int:
-    given = tritonclient.grpc.InferInput("INPUT0", [1, 1], "INT32")
-    given.set_data_from_numpy(np.array([[7]], np.int32))
+    given = infer_input(tritonclient.grpc, "INPUT0", np.array([[7]], np.int32))
     return int(client.infer("one", [given]).as_numpy("OUTPUT0")[0, 0])
 
 

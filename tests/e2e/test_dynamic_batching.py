@@ -14,6 +14,7 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from tests.kit.eventually import eventually
+from tests.kit.infer_input import infer_input
 from tests.kit.models import identity_config
 
 GATED = """
@@ -124,9 +125,7 @@ def test_a_request_of_higher_priority_overtakes_waiting_ones(server: Any, gates:
 def test_cancelling_a_waiting_request_does_not_disturb_its_batch(server: Any) -> None:
     tensors = []
     for name in ("INPUT0", "INPUT1"):
-        tensor = triton.InferInput(name, [1, 1], "INT32")
-        tensor.set_data_from_numpy(np.full((1, 1), 7, np.int32))
-        tensors.append(tensor)
+        tensors.append(infer_input(triton, name, np.full((1, 1), 7, np.int32)))
     before = server.statistics("busy")["inference_stats"]["success"]["count"]
     with triton.InferenceServerClient(server.grpc) as client, ThreadPoolExecutor(8) as pool:
         first = [pool.submit(server.infer, "busy", body(number, names=("INPUT0", "INPUT1"))) for number in range(8)]

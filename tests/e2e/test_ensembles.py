@@ -13,6 +13,7 @@ import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
 from tests.kit.eventually import eventually
+from tests.kit.infer_input import infer_input
 from tests.kit.models import BUNDLED, REPEAT, identity_config
 from tests.kit.server import serve
 
@@ -123,9 +124,7 @@ def tensors(client: Any, names: tuple[str, str], rows: int = 2) -> tuple[list[An
     left, right = (np.random.default_rng(seed).random((rows, 16), np.float32) for seed in (1, 2))
     made = []
     for name, array in zip(names, (left, right), strict=True):
-        item = client.InferInput(name, list(array.shape), "FP32")
-        item.set_data_from_numpy(array)
-        made.append(item)
+        made.append(infer_input(client, name, array))
     return made, left, right
 
 
@@ -182,9 +181,7 @@ def stream_inputs(values: list[int]) -> list[Any]:
     }  # fmt: skip
     made = []
     for name, array in arrays.items():
-        item = triton_grpc.InferInput(name, list(array.shape), "INT32" if name == "IN" else "UINT32")
-        item.set_data_from_numpy(array)
-        made.append(item)
+        made.append(infer_input(triton_grpc, name, array, "INT32" if name == "IN" else "UINT32"))
     return made
 
 

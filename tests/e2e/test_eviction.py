@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tritonclient.grpc
 
+from tests.kit.infer_input import infer_input
 from tests.kit.server import serve
 
 NAMES = ("add_a", "add_b", "add_c", "add_d")
@@ -57,9 +58,11 @@ def test_four_models_are_served_with_memory_for_two(repository: Any) -> None:
             name = NAMES[number % 4]
             given = []
             for item in requests[name]["inputs"]:
-                tensor = tritonclient.grpc.InferInput(item["name"], item["shape"], item["datatype"])
-                tensor.set_data_from_numpy(np.full(item["shape"], 3, np.float32))
-                given.append(tensor)
+                given.append(
+                    infer_input(
+                        tritonclient.grpc, item["name"], np.full(item["shape"], 3, np.float32), item["datatype"]
+                    )
+                )
             with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
                 return str(client.infer(name, given, client_timeout=60).get_response().model_version)
 

@@ -36,6 +36,7 @@ from edge_server.client import (
     StreamError,
 )
 from tests.kit.eventually import eventually
+from tests.kit.infer_input import infer_input
 from tests.kit.models import BUNDLED
 from tests.kit.server import serve
 
@@ -426,9 +427,7 @@ def test_tritons_stream_keeps_its_semantics_under_load_by_a_camera(server: Any, 
     with triton.InferenceServerClient(server.grpc) as client:
 
         def tensor(number: int) -> Any:
-            given = triton.InferInput("input", [1, 3, 224, 224], "FP32")
-            given.set_data_from_numpy(rows[number : number + 1])
-            return given
+            return infer_input(triton, "input", rows[number : number + 1])
 
         client.start_stream(hear)
         for number in range(len(rows)):

@@ -17,6 +17,7 @@ from tritonclient.utils import InferenceServerException
 from edge_server.client import FrameStream, Tls
 from tests.kit.certificates import self_signed
 from tests.kit.eventually import eventually
+from tests.kit.infer_input import infer_input
 from tests.kit.models import identity_config
 from tests.kit.server import serve
 
@@ -68,8 +69,7 @@ def connect(server: Any, trusted: Path, own: tuple[Path, Path] | None = None) ->
 
 def echoes(client: triton.InferenceServerClient) -> bool:
     values = np.arange(4, dtype=np.int32).reshape(1, 4)
-    given = triton.InferInput("INPUT0", [1, 4], "INT32")
-    given.set_data_from_numpy(values)
+    given = infer_input(triton, "INPUT0", values)
     return bool((client.infer("same", [given]).as_numpy("OUTPUT0") == values).all())
 
 

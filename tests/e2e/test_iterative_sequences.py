@@ -15,6 +15,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 
 from tests.kit.eventually import eventually
+from tests.kit.infer_input import infer_input
 from tests.kit.server import serve
 
 CONFIG = """
@@ -73,8 +74,7 @@ class Client:
         self._client.start_stream(lambda result, error: self._answers.put((result, error)))
 
     def ask(self, model: str, value: int) -> None:
-        given = grpcclient.InferInput("IN", (1, 1), "INT32")
-        given.set_data_from_numpy(np.array([[value]], np.int32))
+        given = infer_input(grpcclient, "IN", np.array([[value]], np.int32))
         self._client.async_stream_infer(model, [given], enable_empty_final_response=True)
 
     def read(self) -> int | None:

@@ -28,6 +28,7 @@ import tritonclient.grpc as grpc_client
 
 from tests.kit.child_processes import children_of
 from tests.kit.eventually import eventually
+from tests.kit.infer_input import infer_input
 from tests.kit.model_folder import model_folder
 from tests.kit.server import serve
 
@@ -212,8 +213,7 @@ def grpc_stream(server: Any, prompt: str, **sampling: Any) -> str:
             ("stream", "BOOL", np.array([True])),
             ("sampling_parameters", "BYTES", np.array([sampling_text], object)),
         ):
-            inputs.append(grpc_client.InferInput(name, [1], kind))
-            inputs[-1].set_data_from_numpy(value)
+            inputs.append(infer_input(grpc_client, name, value, kind))
         client.async_stream_infer("talker", inputs, enable_empty_final_response=True)
         text = ""
         while True:

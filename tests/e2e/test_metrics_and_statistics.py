@@ -13,6 +13,7 @@ import pytest
 import tritonclient.grpc as triton
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.kit.infer_input import infer_input
 from tests.kit.models import identity_config
 from tests.kit.server import serve
 
@@ -66,8 +67,7 @@ def test_metrics_and_statistics_count_concurrent_requests_exactly(server: Any, m
 
 
 def test_http_and_grpc_requests_are_counted_together(server: Any) -> None:
-    tensor = triton.InferInput("INPUT0", [2, 2], "FP32")
-    tensor.set_data_from_numpy(np.zeros((2, 2), np.float32))
+    tensor = infer_input(triton, "INPUT0", np.zeros((2, 2), np.float32))
     with triton.InferenceServerClient(server.grpc) as client:
         for _ in range(7):
             client.infer("other_wire", [tensor])

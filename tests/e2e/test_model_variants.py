@@ -25,6 +25,8 @@ from edge_server.process.composition_root import build, first_desired_state
 from edge_server.process.http_routes import http_routes
 from edge_server.telemetry.log import LogSettings
 from tests.e2e.yolo_exports import ULTRALYTICS, detect, export
+from tests.kit.infer_input import infer_input
+from tests.kit.models import finish
 
 WIDTH = 8
 COST = 24
@@ -50,9 +52,7 @@ def scaled(factor: float, steps: int, width: int = WIDTH) -> onnx.ModelProto:
             helper.make_tensor("factor", TensorProto.FLOAT, [1], [factor]),
         ],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
-    model.ir_version = 8
-    return model
+    return finish(graph)
 
 
 class Choice:
@@ -134,9 +134,7 @@ VALUE = np.arange(WIDTH, dtype=np.float32).reshape(1, WIDTH)
 
 
 def tensor(client: Any) -> Any:
-    given = client.InferInput("IN", [1, WIDTH], "FP32")
-    given.set_data_from_numpy(VALUE)
-    return given
+    return infer_input(client, "IN", VALUE)
 
 
 def ask_grpc(front_ends: FrontEnds, model: str, version: str = "") -> tuple[float, str, str, str]:

@@ -24,6 +24,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 
+from tests.kit.infer_input import infer_input
 from tests.kit.server import serve
 
 messages = pytest.importorskip("edge_server.plugins.policies.array_messages", reason="needs msgpack, of policies")
@@ -208,8 +209,7 @@ def test_the_actions_are_those_that_tritons_client_gets(server: Any, connect: Ca
     }  # fmt: skip
     state = np.float32([1.5, -2.25])
     client = grpcclient.InferenceServerClient(server.grpc)
-    given = grpcclient.InferInput("state", [2], "FP32")
-    given.set_data_from_numpy(state)
+    given = infer_input(grpcclient, "state", state)
     expected = client.infer("arm", [given]).as_numpy("action")
     client.close()
     found = robot.act(*state)

@@ -18,6 +18,7 @@ import tritonclient.grpc as grpcclient
 from onnx import TensorProto, helper
 
 from tests.kit.eventually import eventually
+from tests.kit.infer_input import infer_input
 from tests.kit.model_folder import model_folder
 from tests.kit.server import serve
 
@@ -185,8 +186,7 @@ def test_the_newest_clients_get_the_actions_that_tritons_client_gets(
         ("left", LEFT[0, 0], "FP32"),
         ("task", np.array(["pick it"], object), "BYTES"),
     ):
-        inputs.append(grpcclient.InferInput(name, list(array.shape), kind))
-        inputs[-1].set_data_from_numpy(array)
+        inputs.append(infer_input(grpcclient, name, array, kind))
     expected = client.infer("humanoid", inputs)
     client.close()
     assert sorted(actions) == ["left_arm", "waist"]

@@ -20,6 +20,7 @@ import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
 from tests.kit.eventually import eventually
+from tests.kit.infer_input import infer_input
 from tests.kit.models import identity_config
 from tests.kit.server import serve
 
@@ -92,8 +93,7 @@ def test_a_signal_drains_running_requests_and_exits_zero(repository: Any, number
         contextlib.closing(server.connection()) as kept,
         tritonclient.grpc.InferenceServerClient(server.grpc) as grpc_client,
     ):
-        tensor = tritonclient.grpc.InferInput("INPUT0", [1, 1], "INT32")
-        tensor.set_data_from_numpy(np.zeros((1, 1), np.int32))
+        tensor = infer_input(tritonclient.grpc, "INPUT0", np.zeros((1, 1), np.int32))
         kept.request("GET", "/v2/health/ready")
         kept.getresponse().read()
         first = pool.submit(server.infer, "slow", body())
@@ -129,8 +129,7 @@ def test_new_requests_are_refused_as_unavailable_while_the_server_drains(reposit
             running, waiting = occupy(server, pool)
             server.process.send_signal(signal.SIGINT)
             assert eventually(lambda: "draining" in server.log())
-            tensor = tritonclient.grpc.InferInput("INPUT0", [1, 1], "INT32")
-            tensor.set_data_from_numpy(np.zeros((1, 1), np.int32))
+            tensor = infer_input(tritonclient.grpc, "INPUT0", np.zeros((1, 1), np.int32))
             with pytest.raises(InferenceServerException) as caught:
                 client.infer("slow", [tensor])
             assert caught.value.status() == "StatusCode.UNAVAILABLE"

@@ -16,6 +16,7 @@ from edge_server.frontends.grpc import http2_transport
 from edge_server.frontends.http import inference_route
 from edge_server.serving.execution.inline_execution import UNLIMITED_US
 from tests.kit.eventually import eventually
+from tests.kit.infer_input import infer_input
 from tests.kit.model_folder import model_folder
 from tests.kit.server import serve
 
@@ -245,8 +246,7 @@ def test_a_model_folder_of_triton_is_served_unchanged(server: Any, kind: str, cl
 
 
 def test_a_computing_model_lets_other_threads_run_within_5_ms(server: Any) -> None:
-    given = grpcclient.InferInput("IN", [1], "FP32")
-    given.set_data_from_numpy(np.zeros(1, np.float32))
+    given = infer_input(grpcclient, "IN", np.zeros(1, np.float32))
     with grpcclient.InferenceServerClient(server.grpc) as client:
         assert 0 < client.infer("interval", [given]).as_numpy("OUT")[0] <= 0.001
 
@@ -272,8 +272,7 @@ def test_a_crash_is_reported_with_its_signal_and_the_model_serves_again(server: 
 
 
 def value_of(client: Any, value: float) -> list[Any]:
-    given = client.InferInput("IN", [1], "FP32")
-    given.set_data_from_numpy(np.array([value], dtype=np.float32))
+    given = infer_input(client, "IN", np.array([value], dtype=np.float32))
     return [given]
 
 
@@ -332,8 +331,7 @@ def test_a_short_model_is_executed_inline_by_the_thread_that_reads_its_requests(
     server_of_short_models: edge_server.Server, client: Any
 ) -> None:
     server = server_of_short_models
-    given = client.InferInput("IN", [1], "FP32")
-    given.set_data_from_numpy(np.zeros(1, np.float32))
+    given = infer_input(client, "IN", np.zeros(1, np.float32))
     port = server.http_port if client is httpclient else server.grpc_port
     with client.InferenceServerClient(f"127.0.0.1:{port}") as connection:
 

@@ -12,6 +12,9 @@ import pytest
 import tritonclient.grpc as triton
 from onnx import TensorProto, helper
 
+from tests.kit.infer_input import infer_input
+from tests.kit.models import finish
+
 CONFIG = """
 backend: "{backend}"
 max_batch_size: 8
@@ -52,9 +55,7 @@ def segment_sums() -> onnx.ModelProto:
          helper.make_tensor_value_info("NEGATED", TensorProto.FLOAT, ["elements"])],
         [*whole, nothing],
     )  # fmt: skip
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.checker.check_model(model)
-    return model
+    return finish(graph)
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +72,8 @@ def values(number: int) -> np.ndarray:
 
 
 def tensors(api: Any, array: np.ndarray, scale: float) -> list[Any]:
-    given = api.InferInput("VALUES", list(array.shape), "FP32")
-    given.set_data_from_numpy(array)
-    factor = api.InferInput("SCALE", [len(array), 1], "FP32")
-    factor.set_data_from_numpy(np.full((len(array), 1), scale, np.float32))
+    given = infer_input(api, "VALUES", array)
+    factor = infer_input(api, "SCALE", np.full((len(array), 1), scale, np.float32))
     return [given, factor]
 
 

@@ -16,7 +16,7 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 from tests.kit.eventually import eventually
-from tests.kit.models import identity_config
+from tests.kit.models import finish, identity_config
 from tests.kit.server import serve
 
 
@@ -170,8 +170,7 @@ def times_model(factor: float) -> bytes:
         [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["rows", 1])],
         [onnx.numpy_helper.from_array(np.float32([factor]), "factor")],
     )
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
-    return model.SerializeToString()
+    return finish(graph).SerializeToString()
 
 
 def times(server: Any) -> float:

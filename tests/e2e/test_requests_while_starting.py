@@ -23,6 +23,7 @@ from tritonclient.utils import InferenceServerException
 import edge_server
 from edge_server.process import server as process_module
 from tests.kit.eventually import eventually
+from tests.kit.infer_input import infer_input
 
 COMMAND = Path(sys.executable).parent / "edge-server"
 INFER = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}]})
@@ -117,8 +118,7 @@ def is_refused(port: int) -> bool:
 
 
 def infer_over_grpc(client: Any, model: str) -> float:
-    given = tritonclient.grpc.InferInput("x", [1], "FP32")
-    given.set_data_from_numpy(np.array([3], np.float32))
+    given = infer_input(tritonclient.grpc, "x", np.array([3], np.float32))
     return float(client.infer(model, [given]).as_numpy("y")[0])
 
 

@@ -15,6 +15,7 @@ import tritonclient.utils.shared_memory as shm
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.kit.eventually import eventually
+from tests.kit.infer_input import infer_input
 from tests.kit.server import serve
 
 CACHED = 'backend: "onnxruntime"\nresponse_cache { enable: true }'
@@ -38,9 +39,7 @@ def server(module_repository: Any) -> Any:
 def inputs(module: Any, value: float, names: tuple[str, str] = ("INPUT0", "INPUT1")) -> list[Any]:
     made = []
     for name, array in zip(names, (np.full((1, 16), value, np.float32), np.ones((1, 16), np.float32)), strict=True):
-        item = module.InferInput(name, array.shape, "FP32")
-        item.set_data_from_numpy(array)
-        made.append(item)
+        made.append(infer_input(module, name, array))
     return made
 
 
@@ -85,8 +84,7 @@ def test_http_and_grpc_share_cached_responses(server: Any) -> None:
 
 def test_classification_and_raw_outputs_share_a_cached_response(server: Any) -> None:
     client = httpclient.InferenceServerClient(server.http)
-    item = httpclient.InferInput("INPUT0", (1, 4), "FP32")
-    item.set_data_from_numpy(np.array([[0.1, 0.2, 0.9, 0.3]], np.float32))
+    item = infer_input(httpclient, "INPUT0", np.array([[0.1, 0.2, 0.9, 0.3]], np.float32))
     before = counts(server, "labelled")
     for _ in range(2):
         asked = [httpclient.InferRequestedOutput("OUTPUT0", class_count=1)]

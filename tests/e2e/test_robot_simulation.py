@@ -26,6 +26,7 @@ from tritonclient.utils import InferenceServerException
 
 from edge_server.client import ActionBroker
 from tests.kit.eventually import eventually
+from tests.kit.infer_input import infer_input
 from tests.kit.model_folder import model_folder
 from tests.kit.server import serve
 from tests.plugins.policies.sampling_policy import train_sampling_policy, write_sampling_policy
@@ -70,8 +71,7 @@ class CameraLoad:
 
     def _ask(self) -> None:
         with contextlib.closing(grpcclient.InferenceServerClient(self._address)) as server:
-            picture = grpcclient.InferInput("IN", [1, 3, 8, 8], "FP32")
-            picture.set_data_from_numpy(np.ones((1, 3, 8, 8), np.float32))
+            picture = infer_input(grpcclient, "IN", np.ones((1, 3, 8, 8), np.float32))
             while not self._is_over.is_set():
                 try:
                     server.infer("camera", [picture])

@@ -16,6 +16,8 @@ from onnx import TensorProto, helper
 
 from edge_server.client import FrameStream
 from tests.kit.eventually import eventually
+from tests.kit.infer_input import infer_input
+from tests.kit.models import finish
 from tests.kit.server import serve
 
 CONTROLS = """
@@ -106,12 +108,7 @@ def watcher() -> onnx.ModelProto:
         for name, size in (("OUT", 3), ("NEW_SUM", 1))
     ]
     last = onnx.numpy_helper.from_array(np.array([1]), "last")
-    model = helper.make_model(
-        helper.make_graph(nodes, "watcher", tensors, outputs, [last]), opset_imports=[helper.make_opsetid("", 17)]
-    )
-    model.ir_version = 8
-    onnx.checker.check_model(model)
-    return model
+    return finish(helper.make_graph(nodes, "watcher", tensors, outputs, [last]))
 
 
 def accumulator(rows: list[Any]) -> onnx.ModelProto:
@@ -129,10 +126,7 @@ def accumulator(rows: list[Any]) -> onnx.ModelProto:
         for name, size in (("OUT", 1), ("NEW_SUM", 1), ("FLAGS", 4))
     ]
     graph = helper.make_graph(nodes, "accumulator", inputs, outputs)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
-    model.ir_version = 8
-    onnx.checker.check_model(model)
-    return model
+    return finish(graph)
 
 
 def config(backend: str, strategy: str, batch: int = 4) -> str:
@@ -185,8 +179,7 @@ class Stream:
         self, model: str, value: float, tag: str, *, has_rows: bool = True, name: str = "IN", **flags: Any
     ) -> None:
         array = np.full((1, 1) if has_rows else (1,), value, np.float32)
-        given = grpcclient.InferInput(name, array.shape, "FP32")
-        given.set_data_from_numpy(array)
+        given = infer_input(grpcclient, name, array)
         self._client.async_stream_infer(model, [given], request_id=tag, **flags)
 
     def read(self, count: int) -> list[Any]:
@@ -229,8 +222,7 @@ def test_interleaved_sequences_on_one_stream_each_keep_their_own_state_and_order
 
 def test_a_sequence_over_http_with_an_id_that_is_a_string(server: Any) -> None:
     def ask(client: Any, value: float, **flags: Any) -> Any:
-        given = httpclient.InferInput("IN", (1, 1), "FP32")
-        given.set_data_from_numpy(np.full((1, 1), value, np.float32))
+        given = infer_input(httpclient, "IN", np.full((1, 1), value, np.float32))
         return client.infer("python", [given], sequence_id="camera/front", **flags)
 
     with httpclient.InferenceServerClient(server.http) as client:
@@ -268,8 +260,7 @@ def test_an_ensemble_passes_the_sequence_to_its_steps(client: Any) -> None:
 
 
 def infer(client: Any, model: str, value: float, **flags: Any) -> float:
-    given = grpcclient.InferInput("IN", (1, 1), "FP32")
-    given.set_data_from_numpy(np.full((1, 1), value, np.float32))
+    given = infer_input(grpcclient, "IN", np.full((1, 1), value, np.float32))
     return float(client.infer(model, [given], **flags).as_numpy("OUT")[0, 0])
 
 

@@ -17,9 +17,10 @@ import pytest
 import tritonclient.grpc as triton
 import tritonclient.http as triton_http
 from onnx import TensorProto, helper
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from tritonclient.utils import InferenceServerException
 
-from tests.kit.models import identity_config
+from tests.kit.infer_input import infer_input
+from tests.kit.models import finish, identity_config
 from tests.kit.server import serve
 
 TENSORS = """
@@ -94,9 +95,7 @@ def resizing(kind: int, *, has_start: bool = False) -> onnx.ModelProto:
         helper.make_tensor_value_info("MADE", TensorProto.INT64, [3]),
     ]
     graph = helper.make_graph(nodes, "resizing", inputs, outputs, weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.checker.check_model(model)
-    return model
+    return finish(graph)
 
 
 def config(kind: str, *more: str) -> str:
@@ -127,9 +126,7 @@ def pictures(count: int, height: int = 4, width: int = 4) -> np.ndarray:
 def tensors(api: Any, images: np.ndarray, size: np.ndarray) -> list[Any]:
     made = []
     for name, array in (("IN", images), ("SIZE", size)):
-        item = api.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
-        item.set_data_from_numpy(array)
-        made.append(item)
+        made.append(infer_input(api, name, array))
     return made
 
 

@@ -13,6 +13,7 @@ import tritonclient.http
 import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException
 
+from tests.kit.infer_input import infer_input
 from tests.kit.models import identity_config
 from tests.kit.server import serve
 
@@ -164,8 +165,7 @@ def test_a_region_unregistered_while_a_request_uses_it_is_released_afterwards(se
         client.unregister_system_shared_memory("busy")
         del call
         # The request holds the only instance of the model, so this one is answered after it.
-        plain = tritonclient.grpc.InferInput("INPUT0", [1, 4], "FP32")
-        plain.set_data_from_numpy(array)
+        plain = infer_input(tritonclient.grpc, "INPUT0", array)
         client.infer("slow", [plain])
     ((_, error),) = answers
     if error is None:

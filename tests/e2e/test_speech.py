@@ -26,6 +26,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpc_client
 
+from tests.kit.infer_input import infer_input
 from tests.kit.server import serve
 
 TINY = Path(__file__).parents[1] / "data/tiny_whisper"
@@ -160,8 +161,7 @@ def test_a_killed_process_fails_its_requests_and_comes_back(client: Any, server:
 
 def test_tritons_client_sends_a_file_as_a_tensor(server: Any, library: Any) -> None:
     answers: queue.Queue[Any] = queue.Queue()
-    audio = grpc_client.InferInput("audio", [1], "BYTES")
-    audio.set_data_from_numpy(np.array([sound()], object))
+    audio = infer_input(grpc_client, "audio", np.array([sound()], object))
     with grpc_client.InferenceServerClient(server.grpc) as client:
         client.start_stream(lambda result, error: answers.put((result, error)))
         client.async_stream_infer("ear", [audio])

@@ -23,6 +23,7 @@ from tritonclient.utils import InferenceServerException
 
 from edge_server.cli.main import main
 from edge_server.plugins.add.text_trial import DRAWN_LINES
+from tests.kit.infer_input import infer_input
 from tests.kit.server import serve
 
 PIPELINE = Path(__file__).parent / "pipelines" / "text_in_images"
@@ -88,8 +89,7 @@ def page(lines: list[str], size: int = 32, degrees: float = 0.0) -> bytes:
 
 
 def read(client: Any, library: Any, picture: bytes, model: str = "read_text") -> Any:
-    given = library.InferInput("IMAGE", [1], "BYTES")
-    given.set_data_from_numpy(np.array([picture], dtype=np.object_))
+    given = infer_input(library, "IMAGE", np.array([picture], dtype=np.object_))
     return client.infer(model, [given])
 
 

@@ -28,6 +28,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpc_client
 
+from tests.kit.infer_input import infer_input
 from tests.kit.server import serve
 
 TINY = Path(__file__).parents[1] / "data/tiny_whisper"
@@ -246,8 +247,7 @@ def test_a_model_is_listed_with_its_voices(server: Any, client: Any) -> None:
 
 def test_tritons_client_gets_samples(server: Any, client: Any) -> None:
     answers: queue.Queue[Any] = queue.Queue()
-    text = grpc_client.InferInput("text", [1], "BYTES")
-    text.set_data_from_numpy(np.array([LONG.encode()], object))
+    text = infer_input(grpc_client, "text", np.array([LONG.encode()], object))
     stream = grpc_client.InferInput("stream", [1], "BOOL")
     with grpc_client.InferenceServerClient(server.grpc) as triton:
         triton.start_stream(lambda result, error: answers.put((result, error)))

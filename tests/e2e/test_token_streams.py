@@ -17,6 +17,7 @@ import pytest
 import tritonclient.grpc as triton_grpc
 
 from tests.kit.eventually import eventually
+from tests.kit.infer_input import infer_input
 
 PIPELINE = Path(__file__).parent / "pipelines" / "words"
 ISOLATED = 'parameters { key: "isolation" value { string_value: "process" } }\n'
@@ -79,8 +80,7 @@ def at_work(server: Any, model: str) -> float:
 
 
 def text_input(text: bytes) -> list[triton_grpc.InferInput]:
-    given = triton_grpc.InferInput("TEXT", [1], "BYTES")
-    given.set_data_from_numpy(np.array([text], dtype=np.object_))
+    given = infer_input(triton_grpc, "TEXT", np.array([text], dtype=np.object_))
     return [given]
 
 

@@ -20,6 +20,7 @@ from tritonclient.utils import InferenceServerException
 from edge_server.client import Frame, FrameHeader, FrameStream, StreamError
 from edge_server.protocol import messages
 from tests.kit.eventually import eventually
+from tests.kit.infer_input import infer_input
 from tests.kit.models import identity_config
 from tests.kit.server import serve
 
@@ -164,8 +165,7 @@ def test_a_token_permits_http_grpc_and_frame_streams_until_it_is_removed(guarded
     page = guarded.read_metrics()
     assert 'edge_auth_requests_total{name="alice",category="inference"} 1' in page
 
-    given = tritonclient.grpc.InferInput("INPUT0", [1, 1], "INT32")
-    given.set_data_from_numpy(np.array([[7]], np.int32))
+    given = infer_input(tritonclient.grpc, "INPUT0", np.array([[7]], np.int32))
     headers = {"authorization": f"Bearer {guarded.token}"}
     with tritonclient.grpc.InferenceServerClient(guarded.grpc) as client:
         with pytest.raises(InferenceServerException, match=r"Authorization: Bearer"):

@@ -16,6 +16,7 @@ import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
 from tests.kit.eventually import eventually
+from tests.kit.infer_input import infer_input
 from tests.kit.server import serve
 from tests.kit.site import Handler, Site
 
@@ -110,8 +111,7 @@ def plain(settings: Any) -> dict[str, Any]:
 
 
 def infer(client: Any, model: str = "same", name: str = "INPUT0", **more: Any) -> Any:
-    given = client.module.InferInput(name, [1, 4], "FP32")
-    given.set_data_from_numpy(np.array([[1, 2, 3, 4]], np.float32))
+    given = infer_input(client.module, name, np.array([[1, 2, 3, 4]], np.float32))
     return client.infer(model, [given], **more)
 
 
@@ -238,8 +238,7 @@ def test_a_stream_of_responses_is_one_trace_with_each_output(server: Any, client
                 ("DELAY", "UINT32", [0] * 3),
                 ("WAIT", "UINT32", [0]),
             ):
-                inputs.append(triton_grpc.InferInput(name, [len(values)], dtype))
-                inputs[-1].set_data_from_numpy(np.array(values, dtype.lower()))
+                inputs.append(infer_input(triton_grpc, name, np.array(values, dtype.lower()), dtype))
             stream.async_stream_infer("repeat", inputs)
             assert done.wait(20)
         assert answers == [[4], [5], [6]]
@@ -262,8 +261,7 @@ def test_a_stream_that_the_client_ends_completes_its_traces(server: Any, client:
                 ("DELAY", "UINT32", [100] * 50),
                 ("WAIT", "UINT32", [0]),
             ):
-                inputs.append(triton_grpc.InferInput(name, [len(values)], dtype))
-                inputs[-1].set_data_from_numpy(np.array(values, dtype.lower()))
+                inputs.append(infer_input(triton_grpc, name, np.array(values, dtype.lower()), dtype))
             stream.async_stream_infer("repeat", inputs)
             assert first.wait(20)
             stream.stop_stream(cancel_requests=True)
@@ -389,8 +387,7 @@ def test_a_log_and_traces_that_cannot_be_written_are_lines_of_status(
     flags = ("--log-file=/dev/full", "--trace-config=level=TIMESTAMPS", "--trace-config=rate=1")
     with serve(repository.path, *flags, f"--trace-config=triton,file={traces}") as server:
         client = triton_http.InferenceServerClient(server.http)
-        given = triton_http.InferInput("INPUT0", [1, 4], "FP32")
-        given.set_data_from_numpy(np.zeros((1, 4), np.float32))
+        given = infer_input(triton_http, "INPUT0", np.zeros((1, 4), np.float32))
         for _ in range(20):
             client.infer("same", [given])
         client.close()

@@ -13,6 +13,7 @@ import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
 from tritonclient.utils import InferenceServerException
 
+from tests.kit.infer_input import infer_input
 from tests.kit.looped import Looped
 from tests.kit.models import sample_values
 
@@ -36,9 +37,7 @@ def any_client(request: pytest.FixtureRequest, client: Any, looped_client: Any) 
 
 
 def given(name: str, array: np.ndarray, datatype: str) -> triton.InferInput:
-    tensor = triton.InferInput(name, list(array.shape), datatype)
-    tensor.set_data_from_numpy(array)
-    return tensor
+    return infer_input(triton, name, array, datatype)
 
 
 def repeat_inputs(values: list[int], delay_ms: int = 0) -> list[triton.InferInput]:

@@ -13,6 +13,7 @@ import tritonclient.http as triton
 import tritonclient.http.aio as triton_aio
 from tritonclient.utils import InferenceServerException
 
+from tests.kit.infer_input import infer_input
 from tests.kit.looped import Looped
 from tests.kit.models import sample_values
 
@@ -34,9 +35,7 @@ def any_client(request: pytest.FixtureRequest, client: Any, zoo: Any) -> Iterato
 
 
 def given(name: str, array: np.ndarray, datatype: str, *, binary: bool = True) -> triton.InferInput:
-    tensor = triton.InferInput(name, list(array.shape), datatype)
-    tensor.set_data_from_numpy(array, binary_data=binary)
-    return tensor
+    return infer_input(triton, name, array, datatype, binary_data=binary)
 
 
 def pair(rows: int) -> tuple[np.ndarray, np.ndarray]:

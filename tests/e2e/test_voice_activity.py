@@ -25,6 +25,8 @@ import tritonclient.http as triton_http
 from onnx import TensorProto, helper
 from tritonclient.utils import InferenceServerException
 
+from tests.kit.infer_input import infer_input
+
 PIPELINE = Path(__file__).parent / "pipelines" / "voice_activity"
 NETWORK, SPEECH = (os.environ.get(name, "") for name in ("EDGE_TEST_VOICE_DETECTOR", "EDGE_TEST_SPEECH"))
 
@@ -161,8 +163,7 @@ def server(module_repository: Any, shared_server: Callable[..., Any]) -> Iterato
 
 
 def frame_input(library: Any, frame: np.ndarray) -> list[Any]:
-    given = library.InferInput("AUDIO", [1, FRAME], "FP32")
-    given.set_data_from_numpy(frame[None])
+    given = infer_input(library, "AUDIO", frame[None])
     return [given]
 
 

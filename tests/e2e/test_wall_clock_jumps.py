@@ -23,6 +23,7 @@ import tritonclient.grpc as grpcclient
 
 from edge_server.client import FrameStream
 from tests.kit.eventually import eventually
+from tests.kit.infer_input import infer_input
 from tests.kit.models import REPEAT, identity_config
 from tests.kit.server import serve
 
@@ -223,8 +224,7 @@ def test_sequences_streams_and_idle_models_do_not_use_the_wall_clock(
         ("DELAY", [0, 2000, 500], "UINT32"),
         ("WAIT", [0], "UINT32"),
     ):
-        tensors.append(grpcclient.InferInput(name, [len(values)], kind))
-        tensors[-1].set_data_from_numpy(np.array(values, np.dtype(kind.lower())))
+        tensors.append(infer_input(grpcclient, name, np.array(values, np.dtype(kind.lower())), kind))
     picture = np.full((32, 32, 3), 90, np.uint8)
     chat = {"model": "talker", "messages": [{"role": "user", "content": "hello"}], "keep_alive": "15m"}
 

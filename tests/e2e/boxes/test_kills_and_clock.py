@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tritonclient.http
 
+from tests.kit.infer_input import infer_input
 from tests.kit.server import serve
 
 pytest.importorskip("tuf")
@@ -58,8 +59,7 @@ def publish(publisher: Publisher, factor: float) -> None:
 
 
 def answer(box: Box) -> float:
-    tensor = tritonclient.http.InferInput("X", [1, 4], "FP32")
-    tensor.set_data_from_numpy(np.ones((1, 4), np.float32))
+    tensor = infer_input(tritonclient.http, "X", np.ones((1, 4), np.float32))
     with tritonclient.http.InferenceServerClient(box.address) as client:
         return float(client.infer("m", [tensor]).as_numpy("Y")[0, 0])
 

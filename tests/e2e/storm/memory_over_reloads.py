@@ -26,6 +26,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from tests.kit.model_folder import model_folder
+from tests.kit.models import finish
 
 COMMAND = Path(sys.executable).parent / "edge-server"
 EVERY = 10
@@ -45,9 +46,7 @@ def dense_model(generation: int) -> bytes:
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", WEIGHTS])],
         [onnx.numpy_helper.from_array(weights, "weights")],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
-    model.ir_version = 8
-    return bytes(model.SerializeToString())
+    return finish(graph).SerializeToString()
 
 
 class Server:

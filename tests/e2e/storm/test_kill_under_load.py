@@ -30,6 +30,7 @@ from tritonclient.utils import InferenceServerException
 
 from edge_server.client import FrameStream, StreamError
 from tests.kit.eventually import eventually
+from tests.kit.infer_input import infer_input
 from tests.kit.models import REPEAT
 from tests.kit.server import serve
 
@@ -195,8 +196,7 @@ class Traffic:
         inputs = []
         for name, values in (("IN", [3, 4, 5]), ("DELAY", [5, 20, 5]), ("WAIT", [0])):
             kind = "INT32" if name == "IN" else "UINT32"
-            inputs.append(grpcclient.InferInput(name, [len(values)], kind))
-            inputs[-1].set_data_from_numpy(np.array(values, kind.lower()))
+            inputs.append(infer_input(grpcclient, name, np.array(values, kind.lower()), kind))
         with grpcclient.InferenceServerClient(self._server.grpc) as client:
             client.start_stream(lambda result, error: answers.put((result, error)))
             client.async_stream_infer("tokens", inputs)

@@ -13,6 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests.kit.eventually import eventually
+from tests.kit.models import finish
 from tests.kit.server import serve
 
 SEED = int(os.environ.get("EDGE_STORM_SEED", "1"))
@@ -62,8 +63,7 @@ def weights_beside(folder: Path, value: float) -> None:
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", EXTERNAL_WEIGHTS])],
         [onnx.numpy_helper.from_array(weights, "w")],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
-    model.ir_version = 8
+    model = finish(graph)
     folder.mkdir(parents=True, exist_ok=True)
     onnx.save_model(model, folder / "model.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)
 
