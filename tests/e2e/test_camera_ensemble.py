@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from tritonclient.utils import InferenceServerException
 from tests.kit.infer_input import infer_input
 from tests.kit.models import BUNDLED
 from tests.kit.server import serve
+from tests.kit.together import together
 
 pytestmark = pytest.mark.full
 
@@ -100,11 +100,7 @@ def test_concurrent_cameras_each_get_their_own_labels(server: Any) -> None:
                 if PICTURES[name] not in best:
                     wrong.append((name, best))
 
-    threads = [threading.Thread(target=work, args=(name,)) for name in files]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    together(work, files)
     assert wrong == []
 
 

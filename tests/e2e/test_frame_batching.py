@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 
 from edge_server.client import Delivery, FrameResult, FrameStream, Returns
 from tests.kit.models import BUNDLED
+from tests.kit.together import together
 
 pytestmark = pytest.mark.full
 
@@ -37,14 +37,7 @@ def test_frames_of_several_cameras_run_as_one_batch_and_each_gets_its_own_result
     answers: dict[str, list[FrameResult]] = {}
     with shared_server(repository.path) as server:
         alone = {name: ask(server.grpc, name, 1)[0] for name in SHOWN}
-        threads = [
-            threading.Thread(target=lambda name=name: answers.update({name: ask(server.grpc, name, COUNT)}))
-            for name in SHOWN
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(PATIENCE_S)
+        together(lambda name: answers.update({name: ask(server.grpc, name, COUNT)}), SHOWN)
     assert len({result.classes[0].index for result in alone.values()}) == len(SHOWN)
     for name, expected in alone.items():
         assert expected.batch_size == 1

@@ -6,7 +6,6 @@ import json
 import queue
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +16,7 @@ import tritonclient.grpc as grpcclient
 from tests.kit.eventually import eventually
 from tests.kit.infer_input import infer_input
 from tests.kit.server import serve
+from tests.kit.together import together
 
 CONFIG = """
 backend: "python"
@@ -104,11 +104,7 @@ def test_clients_that_join_at_any_time_share_batches_and_get_their_own_streams(s
         client.leave()
 
     values = [150, 151, 152, 153, 20, 21, 22, 1]
-    threads = [threading.Thread(target=run, args=(value,)) for value in values]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    together(run, values)
     assert found == {value: list(range(value, 0, -1)) for value in values}
     statistics = server.statistics(model)
     assert (statistics["inference_stats"]["success"]["count"], int(statistics["inference_count"])) == (8, 8)

@@ -15,7 +15,6 @@ import queue
 import re
 import shutil
 import signal
-import threading
 import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -31,6 +30,7 @@ from tests.kit.eventually import eventually
 from tests.kit.infer_input import infer_input
 from tests.kit.model_folder import model_folder
 from tests.kit.server import serve
+from tests.kit.together import together
 
 TINY = Path(__file__).parents[1] / "data/tiny_llm/tiny.gguf"
 ADAPTERS = TINY.parent / "lora"
@@ -486,11 +486,7 @@ class TestRealEngine:
         def one(question: str) -> None:
             found[question] = ask(client, question).choices[0].message.content
 
-        threads = [threading.Thread(target=one, args=(question,)) for question in QUESTIONS]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
+        together(one, QUESTIONS)
         assert found == QUESTIONS
 
     def test_a_streamed_chat_counts_its_tokens(self, client: Any) -> None:
@@ -763,11 +759,7 @@ class TestLlamaCpp:
             _, answer = llama_cpp_server.ask("/v1/chat/completions", chat(question, temperature=0))
             found[question] = answer["choices"][0]["message"]["content"]
 
-        threads = [threading.Thread(target=one, args=(question,)) for question in QUESTIONS]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
+        together(one, QUESTIONS)
         assert found == QUESTIONS
 
     def test_a_file_without_a_configuration_is_served_by_it_and_the_index_says_why(self, llama_cpp_server: Any) -> None:

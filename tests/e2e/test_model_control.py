@@ -17,6 +17,7 @@ from tritonclient.utils import InferenceServerException
 from tests.kit.eventually import eventually
 from tests.kit.models import identity_config
 from tests.kit.server import serve
+from tests.kit.together import together
 
 GATED = """
 backend: "python"
@@ -214,11 +215,7 @@ def test_after_concurrent_loads_and_unloads_the_model_can_be_loaded(server: Any,
                     if CONFLICT.format("one") not in error.message():
                         surprises.append(error.message())
 
-    threads = [threading.Thread(target=order, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(order, range(4))
     assert surprises == []
     client.load_model("one")
     assert client.is_model_ready("one")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +18,7 @@ from tests.kit.eventually import eventually
 from tests.kit.infer_input import infer_input
 from tests.kit.models import finish
 from tests.kit.server import serve
+from tests.kit.together import together
 
 CONTROLS = """
   control_input { name: "START" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] } }
@@ -292,11 +292,7 @@ def test_each_camera_is_a_sequence_with_its_own_state(server: Any, model: str) -
         with FrameStream(server.grpc, model, stream_id=f"camera {value}", keeps_all=True) as stream:
             found[value] = list(stream.results([picture(value)] * 15))
 
-    threads = [threading.Thread(target=camera, args=(value,)) for value in range(1, 7)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    together(camera, range(1, 7))
     for value in range(1, 7):
         assert not [result.error for result in found[value] if result.error]
         assert totals_of_frames(found[value]) == [value * (i + 1) for i in range(15)]

@@ -25,6 +25,7 @@ from edge_server.cli.main import main
 from edge_server.plugins.add.text_trial import DRAWN_LINES
 from tests.kit.infer_input import infer_input
 from tests.kit.server import serve
+from tests.kit.together import together
 
 PIPELINE = Path(__file__).parent / "pipelines" / "text_in_images"
 NETWORKS = {"text_detector": "EDGE_TEST_TEXT_DETECTOR", "text_recogniser": "EDGE_TEST_TEXT_RECOGNISER"}
@@ -144,11 +145,7 @@ def test_requests_at_the_same_time_each_get_their_own_text(server: Any) -> None:
                 if found != wanted:
                     wrong.append((wanted, found))
 
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    together(work, range(4))
     assert wrong == []
     after = server.statistics("text_recogniser")
     lines = sum(1 + (index + turn) % 5 for index in range(4) for turn in range(5))

@@ -27,6 +27,7 @@ from edge_server.telemetry.trace_collector import TraceFile
 from edge_server.telemetry.trace_record import TracedRequest
 from edge_server.telemetry.tracing import Traces
 from tests.kit.eventually import eventually
+from tests.kit.together import together
 
 
 def traces_to(path: Path, *more: str) -> Traces:
@@ -129,11 +130,7 @@ def test_the_file_is_whole_after_each_addition_and_not_at_the_end_only(tmp_path:
 def test_traces_of_many_threads_are_all_written_and_none_twice(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     traces = traces_to(path)
-    writers = [threading.Thread(target=lambda: [run(traces) for _ in range(100)]) for _ in range(4)]
-    for thread in writers:
-        thread.start()
-    for thread in writers:
-        thread.join()
+    together(lambda _: [run(traces) for _ in range(100)], range(4))
     traces.close(30)
     assert sorted(head["id"] for head in heads(path)) == list(range(1, 401))
 

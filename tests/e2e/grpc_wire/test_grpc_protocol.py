@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gzip
 import queue
-import threading
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,6 +19,7 @@ from edge_server.protocol import messages
 from edge_server.protocol.frame_codec import STREAM_PATH, decode_server_message, encode_client_message
 from edge_server.protocol.frame_messages import Delivery, Frame, FrameHeader, FrameResult, StreamOpened, StreamRequest
 from tests.kit.eventually import eventually
+from tests.kit.together import together
 
 SERVICE = "/inference.GRPCInferenceService/"
 INFER = SERVICE + "ModelInfer"
@@ -778,9 +778,5 @@ def test_calls_from_many_threads_over_one_channel_succeed(target: Any) -> None:
             if len(response.raw_output_contents[0]) != 1 + number * count:
                 wrong.append((number, count))
 
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(ask, range(8))
     assert wrong == []

@@ -15,6 +15,7 @@ from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType
 from edge_server.errors import Cancelled, DeadlineExceeded, EdgeServerError, QueueFull, Throttled
 from tests.kit.eventually import eventually
+from tests.kit.together import together
 
 BATCHING = DynamicBatching((8,))
 
@@ -340,10 +341,6 @@ def test_charges_are_settled_once_in_a_storm_of_all_endings(new_core: Any, held:
         for mailbox in mailboxes:
             mailbox.final()
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    together(work, range(4))
     assert eventually(lambda: held.is_settled)
     assert len(held.settled) == len(held.asked)

@@ -20,6 +20,7 @@ from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BackendError, Cancelled, DeadlineExceeded, Draining, EdgeServerError
 from edge_server.serving.execution.ticket import Ticket
 from tests.kit.eventually import eventually
+from tests.kit.together import together
 
 POLICY = QueuePolicy(TimeoutAction.REJECT, 0, allow_timeout_override=True)
 BATCHING = DynamicBatching((8,), default_queue_policy=POLICY)
@@ -134,13 +135,7 @@ def test_cancel_racing_the_answer_yields_exactly_one_final_response(core: Any, r
     tickets = [
         core.service.submit(loan.request, responses.append) for loan, responses in zip(loans, finals, strict=True)
     ]
-    cancellers = [
-        threading.Thread(target=lambda part=part: [t.cancel() for t in part]) for part in (tickets[::2], tickets[::3])
-    ]
-    for thread in cancellers:
-        thread.start()
-    for thread in cancellers:
-        thread.join()
+    together(lambda part: [t.cancel() for t in part], (tickets[::2], tickets[::3]))
     for loan in loans:
         loan.wait_returned()
     assert [len(responses) for responses in finals] == [1] * 100

@@ -12,6 +12,7 @@ import pytest
 from edge_server.core.model_spec import DynamicBatching, QueuePolicy, TimeoutAction
 from edge_server.errors import DeadlineExceeded, InvalidRequest, QueueFull
 from tests.kit.eventually import eventually
+from tests.kit.together import together
 
 BATCHING = DynamicBatching((8,))
 
@@ -36,11 +37,7 @@ def test_many_submitters_each_get_their_own_answer_and_the_counts_agree(
         mailboxes = [(number, core.submit(number, may_run=may_run)[1]) for number in range(first, first + 50)]
         wrong.extend(number for number, mailbox in mailboxes if value(mailbox.final()) != number)
 
-    threads = [threading.Thread(target=work, args=(1000 * index,)) for index in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(lambda index: work(1000 * index), range(8))
     assert wrong == []
     told = version.statistics()
     assert told.success.count == told.queue.count == told.compute_infer.count == told.inference_count == 400

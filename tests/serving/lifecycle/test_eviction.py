@@ -11,6 +11,7 @@ from edge_server.core.version_lifecycle import DesiredModel
 from edge_server.errors import Cancelled, DeadlineExceeded, Draining, LoadError, NotReady, QueueFull, UnknownModel
 from edge_server.serving.lifecycle.model_state import to_evict
 from tests.kit.eventually import eventually
+from tests.kit.together import together
 
 FOR_ROOM = "unloaded: --max-resident-models are loaded; loads on request"
 IDLE = "unloaded: idle; loads again on request"
@@ -338,11 +339,7 @@ def test_more_models_than_fit_serve_every_request_of_many_threads(new_core: Any)
             if answer.error is not None or float(answer.outputs[0].array[0, 0]) != number or answer.model != name:
                 errors.append(answer)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    together(work, range(4))
     assert errors == []
     assert len(resident(core)) <= 2
 
