@@ -16,6 +16,7 @@ from tests.kit.eventually import eventually
 from tests.kit.infer_input import infer_input
 from tests.kit.models import BUNDLED, REPEAT, identity_config
 from tests.kit.server import serve
+from tests.kit.triton_stream import TritonStream
 
 # (x + y, x - y) -> add_sub again: (2x, 2y)
 CHAIN = """
@@ -186,23 +187,14 @@ def stream_inputs(values: list[int]) -> list[Any]:
 
 
 def test_a_decoupled_member_streams_through_the_ensemble(server: Any) -> None:
-    got: list[Any] = []
-    done = threading.Event()
-
-    def take(result: Any, error: Any) -> None:
-        got.append(error or result)
-        if error or result.get_response().parameters["triton_final_response"].bool_param:
-            done.set()
-
-    with triton_grpc.InferenceServerClient(server.grpc) as client:
-        client.start_stream(take)
-        client.async_stream_infer("stream", stream_inputs([5, 6, 7]), enable_empty_final_response=True)
-        assert done.wait(20)
-        client.stop_stream()
-        with pytest.raises(InferenceServerException, match="decoupled"):
-            client.infer("stream", stream_inputs([1]))
-    assert [int(item.as_numpy("OUT")[0]) for item in got[:-1]] == [5, 6, 7]
-    assert got[-1].as_numpy("OUT") is None
+    with TritonStream(server.grpc) as stream:
+        stream.send("stream", stream_inputs([5, 6, 7]), enable_empty_final_response=True)
+        assert [int(result.as_numpy("OUT")[0]) for result in stream.until_final()] == [5, 6, 7]
+    with (
+        triton_grpc.InferenceServerClient(server.grpc) as client,
+        pytest.raises(InferenceServerException, match="decoupled"),
+    ):
+        client.infer("stream", stream_inputs([1]))
 
 
 def test_members_reloaded_under_load_lose_no_request(repository: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import queue
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from tests.kit.eventually import eventually
 from tests.kit.infer_input import infer_input
 from tests.kit.server import serve
 from tests.kit.together import together
+from tests.kit.triton_stream import TritonStream, is_final
 
 CONFIG = """
 backend: "python"
@@ -65,32 +65,23 @@ def server(module_repository: Any) -> Iterator[Any]:
         yield process
 
 
-class Client:
-    """One gRPC stream of tritonclient."""
-
-    def __init__(self, server: Any) -> None:
-        self._client = grpcclient.InferenceServerClient(server.grpc)
-        self._answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
-        self._client.start_stream(lambda result, error: self._answers.put((result, error)))
+class Client(TritonStream):
+    """A stream of counts."""
 
     def ask(self, model: str, value: int) -> None:
         given = infer_input(grpcclient, "IN", np.array([[value]], np.int32))
-        self._client.async_stream_infer(model, [given], enable_empty_final_response=True)
+        self.send(model, [given], enable_empty_final_response=True)
 
     def read(self) -> int | None:
         """Return the next count; None once the stream of responses is closed."""
-        result, error = self._answers.get(timeout=30)
-        assert error is None, error
-        if result.get_response().parameters["triton_final_response"].bool_param:
-            return None
-        return int(result.as_numpy("OUT")[0, 0])
+        result = self.result()
+        return None if is_final(result) else int(result.as_numpy("OUT")[0, 0])
 
     def read_all(self) -> list[int]:
         return list(iter(self.read, None))
 
     def leave(self) -> None:
-        self._client.stop_stream(cancel_requests=True)
-        self._client.close()
+        self.close(cancels=True)
 
 
 @pytest.mark.parametrize("model", ["countdown", "countdown_apart"])
@@ -98,7 +89,7 @@ def test_clients_that_join_at_any_time_share_batches_and_get_their_own_streams(s
     found: dict[int, list[int]] = {}
 
     def run(value: int) -> None:
-        client = Client(server)
+        client = Client(server.grpc)
         client.ask(model, value)
         found[value] = client.read_all()
         client.leave()
@@ -124,11 +115,11 @@ def test_generate_stream_sends_one_event_per_run(server: Any) -> None:
 
 
 def test_cancelling_frees_the_slot_for_the_waiting_request(server: Any) -> None:
-    endless = [Client(server) for _ in range(4)]
+    endless = [Client(server.grpc) for _ in range(4)]
     for client in endless:
         client.ask("busy", 2_000_000_000)
         assert client.read() == 2_000_000_000
-    late = Client(server)
+    late = Client(server.grpc)
     late.ask("busy", 2)
 
     def counts() -> tuple[float, float]:

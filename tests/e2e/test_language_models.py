@@ -11,7 +11,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import queue
 import re
 import shutil
 import signal
@@ -31,6 +30,7 @@ from tests.kit.infer_input import infer_input
 from tests.kit.model_folder import model_folder
 from tests.kit.server import serve
 from tests.kit.together import together
+from tests.kit.triton_stream import TritonStream, is_final
 
 TINY = Path(__file__).parents[1] / "data/tiny_llm/tiny.gguf"
 ADAPTERS = TINY.parent / "lora"
@@ -204,24 +204,19 @@ def events(server: Any, path: str, body: dict[str, Any]) -> list[Any]:
 def grpc_stream(server: Any, prompt: str, **sampling: Any) -> str:
     """Return the text that tritonclient's stream gives."""
     sampling_text = json.dumps({"max_tokens": 200, **sampling}).encode()
-    came: queue.Queue[Any] = queue.Queue()
-    with grpc_client.InferenceServerClient(server.grpc) as client:
-        client.start_stream(lambda result, error: came.put((result, error)))
-        inputs = []
-        for name, kind, value in (
-            ("text_input", "BYTES", np.array([prompt.encode()], object)),
-            ("stream", "BOOL", np.array([True])),
-            ("sampling_parameters", "BYTES", np.array([sampling_text], object)),
-        ):
-            inputs.append(infer_input(grpc_client, name, value, kind))
-        client.async_stream_infer("talker", inputs, enable_empty_final_response=True)
+    inputs = [
+        infer_input(grpc_client, "text_input", np.array([prompt.encode()], object)),
+        infer_input(grpc_client, "stream", np.array([True])),
+        infer_input(grpc_client, "sampling_parameters", np.array([sampling_text], object)),
+    ]
+    with TritonStream(server.grpc) as stream:
+        stream.send("talker", inputs, enable_empty_final_response=True)
         text = ""
         while True:
-            result, error = came.get(timeout=30)
-            assert error is None, error
+            result = stream.result()
             outputs = result.as_numpy("text_output")
             text += "" if outputs is None else outputs[0].decode()
-            if result.get_response().parameters["triton_final_response"].bool_param:
+            if is_final(result):
                 return text
 
 

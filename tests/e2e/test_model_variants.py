@@ -27,6 +27,7 @@ from edge_server.telemetry.log import LogSettings
 from tests.e2e.yolo_exports import ULTRALYTICS, detect, export
 from tests.kit.infer_input import infer_input
 from tests.kit.models import finish
+from tests.kit.triton_stream import TritonStream
 
 WIDTH = 8
 COST = 24
@@ -210,15 +211,10 @@ def test_streams_and_shared_memory_work_through_the_variant(front_ends: FrontEnd
             given.set_shared_memory("variant_in", VALUE.nbytes)
             assert client.infer("heavy", [given]).as_numpy("OUT")[0, 1] == 3.0
             client.unregister_system_shared_memory("variant_in")
-            answers: list[Any] = []
-            arrived = threading.Semaphore(0)
-            client.start_stream(lambda result, error: (answers.append((result, error)), arrived.release()))
+        with TritonStream(front_ends.grpc) as stream:
             for _ in range(3):
-                client.async_stream_infer("heavy", [tensor(triton)])
-                assert arrived.acquire(timeout=20)
-            client.stop_stream()
-        assert [error for _, error in answers] == [None] * 3
-        assert {variant_in(result.get_response()) for result, _ in answers} == {"light"}
+                stream.send("heavy", [tensor(triton)])
+                assert variant_in(stream.result().get_response()) == "light"
     finally:
         shm.destroy_shared_memory_region(handle)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +18,7 @@ from tests.kit.infer_input import infer_input
 from tests.kit.models import finish
 from tests.kit.server import serve
 from tests.kit.together import together
+from tests.kit.triton_stream import TritonStream
 
 CONTROLS = """
   control_input { name: "START" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] } }
@@ -161,34 +161,17 @@ def server(module_repository: Any) -> Iterator[Any]:
         yield process
 
 
-class Stream:
-    """A gRPC stream of tritonclient, and what came back of each request."""
+class Stream(TritonStream):
+    """A stream of single values."""
 
-    def __init__(self, client: Any) -> None:
-        self._client = client
-        self._answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
-
-    def __enter__(self) -> Stream:
-        self._client.start_stream(lambda result, error: self._answers.put((result, error)))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._client.stop_stream()
-
-    def send(
+    def send_value(
         self, model: str, value: float, tag: str, *, has_rows: bool = True, name: str = "IN", **flags: Any
     ) -> None:
         array = np.full((1, 1) if has_rows else (1,), value, np.float32)
-        given = infer_input(grpcclient, name, array)
-        self._client.async_stream_infer(model, [given], request_id=tag, **flags)
+        self.send(model, [infer_input(grpcclient, name, array)], request_id=tag, **flags)
 
     def read(self, count: int) -> list[Any]:
-        found = []
-        for _ in range(count):
-            result, error = self._answers.get(timeout=20)
-            assert error is None, error
-            found.append(result)
-        return found
+        return [self.result() for _ in range(count)]
 
 
 @pytest.fixture
@@ -204,14 +187,14 @@ def totals(results: list[Any], tag: str, output: str = "OUT") -> list[float]:
 @pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
 @pytest.mark.parametrize("strategy", ["direct", "oldest", "single"])
 def test_interleaved_sequences_on_one_stream_each_keep_their_own_state_and_order(
-    client: Any, strategy: str, backend: str
+    server: Any, strategy: str, backend: str
 ) -> None:
     model, ids = f"{strategy}_{backend}", (1001, 1002)
-    with Stream(client) as stream:
+    with Stream(server.grpc) as stream:
         for i in range(12):
             for id in ids:
                 flags = {"sequence_id": id, "sequence_start": i == 0, "sequence_end": i == 11}
-                stream.send(model, i + id, str(id), has_rows=strategy != "single", **flags)
+                stream.send_value(model, i + id, str(id), has_rows=strategy != "single", **flags)
         results = stream.read(24)
     for id in ids:
         assert totals(results, str(id)) == np.cumsum([i + id for i in range(12)]).tolist()
@@ -235,22 +218,22 @@ def test_a_sequence_over_http_with_an_id_that_is_a_string(server: Any) -> None:
 
 
 @pytest.mark.parametrize("model", ["python", "python_apart"])
-def test_a_python_model_keeps_its_state_per_correlation_id(client: Any, model: str) -> None:
-    with Stream(client) as stream:
+def test_a_python_model_keeps_its_state_per_correlation_id(server: Any, model: str) -> None:
+    with Stream(server.grpc) as stream:
         for i in range(5):
             for id in (7, "seven"):
                 flags = {"sequence_id": id, "sequence_start": i == 0, "sequence_end": i == 4}
-                stream.send(model, i, str(id), **flags)
+                stream.send_value(model, i, str(id), **flags)
         results = stream.read(10)
     for id in ("7", "seven"):
         assert totals(results, id) == [0, 1, 3, 6, 10]
     assert {one.as_numpy("WHO")[0, 0] for one in results} == {b"int", b"str"}
 
 
-def test_an_ensemble_passes_the_sequence_to_its_steps(client: Any) -> None:
-    with Stream(client) as stream:
+def test_an_ensemble_passes_the_sequence_to_its_steps(server: Any) -> None:
+    with Stream(server.grpc) as stream:
         for i in range(4):
-            stream.send("both", 1, "e", name="A", sequence_id=66, sequence_start=i == 0, sequence_end=i == 3)
+            stream.send_value("both", 1, "e", name="A", sequence_id=66, sequence_start=i == 0, sequence_end=i == 3)
         results = stream.read(4)
     assert totals(results, "e", "B") == [1, 3, 6, 10]
     told = [one.get_response().parameters for one in results]

@@ -11,7 +11,6 @@ import importlib.util
 import io
 import json
 import os
-import queue
 import re
 import shutil
 import signal
@@ -28,6 +27,7 @@ import tritonclient.grpc as grpc_client
 
 from tests.kit.infer_input import infer_input
 from tests.kit.server import serve
+from tests.kit.triton_stream import TritonStream
 
 TINY = Path(__file__).parents[1] / "data/tiny_whisper"
 
@@ -160,14 +160,10 @@ def test_a_killed_process_fails_its_requests_and_comes_back(client: Any, server:
 
 
 def test_tritons_client_sends_a_file_as_a_tensor(server: Any, library: Any) -> None:
-    answers: queue.Queue[Any] = queue.Queue()
     audio = infer_input(grpc_client, "audio", np.array([sound()], object))
-    with grpc_client.InferenceServerClient(server.grpc) as client:
-        client.start_stream(lambda result, error: answers.put((result, error)))
-        client.async_stream_infer("ear", [audio])
-        result, error = answers.get(timeout=60)
-        client.stop_stream()
-    assert error is None
+    with TritonStream(server.grpc) as stream:
+        stream.send("ear", [audio])
+        result = stream.result()
     assert result.as_numpy("text_output")[0].decode() == library(task="transcribe").texts[0].strip()
 
 

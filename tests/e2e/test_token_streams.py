@@ -18,6 +18,7 @@ import tritonclient.grpc as triton_grpc
 
 from tests.kit.eventually import eventually
 from tests.kit.infer_input import infer_input
+from tests.kit.triton_stream import TritonStream, is_final
 
 PIPELINE = Path(__file__).parent / "pipelines" / "words"
 ISOLATED = 'parameters { key: "isolation" value { string_value: "process" } }\n'
@@ -84,41 +85,20 @@ def text_input(text: bytes) -> list[triton_grpc.InferInput]:
     return [given]
 
 
-class Stream:
-    """A gRPC stream of tritonclient, whose results are read from a queue."""
-
-    def __init__(self, server: Any) -> None:
-        self.got: queue.Queue[tuple[Any, Any]] = queue.Queue()
-        self.client = triton_grpc.InferenceServerClient(server.grpc)
-        self.client.start_stream(lambda result, error: self.got.put((result, error)))
-
+class Stream(TritonStream):
     def ask(self, model: str, text: str, request_id: str, **more: Any) -> None:
-        self.client.async_stream_infer(model, text_input(text.encode()), request_id=request_id, **more)
-
-    def next(self) -> Any:
-        result, error = self.got.get(timeout=30)
-        assert error is None, error
-        return result
-
-    def close(self) -> None:
-        self.client.stop_stream()
-        self.client.close()
+        self.send(model, text_input(text.encode()), request_id=request_id, **more)
 
 
 @pytest.fixture
 def stream(server: Any) -> Iterator[Stream]:
-    opened = Stream(server)
-    yield opened
-    opened.close()
-
-
-def is_final(result: Any) -> bool:
-    return bool(result.get_response().parameters["triton_final_response"].bool_param)
+    with Stream(server.grpc) as opened:
+        yield opened
 
 
 def test_each_token_is_a_response_and_the_final_flag_an_empty_one_on_request(stream: Stream, model: str) -> None:
     stream.ask(model, TEXT, "a", enable_empty_final_response=True)
-    results = [stream.next() for _ in range(len(TOKENS) + 1)]
+    results = [stream.result() for _ in range(len(TOKENS) + 1)]
     assert [result.as_numpy("TOKEN")[0].decode() for result in results[:-1]] == TOKENS
     places = [int(result.as_numpy("BEGIN")[0]) for result in results[:-1]]
     assert places == [len("".join(TOKENS[:number])) for number in range(len(TOKENS))]
@@ -131,12 +111,12 @@ def test_without_the_option_no_empty_final_response_is_sent(stream: Stream, mode
     stream.ask(model, TEXT, "first")
     stream.ask(model, "", "nothing")
     stream.ask(model, "end", "last")
-    results = [stream.next() for _ in range(len(TOKENS) + 1)]
+    results = [stream.result() for _ in range(len(TOKENS) + 1)]
     tokens = {"first": [], "nothing": [], "last": []}
     for result in results:
         tokens[result.get_response().id].append(result.as_numpy("TOKEN")[0].decode())
     assert tokens == {"first": TOKENS, "nothing": [], "last": ["end"]}
-    assert stream.got.empty()
+    assert stream.responses.empty()
 
 
 def test_the_tokens_of_many_texts_on_one_stream_keep_their_order(stream: Stream, model: str) -> None:
@@ -146,7 +126,7 @@ def test_the_tokens_of_many_texts_on_one_stream_keep_their_order(stream: Stream,
     found: dict[str, str] = dict.fromkeys(texts, "")
     open_ = set(texts)
     while open_:
-        result = stream.next()
+        result = stream.result()
         name = result.get_response().id
         assert name in open_, "nothing comes after the final response"
         if is_final(result):
@@ -157,11 +137,11 @@ def test_the_tokens_of_many_texts_on_one_stream_keep_their_order(stream: Stream,
 
 
 def test_a_text_that_is_not_utf8_gets_an_error_and_the_stream_continues(stream: Stream, model: str) -> None:
-    stream.client.async_stream_infer(model, text_input(b"\xff\xfe"), request_id="bad")
-    _, error = stream.got.get(timeout=30)
+    stream.send(model, text_input(b"\xff\xfe"), request_id="bad")
+    _, error = stream.answer()
     assert "TEXT is not UTF-8" in str(error)
     stream.ask(model, "goes on", "good")
-    assert [stream.next().as_numpy("TOKEN")[0] for _ in range(3)] == [b"goes", b" ", b"on"]
+    assert [stream.result().as_numpy("TOKEN")[0] for _ in range(3)] == [b"goes", b" ", b"on"]
 
 
 def curl(server: Any, model: str, door: str, body: object) -> subprocess.CompletedProcess[str]:
@@ -290,7 +270,7 @@ def test_a_slow_reader_delays_no_other_and_misses_no_token(
     # The producer ends although its responses are not read, and others are served.
     assert eventually(lambda: at_work(server, model) == 0, 90.0)
     stream.ask(model, "others", "quick")
-    assert stream.next().as_numpy("TOKEN")[0] == b"others"
+    assert stream.result().as_numpy("TOKEN")[0] == b"others"
     assert paused.got.empty()
     paused.may_go_on.set()
     found = []

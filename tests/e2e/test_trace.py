@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from tests.kit.eventually import eventually
 from tests.kit.infer_input import infer_input
 from tests.kit.server import serve
 from tests.kit.site import Handler, Site
+from tests.kit.triton_stream import TritonStream
 
 IDENTITY = """
 backend: "identity"
@@ -220,28 +220,20 @@ def test_a_request_that_fails_is_traced_too(client: Any, traced: Any) -> None:
     assert "COMPUTE_START" not in trace["stamps"]
 
 
+def repeat_inputs(values: list[int], delay_ms: int) -> list[Any]:
+    arrays = {
+        "IN": np.array(values, np.int32),
+        "DELAY": np.full(len(values), delay_ms, np.uint32),
+        "WAIT": np.zeros(1, np.uint32),
+    }
+    return [infer_input(triton_grpc, name, array) for name, array in arrays.items()]
+
+
 def test_a_stream_of_responses_is_one_trace_with_each_output(server: Any, client: Any, traced: Any) -> None:
     def ask() -> None:
-        answers: list[Any] = []
-        done = threading.Event()
-
-        def take(result: Any, error: Any) -> None:
-            answers.append(error or result.as_numpy("OUT").tolist())
-            if len(answers) == 3:
-                done.set()
-
-        with triton_grpc.InferenceServerClient(server.grpc) as stream:
-            stream.start_stream(take)
-            inputs = []
-            for name, dtype, values in (
-                ("IN", "INT32", [4, 5, 6]),
-                ("DELAY", "UINT32", [0] * 3),
-                ("WAIT", "UINT32", [0]),
-            ):
-                inputs.append(infer_input(triton_grpc, name, np.array(values, dtype.lower()), dtype))
-            stream.async_stream_infer("repeat", inputs)
-            assert done.wait(20)
-        assert answers == [[4], [5], [6]]
+        with TritonStream(server.grpc) as stream:
+            stream.send("repeat", repeat_inputs([4, 5, 6], 0))
+            assert [stream.result().as_numpy("OUT").tolist() for _ in range(3)] == [[4], [5], [6]]
 
     ((_, trace),) = traced(ask, "TIMESTAMPS", "TENSORS").items()
     outputs = [tensor["data"] for activity, tensor in trace["tensors"]
@@ -252,19 +244,10 @@ def test_a_stream_of_responses_is_one_trace_with_each_output(server: Any, client
 
 def test_a_stream_that_the_client_ends_completes_its_traces(server: Any, client: Any, traced: Any) -> None:
     def ask() -> None:
-        with triton_grpc.InferenceServerClient(server.grpc) as stream:
-            first = threading.Event()
-            stream.start_stream(lambda result, error: first.set())
-            inputs = []
-            for name, dtype, values in (
-                ("IN", "INT32", [1] * 50),
-                ("DELAY", "UINT32", [100] * 50),
-                ("WAIT", "UINT32", [0]),
-            ):
-                inputs.append(infer_input(triton_grpc, name, np.array(values, dtype.lower()), dtype))
-            stream.async_stream_infer("repeat", inputs)
-            assert first.wait(20)
-            stream.stop_stream(cancel_requests=True)
+        stream = TritonStream(server.grpc)
+        stream.send("repeat", repeat_inputs([1] * 50, 100))
+        stream.result()
+        stream.close(cancels=True)
 
     ((_, trace),) = traced(ask).items()
     assert {"REQUEST_START", "REQUEST_END"} <= set(trace["stamps"])

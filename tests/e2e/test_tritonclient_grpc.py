@@ -16,6 +16,7 @@ from tritonclient.utils import InferenceServerException
 from tests.kit.infer_input import infer_input
 from tests.kit.looped import Looped
 from tests.kit.models import sample_values
+from tests.kit.triton_stream import TritonStream
 
 
 @pytest.fixture(scope="module")
@@ -46,28 +47,6 @@ def repeat_inputs(values: list[int], delay_ms: int = 0) -> list[triton.InferInpu
         given("DELAY", np.full(len(values), delay_ms, np.uint32), "UINT32"),
         given("WAIT", np.zeros(1, np.uint32), "UINT32"),
     ]
-
-
-class Stream:
-    """One open stream. Use in `with`; `answer()` waits for the next response or error."""
-
-    def __init__(self, address: str) -> None:
-        self.client = triton.InferenceServerClient(address)
-        self.answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
-
-    def __enter__(self) -> Stream:
-        self.client.start_stream(lambda result, error: self.answers.put((result, error)))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.client.stop_stream()
-        self.client.close()
-
-    def send(self, model: str, inputs: list[triton.InferInput], **more: Any) -> None:
-        self.client.async_stream_infer(model, inputs, **more)
-
-    def answer(self) -> tuple[Any, Any]:
-        return self.answers.get(timeout=30)
 
 
 def test_every_data_type_is_echoed_as_raw_contents(any_client: Any, datatype: str) -> None:
@@ -127,7 +106,7 @@ def _at_once(client: Any, asked: list[tuple[str, list[triton.InferInput]]]) -> l
 
 
 def test_a_stream_answers_in_the_order_of_its_requests(zoo: Any) -> None:
-    with Stream(zoo.grpc) as stream:
+    with TritonStream(zoo.grpc) as stream:
         for number in range(30):
             # The slow model is asked first now and then; the quick ones behind it must wait for their turn.
             model = "slow" if number % 15 == 0 else "same_INT32"
@@ -142,7 +121,7 @@ def test_a_stream_answers_in_the_order_of_its_requests(zoo: Any) -> None:
 
 def test_an_error_in_a_stream_names_its_request_and_leaves_the_stream_open(zoo: Any) -> None:
     good = [given("INPUT0", np.zeros((1, 3), np.int32), "INT32")]
-    with Stream(zoo.grpc) as stream:
+    with TritonStream(zoo.grpc) as stream:
         stream.send("same_INT32", good, request_id="1")
         stream.send("nobody", good, request_id="2")
         stream.send("same_FP32", good, request_id="3")
@@ -189,9 +168,9 @@ def test_a_cancelled_call_does_not_disturb_the_next_one(looped_client: Any) -> N
 
 
 def test_a_decoupled_model_sends_one_response_for_each_element(zoo: Any) -> None:
-    with Stream(zoo.grpc) as stream:
+    with TritonStream(zoo.grpc) as stream:
         stream.send("repeat", repeat_inputs([4, 5, 6], delay_ms=1), request_id="r")
-        results = [stream.answer()[0] for _ in range(3)]
+        results = [stream.result() for _ in range(3)]
     assert [result.as_numpy("OUT").tolist() for result in results] == [[4], [5], [6]]
     assert [result.as_numpy("IDX").tolist() for result in results] == [[0], [1], [2]]
     assert {result.get_response().id for result in results} == {"r"}
@@ -199,7 +178,7 @@ def test_a_decoupled_model_sends_one_response_for_each_element(zoo: Any) -> None
 
 @pytest.mark.parametrize("values", [[], [7], [7, 8]])
 def test_an_empty_final_response_ends_a_decoupled_request_on_request(zoo: Any, values: list[int]) -> None:
-    with Stream(zoo.grpc) as stream:
+    with TritonStream(zoo.grpc) as stream:
         stream.send("repeat", repeat_inputs(values), request_id="r", enable_empty_final_response=True)
         answers = []
         while True:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import importlib.util
 import json
-import queue
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,9 @@ import pytest
 import tritonclient.grpc as grpc_client
 
 from edge_server.plugins.language.engines.pictures import decode_picture
+from tests.kit.infer_input import infer_input
 from tests.kit.server import serve
+from tests.kit.triton_stream import TritonStream
 
 pytest.importorskip("openvino_genai", reason="needs openvino-genai, of the extra test-all")
 pytestmark = pytest.mark.full
@@ -94,15 +95,11 @@ def test_a_stream_has_the_same_text_and_its_last_usage_is_exact(server: Any, tru
 def test_a_grpc_stream_takes_the_file_itself(server: Any, truth: tuple[str, int]) -> None:
     sampling = json.dumps({"temperature": 0, "max_tokens": TOKENS}).encode()
     values = {"text_input": QUESTION.encode(), "image": JPEG, "sampling_parameters": sampling}
-    came: queue.Queue[Any] = queue.Queue()
-    with grpc_client.InferenceServerClient(server.grpc) as client:
-        client.start_stream(lambda result, error: came.put((result, error)))
-        inputs = [grpc_client.InferInput(name, [1], "BYTES") for name in values]
-        for tensor, value in zip(inputs, values.values(), strict=True):
-            tensor.set_data_from_numpy(np.array([value], object))
-        client.async_stream_infer("seer", inputs)
-        result, error = came.get(timeout=30)
-    assert error is None, error
+    with TritonStream(server.grpc) as stream:
+        stream.send(
+            "seer", [infer_input(grpc_client, name, np.array([value], object)) for name, value in values.items()]
+        )
+        result = stream.result()
     assert result.as_numpy("text_output")[0].decode() == QUESTION + truth[0]
 
 

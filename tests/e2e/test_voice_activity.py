@@ -8,7 +8,6 @@ is the published network, run by ONNX Runtime alone, one frame of one microphone
 from __future__ import annotations
 
 import os
-import queue
 import shutil
 import threading
 import wave
@@ -26,6 +25,7 @@ from onnx import TensorProto, helper
 from tritonclient.utils import InferenceServerException
 
 from tests.kit.infer_input import infer_input
+from tests.kit.triton_stream import TritonStream
 
 PIPELINE = Path(__file__).parent / "pipelines" / "voice_activity"
 NETWORK, SPEECH = (os.environ.get(name, "") for name in ("EDGE_TEST_VOICE_DETECTOR", "EDGE_TEST_SPEECH"))
@@ -183,24 +183,20 @@ def over_http(server: Any, model: str, heard: dict[Any, np.ndarray]) -> dict[Any
 
 def over_one_stream(server: Any, model: str, heard: dict[Any, np.ndarray]) -> dict[Any, np.ndarray]:
     """Send all frames of all microphones in turns on one gRPC stream, without waiting for an answer."""
-    got: queue.Queue[tuple[Any, Any]] = queue.Queue()
     answers: dict[Any, dict[int, float]] = {name: {} for name in heard}
     names = {str(name): name for name in heard}
-    with triton_grpc.InferenceServerClient(server.grpc) as client:
-        client.start_stream(lambda result, error: got.put((result, error)))
+    with TritonStream(server.grpc) as stream:
         for number in range(max(len(frames) for frames in heard.values())):
             for name, frames in heard.items():
                 if number < len(frames):
-                    client.async_stream_infer(
+                    stream.send(
                         model, frame_input(triton_grpc, frames[number]), request_id=f"{name}/{number}",
                         sequence_id=name, sequence_start=number == 0, sequence_end=number == len(frames) - 1,
                     )  # fmt: skip
         for _ in range(sum(len(frames) for frames in heard.values())):
-            result, error = got.get(timeout=100)
-            assert error is None, error
+            result = stream.result()
             name, number = result.get_response().id.split("/")
             answers[names[name]][int(number)] = result.as_numpy("SPEECH")[0, 0]
-        client.stop_stream()
     return {name: np.array([values[number] for number in range(len(values))]) for name, values in answers.items()}
 
 
