@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.kit.model_folder import model_folder
+from tests.kit.server import COMMAND
 
-COMMAND = Path(sys.executable).parent / "edge-server"
 Edge = Callable[..., subprocess.CompletedProcess[str]]
 IDENTITY = """
 backend: "identity"

@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,8 +18,8 @@ from edge_server.cli import options
 from edge_server.cli.console import render
 from edge_server.cli.events import format_event
 from tests.kit.model_folder import model_folder
+from tests.kit.server import COMMAND
 
-COMMAND = Path(sys.executable).parent / "edge-server"
 Edge = Callable[..., subprocess.CompletedProcess[str]]
 ROOT = Path(__file__).parents[2]
 IDENTITY = """

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,9 @@ import pytest
 
 from edge_server.cli.events import find_events
 from tests.kit.model_folder import model_folder
+from tests.kit.server import COMMAND
 from tests.kit.site import Handler, Site
 
-COMMAND = Path(sys.executable).parent / "edge-server"
 Edge = Callable[..., subprocess.CompletedProcess[str]]
 IDENTITY = """
 backend: "identity"

@@ -23,12 +23,11 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.kit.server import serve
+from tests.kit.server import COMMAND, serve
 
 client = pytest.importorskip("robot_client", reason="needs msgpack and websockets, of policies")
 pytest.importorskip("cv2", reason="needs OpenCV, of the extra vision")
 
-COMMAND = Path(sys.executable).parent / "edge-server"
 PAGE = Path(__file__).parents[2] / "docs/robots.md"
 TICKS = 60
 

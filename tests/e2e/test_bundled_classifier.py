@@ -126,27 +126,6 @@ def test_other_encodings_of_the_same_picture_get_the_same_label(server: Any, suf
     assert best(json.loads(text))[0].split(":")[2] == "espresso"
 
 
-@pytest.mark.parametrize(
-    "body",
-    [b"", b"no picture", b"\xff\xd8\xff\xe0 cut", b"\x89PNG\r\n\x1a\n" + b"\0" * 64],
-    ids=["empty", "text", "jpeg", "png"],
-)
-def test_a_damaged_picture_is_refused_and_the_next_one_answered(server: Any, body: bytes) -> None:
-    path = f"/v2/models/{CLASSIFIER}/infer"
-    status, text = server.request("POST", path, body, {"Content-Type": "image/jpeg"})
-    assert status == 400, text
-    assert CLASSIFIER in json.loads(text)["error"]
-    assert server.request("POST", path, COFFEE.read_bytes(), {"Content-Type": "image/jpeg"})[0] == 200
-
-
-def test_an_image_for_a_model_without_image_input_is_refused(server: Any) -> None:
-    status, text = server.request(
-        "POST", "/v2/models/conv_onnxruntime/infer", COFFEE.read_bytes(), {"Content-Type": "image/jpeg"}
-    )
-    assert status == 400
-    assert "does not take an image" in json.loads(text)["error"]
-
-
 def test_without_a_stated_backend_the_runtime_in_use_is_shown(server: Any) -> None:
     assert server.ask(f"/v2/models/{CLASSIFIER}/config")[1]["backend"] in RUNTIMES
     line = next(line for line in server.banner if f"  {CLASSIFIER} version 1:" in line)

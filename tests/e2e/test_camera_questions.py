@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,9 @@ from edge_server.plugins.cameras.questions.question import QuestionEntry
 from edge_server.plugins.language.engines.pictures import decode_picture
 from edge_server.protocol.frame_messages import Detection
 from tests.kit.eventually import eventually
-from tests.kit.server import serve
+from tests.kit.server import COMMAND, serve
 from tests.kit.site import Handler, Site
 
-COMMAND = Path(sys.executable).parent / "edge-server"
 ROOT = Path(__file__).parents[2]
 
 VLM = """

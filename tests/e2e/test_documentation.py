@@ -53,7 +53,6 @@ PAGES += [
     for page in sorted((ROOT / folder).rglob("*.md"))
 ]
 EXAMPLES = ROOT / "docs" / "examples"
-COFFEE = ROOT / "tests" / "data" / "coffee.jpg"
 
 OPTIONS_OF_OTHERS = {
     "--data-binary", "--cacert", "--cert", "--key", "--system-site-packages", "--dry-run", "--python", "--arch",

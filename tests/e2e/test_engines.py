@@ -25,8 +25,6 @@ MODEL = "efficientnet_lite0"
 
 BUILD_S = 240.0
 """A build has the lowest priority: on a busy machine it waits for all others."""
-Serve = Callable[..., Any]
-Eventually = Callable[..., bool]
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,9 @@ from typing import Any
 import pytest
 
 from tests.kit.models import identity_config
-from tests.kit.server import serve
+from tests.kit.server import COMMAND, serve
 from tests.plugins.fleet.page.stand_in_boxes import StandIn, StandIns, followed, mixed_fleet
 
-COMMAND = Path(sys.executable).parent / "edge-server"
 BROKEN = """
 backend: "python"
 input { name: "INPUT0" data_type: TYPE_FP32 dims: [1] }

@@ -7,7 +7,6 @@ import re
 import socket
 import ssl
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from datetime import datetime
@@ -21,9 +20,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from tests.kit.model_folder import model_folder
-from tests.kit.server import serve
+from tests.kit.server import COMMAND, serve
 
-COMMAND = Path(sys.executable).parent / "edge-server"
 FleetStatus = Callable[..., tuple[int, str]]
 
 

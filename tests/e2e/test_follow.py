@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -13,12 +12,11 @@ from typing import Any
 import pytest
 
 from tests.kit.eventually import eventually
-from tests.kit.server import serve
+from tests.kit.server import COMMAND, serve
 
 pytest.importorskip("tuf")
 pytestmark = pytest.mark.full
 
-COMMAND = Path(sys.executable).parent / "edge-server"
 PATIENCE_S = 60.0
 """For several processes of a busy machine."""
 BODY = {"inputs": [{"name": "IN", "shape": [1], "datatype": "FP32", "data": [1.0]}]}

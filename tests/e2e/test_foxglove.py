@@ -9,7 +9,6 @@ import shutil
 import signal
 import struct
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,10 @@ import aiohttp
 import pytest
 
 from tests.kit.models import BUNDLED
-from tests.kit.server import serve
+from tests.kit.server import COMMAND, serve
 
 pytestmark = pytest.mark.full
 
-COMMAND = Path(sys.executable).parent / "edge-server"
 DETECTOR = "face_detection_yunet"
 LIMIT_S = 60
 

@@ -17,7 +17,6 @@ pytestmark = pytest.mark.full
 pictures = pytest.importorskip("skimage.data", reason="needs scikit-image, of the extra test-all")
 
 CLASSIFIER = "efficientnet_lite0"
-PATIENCE_S = 60.0
 COUNT = 40
 SHOWN = {"coffee": "rgb8", "chelsea": "rgb8", "rocket": "rgb8", "camera": "mono8"}
 """The image of each camera, and its encoding."""

@@ -177,21 +177,6 @@ def test_the_process_continues_if_all_models_moved_to_another_device(repository:
         assert server.stop() == 0
 
 
-def test_above_the_gpu_memory_limit_nothing_is_loaded_onto_the_gpu(repository: Any, machine: GpuMachine) -> None:
-    machine.cuda.tell(used=900 << 20, total=1000 << 20)
-    repository.add("any", CONFIG)
-    repository.add("host", CONFIG + "instance_group { kind: KIND_CPU }")
-    flags = ("--model-load-gpu-limit=0:0.8", "--governor=false")
-    with serve(repository.path, *flags, environment=machine.environment) as server:
-        # A load that has failed for want of memory is tried again.
-        assert eventually(lambda: states(server) == {"any": "UNAVAILABLE", "host": "READY"})
-        (reason,) = [item["reason"] for item in server.ask("/v2/repository/index", {})[1] if item["name"] == "any"]
-        assert "memory limit set for GPU 0 has exceeded, model loading is rejected. 90% of its memory is used" in reason
-        machine.cuda.tell(used=100 << 20, total=1000 << 20)
-        assert eventually(lambda: states(server)["any"] == "READY"), "the load is tried again"
-        assert server.stop() == 0
-
-
 def test_a_language_model_with_layers_on_a_gpu_is_counted_by_the_limit_of_its_memory(
     repository: Any, machine: GpuMachine
 ) -> None:

@@ -7,7 +7,6 @@ Runtime GenAI, and tests/data/tiny_embeddings with OpenVINO GenAI.
 from __future__ import annotations
 
 import base64
-import contextlib
 import importlib.util
 import json
 import os
@@ -15,7 +14,7 @@ import re
 import shutil
 import signal
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,6 @@ from tests.kit.eventually import eventually
 from tests.kit.infer_input import infer_input
 from tests.kit.model_folder import model_folder
 from tests.kit.server import serve
-from tests.kit.together import together
 from tests.kit.triton_stream import TritonStream, is_final
 
 TINY = Path(__file__).parents[1] / "data/tiny_llm/tiny.gguf"
@@ -475,32 +473,6 @@ class TestRealEngine:
         answer = ask(client, "what is the capital of France?", model="tiny")
         assert answer.choices[0].message.content == "The capital of France is Paris."
 
-    def test_eight_concurrent_chats_each_get_their_text(self, client: Any) -> None:
-        found: dict[str, str] = {}
-
-        def one(question: str) -> None:
-            found[question] = ask(client, question).choices[0].message.content
-
-        together(one, QUESTIONS)
-        assert found == QUESTIONS
-
-    def test_a_streamed_chat_counts_its_tokens(self, client: Any) -> None:
-        chunks = list(ask(client, "count from three", stream=True, stream_options={"include_usage": True}))
-        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == COUNT
-        assert chunks[-2].choices[0].finish_reason == "stop"
-        assert len(chunks) >= 18
-        assert chunks[-1].usage.completion_tokens == ask(client, "count from three").usage.completion_tokens
-
-    @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "go"}}])
-    def test_a_required_tool_is_called(self, client: Any, choice: Any) -> None:
-        # Short: the context of the tiny model is 512 tokens.
-        tool = {"type": "function", "function": {"name": "go"}}
-        for seed in range(5):
-            answer = ask(client, "hello", tools=[tool], tool_choice=choice, temperature=0.8, seed=seed)
-            (call,) = answer.choices[0].message.tool_calls
-            assert call.function.name == "go"
-            assert "".join(call.function.arguments.split()) in ("{}", "{")
-
     def test_tokens_of_a_chat_are_those_of_its_usage(self, client: Any, tiny_server: Any) -> None:
         question = "what is the capital of Japan?"
         messages = [{"role": "user", "content": question}]
@@ -731,15 +703,13 @@ class TestEmbeddingExport:
 
 @pytest.fixture(scope="module")
 def llama_cpp_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The folder and the file alone, without a configuration; one with adapters; and one of one sequence at a time."""
+    """The folder and the file alone, without a configuration; one with adapters."""
     models = tmp_path_factory.mktemp("llama_cpp")
     (models / "adapted/1").mkdir(parents=True)
     shutil.copy(TINY, models / "adapted/1/model.gguf")
     shutil.copytree(ADAPTERS, models / "adapted/1/adapters")
-    for name in ("single", "talker"):
-        (models / name / "1").mkdir(parents=True)
-        shutil.copy(TINY, models / name / "1/model.gguf")
-    (models / "single/config.pbtxt").write_text('parameters { key: "max_num_seqs" value { string_value: "1" } }')
+    (models / "talker/1").mkdir(parents=True)
+    shutil.copy(TINY, models / "talker/1/model.gguf")
     with serve(models) as running:
         yield running
 
@@ -747,37 +717,15 @@ def llama_cpp_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.mark.full
 @pytest.mark.skipif(importlib.util.find_spec("xllamacpp") is None, reason="needs xllamacpp, of the extra test-all")
 class TestLlamaCpp:
-    def test_concurrent_chats_each_get_their_text(self, llama_cpp_server: Any) -> None:
-        found: dict[str, str] = {}
-
-        def one(question: str) -> None:
-            _, answer = llama_cpp_server.ask("/v1/chat/completions", chat(question, temperature=0))
-            found[question] = answer["choices"][0]["message"]["content"]
-
-        together(one, QUESTIONS)
-        assert found == QUESTIONS
-
     def test_a_file_without_a_configuration_is_served_by_it_and_the_index_says_why(self, llama_cpp_server: Any) -> None:
         assert "llama_cpp: fixed order" in llama_cpp_server.notes("talker")
-
-    def test_a_stream_sends_the_text_in_pieces_until_a_stop_string(self, llama_cpp_server: Any) -> None:
-        call = chat("count from three", temperature=0, stream=True, stop=[" seven"])
-        *chunks, done = events(llama_cpp_server, "/v1/chat/completions", call)
-        assert done == "[DONE]"
-        texts = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks]
-        assert "".join(texts) == "three four five six"
-        assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
-        # So short a text may come in one piece on a busy machine: llama.cpp does not wait for its reader.
-        call = chat("count from three", temperature=0, stream=True, ignore_eos=True, max_tokens=300)
-        *chunks, _ = events(llama_cpp_server, "/v1/chat/completions", call)
-        assert len(chunks) >= 10
 
     def test_an_adapter_is_chosen_by_the_models_name_in_every_api(self, llama_cpp_server: Any) -> None:
         server = llama_cpp_server
         _, listed = server.ask("/v1/models")
         parents = {item["id"]: item.get("parent") for item in listed["data"]}
         assert parents == {
-            "adapted": None, "adapted:first": "adapted", "adapted:second": "adapted", "single": None, "talker": None
+            "adapted": None, "adapted:first": "adapted", "adapted:second": "adapted", "talker": None
         }  # fmt: skip
         assert server.ask("/v1/models/adapted:first")[1]["id"] == "adapted:first"
         assert {item["name"] for item in server.ask("/api/tags")[1]["models"]} >= {"adapted:first", "adapted:latest"}
@@ -812,24 +760,6 @@ class TestLlamaCpp:
         status, answer = llama_cpp_server.ask("/v2/models/adapted/generate", call)
         assert status == 400
         assert "lora_name: no adapter 'third'; it has first, second" in answer["error"]
-
-    def test_the_probabilities_of_tokens_are_given(self, llama_cpp_server: Any) -> None:
-        call = chat("say hello", temperature=0, logprobs=True)
-        _, answer = llama_cpp_server.ask("/v1/chat/completions", call)
-        items = answer["choices"][0]["logprobs"]["content"]
-        assert "".join(item["token"] for item in items) == QUESTIONS["say hello"]
-        assert all(-1 < item["logprob"] <= 0 for item in items)
-
-    def test_a_client_that_leaves_ends_its_sequence(self, llama_cpp_server: Any) -> None:
-        body = json.dumps({**chat("count from zero", stream=True, ignore_eos=True), "model": "single"}).encode()
-        for _ in range(5):
-            with contextlib.closing(llama_cpp_server.connection()) as connection:
-                connection.request("POST", "/v1/chat/completions", body)
-                connection.getresponse().read(1)
-        _, answer = llama_cpp_server.ask(
-            "/v1/chat/completions", {**chat("say hello", temperature=0), "model": "single"}
-        )
-        assert answer["choices"][0]["message"]["content"] == QUESTIONS["say hello"]
 
 
 @pytest.mark.full
@@ -884,27 +814,6 @@ class TestIdleModels:
 
 class TestFilesThatCannotBeServed:
     pytestmark = real_engine
-
-    @pytest.mark.parametrize(
-        ("change", "message"),
-        [
-            (lambda data: data[:2000], "cut short"),
-            (lambda data: data.replace(b"\5\0\0\0\0\0\0\0llama", b"\5\0\0\0\0\0\0\0mamba", 1), "got 'mamba'"),
-            (lambda data: data[:-5000], "its tensors end at byte 305920, and it has 300920"),
-        ],
-    )
-    def test_a_damaged_file_is_refused_and_other_models_serve(
-        self, tmp_path: Path, change: Callable[[bytes], bytes], message: str
-    ) -> None:
-        (tmp_path / "broken/1").mkdir(parents=True)
-        (tmp_path / "broken/1/model.gguf").write_bytes(change(TINY.read_bytes()))
-        # Else llama.cpp, where it is installed, has the first word.
-        (tmp_path / "broken/config.pbtxt").write_text('backend: "openvino_genai"')
-        model_folder(tmp_path / "good", 'backend: "scripted_llm"', {"1/script.json": json.dumps({"answers": ANSWERS})})
-        with serve(tmp_path) as running:
-            index = {entry["name"]: entry for entry in running.ask("/v2/repository/index", {})[1]}
-            assert message in index["broken"]["reason"]
-            assert index["good"]["state"] == "READY"
 
     def test_a_model_that_does_not_fit_into_memory_is_refused_with_size_and_limit(self, tmp_path: Path) -> None:
         for name, blocks in (("huge", 10_000_000_000), ("small", 64)):

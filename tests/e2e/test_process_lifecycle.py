@@ -22,9 +22,8 @@ from tritonclient.utils import InferenceServerException
 from tests.kit.eventually import eventually
 from tests.kit.infer_input import infer_input
 from tests.kit.models import identity_config
-from tests.kit.server import serve
+from tests.kit.server import COMMAND, serve
 
-COMMAND = Path(sys.executable).parent / "edge-server"
 IDLE_LIMIT_BYTES = 56_000_000
 RUNTIME_LIBRARIES = ("onnxruntime", "openvino", "cv2", "opencv", "numpy")
 

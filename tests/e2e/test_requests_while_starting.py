@@ -7,7 +7,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.client import HTTPConnection
@@ -24,8 +23,8 @@ import edge_server
 from edge_server.process import server as process_module
 from tests.kit.eventually import eventually
 from tests.kit.infer_input import infer_input
+from tests.kit.server import COMMAND
 
-COMMAND = Path(sys.executable).parent / "edge-server"
 INFER = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}]})
 TENSORS = 'input { name: "x" data_type: TYPE_FP32 dims: [1] } output { name: "y" data_type: TYPE_FP32 dims: [1] }'
 SLOW = """

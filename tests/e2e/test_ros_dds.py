@@ -17,11 +17,10 @@ import numpy as np
 import pytest
 
 from tests.kit.models import BUNDLED
-from tests.kit.server import serve
+from tests.kit.server import COMMAND, serve
 
 pictures = pytest.importorskip("skimage.data", reason="needs scikit-image, of the extra test-all")
 
-COMMAND = Path(sys.executable).parent / "edge-server"
 CAMERAS = Path(__file__).parents[1] / "plugins" / "ros"
 DETECTOR = "face_detection_yunet"
 FACE = (112, 58)

@@ -22,11 +22,10 @@ from edge_server.plugins.ros.messages.ros2_types import MessageTypes
 from edge_server.plugins.ros.recordings.recording import ImageRecording
 from tests.kit.model_folder import model_folder
 from tests.kit.models import BUNDLED, COFFEE
-from tests.kit.server import serve
+from tests.kit.server import COMMAND, serve
 
 pictures = pytest.importorskip("skimage.data", reason="needs scikit-image, of the extra test-all")
 
-COMMAND = Path(sys.executable).parent / "edge-server"
 DETECTOR, CLASSIFIER = "face_detection_yunet", "efficientnet_lite0"
 FACE = (224, 116)
 """A point between the eyes of the astronaut, x and y."""

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +16,7 @@ import cv2
 import pytest
 
 from tests.kit.eventually import eventually
-from tests.kit.server import serve
-
-COMMAND = Path(sys.executable).parent / "edge-server"
+from tests.kit.server import COMMAND, serve
 
 EYES = """
 backend: "stub"

@@ -26,8 +26,6 @@ BODY = {
     "inputs": [{"name": name, "datatype": "FP32", "shape": [1, 16], "data": ROW} for name in ("INPUT0", "INPUT1")],
     "outputs": [{"name": "OUTPUT0"}],
 }
-Serve = Callable[..., Any]
-Eventually = Callable[..., bool]
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import re
 import signal
 import struct
 import subprocess
-import sys
 import termios
 import threading
 from collections.abc import Callable, Iterator
@@ -28,10 +27,9 @@ from edge_server.plugins.cameras.commands import stream_run
 from tests.kit.certificates import self_signed
 from tests.kit.eventually import eventually
 from tests.kit.models import BUNDLED, COFFEE
-from tests.kit.server import serve
+from tests.kit.server import COMMAND, serve
 from tests.kit.site import Handler, Site
 
-COMMAND = Path(sys.executable).parent / "edge-server"
 MODEL = "efficientnet_lite0"
 LIMIT_S = 90
 Run = Callable[..., subprocess.CompletedProcess[str]]

@@ -24,9 +24,7 @@ import pytest
 from tests.kit.certificates import self_signed
 from tests.kit.eventually import eventually
 from tests.kit.models import identity_config
-from tests.kit.server import serve
-
-COMMAND = Path(sys.executable).parent / "edge-server"
+from tests.kit.server import COMMAND, serve
 
 WATCHDOG_S = 1.0
 HAS_INTERPRETER_LOCK = not sysconfig.get_config_var("Py_GIL_DISABLED")

@@ -50,7 +50,6 @@ class TritonPythonModel:
             sender.send(pb_utils.InferenceResponse(error=error), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
 
-Eventually = Callable[..., bool]
 
 needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed: apt-get install curl")
 

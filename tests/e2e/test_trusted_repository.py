@@ -75,24 +75,6 @@ def test_only_models_signed_with_the_key_are_served(repository: Any, tmp_path: P
         assert "Traceback" not in server.log()
 
 
-def test_after_a_corrupt_upload_the_old_version_serves_until_a_valid_one(
-    repository: Any, tmp_path: Path, sign: Any
-) -> None:
-    first = stage(repository, tmp_path, identity_config(), 1)
-    sign(first)
-    first.rename(repository.path / "echo")
-    flags = ["--model-control-mode=poll", "--repository-poll-secs=0.2", "--require-checksums"]
-    with serve(repository.path, *flags) as server:
-        second = stage(repository, tmp_path, identity_config(), 2)
-        sign(second)
-        (second / "2/weights.bin").write_bytes(b"bits that fell over")
-        deploy(repository, second, 2)
-        assert eventually(lambda: "'weights.bin' is not the file that SHA256SUMS lists" in reason(server, 2))
-        assert answered_by(server) == "1"
-        (repository.path / "echo/2/weights.bin").write_bytes(b"weights of 2")
-        assert eventually(lambda: answered_by(server) == "2"), server.log()
-
-
 def test_a_key_that_cannot_be_used_ends_the_start_with_one_line(
     repository: Any, tmp_path: Path, run_command: Callable[..., Any]
 ) -> None:

@@ -15,7 +15,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -31,10 +30,10 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 from tests.kit.infer_input import infer_input
+from tests.kit.server import COMMAND
 
 SHIPPED = Path(__file__).parents[2] / "fleet" / "haproxy" / "haproxy.cfg"
 HAPROXY = os.environ.get("EDGE_TEST_HAPROXY") or shutil.which("haproxy") or ""
-COMMAND = Path(sys.executable).parent / "edge-server"
 MIN_REQUESTS = 1700
 """Of each wire, in a round of restarts."""
 

@@ -13,7 +13,6 @@ import queue
 import random
 import signal
 import subprocess
-import sys
 import tarfile
 import threading
 import time
@@ -32,7 +31,7 @@ from edge_server.client import FrameStream, StreamError
 from tests.kit.eventually import eventually
 from tests.kit.infer_input import infer_input
 from tests.kit.models import REPEAT
-from tests.kit.server import serve
+from tests.kit.server import COMMAND, serve
 
 pytestmark = [
     pytest.mark.skipif(
@@ -41,7 +40,6 @@ pytestmark = [
 ]
 
 SEED = int(os.environ.get("EDGE_STORM_SEED", "1"))
-COMMAND = Path(sys.executable).parent / "edge-server"
 TINY = Path(__file__).parents[2] / "data/tiny_llm/tiny.gguf"
 HELLO = "Hello! How can I help you?"
 PULLED = "pulled"
