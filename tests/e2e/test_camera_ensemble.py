@@ -14,12 +14,10 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
-from tritonclient.utils import InferenceServerException
 
 from tests.kit.infer_input import infer_input
 from tests.kit.models import BUNDLED
 from tests.kit.server import serve
-from tests.kit.together import together
 
 pytestmark = pytest.mark.full
 
@@ -87,29 +85,3 @@ def test_pictures_of_several_sizes_go_through_all_steps_as_one_batch(server: Any
     after = server.statistics(CLASSIFIER)
     assert after["inference_count"] - before["inference_count"] == len(files)
     assert after["execution_count"] - before["execution_count"] == 1
-
-
-def test_concurrent_cameras_each_get_their_own_labels(server: Any) -> None:
-    files = {name: photograph(name) for name in PICTURES}
-    wrong: list[object] = []
-
-    def work(name: str) -> None:
-        with triton_grpc.InferenceServerClient(server.grpc) as client:
-            for _ in range(5):
-                best = name_subjects(client, triton_grpc, [files[name]]).as_numpy("SUBJECT")[0, 0].decode()
-                if PICTURES[name] not in best:
-                    wrong.append((name, best))
-
-    together(work, files)
-    assert wrong == []
-
-
-def test_an_invalid_image_fails_in_its_step_and_later_steps_do_not_run(server: Any) -> None:
-    before = {name: server.statistics(name)["inference_count"] for name in (CLASSIFIER, "name_best")}
-    with triton_http.InferenceServerClient(server.http) as client:
-        for file in (b"", b"no picture", photograph("coffee")[:60]):
-            with pytest.raises(InferenceServerException, match=r"row 1 of FILE.* is not a picture") as caught:
-                name_subjects(client, triton_http, [photograph("chelsea"), file])
-            assert caught.value.status() == "400"
-        assert {name: server.statistics(name)["inference_count"] for name in before} == before
-        assert name_subjects(client, triton_http, [photograph("coffee")]).as_numpy("SUBJECT")[0, 0] == b"espresso"

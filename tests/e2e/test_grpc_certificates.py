@@ -129,30 +129,6 @@ def test_turning_tls_on_needs_a_restart_and_is_reported(repository: Any, tmp_pat
         assert server.get("/v2/health/ready")[0] == 200
 
 
-def test_sighup_renews_the_accepted_client_certificates(repository: Any, tmp_path: Path) -> None:
-    repository.add("same", identity_config())
-    pair, old, new = (make_certificate(tmp_path, name) for name in ("first", "old", "new"))
-    files = Files(tmp_path)
-    files.hold(pair)
-    files.root.write_bytes(old[1].read_bytes())
-    with serve(repository.path, *files.flags("-mutual=true")) as server:
-
-        def is_accepted(own: tuple[Path, Path] | None) -> bool:
-            with connect(server, pair[1], own) as client:
-                try:
-                    return echoes(client)
-                except InferenceServerException as error:
-                    if "UNAVAILABLE" not in str(error):
-                        raise
-                    return False
-
-        assert [is_accepted(old), is_accepted(new), is_accepted(None)] == [True, False, False]
-        files.root.write_bytes(new[1].read_bytes())
-        server.process.send_signal(signal.SIGHUP)
-        assert eventually(lambda: is_accepted(new))
-        assert [is_accepted(old), is_accepted(new), is_accepted(None)] == [False, True, False]
-
-
 PICTURES = """
 backend: "identity"
 max_batch_size: 0
