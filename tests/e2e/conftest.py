@@ -12,6 +12,7 @@ import onnx
 import pytest
 
 from tests.kit.eventually import eventually
+from tests.kit.model_folder import parameters
 from tests.kit.models import DTYPES, FAILING, LABELLED, REPEAT, STUB_TENSORS, Repository, conv_model, identity_config
 from tests.kit.server import COMMAND, ServerProcess, clean_environment, serve
 
@@ -95,7 +96,7 @@ def write_zoo(repository: Repository) -> None:
         repository.add(f"same_{datatype}", identity_config(datatype))
     repository.add("same_pair", identity_config("FP32", inputs=2))
     repository.add("fixed", identity_config("INT32", "2, 3", inputs=2, batch=0))
-    slow = 'parameters { key: "execute_delay_ms" value { string_value: "300" } }'
+    slow = parameters(execute_delay_ms="300")
     repository.add("slow", identity_config("INT32", more=slow))
     repository.add("failing", 'backend: "stub"\n' + STUB_TENSORS + FAILING)
     repository.add("repeat", REPEAT)

@@ -17,6 +17,7 @@ import grpc
 from tritonclient.grpc import service_pb2
 
 from edge_server.client import Delivery, Frame, FrameDropped, FrameHeader, FrameResult, FrameStream
+from tests.kit.model_folder import parameters
 from tests.plugins.governor.thermal_model import ThermalModel, ThermalModelConstants
 
 TIME = 20.0
@@ -84,7 +85,7 @@ parameters {{ key: "image_scale" value {{ string_value: "1" }} }}
 
 def write_models(repository: Any) -> None:
     """Write a detector that names a lighter one, and a model for frames."""
-    variant = 'parameters { key: "variant" value { string_value: "detector_small" } }'
+    variant = parameters(variant="detector_small")
     repository.add("detector", detector(20, variant))
     repository.add("detector_small", detector(12))
     repository.add("camera", CAMERA)

@@ -19,6 +19,7 @@ from edge_server.plugins.cameras.questions.question import QuestionEntry
 from edge_server.plugins.language.engines.pictures import decode_picture
 from edge_server.protocol.frame_messages import Detection
 from tests.kit.eventually import eventually
+from tests.kit.model_folder import parameters
 from tests.kit.server import COMMAND, serve
 from tests.kit.site import Handler, Site
 
@@ -129,7 +130,7 @@ def test_a_vision_language_model_gets_the_picture_and_the_prompt(repository: Any
     shutil.copytree(ROOT / "tests/data/tiny_vlm", folder, ignore=shutil.ignore_patterns("make.py"))
     generation = json.loads((folder / "generation_config.json").read_text())
     (folder / "generation_config.json").write_text(json.dumps({**generation, "do_sample": False}))
-    (folder.parent / "config.pbtxt").write_text('parameters { key: "deterministic" value { string_value: "true" } }')
+    (folder.parent / "config.pbtxt").write_text(parameters(deterministic="true"))
     picture = ROOT / "edge_server/plugins/vision/demo.jpg"
     (tmp_path / "pictures").mkdir()
     shutil.copy(picture, tmp_path / "pictures")

@@ -15,6 +15,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.kit.eventually import eventually
 from tests.kit.infer_input import infer_input
+from tests.kit.model_folder import parameters
 from tests.kit.models import identity_config
 
 GATED = """
@@ -45,13 +46,13 @@ def gates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(shared_server: Any, module_repository: Any, gates: Path) -> Iterator[Any]:
     def add_gated(name: str, batching: str) -> None:
-        gate = f'parameters {{ key: "gate" value {{ string_value: "{gates / name}" }} }}'
+        gate = parameters(gate=gates / name)
         config = identity_config(batch=1, more=f"dynamic_batching {{ {batching} }} {gate}").replace(
             "identity", "python"
         )
         module_repository.add(name, config, files={"1/model.py": GATED})
 
-    delay = 'parameters { key: "execute_delay_ms" value { string_value: "100" } }'
+    delay = parameters(execute_delay_ms="100")
     module_repository.add("busy", identity_config(inputs=2, more=f"{delay} dynamic_batching {{ }}"))
     add_gated("small_queue", "default_queue_policy { max_queue_size: 2 }")
     add_gated("urgent", "priority_levels: 2 default_priority_level: 2")

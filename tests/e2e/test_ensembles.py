@@ -14,6 +14,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.kit.eventually import eventually
 from tests.kit.infer_input import infer_input
+from tests.kit.model_folder import parameters
 from tests.kit.models import BUNDLED, REPEAT, identity_config
 from tests.kit.server import serve
 from tests.kit.triton_stream import TritonStream
@@ -222,7 +223,7 @@ def test_members_reloaded_under_load_lose_no_request(repository: Any) -> None:
         assert eventually(lambda: min(counts) > 0)
         for number in range(4):
             member = ("first", "second")[number % 2]
-            note = f'parameters {{ key: "note" value {{ string_value: "{number}" }} }}'
+            note = parameters(note=number)
             repository.add(member, f'backend: "onnxruntime"\nmax_batch_size: 4\n{note}')
             control.load_model(member)
         stop.set()

@@ -13,10 +13,11 @@ import pytest
 import tritonclient.grpc
 
 from tests.kit.eventually import eventually
+from tests.kit.model_folder import parameters
 from tests.kit.models import identity_config
 from tests.kit.server import serve
 
-SLOW = 'parameters { key: "stub_open_delay_ms" value { string_value: "700" } }'
+SLOW = parameters(stub_open_delay_ms="700")
 STUB = """
 backend: "stub"
 max_batch_size: 8

@@ -45,7 +45,9 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
         yield [first.http, second.http, third.http]
 
 
-def test_equal_servers_give_one_table_and_exit_code_0(addresses: list[str], fleet_status: FleetStatus) -> None:
+def test_equal_servers_give_one_table_and_exit_code_0(
+    addresses: list[str], tmp_path: Path, fleet_status: FleetStatus
+) -> None:
     (tmp_path / "hosts").write_text("\n".join(addresses[:2]))
     code, text = fleet_status(str(tmp_path / "hosts"), "--wait=30")
     assert code == 0, text

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.kit.eventually import eventually
+from tests.kit.model_folder import parameters
 from tests.kit.server import serve
 
 CONFIG = """
@@ -18,7 +19,7 @@ backend: "python"
 input { name: "SECONDS" data_type: TYPE_FP32 dims: [1] }
 output { name: "NUMBER" data_type: TYPE_INT64 dims: [1] }
 """
-IN_PROCESS = 'parameters { key: "isolation" value { string_value: "process" } }'
+IN_PROCESS = parameters(isolation="process")
 MODEL = """
 import multiprocessing, time
 import numpy as np

@@ -16,6 +16,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from tests.kit.model_folder import parameters
 from tests.kit.models import BUNDLED
 from tests.kit.server import COMMAND, serve
 
@@ -31,7 +32,7 @@ def server(module_repository: Any) -> Iterator[Any]:
     folder = module_repository.path / DETECTOR
     shutil.copytree(BUNDLED / DETECTOR, folder)
     with (folder / "config.pbtxt").open("a") as config:
-        config.write('parameters { key: "track" value { string_value: "bytetrack" } }\n')
+        config.write(parameters(track="bytetrack"))
     with serve(module_repository.path) as server:
         yield server
 

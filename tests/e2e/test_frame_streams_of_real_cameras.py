@@ -37,6 +37,7 @@ from edge_server.client import (
 )
 from tests.kit.eventually import eventually
 from tests.kit.infer_input import infer_input
+from tests.kit.model_folder import parameters
 from tests.kit.models import BUNDLED
 from tests.kit.server import serve
 
@@ -80,7 +81,7 @@ def add(repository: Any, bundled: Path, model: str, name: str, more: str = "") -
 
 @pytest.fixture(scope="module")
 def server(module_repository: Any) -> Iterator[Any]:
-    one_thread = 'parameters { key: "INFERENCE_NUM_THREADS" value { string_value: "1" } }'
+    one_thread = parameters(INFERENCE_NUM_THREADS="1")
     add(module_repository, BUNDLED, DETECTOR, "detector", 'backend: "openvino"' + one_thread)
     add(module_repository, BUNDLED, CLASSIFIER, "classifier")
     module_repository.add("limited", LIMITED)

@@ -20,10 +20,11 @@ from tritonclient import grpc as triton_grpc
 
 from edge_server.client import Delivery, DropReason, Frame, FrameHeader, FrameResult, FrameStream
 from tests.kit.eventually import eventually
+from tests.kit.model_folder import parameters
 from tests.kit.models import identity_config
 from tests.kit.server import serve
 
-SLOW = 'parameters { key: "execute_delay_ms" value { string_value: "20" } }'
+SLOW = parameters(execute_delay_ms="20")
 EYES = """
 backend: "stub"
 max_batch_size: 1

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.kit.eventually import eventually
+from tests.kit.model_folder import parameters
 from tests.kit.server import serve
 
 pytestmark = pytest.mark.full
@@ -182,7 +183,7 @@ def test_a_language_model_with_layers_on_a_gpu_is_counted_by_the_limit_of_its_me
 ) -> None:
     pytest.importorskip("xllamacpp", reason="needs xllamacpp, of the extra test-all")
     machine.cuda.tell(used=900 << 20, total=1000 << 20)
-    layers = 'parameters { key: "gpu_layers" value { string_value: "1" } }'
+    layers = parameters(gpu_layers="1")
     for name, line in (("on_gpu", layers), ("on_cpu", "")):
         repository.add(name, f'backend: "llama_cpp"\n{line}')
         (Path(repository.path) / name / "1/model.gguf").write_bytes((TESTS / "data/tiny_llm/tiny.gguf").read_bytes())

@@ -14,6 +14,7 @@ import tritonclient.grpc as grpcclient
 
 from tests.kit.eventually import eventually
 from tests.kit.infer_input import infer_input
+from tests.kit.model_folder import parameters
 from tests.kit.server import serve
 from tests.kit.together import together
 from tests.kit.triton_stream import TritonStream, is_final
@@ -53,7 +54,7 @@ class TritonPythonModel:
             else:
                 sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
-APART = 'parameters { key: "isolation" value { string_value: "process" } }\n'
+APART = parameters(isolation="process")
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ import tritonclient.grpc as grpc_client
 from tests.kit.child_processes import children_of
 from tests.kit.eventually import eventually
 from tests.kit.infer_input import infer_input
-from tests.kit.model_folder import model_folder
+from tests.kit.model_folder import model_folder, parameters
 from tests.kit.server import serve
 from tests.kit.triton_stream import TritonStream, is_final
 
@@ -128,7 +128,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         (models / name / "tokenizer").mkdir()
         (models / name / "tokenizer/chat_template.jinja").write_text(template)
         with (models / name / "config.pbtxt").open("a") as file:
-            file.write('parameters { key: "chat_tokenizer" value { string_value: "tokenizer" } }')
+            file.write(parameters(chat_tokenizer="tokenizer"))
     for name, rows in (("embedder", 0), ("batched_embedder", 3)):
         model_folder(
             models / name,
@@ -429,14 +429,10 @@ def test_the_metrics_have_vllms_names(server: Any) -> None:
 def tiny_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Two models with OpenVINO GenAI, of which one computes in f32."""
     models = tmp_path_factory.mktemp("tiny")
-    for name, parameters in (
-        ("tiny", ""),
-        ("exact", 'parameters { key: "deterministic" value { string_value: "true" } } '
-                  'parameters { key: "num_kv_blocks" value { string_value: "64" } }'),
-    ):  # fmt: skip
+    for name, more in (("tiny", ""), ("exact", parameters(deterministic="true", num_kv_blocks=64))):
         (models / name / "1").mkdir(parents=True)
         shutil.copy(TINY, models / name / "1/model.gguf")
-        (models / name / "config.pbtxt").write_text(f'backend: "openvino_genai" {parameters}')
+        (models / name / "config.pbtxt").write_text(f'backend: "openvino_genai" {more}')
     with serve(models) as running:
         yield running
 
@@ -525,14 +521,9 @@ class TestRealEngine:
         assert int((folder / "statm").read_text().split()[1]) <= 1.1 * pages
 
 
-def embedding_model(folder: Path, parameters: dict[str, str], without: str = "") -> None:
-    shutil.copytree(
-        TINY_EMBEDDINGS, folder / "1", ignore=shutil.ignore_patterns("make.py", *([without] * bool(without)))
-    )
-    (folder / "config.pbtxt").write_text(
-        'backend: "openvino_embeddings"'
-        + "".join(f' parameters {{ key: "{k}" value {{ string_value: "{v}" }} }}' for k, v in parameters.items())
-    )
+def embedding_model(folder: Path, **values: str) -> None:
+    shutil.copytree(TINY_EMBEDDINGS, folder / "1", ignore=shutil.ignore_patterns("make.py"))
+    (folder / "config.pbtxt").write_text('backend: "openvino_embeddings" ' + parameters(**values))
 
 
 def cross_encoder(folder: Path, classes: int) -> None:
@@ -540,7 +531,7 @@ def cross_encoder(folder: Path, classes: int) -> None:
     import openvino
     from openvino import opset13
 
-    embedding_model(folder, {})
+    embedding_model(folder)
     (folder / "config.pbtxt").write_text('backend: "openvino_rerank"')
     model = openvino.Core().read_model(TINY_EMBEDDINGS / "openvino_model.xml")
     vectors = model.output(0).get_node().input_value(0)
@@ -556,14 +547,14 @@ def cross_encoder(folder: Path, classes: int) -> None:
 def embedding_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     models = tmp_path_factory.mktemp("embeddings")
     for pooling in ("cls", "mean", "last_token"):
-        embedding_model(models / pooling, {"pooling": pooling, "normalize": "false"})
-    embedding_model(models / "default", {})
-    embedding_model(models / "wrong", {"pooling": "max"})
-    embedding_model(models / "incomplete", {})
+        embedding_model(models / pooling, pooling=pooling, normalize="false")
+    embedding_model(models / "default")
+    embedding_model(models / "wrong", pooling="max")
+    embedding_model(models / "incomplete")
     (models / "incomplete/1/openvino_tokenizer.xml").unlink()
     for name, classes in (("scorer", 1), ("classifier", 2)):
         cross_encoder(models / name, classes)
-    embedding_model(models / "nested", {"matryoshka_dimensions": "4, 8", "normalize": "false"})
+    embedding_model(models / "nested", matryoshka_dimensions="4, 8", normalize="false")
     with serve(models) as running:
         yield running
 
@@ -793,8 +784,7 @@ class TestIdleModels:
         (tmp_path / "exact/1").mkdir(parents=True)
         shutil.copy(TINY, tmp_path / "exact/1/model.gguf")
         (tmp_path / "exact/config.pbtxt").write_text(
-            'backend: "openvino_genai" parameters { key: "idle_unload_s" value { string_value: "1" } }'
-            'parameters { key: "niceness" value { string_value: "3" } }'
+            'backend: "openvino_genai" ' + parameters(idle_unload_s=1, niceness=3)
         )
         with (
             serve(tmp_path) as running,
@@ -820,7 +810,7 @@ class TestFilesThatCannotBeServed:
             (tmp_path / name / "1").mkdir(parents=True)
             shutil.copy(TINY, tmp_path / name / "1/model.gguf")
             (tmp_path / name / "config.pbtxt").write_text(
-                f'backend: "openvino_genai" parameters {{ key: "num_kv_blocks" value {{ string_value: "{blocks}" }} }}'
+                'backend: "openvino_genai" ' + parameters(num_kv_blocks=blocks)
             )
         with serve(tmp_path) as running:
             index = {entry["name"]: entry for entry in running.ask("/v2/repository/index", {})[1]}

@@ -26,6 +26,7 @@ from edge_server.process.http_routes import http_routes
 from edge_server.telemetry.log import LogSettings
 from tests.e2e.yolo_exports import ULTRALYTICS, detect, export
 from tests.kit.infer_input import infer_input
+from tests.kit.model_folder import parameters
 from tests.kit.models import finish
 from tests.kit.triton_stream import TritonStream
 
@@ -107,7 +108,7 @@ class FrontEnds:
 
 
 def names(lighter: str) -> str:
-    return f'parameters {{ key: "variant" value {{ string_value: "{lighter}" }} }}'
+    return parameters(variant=lighter)
 
 
 @pytest.fixture(scope="module")

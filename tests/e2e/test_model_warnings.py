@@ -11,6 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from tests.kit.model_folder import parameters
 from tests.kit.models import identity_config
 from tests.kit.server import serve
 
@@ -20,10 +21,7 @@ WARNINGS = {
 }
 """Model -> the beginning of its only warning."""
 
-DETECTOR = """
-parameters { key: "detection_head" value { string_value: "yolov8" } }
-parameters { key: "image_scale" value { string_value: "0.0039" } }
-"""
+DETECTOR = parameters(detection_head="yolov8", image_scale="0.0039")
 
 
 def finds_nothing() -> onnx.ModelProto:
@@ -44,7 +42,7 @@ def finds_nothing() -> onnx.ModelProto:
 
 @pytest.fixture(scope="module")
 def server(module_repository: Any) -> Iterator[Any]:
-    more = 'parameters { key: "isolaton" value { string_value: "process" } }'
+    more = parameters(isolaton="process")
     module_repository.add("misspelt", identity_config(more=more))
     module_repository.add("doubtful", DETECTOR, model=finds_nothing())
     with serve(module_repository.path) as running:

@@ -25,7 +25,7 @@ import tritonclient.grpc as grpcclient
 
 from tests.kit.eventually import eventually
 from tests.kit.infer_input import infer_input
-from tests.kit.model_folder import model_folder
+from tests.kit.model_folder import model_folder, parameters
 from tests.kit.server import COMMAND, serve
 
 messages = pytest.importorskip("edge_server.plugins.policies.array_messages", reason="needs msgpack, of policies")
@@ -102,7 +102,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model_folder(folder / "arm", ARM, {"1/model.py": WORK.replace("OFFSET", "0")})
     model_folder(folder / "counter", COUNTER, {"1/model.py": COUNT})
     model_folder(folder / "changing", ARM, {"1/model.py": WORK.replace("OFFSET", "100")})
-    old = ARM + 'parameters { key: "policy_max_age_ms" value { string_value: "50" } }'
+    old = ARM + parameters(policy_max_age_ms="50")
     model_folder(folder / "young", old, {"1/model.py": WORK.replace("OFFSET", "0")})
     on_trial = 'version_policy { all {} } parameters { key: "canary_share" value { string_value: "0.5" } }'
     model_folder(folder / "tried", ARM + on_trial, {"1/model.py": WORK.replace("OFFSET", "100")})

@@ -21,6 +21,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.kit.eventually import eventually
 from tests.kit.infer_input import infer_input
+from tests.kit.model_folder import parameters
 from tests.kit.models import identity_config
 from tests.kit.server import COMMAND, serve
 
@@ -33,7 +34,7 @@ def body() -> dict[str, Any]:
 
 
 def slow_config(delay_ms: int) -> str:
-    return identity_config(more=f'parameters {{ key: "execute_delay_ms" value {{ string_value: "{delay_ms}" }} }}')
+    return identity_config(more=parameters(execute_delay_ms=delay_ms))
 
 
 def occupy(server: Any, pool: ThreadPoolExecutor) -> tuple[Any, Any]:

@@ -14,6 +14,7 @@ import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException
 
 from tests.kit.infer_input import infer_input
+from tests.kit.model_folder import parameters
 from tests.kit.models import identity_config
 from tests.kit.server import serve
 
@@ -24,9 +25,7 @@ WIRES = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 def server(module_repository: Any) -> Iterator[Any]:
     module_repository.add("same", identity_config("FP32"))
     module_repository.add("text", identity_config("BYTES"))
-    module_repository.add(
-        "slow", identity_config("FP32", more='parameters { key: "execute_delay_ms" value { string_value: "200" } }')
-    )
+    module_repository.add("slow", identity_config("FP32", more=parameters(execute_delay_ms="200")))
     module_repository.add_sub("add_sub", 'backend: "onnxruntime"')
     module_repository.add_sub("add_sub_openvino", 'backend: "openvino"')
     with serve(module_repository.path, "--allow-client-shm") as server:

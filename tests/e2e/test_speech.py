@@ -26,6 +26,7 @@ import pytest
 import tritonclient.grpc as grpc_client
 
 from tests.kit.infer_input import infer_input
+from tests.kit.model_folder import parameters
 from tests.kit.server import serve
 from tests.kit.triton_stream import TritonStream
 
@@ -60,9 +61,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     models = tmp_path_factory.mktemp("models")
     shutil.copytree(TINY, models / "ear/1")
     shutil.copytree(TINY, models / "short/1")
-    plain = 'parameters { key: "vad" value { string_value: "false" } }\n'
+    plain = parameters(vad="false")
     (models / "ear/config.pbtxt").write_text(plain)
-    (models / "short/config.pbtxt").write_text(plain + 'parameters { key: "max_audio_s" value { string_value: "1" } }')
+    (models / "short/config.pbtxt").write_text(plain + parameters(max_audio_s="1"))
     with serve(models, "--wyoming=127.0.0.1:0") as server:
         yield server
         assert "Traceback" not in server.log(), server.log()

@@ -23,6 +23,7 @@ import pytest
 
 from tests.kit.certificates import self_signed
 from tests.kit.eventually import eventually
+from tests.kit.model_folder import parameters
 from tests.kit.models import identity_config
 from tests.kit.server import COMMAND, serve
 
@@ -88,11 +89,8 @@ def body() -> dict[str, Any]:
     return {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}]}
 
 
-def stub(**parameters: str) -> str:
-    more = "\n".join(
-        f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}' for key, value in parameters.items()
-    )
-    return identity_config(more=more).replace('"identity"', '"stub"')
+def stub(**values: str) -> str:
+    return identity_config(more=parameters(**values)).replace('"identity"', '"stub"')
 
 
 def test_ready_is_sent_after_the_loads_and_stopping_before_the_drain(repository: Any, manager: Manager) -> None:

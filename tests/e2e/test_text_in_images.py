@@ -24,6 +24,7 @@ from tritonclient.utils import InferenceServerException
 from edge_server.cli.main import main
 from edge_server.plugins.add.text_trial import DRAWN_LINES
 from tests.kit.infer_input import infer_input
+from tests.kit.model_folder import parameters
 from tests.kit.server import serve
 from tests.kit.together import together
 
@@ -71,7 +72,7 @@ def server(module_repository: Any, shared_server: Callable[..., Any]) -> Iterato
     isolated = module_repository.path / "isolated_read_text"
     shutil.copytree(module_repository.path / "read_text", isolated)
     with (isolated / "config.pbtxt").open("a") as config:
-        config.write('parameters { key: "isolation" value { string_value: "process" } }\n')
+        config.write(parameters(isolation="process"))
     lines = module_repository.path / "text_lines"
     shutil.copytree(module_repository.path / "text_detector", lines)
     (lines / "config.pbtxt").write_text(READS_LINES)

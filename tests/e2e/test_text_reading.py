@@ -18,17 +18,14 @@ from onnx import TensorProto, helper, numpy_helper
 from edge_server.cli.main import main
 from edge_server.client import FrameStream, Returns
 from tests.kit.eventually import eventually
+from tests.kit.model_folder import parameters
 from tests.kit.models import Repository, finish
 from tests.kit.server import serve
 
 cv2 = pytest.importorskip("cv2")
 
 SIDE = 128
-DETECTOR = """
-parameters { key: "image_fit" value { string_value: "stretch" } }
-parameters { key: "detection_head" value { string_value: "dbnet" } }
-parameters { key: "detection_text_model" value { string_value: "%s" } }
-"""
+DETECTOR = parameters(image_fit="stretch", detection_head="dbnet", detection_text_model="%s")
 
 
 def detector() -> onnx.ModelProto:

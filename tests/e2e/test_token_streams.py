@@ -18,10 +18,11 @@ import tritonclient.grpc as triton_grpc
 
 from tests.kit.eventually import eventually
 from tests.kit.infer_input import infer_input
+from tests.kit.model_folder import parameters
 from tests.kit.triton_stream import TritonStream, is_final
 
 PIPELINE = Path(__file__).parent / "pipelines" / "words"
-ISOLATED = 'parameters { key: "isolation" value { string_value: "process" } }\n'
+ISOLATED = parameters(isolation="process")
 TEXT = "Turn left,  then drive 12.5 m\nto gate 7; déjà vu: 東京!"
 TOKENS = [
     "Turn", " ", "left", ",", "  ", "then", " ", "drive", " ", "12", ".", "5", " ", "m", "\n", "to", " ", "gate", " ",

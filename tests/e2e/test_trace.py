@@ -16,6 +16,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.kit.eventually import eventually
 from tests.kit.infer_input import infer_input
+from tests.kit.model_folder import parameters
 from tests.kit.server import serve
 from tests.kit.site import Handler, Site
 from tests.kit.triton_stream import TritonStream
@@ -77,7 +78,7 @@ def write(repository: Any, isolation: str = "") -> Path:
     repository.add("same", IDENTITY)
     repository.add("chain", CHAIN)
     repository.add("repeat", REPEAT)
-    more = f'parameters {{ key: "isolation" value {{ string_value: "{isolation}" }} }}' if isolation else ""
+    more = parameters(isolation=isolation) if isolation else ""
     repository.add("asks", IDENTITY.replace('"identity"', '"python"') + more, files={"1/model.py": ASKS})
     path: Path = repository.path
     return path

@@ -16,6 +16,7 @@ import tritonclient.grpc as grpc_client
 
 from edge_server.plugins.language.engines.pictures import decode_picture
 from tests.kit.infer_input import infer_input
+from tests.kit.model_folder import parameters
 from tests.kit.server import serve
 from tests.kit.triton_stream import TritonStream
 
@@ -33,7 +34,7 @@ TOKENS = 12
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     models = tmp_path_factory.mktemp("models")
     shutil.copytree(TINY, models / "seer/1", ignore=shutil.ignore_patterns("make.py"))
-    (models / "seer/config.pbtxt").write_text('parameters { key: "deterministic" value { string_value: "true" } }')
+    (models / "seer/config.pbtxt").write_text(parameters(deterministic="true"))
     (models / "gguf_seer/1").mkdir(parents=True)
     shutil.copy(TINY.parent / "tiny_llm/tiny.gguf", models / "gguf_seer/1/model.gguf")
     shutil.copy(TINY.parent / "tiny_mmproj/mmproj-tiny.gguf", models / "gguf_seer/1")

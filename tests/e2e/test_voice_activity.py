@@ -25,6 +25,7 @@ from onnx import TensorProto, helper
 from tritonclient.utils import InferenceServerException
 
 from tests.kit.infer_input import infer_input
+from tests.kit.model_folder import parameters
 from tests.kit.triton_stream import TritonStream
 
 PIPELINE = Path(__file__).parent / "pipelines" / "voice_activity"
@@ -154,7 +155,7 @@ def server(module_repository: Any, shared_server: Callable[..., Any]) -> Iterato
     for name, other in (
         ("text", config.replace("TYPE_UINT64", "TYPE_STRING")),
         ("direct", config.replace(oldest, "direct {}")),
-        ("isolated", config + 'parameters { key: "isolation" value { string_value: "process" } }\n'),
+        ("isolated", config + parameters(isolation="process")),
     ):
         shutil.copytree(path / "voice_python", path / f"voice_python_{name}")
         (path / f"voice_python_{name}" / "config.pbtxt").write_text(other)

@@ -41,6 +41,7 @@ from tests.e2e.yolo_exports import (
     with_masks,
     with_objectness,
 )  # fmt: skip
+from tests.kit.model_folder import parameters
 from tests.kit.models import Repository
 from tests.kit.server import serve
 
@@ -53,7 +54,7 @@ EXPORTS: dict[str, tuple[np.ndarray, dict[str, str]]] = {
     "rtdetr_of_2026": (rtdetr_rows(), {"head": "RTDETRDecoder"}),
     "nms": (final_rows(), {"args": "{'batch': 1, 'nms': True}"}),
 }
-TRACKED = 'parameters { key: "track" value { string_value: "bytetrack" } }'
+TRACKED = parameters(track="bytetrack")
 
 
 @pytest.fixture(scope="module")

@@ -20,3 +20,13 @@ def model_folder(
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(content.encode() if isinstance(content, str) else content)
     return folder
+
+
+def parameters(**values: object) -> str:
+    """Return the lines of a config.pbtxt that state parameters.
+
+    >>> repository.add("stuck", STUB + parameters(stub_hang="true", warmup_probe="false"))
+    """
+    return "".join(
+        f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n' for key, value in values.items()
+    )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.model_folder import model_folder
+from tests.kit.model_folder import model_folder, parameters
 
 ECHO = (
     'backend: "identity" max_batch_size: 8 '
@@ -206,7 +206,7 @@ def test_each_method_raises_in_a_forked_child_whose_exit_leaves_the_server_runni
 
 
 def test_a_process_that_a_python_model_forks_gets_an_error_from_each_call(tmp_path: Path, models: Path) -> None:
-    isolated = 'parameters { key: "isolation" value { string_value: "process" } }'
+    isolated = parameters(isolation="process")
     for name, isolation in (("forker", ""), ("isolated", isolated)):
         model_folder(models / name, FORKER_CONFIG + isolation, {"1/model.py": FORKER})
     program = """

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.kit.eventually import eventually
+from tests.kit.model_folder import parameters
 from tests.kit.models import identity_config
 from tests.kit.server import serve
 
@@ -96,7 +97,7 @@ def test_after_a_kill_during_a_storm_a_restart_serves_the_desired_state(
 
 
 def test_after_a_kill_while_a_model_loads_a_restart_loads_it(serve_here: Any, repository: Any) -> None:
-    slow = 'parameters { key: "creation_delay_sec" value { string_value: "2" } }'
+    slow = parameters(creation_delay_sec="2")
     with serve_here(repository.path, *POLL) as server:
         repository.add("slow", identity_config(more=slow))
         assert eventually(lambda: state_of(server, "slow") == "LOADING")
@@ -111,7 +112,7 @@ def test_after_a_kill_during_the_load_of_a_changed_model_a_restart_serves_the_ch
     serve_here: Any, repository: Any, seconds: float
 ) -> None:
     repository.add("changing", identity_config(batch=2))
-    slow = 'parameters { key: "creation_delay_sec" value { string_value: "1" } }'
+    slow = parameters(creation_delay_sec="1")
     with serve_here(repository.path, *POLL) as server, killed_within(server, seconds):
         repository.add("changing", identity_config(batch=3, more=slow))
     with serve_here(repository.path, *POLL) as server:
@@ -173,9 +174,7 @@ def busy(server: Any, model: str) -> Iterator[list[Future[Any]]]:
 
 
 def test_after_a_kill_during_the_drain_a_restart_serves_on_the_same_ports(serve_here: Any, repository: Any) -> None:
-    repository.add(
-        "slow", identity_config(more='parameters { key: "execute_delay_ms" value { string_value: "60000" } }')
-    )
+    repository.add("slow", identity_config(more=parameters(execute_delay_ms="60000")))
     repository.add("quick", identity_config())
     with serve_here(repository.path) as server, busy(server, "slow"):
         server.process.send_signal(signal.SIGTERM)
@@ -190,7 +189,7 @@ def test_after_a_kill_during_the_drain_a_restart_serves_on_the_same_ports(serve_
 def test_after_a_kill_while_a_version_drains_a_restart_serves_only_its_successor(
     serve_here: Any, repository: Any
 ) -> None:
-    slow = 'parameters { key: "execute_delay_ms" value { string_value: "60000" } }'
+    slow = parameters(execute_delay_ms="60000")
     repository.add("model", identity_config(more=slow))
     with serve_here(repository.path, *POLL) as server, busy(server, "model"):
         repository.add("model", identity_config(), version=2)
