@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 import pytest
-from hyperframe.frame import DataFrame, HeadersFrame, RstStreamFrame, SettingsFrame
+from hyperframe.frame import DataFrame, HeadersFrame, RstStreamFrame
 
 from edge_server.protocol import messages
 from edge_server.protocol.frame_codec import STREAM_PATH, decode_server_message, encode_client_message
@@ -73,54 +73,10 @@ def test_an_empty_message_is_a_message(target: Any, path: str) -> None:
     assert target.channel().unary_unary(path)(b"", timeout=30) == b"\x08\x01"
 
 
-EDGES = (1, 16_384, 65_535, 1 << 20, pytest.param((1 << 24) - 1, marks=pytest.mark.full))
-"""A frame at its default size, a window at its default size, and a frame at its largest size."""
-
-
-@pytest.mark.parametrize("size", EDGES)
-def test_messages_near_frame_and_window_sizes_are_echoed(target: Any, size: int) -> None:
-    infer = target.channel().unary_unary(INFER)
-    # The message has some 40 bytes besides the tensor.
-    for count in {max(1, size - 45), max(1, size - 1), size}:
-        request = target.numbers(count=count)
-        response = messages.ModelInferResponse.FromString(infer(request, timeout=60))
-        assert response.raw_output_contents[0] == messages.ModelInferRequest.FromString(request).raw_input_contents[0]
-
-
 def test_a_message_of_many_mebibytes_is_echoed(target: Any) -> None:
     request = target.numbers(count=18 << 20)
     response = messages.ModelInferResponse.FromString(target.channel().unary_unary(INFER)(request, timeout=60))
     assert response.raw_output_contents[0] == messages.ModelInferRequest.FromString(request).raw_input_contents[0]
-
-
-def test_a_message_in_many_frames_of_any_size_is_one_message(target: Any) -> None:
-    wire = target.connect()
-    body = target.framed(target.numbers(count=1000))
-    for size in (1, 2, 3, 5, 7, 100):
-        stream = wire.new_stream()
-        wire.send(wire.head(stream))
-        wire.send_data(stream, body, size=size)
-        target.assert_right(wire.finish(stream), count=1000)
-
-
-def without_padding(target: Any) -> None:
-    if target.transport == "grpcio":
-        pytest.skip("gRPC's core refuses DATA frames with padding")
-
-
-def test_padding_and_empty_frames_are_no_part_of_a_message(target: Any) -> None:
-    without_padding(target)
-    wire = target.connect()
-    body = target.framed(target.numbers())
-    stream = wire.new_stream()
-    head = wire.head(stream)
-    head.flags.add("PADDED")
-    head.pad_length = 200
-    wire.send(head, DataFrame(stream))
-    for index, octet in enumerate(body):
-        wire.send(DataFrame(stream, bytes([octet]), pad_length=index, flags=["PADDED"]), DataFrame(stream))
-    wire.send(DataFrame(stream, flags=["END_STREAM", "PADDED"], pad_length=255))
-    target.assert_right(wire.finish(stream))
 
 
 def test_padding_counts_against_the_window_and_is_credited_back(target: Any) -> None:
@@ -147,19 +103,6 @@ def test_concurrent_calls_on_one_connection_each_get_their_response(target: Any)
     for number, call in enumerate(calls):
         response = messages.ModelInferResponse.FromString(call.result())
         assert (response.id, len(response.raw_output_contents[0])) == (str(number), 1 + number)
-
-
-def test_frames_of_two_calls_may_be_interleaved(target: Any) -> None:
-    wire = target.connect()
-    bodies = {wire.new_stream(): target.framed(target.numbers(count=count, id=str(count))) for count in (50, 60)}
-    wire.send(*(wire.head(stream) for stream in bodies))
-    for position in range(0, 100, 10):
-        for stream, body in bodies.items():
-            wire.send(DataFrame(stream, body[position : position + 10]))
-    for stream, body in bodies.items():
-        wire.send(DataFrame(stream, body[100:], flags=["END_STREAM"]))
-    for stream, count in zip(bodies, (50, 60), strict=True):
-        target.assert_right(wire.finish(stream), str(count), count)
 
 
 # -- streams
@@ -194,18 +137,6 @@ def test_an_empty_stream_ends_with_status_ok(target: Any, path: str) -> None:
     answers = target.channel().stream_stream(path)(iter(()), timeout=30)
     assert list(answers) == []
     assert answers.code() is Code.OK
-
-
-def test_messages_are_independent_of_frame_boundaries(target: Any) -> None:
-    body = b"".join(target.framed(target.numbers(id=str(number))) for number in range(20))
-    wire = target.connect()
-    for size in (16_384, 10, 1):
-        stream = wire.new_stream()
-        wire.send(wire.head(stream, STREAM_INFER))
-        wire.send_data(stream, body, size=size)
-        answer = wire.finish(stream)
-        assert [stream_response(data).id for data in answer.messages] == [str(number) for number in range(20)]
-        assert answer.status is Code.OK
 
 
 def test_reflection_returns_the_schema(target: Any) -> None:
@@ -460,22 +391,6 @@ def test_a_response_is_headers_message_and_trailers(target: Any) -> None:
     assert ["END_STREAM" in frame.flags for frame in kinds] == [False, True]
 
 
-@pytest.mark.parametrize("size", [0, 100, 1 << 20])
-def test_responses_respect_the_clients_header_table_size(target: Any, size: int) -> None:
-    """RFC 7541, section 4.2: a smaller table is acknowledged by an update at the start of the next block."""
-    wire = target.connect(settings={SettingsFrame.HEADER_TABLE_SIZE: size})
-    wire.decoder.max_allowed_table_size = size
-    for _ in range(3):
-        target.assert_right(wire.call("ModelInfer", target.numbers()))
-        assert wire.call("ModelInfer", target.numbers("nobody")).status is Code.NOT_FOUND
-    wire.send(SettingsFrame(0, settings={SettingsFrame.HEADER_TABLE_SIZE: 0}))
-    wire.ping()
-    wire.decoder.max_allowed_table_size = 0
-    for _ in range(3):
-        target.assert_right(wire.call("ModelInfer", target.numbers()))
-        assert wire.call("ModelInfer", target.numbers("nobody")).status is Code.NOT_FOUND
-
-
 @pytest.mark.parametrize(
     "path",
     [
@@ -697,22 +612,6 @@ def test_a_request_by_another_method_is_refused(target: Any, method: str) -> Non
         target.assert_right(wire.call("ModelInfer", target.numbers()))
 
 
-@pytest.mark.parametrize("missing", [":method", ":scheme", ":path"])
-def test_a_request_without_a_pseudo_header_is_refused(target: Any, missing: str) -> None:
-    wire = target.connect()
-    stream = wire.new_stream()
-    fields = {
-        ":method": "POST",
-        ":scheme": "http",
-        ":path": INFER,
-        "te": "trailers",
-        "content-type": "application/grpc",
-    }
-    fields.pop(missing)
-    wire.send(HeadersFrame(stream, wire.encoder.encode(fields), flags=["END_HEADERS"]))
-    assert wire.finish(stream).status is not Code.OK
-
-
 def test_calls_without_the_te_header_are_all_treated_alike(target: Any) -> None:
     wire = target.connect()
     found = set()
@@ -752,17 +651,6 @@ def test_a_call_that_ends_within_a_message_is_an_error(target: Any) -> None:
         wire.send_data(stream, body[:size])
         answer = wire.finish(stream)
         assert answer.status not in (Code.OK, None) or answer.reset is not None, (size, answer)
-    target.assert_right(wire.call("ModelInfer", target.numbers()))
-
-
-def test_trailers_from_a_client_end_its_request(target: Any) -> None:
-    wire = target.connect()
-    stream = wire.new_stream()
-    trailers = HeadersFrame(stream, flags=["END_HEADERS", "END_STREAM"])
-    wire.send(wire.head(stream))
-    trailers.data = wire.encoder.encode([("x-checksum", "17")])
-    wire.send(DataFrame(stream, target.framed(target.numbers())), trailers)
-    target.assert_right(wire.finish(stream))
     target.assert_right(wire.call("ModelInfer", target.numbers()))
 
 
