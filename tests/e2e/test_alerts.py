@@ -17,7 +17,7 @@ import yaml
 
 from tests.kit.certificates import self_signed
 from tests.kit.eventually import eventually
-from tests.kit.models import identity_config
+from tests.kit.models import identity_config, picture_sum_config
 from tests.kit.server import serve
 
 RULES = Path(__file__).parents[2] / "fleet/monitoring/alert-rules.yml"
@@ -26,15 +26,7 @@ TARGET = {"instance": "box-a:8002", "job": "edge_server"}
 """Labels that Prometheus adds to all series of a target."""
 OTHER = {**TARGET, "instance": "box-b:8002"}
 
-EYES = """
-backend: "stub"
-max_batch_size: 1
-input { name: "IN" data_type: TYPE_FP32 dims: [3, 8, 8] }
-output { name: "SUM" data_type: TYPE_FP32 dims: [1] }
-parameters { key: "stub_op" value { string_value: "sum" } }
-parameters { key: "image_color" value { string_value: "rgb" } }
-parameters { key: "image_scale" value { string_value: "1" } }
-"""
+EYES = picture_sum_config()
 
 
 class Sample(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edge_server.client import AioFrameStream, BackOff, Delivery, FrameResult, FrameStream, Returns, StreamError
-from tests.kit.models import BUNDLED, COFFEE
+from tests.kit.models import BUNDLED, COFFEE, picture_sum_config
 from tests.kit.server import serve
 
 MODEL = "efficientnet_lite0"
@@ -21,16 +21,7 @@ def is_espresso(result: FrameResult) -> bool:
     return not result.error and result.classes[0].label == "espresso" and result.classes[0].score > 0.5
 
 
-SUM = """
-backend: "stub"
-max_batch_size: 1
-input { name: "IN" data_type: TYPE_FP32 dims: [3, 8, 8] }
-output { name: "SUM" data_type: TYPE_FP32 dims: [1] }
-parameters { key: "stub_op" value { string_value: "sum" } }
-parameters { key: "image_color" value { string_value: "rgb" } }
-parameters { key: "image_scale" value { string_value: "1" } }
-"""
-"""A model that sums the values of a picture."""
+SUM = picture_sum_config()
 
 
 def is_sum(result: FrameResult) -> bool:

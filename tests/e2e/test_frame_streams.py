@@ -17,23 +17,10 @@ from edge_server.protocol import messages
 from edge_server.protocol.frame_codec import STREAM_PATH, decode_server_message, encode_client_message
 from edge_server.protocol.frame_messages import StreamRequest
 from tests.kit.eventually import eventually
+from tests.kit.models import picture_sum_config
 from tests.kit.server import serve
 
 SIDE = 8
-
-
-def stub_config(delay_ms: int, more: str = "") -> str:
-    return f"""
-    backend: "stub"
-    max_batch_size: 1
-    input {{ name: "IN" data_type: TYPE_FP32 dims: [3, {SIDE}, {SIDE}] }}
-    output {{ name: "SUM" data_type: TYPE_FP32 dims: [1] }}
-    parameters {{ key: "stub_op" value {{ string_value: "sum" }} }}
-    parameters {{ key: "stub_delay_ms" value {{ string_value: "{delay_ms}" }} }}
-    parameters {{ key: "image_color" value {{ string_value: "rgb" }} }}
-    parameters {{ key: "image_scale" value {{ string_value: "1" }} }}
-    {more}
-    """
 
 
 def frame(seq: int, camera: int = 0) -> Frame:
@@ -52,7 +39,7 @@ def belongs(result: FrameResult, camera: int) -> bool:
 
 @pytest.fixture(scope="module")
 def server(module_repository: Any) -> Iterator[Any]:
-    module_repository.add("quick", stub_config(0))
+    module_repository.add("quick", picture_sum_config(SIDE))
     with serve(module_repository.path) as running:
         yield running
         running.stop_cleanly()
@@ -119,7 +106,7 @@ def call(server: Any) -> Iterator[Callable[..., RawCall]]:
 
 
 def test_stopping_the_server_ends_streams_with_their_last_results(repository: Any) -> None:
-    repository.add("stub", stub_config(30))
+    repository.add("stub", picture_sum_config(SIDE, stub_delay_ms=30))
     with serve(repository.path) as server:
         spoken = RawCall(server.grpc, model="stub", delivery=Delivery(depth=8))
         spoken.read()
@@ -152,7 +139,7 @@ def test_reflection_lists_and_describes_the_service(server: Any) -> None:
 
 
 def test_frame_streams_need_the_key_of_inference(repository: Any) -> None:
-    repository.add("quick", stub_config(0))
+    repository.add("quick", picture_sum_config(SIDE))
     with serve(repository.path, "--grpc-restricted-protocol=inference:key=secret") as server:
         spoken = RawCall(server.grpc)
         assert spoken.status() is grpc.StatusCode.UNAVAILABLE
@@ -189,7 +176,7 @@ def test_status_lists_streams_while_they_are_open(server: Any, call: Any) -> Non
 
 @pytest.mark.parametrize("frame_count", [500, pytest.param(3000, marks=pytest.mark.full)])
 def test_many_frames_leak_no_memory(repository: Any, frame_count: int) -> None:
-    repository.add("quick", stub_config(0))
+    repository.add("quick", picture_sum_config(SIDE))
     data = bytes(320 * 240 * 3)
 
     def pictures(count: int) -> Iterator[Frame]:

@@ -21,20 +21,11 @@ from tritonclient import grpc as triton_grpc
 from edge_server.client import Delivery, DropReason, Frame, FrameHeader, FrameResult, FrameStream
 from tests.kit.eventually import eventually
 from tests.kit.model_folder import parameters
-from tests.kit.models import identity_config
+from tests.kit.models import identity_config, picture_sum_config
 from tests.kit.server import serve
 
 SLOW = parameters(execute_delay_ms="20")
-EYES = """
-backend: "stub"
-max_batch_size: 1
-input { name: "IN" data_type: TYPE_FP32 dims: [3, 8, 8] }
-output { name: "SUM" data_type: TYPE_FP32 dims: [1] }
-parameters { key: "stub_op" value { string_value: "sum" } }
-parameters { key: "stub_delay_ms" value { string_value: "30" } }
-parameters { key: "image_color" value { string_value: "rgb" } }
-parameters { key: "image_scale" value { string_value: "1" } }
-"""
+EYES = picture_sum_config(stub_delay_ms=30)
 
 MONITORING = Path(__file__).parents[2] / "fleet" / "monitoring"
 

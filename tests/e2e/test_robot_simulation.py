@@ -28,6 +28,7 @@ from edge_server.client import ActionBroker
 from tests.kit.eventually import eventually
 from tests.kit.infer_input import infer_input
 from tests.kit.model_folder import model_folder
+from tests.kit.models import picture_sum_config
 from tests.kit.server import serve
 from tests.plugins.policies.sampling_policy import train_sampling_policy, write_sampling_policy
 
@@ -38,16 +39,7 @@ SECONDS = float(os.environ.get("EDGE_TEST_ARM_S", "60"))
 """Of the loop beside a camera and heat; those that look for jerks take a part of it. Ten minutes were run with
 EDGE_TEST_ARM_S=600."""
 
-CAMERA = """
-backend: "stub"
-max_batch_size: 1
-input { name: "IN" data_type: TYPE_FP32 dims: [3, 8, 8] }
-output { name: "SUM" data_type: TYPE_FP32 dims: [1] }
-instance_group { count: 1 kind: KIND_CPU }
-parameters { key: "stub_op" value { string_value: "sum" } }
-parameters { key: "stub_delay_ms" value { string_value: "15" } }
-parameters { key: "priority_class" value { string_value: "bulk" } }
-"""
+CAMERA = picture_sum_config(stub_delay_ms=15, priority_class="bulk") + "instance_group { count: 1 kind: KIND_CPU }"
 
 
 class CameraLoad:

@@ -16,17 +16,10 @@ import cv2
 import pytest
 
 from tests.kit.eventually import eventually
+from tests.kit.models import picture_sum_config
 from tests.kit.server import COMMAND, serve
 
-EYES = """
-backend: "stub"
-max_batch_size: 1
-input { name: "IN" data_type: TYPE_FP32 dims: [3, 8, 8] }
-output { name: "SUM" data_type: TYPE_FP32 dims: [1] }
-parameters { key: "stub_op" value { string_value: "sum" } }
-parameters { key: "image_color" value { string_value: "rgb" } }
-parameters { key: "image_scale" value { string_value: "1" } }
-"""
+EYES = picture_sum_config()
 CAMERAS = """
 [[sources]]
 name = "door"

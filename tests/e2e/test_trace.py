@@ -17,27 +17,13 @@ from tritonclient.utils import InferenceServerException
 from tests.kit.eventually import eventually
 from tests.kit.infer_input import infer_input
 from tests.kit.model_folder import parameters
+from tests.kit.models import REPEAT, identity_config
 from tests.kit.server import serve
 from tests.kit.site import Handler, Site
 from tests.kit.triton_stream import TritonStream
 
-IDENTITY = """
-backend: "identity"
-max_batch_size: 8
-input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 4 ] }
-output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 4 ] }
-"""
+IDENTITY = identity_config("FP32", "4")
 
-REPEAT = """
-backend: "repeat"
-model_transaction_policy { decoupled: true }
-max_batch_size: 0
-input { name: "IN" data_type: TYPE_INT32 dims: [-1] }
-input { name: "DELAY" data_type: TYPE_UINT32 dims: [-1] }
-input { name: "WAIT" data_type: TYPE_UINT32 dims: [1] }
-output { name: "OUT" data_type: TYPE_INT32 dims: [1] }
-output { name: "IDX" data_type: TYPE_UINT32 dims: [1] }
-"""
 
 CHAIN = """
 platform: "ensemble"

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from tests.kit.model_folder import model_folder
+from tests.kit.model_folder import model_folder, parameters
 
 BUNDLED = Path(__file__).parents[2] / "model_repository"
 COFFEE = Path(__file__).parents[1] / "data" / "coffee.jpg"
@@ -34,6 +34,17 @@ def identity_config(
         lines.append(f'input {{ name: "INPUT{index}" data_type: {kind} dims: [{dims}] }}')
         lines.append(f'output {{ name: "OUTPUT{index}" data_type: {kind} dims: [{dims}] }}')
     return "\n".join([*lines, more])
+
+
+def picture_sum_config(side: int = 8, **more: object) -> str:
+    """Return the config.pbtxt of a model of pictures whose answer SUM is the sum of a picture's values; `more` are
+    parameters such as stub_delay_ms."""
+    return f"""
+backend: "stub"
+max_batch_size: 1
+input {{ name: "IN" data_type: TYPE_FP32 dims: [3, {side}, {side}] }}
+output {{ name: "SUM" data_type: TYPE_FP32 dims: [1] }}
+{parameters(stub_op="sum", image_color="rgb", image_scale=1, **more)}"""
 
 
 REPEAT = """

@@ -30,7 +30,7 @@ from hyperframe.frame import (
 
 from edge_server.protocol import messages
 from tests.kit.model_folder import model_folder
-from tests.kit.models import REPEAT, identity_config
+from tests.kit.models import REPEAT, identity_config, picture_sum_config
 from tests.kit.server import serve
 
 SERVICE = "/inference.GRPCInferenceService/"
@@ -65,15 +65,7 @@ class TritonPythonModel:
 """
 
 
-CAMERA = """
-backend: "stub"
-max_batch_size: 1
-input { name: "IN" data_type: TYPE_FP32 dims: [3, 8, 8] }
-output { name: "SUM" data_type: TYPE_FP32 dims: [1] }
-parameters { key: "stub_op" value { string_value: "sum" } }
-parameters { key: "image_color" value { string_value: "rgb" } }
-parameters { key: "image_scale" value { string_value: "1" } }
-"""
+CAMERA = picture_sum_config()
 
 
 @dataclass
