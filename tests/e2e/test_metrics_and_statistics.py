@@ -17,6 +17,7 @@ from tests.kit.infer_input import infer_input
 from tests.kit.models import identity_config
 from tests.kit.server import serve
 
+REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 REFERENCE = Path(__file__).parents[2] / "docs/reference/metrics.md"
 
 
@@ -77,6 +78,21 @@ def test_http_and_grpc_requests_are_counted_together(server: Any) -> None:
     assert (found.inference_stats.success.count, found.inference_count, found.execution_count) == (10, 17, 10)
     assert server.statistics("other_wire")["inference_count"] == 17
     assert server.read_counters("other_wire")["nv_inference_count"] == 17
+
+
+def test_requests_refused_before_the_queue_are_not_counted(server: Any) -> None:
+    wrong = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [99, 2], "data": [0.5] * 198}]}
+    with ThreadPoolExecutor(4) as pool:
+        statuses = list(
+            pool.map(lambda number: server.infer("mixed", wrong if number % 4 == 0 else body())[0], range(40))
+        )
+    assert statuses.count(200) == 30
+    counters = server.read_counters("mixed")
+    failures = sum(counters[f"nv_inference_request_failure {reason}"] for reason in REASONS)
+    assert counters["nv_inference_request_success"] == 30
+    assert failures == server.statistics("mixed")["inference_stats"]["fail"]["count"]
+    # As with Triton, a request that never reached the model's queue is not one of the model's failures.
+    assert failures == 0
 
 
 @pytest.fixture(scope="module")
