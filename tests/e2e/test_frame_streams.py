@@ -105,6 +105,29 @@ def call(server: Any) -> Iterator[Callable[..., RawCall]]:
         each.close()
 
 
+@pytest.mark.parametrize(
+    ("opening", "code"),
+    [
+        (b"\xff\xff\xff", grpc.StatusCode.INVALID_ARGUMENT),
+        (b"", grpc.StatusCode.INVALID_ARGUMENT),
+        (encode_client_message(frame(1)), grpc.StatusCode.INVALID_ARGUMENT),
+        (encode_client_message(StreamRequest("nobody")), grpc.StatusCode.NOT_FOUND),
+        (encode_client_message(StreamRequest("quick", delivery=Delivery(depth=65))), grpc.StatusCode.INVALID_ARGUMENT),
+    ],
+)
+def test_an_invalid_opening_message_is_refused_with_its_status(
+    call: Any, opening: bytes, code: grpc.StatusCode
+) -> None:
+    assert call(opening).status() is code
+
+
+def test_a_second_opening_message_ends_the_stream(call: Any) -> None:
+    spoken = call()
+    spoken.read()
+    spoken.send(encode_client_message(StreamRequest("quick")))
+    assert spoken.status() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 def test_stopping_the_server_ends_streams_with_their_last_results(repository: Any) -> None:
     repository.add("stub", picture_sum_config(SIDE, stub_delay_ms=30))
     with serve(repository.path) as server:
