@@ -388,6 +388,19 @@ def test_other_clients_get_a_sentence(address: str) -> None:
     )
 
 
+def test_a_message_that_is_too_large_ends_its_connection_alone(connect: Callable[..., Robot]) -> None:
+    robot, other = connect(), connect()
+    with contextlib.suppress(ConnectionError, aiohttp.ClientError):
+        robot.run(robot.socket.send_bytes(b"\0" * (messages.MAX_MESSAGE_BYTES + 1)))
+    with contextlib.suppress(ConnectionError):
+        assert robot.run(robot.socket.receive()).type in (
+            aiohttp.WSMsgType.CLOSE,
+            aiohttp.WSMsgType.CLOSED,
+            aiohttp.WSMsgType.ERROR,
+        )
+    assert other.act(1, 2).shape == (4, 2)
+
+
 @pytest.mark.soak
 def test_robots_that_send_much_share_the_memory_and_harm_none_that_sends_little(models: Path) -> None:
     with serve(models, "--policy-openpi=127.0.0.1:0") as server, contextlib.ExitStack() as robots:

@@ -113,6 +113,11 @@ def test_frames_of_a_stream_are_read(server: Any, picture: bytes) -> None:
     assert (result.error, result.detections) == ("", ())
 
 
+def test_gray_lines_have_no_text(server: Any) -> None:
+    gray = bytes(cv2.imencode(".png", np.full((SIDE, SIDE), 128, np.uint8))[1])
+    assert ["text" in found for found in perceive(server, "lines", gray)[1]["detections"]] == [False, False]
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [

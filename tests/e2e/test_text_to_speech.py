@@ -214,6 +214,19 @@ def test_events_have_the_audio_in_parts(client: Any) -> None:
     assert audio == say(client, text=LONG, response_format="pcm")
 
 
+def test_wrong_values_are_named(client: Any) -> None:
+    import openai
+
+    for options, message in (
+        ({"voice": "nobody"}, "voice: model 'still' has joe, got 'nobody'"),
+        ({"text": "a" * 301}, "text: expected at most 300 characters"),
+        ({"speed": 5}, "speed: expected 0.25 to 4, got 5"),
+        ({"model": "many", "voice": "jm_kumo"}, "voice: model 'many' has af_alpha, bm_kumo, got 'jm_kumo'"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=re.escape(message)):
+            say(client, **options)
+
+
 def test_a_text_without_words_is_silent(client: Any) -> None:
     assert read_wav(say(client, text="..."))[0].size == 0
 
